@@ -1,0 +1,143 @@
+"""What one move of a state machine costs, here and in two well-known libraries doing the same two-state move.
+
+Run: `python bench/machine.py`, with the `bench` extra installed for the libraries. Reads nothing but the clock.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import sys
+import timeit
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interlock.machine import Machine, StateMachine
+from interlock.telemetry import TaskTelemetry, TaskTypeSeries, configure_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPEATS = 7
+SECONDS = 0.2
+# What the design promises, in microseconds a move.
+TARGETS = {"Machine.next": 1.0, "… and metrics, JSON log": 20.0}
+
+
+class Light(StrEnum):
+    """The two states."""
+
+    RED = "red"
+    GREEN = "green"
+
+
+class Lever(StrEnum):
+    """The one event, which goes from each state to the other."""
+
+    PULL = "pull"
+
+
+SIGNAL = Machine(
+    "signal",
+    Light,
+    Lever,
+    ((Light.RED, Lever.PULL, Light.GREEN), (Light.GREEN, Lever.PULL, Light.RED)),
+    initial=[Light.RED],
+    final=[],
+)
+
+
+def bare() -> Callable[[], object]:
+    """Look up the next state."""
+    return lambda: SIGNAL.next(Light.RED, Lever.PULL)
+
+
+def with_history() -> Callable[[], object]:
+    """Move a machine that keeps its latest moves."""
+    machine = StateMachine(SIGNAL)
+    return lambda: machine.transition(Lever.PULL)
+
+
+def with_telemetry() -> Callable[[], object]:
+    """Move a machine that also counts, times and logs every move."""
+    machine = StateMachine(SIGNAL, observer=TaskTelemetry("task-1", TaskTypeSeries("bench")))
+    return lambda: machine.transition(Lever.PULL)
+
+
+def transitions() -> Callable[[], object]:
+    """Move a machine of the library `transitions`."""
+    library: Any = importlib.import_module("transitions")
+
+    class Signal:
+        pull: Callable[[], object]
+
+    signal = Signal()
+    library.Machine(
+        signal,
+        states=["red", "green"],
+        initial="red",
+        transitions=[["pull", "red", "green"], ["pull", "green", "red"]],
+    )
+    return signal.pull
+
+
+def python_statemachine() -> Callable[[], object]:
+    """Move a machine of the library `python-statemachine`."""
+    library: Any = importlib.import_module("statemachine")
+    red, green = library.State(initial=True), library.State()
+    body = {"red": red, "green": green, "pull": red.to(green) | green.to(red)}
+    signal: Any = type("Signal", (library.StateMachine,), body)()
+    # Its events are strings, which timeit would take for source code, so the call is wrapped.
+    return lambda: signal.pull()  # noqa: PLW0108
+
+
+def cost(move: Callable[[], object]) -> float:
+    """Measure one move in microseconds: the best of several runs, each long enough to trust the clock."""
+    timer = timeit.Timer(move)
+    number, took = timer.autorange()
+    number = max(1, int(number * SECONDS / took))
+    return min(timer.repeat(REPEATS, number)) / number * 1e6
+
+
+def described() -> str:
+    """Name the processor, its cores and the interpreter."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.partition(":")[2].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        cpu = names[0] if names else cpu
+    return f"{cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
+
+
+def main() -> None:
+    """Print the table."""
+    rows: dict[str, Callable[[], Callable[[], object]]] = {
+        "Machine.next": bare,
+        "StateMachine.transition, history": with_history,
+        "… and metrics, JSON log": with_telemetry,
+        "transitions": transitions,
+        "python-statemachine": python_statemachine,
+    }
+    print(described())
+    print(f"\n| one move | µs | times Machine.next | target µs |\n| {'-' * 32} | ------: | ------: | ------: |")
+    first = 0.0
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        configure_logging("info", "json", nowhere)
+        for name, make in rows.items():
+            try:
+                took = cost(make())
+            except ModuleNotFoundError as error:
+                print(f"| {name:32} | {error.name} is not installed: pip install 'interlock[bench]' |||")
+                continue
+            first = first or took
+            target = f"< {TARGETS[name]:.0f}" if name in TARGETS else ""
+            print(f"| {name:32} | {took:7.2f} | {took / first:7.1f} | {target:>7} |")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Interlock: durable tasks and workflows on PostgreSQL, every lifecycle a state machine that the database enforces."""

@@ -1,0 +1,111 @@
+"""`interlock demo`: one task's life on a real PostgreSQL, with a crash, a zombie and two illegal moves on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from interlock.errors import StoreError
+from interlock.lifecycle import TaskRowEvent
+from interlock.store.database import connect, database_url, translated
+from interlock.store.migrate import migrate
+from interlock.store.tasks import (
+    Outcome,
+    claim_pending_tasks,
+    insert_task,
+    read_task_history,
+    recover_expired_tasks,
+    settle_running_tasks,
+)
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.config import Config
+    from interlock.store.database import Connection
+
+NAMESPACE = "interlock-demo"  # of its own, so that no worker takes the task away
+LEASE = timedelta(milliseconds=50)
+
+
+def demo(context: typer.Context) -> None:
+    """Walk a task through its life in the database, and see an illegal move being refused."""
+    config: Config = context.obj
+    console = Console()
+    with database_url(config, lambda text: console.print(f"[dim]{escape(text)}[/dim]")) as url:
+        asyncio.run(_demo(console, url))
+
+
+async def _demo(console: Console, url: str) -> None:
+    async with connect(url) as connection:
+        await migrate(connection, note=lambda text: console.print(f"[dim]{escape(text)}[/dim]"))
+        console.rule("[bold]A task's life")
+        task_id = await _live(console, connection)
+        console.rule("[bold]What the database refuses")
+        await _misbehave(console, connection, task_id)
+        console.rule("[bold]What the database recorded")
+        await _show_history(console, connection, task_id)
+        console.print(
+            "\nEvery line above was written by the database, in the statement that made the move. "
+            "[bold]interlock diagram task[/bold] draws the lifecycle; "
+            "[bold]interlock db psql[/bold] lets you try to break it."
+        )
+
+
+async def _live(console: Console, connection: Connection) -> UUID:
+    task_id = await insert_task(connection, "send_email", {"to": "ada@example.org"}, actor="you", namespace=NAMESPACE)
+    if task_id is None:
+        raise StoreError("a new task was not stored")
+    console.print(f"[green]enqueued[/green]  send_email as task {task_id}")
+    (first,) = await claim_pending_tasks(connection, actor="worker-1", namespace=NAMESPACE, lease=LEASE)
+    console.print(f"[green]claimed[/green]   by worker-1 as attempt {first.attempt}, for {LEASE.total_seconds():.2f} s")
+    console.print("[red]crashed[/red]   worker-1 hangs and does not renew its lease")
+    while task_id not in await recover_expired_tasks(connection, actor="worker-2"):  # noqa: ASYNC110 - time must pass
+        await asyncio.sleep(LEASE.total_seconds() / 5)
+    console.print("[yellow]recovered[/yellow] by worker-2, which found the lease expired")
+    (second,) = await claim_pending_tasks(connection, actor="worker-2", namespace=NAMESPACE)
+    console.print(f"[green]claimed[/green]   by worker-2 as attempt {second.attempt}")
+    late = Outcome(task_id, first.attempt, TaskRowEvent.SUCCEED, output="from the dead")
+    (lost,) = await settle_running_tasks(connection, [late], actor="worker-1")
+    console.print(f"[yellow]fenced[/yellow]    worker-1 wakes up and reports attempt {lost.attempt}: lost")
+    done = Outcome(task_id, second.attempt, TaskRowEvent.SUCCEED, output={"sent": True}, cost=0.01)
+    await settle_running_tasks(connection, [done], actor="worker-2")
+    console.print("[green]done[/green]      worker-2 reports success")
+    return task_id
+
+
+async def _misbehave(console: Console, connection: Connection, task_id: UUID) -> None:
+    for text, statement in (
+        ("a finished task back to running", "update interlock.tasks set state = 'running' where id = %s"),
+        ("a made-up state", "update interlock.tasks set state = 'almost done' where id = %s"),
+        ("rewriting history", "update interlock.audit_logs set actor = 'nobody' where task_id = %s"),
+    ):
+        console.print(f"[bold]{text}[/bold]: [dim]{statement}[/dim]")
+        try:
+            with translated():
+                await connection.execute(statement, [task_id])
+        except StoreError as refused:
+            console.print(f"  [red]{type(refused).__name__}[/red]: {escape(str(refused))}")
+        else:
+            raise StoreError(f"the database did not refuse this: {statement}")
+
+
+async def _show_history(console: Console, connection: Connection, task_id: UUID) -> None:
+    table = Table("time (UTC)", "from", "event", "to", "attempt", "actor", "reason", box=None, header_style="bold")
+    for record in await read_task_history(connection, task_id):
+        table.add_row(
+            f"{record.recorded_at:%H:%M:%S.%f}"[:-3],
+            record.from_state or "",
+            f"[cyan]{record.event}[/cyan]",
+            record.to_state,
+            str(record.attempt),
+            record.actor,
+            record.reason or "",
+        )
+    console.print(table)

@@ -1,0 +1,280 @@
+"""Turns the lifecycle tables into the triggers that make PostgreSQL enforce and record every move.
+
+Invariant: the newest `*_guards.sql` among the migrations is exactly what `render()` gives; `generate()` writes the
+next one when a table has changed, and a test holds the two together.
+
+How it stays cheap: a legal move that names its event is accepted by the trigger's WHEN clause alone, in the
+executor. PL/pgSQL runs only for moves that are refused, and for moves of a person who did not name the event. Its
+functions set their own search_path: an operator planted in the caller's cannot talk them round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from string import Template
+from typing import TYPE_CHECKING, Any
+
+from interlock.errors import DefinitionError
+from interlock.lifecycle import JOB, SUPERVISED_WORKER, TASK_ROW
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+    from pathlib import Path
+
+    from interlock.machine import Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A table whose state column obeys a machine, and the table that records its moves."""
+
+    machine: Machine[Any, Any]
+    table: str
+    column: str
+    records: str
+    key: str
+    fenced: bool = False
+
+
+GUARDS = (
+    Guard(TASK_ROW, "tasks", "state", "audit_logs", "task_id", fenced=True),
+    Guard(JOB, "jobs", "status", "job_state_transitions", "job_id"),
+    Guard(SUPERVISED_WORKER, "workers", "status", "worker_state_transitions", "worker_id"),
+)
+
+_HEAD = """\
+-- Generated from lifecycle.py by `interlock migrate --generate`. Do not edit: change the table and generate anew.
+
+create or replace function interlock.refuse_move(
+    machine text, row_id text, from_state text, to_state text, allowed text[], code text, problem text
+) returns void language plpgsql set search_path = pg_catalog as $$
+begin
+    raise exception '% %: %; allowed%: %', machine, row_id, problem,
+            case when from_state is null then '' else ' from ' || from_state end,
+            coalesce(nullif(array_to_string(allowed, ', '), ''), 'none')
+        using errcode = code,
+            detail = jsonb_build_object('machine', machine, 'row', row_id, 'from', from_state, 'to', to_state,
+                'allowed', to_jsonb(allowed))::text;
+end
+$$;
+
+create or replace function interlock.actor() returns text language sql stable parallel safe as $$
+    select coalesce(nullif(pg_catalog.current_setting('interlock.actor', true), ''), session_user::text)
+$$;
+"""
+
+_BODY = Template("""
+-- $table: the $machine lifecycle
+
+alter table interlock.$table drop constraint if exists ${table}_$column;
+alter table interlock.$table add constraint ${table}_$column check ($column in ($states)) not valid;
+alter table interlock.$table validate constraint ${table}_$column;
+
+create or replace function interlock.guard_$table() returns trigger language plpgsql
+    set search_path = pg_catalog as $$$$
+declare
+    known constant text[] := array[$states];
+    events text[];
+    allowed text[];
+begin
+    if tg_op = 'INSERT' then
+        perform interlock.refuse_move('$machine', new.id::text, null, new.$column, array[$initial],
+            case when new.$column = any (known) then 'IL003' else 'IL002' end,
+            format('cannot begin as %L', new.$column));
+    elsif tg_op = 'DELETE' then
+        perform interlock.refuse_move('$machine', old.id::text, old.$column, old.$column, array[$final], 'IL006',
+            format('cannot be deleted while %L; it must have ended first', old.$column));
+    end if;
+    if new.id is distinct from old.id then
+        perform interlock.refuse_move('$machine', old.id::text, old.$column, new.$column, array[]::text[], 'IL005',
+            'an id never changes');
+    end if;
+    if new.$column is distinct from old.$column then
+        case old.$column
+$targets
+            else allowed := array[]::text[];
+        end case;
+        case old.$column || '>' || new.$column
+$pairs
+            else
+                perform interlock.refuse_move('$machine', old.id::text, old.$column, new.$column, allowed,
+                    case when new.$column = any (known) then 'IL001' else 'IL002' end,
+                    format('cannot move from %L to %L', old.$column, new.$column));
+        end case;
+        if (new.event = any (events)) is not true then
+            -- The writer did not name the event: it follows from the two states, if they leave no choice. What it
+            -- did not set along with the state belongs to the move before, and is not carried over.
+            if new.event is distinct from old.event or cardinality(events) > 1 then
+                perform interlock.refuse_move('$machine', old.id::text, old.$column, new.$column, allowed, 'IL001',
+                    format('moves from %L to %L by setting "event" to one of %s, not to %L',
+                        old.$column, new.$column, events, new.event));
+            end if;
+            new.event := events[1];
+            if new.reason is not distinct from old.reason then
+                new.reason := null;
+            end if;
+        end if;
+        if new.updated_at is not distinct from old.updated_at then
+            new.updated_at := now();
+        end if;
+    end if;
+$fence
+    return new;
+end
+$$$$;
+
+drop trigger if exists guard_insert on interlock.$table;
+create trigger guard_insert before insert on interlock.$table for each row
+    when ((new.$column = any (array[$initial])) is not true)
+    execute function interlock.guard_$table();
+alter table interlock.$table enable always trigger guard_insert;
+
+drop trigger if exists guard_update on interlock.$table;
+create trigger guard_update before update on interlock.$table for each row
+    when (
+        new.id is distinct from old.id
+        or old.$column is distinct from new.$column and (
+            ((old.$column || ' ' || new.event || ' ' || new.$column) = any (array[
+$moves
+            ])) is not true
+            or new.updated_at is not distinct from old.updated_at
+        )$fence_when
+    )
+    execute function interlock.guard_$table();
+alter table interlock.$table enable always trigger guard_update;
+
+drop trigger if exists guard_delete on interlock.$table;
+create trigger guard_delete before delete on interlock.$table for each row
+    when ((old.$column = any (array[$final])) is not true)
+    execute function interlock.guard_$table();
+alter table interlock.$table enable always trigger guard_delete;
+
+create or replace function interlock.refuse_truncate_$table() returns trigger language plpgsql as $$$$
+begin
+    raise exception '$table cannot be truncated: it may hold unfinished work'
+        using errcode = 'IL006', schema = 'interlock', table = '$table',
+            hint = 'Delete rows that have ended: delete from interlock.$table where $column in ($final_hint)';
+end
+$$$$;
+
+drop trigger if exists guard_truncate on interlock.$table;
+create trigger guard_truncate before truncate on interlock.$table for each statement
+    execute function interlock.refuse_truncate_$table();
+alter table interlock.$table enable always trigger guard_truncate;
+
+-- The records are written as their owner, so that whoever moves a row needs no right to write them.
+create or replace function interlock.record_$table() returns trigger language plpgsql
+    security definer set search_path = pg_catalog as $$$$
+begin
+    if tg_op = 'INSERT' then
+        insert into interlock.$records ($key, from_state, to_state, event, reason, actor$attempt_into)
+        select now_row.id, null, now_row.$column, 'create', now_row.reason, interlock.actor()$attempt_from
+        from now_row;
+    else
+        insert into interlock.$records ($key, from_state, to_state, event, reason, actor$attempt_into)
+        select now_row.id, was_row.$column, now_row.$column, now_row.event, now_row.reason,
+            interlock.actor()$attempt_from
+        from now_row join was_row on was_row.id = now_row.id
+        where was_row.$column <> now_row.$column;
+    end if;
+    return null;
+end
+$$$$;
+
+drop trigger if exists record_insert on interlock.$table;
+create trigger record_insert after insert on interlock.$table
+    referencing new table as now_row for each statement execute function interlock.record_$table();
+alter table interlock.$table enable always trigger record_insert;
+
+drop trigger if exists record_update on interlock.$table;
+create trigger record_update after update on interlock.$table
+    referencing old table as was_row new table as now_row for each statement
+    execute function interlock.record_$table();
+alter table interlock.$table enable always trigger record_update;
+""")
+
+_FENCE = """\
+    if new.attempt < old.attempt
+        or new.state = 'running' and old.state <> 'running'
+        and new.attempt <= old.attempt
+    then
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL005',
+            format('attempt %s cannot follow attempt %s; the fence only rises, with every claim',
+                new.attempt, old.attempt));
+    end if;"""
+
+_FENCE_WHEN = """
+        or new.attempt < old.attempt
+        or new.state = 'running' and old.state <> 'running' and new.attempt <= old.attempt"""
+
+
+def render() -> str:
+    """Give the SQL that makes the database enforce and record all guarded lifecycles."""
+    return _HEAD + "".join(_render(guard) for guard in GUARDS)
+
+
+def generate(directory: Path) -> Path | None:
+    """Write the next guards migration into the directory if the tables have changed; return its path."""
+    text = render()
+    newest = max(directory.glob("*_guards.sql"), default=None)
+    if newest is not None and newest.read_text(encoding="utf-8") == text:
+        return None
+    last = max((int(path.name[:4]) for path in directory.glob("[0-9][0-9][0-9][0-9]_*.sql")), default=0)
+    path = directory / f"{last + 1:04}_guards.sql"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _render(guard: Guard) -> str:
+    machine = guard.machine
+    _check_stale_events_are_told(machine)
+    final = _in_order(machine, machine.final)
+    return _BODY.substitute(
+        machine=machine.name,
+        table=guard.table,
+        column=guard.column,
+        records=guard.records,
+        key=guard.key,
+        states=_quoted(machine.states),
+        initial=_quoted(_in_order(machine, machine.initial)),
+        final=_quoted(final),
+        final_hint=_quoted(final).replace("'", "''"),
+        targets="\n".join(_target_cases(machine)),
+        pairs="\n".join(_pair_cases(machine)),
+        moves=",\n".join(f"                '{source} {event} {target}'" for source, event, target in machine.rows),
+        fence=_FENCE if guard.fenced else "",
+        fence_when=_FENCE_WHEN if guard.fenced else "",
+        attempt_into=", attempt" if guard.fenced else "",
+        attempt_from=", now_row.attempt" if guard.fenced else "",
+    )
+
+
+def _in_order(machine: Machine[Any, Any], chosen: Collection[str]) -> list[str]:
+    return [state for state in machine.states if state in chosen]
+
+
+def _target_cases(machine: Machine[Any, Any]) -> Iterator[str]:
+    for source in machine.states:
+        if targets := machine.allowed_targets(source):
+            yield f"            when '{source}' then allowed := array[{_quoted(targets)}];"
+
+
+def _pair_cases(machine: Machine[Any, Any]) -> Iterator[str]:
+    for source in machine.states:
+        for target in machine.allowed_targets(source):
+            events = _quoted(machine.events_between(source, target))
+            yield f"            when '{source}>{target}' then events := array[{events}];"
+
+
+def _check_stale_events_are_told(machine: Machine[Any, Any]) -> None:
+    """Refuse a table in which the event that led into a state is also one that leaves it.
+
+    The guard tells an event that the writer set from one that was left over from the move before by this.
+    """
+    for _, event, target in machine.rows:
+        if machine.can(target, event):
+            raise DefinitionError(f"{machine.name}: {event} both enters and leaves {target}; the guard needs two names")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)

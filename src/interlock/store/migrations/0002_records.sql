@@ -1,0 +1,97 @@
+-- The records of moves cannot be changed, deleted or forged, and live in monthly partitions.
+
+create function interlock.refuse_change() returns trigger language plpgsql set search_path = pg_catalog as $$
+begin
+    raise exception '% is a record of what happened: % is refused', tg_table_name, tg_op
+        using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name,
+            hint = 'Records leave only with a whole partition: select interlock.drop_records_before(...)';
+end
+$$;
+
+-- Records are written by the triggers of the tables they tell of, at depth 1; this trigger is then at depth 2.
+create function interlock.refuse_forgery() returns trigger language plpgsql set search_path = pg_catalog as $$
+begin
+    if pg_trigger_depth() < 2 then
+        raise exception '% is written by the database itself: INSERT is refused', tg_table_name
+            using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name;
+    end if;
+    return null;
+end
+$$;
+
+-- Row triggers are inherited by partitions; statement triggers are not, so each partition gets its own.
+create function interlock.protect_records(records regclass) returns void language plpgsql as $$
+begin
+    execute format('create trigger no_forgery before insert on %s for each statement '
+        'execute function interlock.refuse_forgery()', records);
+    execute format('alter table %s enable always trigger no_forgery', records);
+    execute format('create trigger no_truncate before truncate on %s for each statement '
+        'execute function interlock.refuse_change()', records);
+    execute format('alter table %s enable always trigger no_truncate', records);
+end
+$$;
+
+-- Makes the partitions of this month and of some months to come. A default partition stands behind them, so that
+-- a late call costs tidiness, never a record.
+create function interlock.add_record_partitions(months_ahead int default 3) returns int language plpgsql as $$
+declare
+    records text;
+    partition text;
+    month timestamp; -- of UTC: months in a session's time zone are not all alike
+    made int := 0;
+begin
+    perform pg_advisory_xact_lock(hashtext('interlock.add_record_partitions'));
+    foreach records in array array['audit_logs', 'job_state_transitions', 'worker_state_transitions'] loop
+        for ahead in 0 .. months_ahead loop
+            month := date_trunc('month', now() at time zone 'UTC') + make_interval(months => ahead);
+            partition := records || to_char(month, '"_"YYYY"_"MM');
+            continue when to_regclass('interlock.' || partition) is not null;
+            execute format('create table interlock.%I partition of interlock.%I for values from (%L) to (%L)',
+                partition, records, month at time zone 'UTC', (month + interval '1 month') at time zone 'UTC');
+            perform interlock.protect_records(to_regclass('interlock.' || partition));
+            made := made + 1;
+        end loop;
+    end loop;
+    return made;
+end
+$$;
+
+-- Retention: drops the partitions that end at or before the given time, and says which.
+create function interlock.drop_records_before(cutoff timestamptz) returns setof text language plpgsql as $$
+declare
+    old record;
+begin
+    for old in
+        select child.relname as partition,
+            substring(pg_get_expr(child.relpartbound, child.oid) from 'TO \(''(.+?)''\)')::timestamptz as ends_at
+        from pg_inherits
+            join pg_class child on child.oid = inhrelid
+            join pg_class parent on parent.oid = inhparent
+        where parent.relnamespace = 'interlock'::regnamespace
+            and parent.relname in ('audit_logs', 'job_state_transitions', 'worker_state_transitions')
+            and parent.relkind = 'p'
+        order by child.relname
+    loop
+        continue when old.ends_at is null or old.ends_at > cutoff;
+        execute format('drop table interlock.%I', old.partition);
+        return next old.partition;
+    end loop;
+end
+$$;
+
+do $$
+declare
+    records text;
+begin
+    foreach records in array array['audit_logs', 'job_state_transitions', 'worker_state_transitions'] loop
+        execute format('create trigger no_change before update or delete on interlock.%I for each row '
+            'execute function interlock.refuse_change()', records);
+        execute format('alter table interlock.%I enable always trigger no_change', records);
+        perform interlock.protect_records(to_regclass('interlock.' || records));
+        execute format('create table interlock.%I partition of interlock.%I default', records || '_default', records);
+        perform interlock.protect_records(to_regclass('interlock.' || records || '_default'));
+    end loop;
+end
+$$;
+
+select interlock.add_record_partitions();

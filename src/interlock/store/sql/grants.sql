@@ -1,0 +1,13 @@
+-- What a role that runs the engine, but owns nothing, is allowed to do. `{role}` is put in as an identifier.
+
+-- name: grant_runtime_role
+grant usage on schema interlock to {role};
+grant select, insert, update, delete on interlock.tasks, interlock.jobs, interlock.workers,
+    interlock.idempotency_keys to {role};
+grant select on interlock.audit_logs, interlock.job_state_transitions, interlock.worker_state_transitions,
+    interlock.schema_migrations to {role};
+
+-- name: grant_runtime_role_queue
+grant usage on schema pgmq to {role};
+grant select, insert, update, delete on all tables in schema pgmq to {role};
+grant usage on all sequences in schema pgmq to {role};

@@ -1,0 +1,28 @@
+"""What several test files share and pytest cannot hand over as a fixture."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import psycopg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+def run_sql(url: str, statement: str) -> None:
+    """Run one statement as any client would."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(statement.encode())
+
+
+def eventually(look: Callable[[], T], within: float = 30) -> T:
+    """Look again and again at what another process does, until it is true."""
+    deadline = time.monotonic() + within
+    while not (seen := look()):
+        assert time.monotonic() < deadline, f"not within {within} s"
+        time.sleep(0.01)
+    return seen

@@ -1,0 +1,210 @@
+"""The moves of task rows: claimed once, fenced, recovered, and recorded with who, why and which attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from interlock.lifecycle import TaskRowEvent, TaskRowState
+from interlock.store.database import connect
+from interlock.store.tasks import (
+    Lost,
+    Outcome,
+    cancel_unfinished_tasks,
+    claim_pending_tasks,
+    hold_pending_tasks,
+    insert_task,
+    read_task_history,
+    recover_expired_tasks,
+    release_waiting_tasks,
+    renew_running_tasks,
+    requeue_ended_tasks,
+    settle_running_tasks,
+    skip_waiting_tasks,
+)
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.store.database import Connection
+
+pytestmark = pytest.mark.store
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+LEASE = timedelta(seconds=30)
+
+
+async def enqueue(database: Connection, count: int = 1, **options: object) -> list[UUID]:
+    ids = [await insert_task(database, "x", {}, actor="me", now=NOON, **options) for _ in range(count)]  # type: ignore[arg-type]  # the options under test
+    return [id_ for id_ in ids if id_ is not None]
+
+
+async def row(database: Connection, task: UUID) -> dict[str, object]:
+    found = await (await database.execute("select * from interlock.tasks where id = %s", [task])).fetchone()
+    assert found is not None
+    return found
+
+
+async def test_claims_go_by_priority_then_time_then_age(database: Connection) -> None:
+    (late,) = await enqueue(database, run_at=NOON - timedelta(seconds=1))
+    (early,) = await enqueue(database, run_at=NOON - timedelta(seconds=2))
+    (urgent,) = await enqueue(database, priority=5)
+    (future,) = await enqueue(database, run_at=NOON + timedelta(seconds=1), priority=9)
+    (elsewhere,) = await enqueue(database, namespace="other", priority=9)
+    claimed = [task.id for _ in range(4) for task in await claim_pending_tasks(database, actor="w", now=NOON)]
+    assert claimed == [urgent, early, late]
+    assert {future, elsewhere}.isdisjoint(claimed)
+
+
+async def test_many_claimers_at_once_never_get_the_same_task(url: str, database: Connection) -> None:
+    ids = await enqueue(database, 200)
+
+    async def claimer(name: str) -> list[UUID]:
+        mine: list[UUID] = []
+        async with connect(url) as connection:
+            while claimed := await claim_pending_tasks(connection, actor=name, limit=7, now=NOON):
+                mine += [task.id for task in claimed]
+        return mine
+
+    claims = await asyncio.gather(*(claimer(f"w{n}") for n in range(8)))
+    assert sorted(id_ for mine in claims for id_ in mine) == sorted(ids)
+
+
+async def test_enqueueing_the_same_id_twice_stores_one_task(database: Connection) -> None:
+    same = uuid4()
+    assert await insert_task(database, "x", {}, actor="me", id=same) == same
+    assert await insert_task(database, "x", {}, actor="me", id=same) is None
+    assert len(await read_task_history(database, same)) == 1
+
+
+async def test_a_late_attempt_is_told_that_it_lost_and_writes_nothing(database: Connection) -> None:
+    (task,) = await enqueue(database)
+    (first,) = await claim_pending_tasks(database, actor="w1", lease=LEASE, now=NOON)
+    later = NOON + timedelta(seconds=31)
+    assert await recover_expired_tasks(database, actor="w2", now=later) == {task: TaskRowEvent.EXPIRE}
+    lost = [Lost(task, first.attempt)]
+    done = Outcome(task, first.attempt, TaskRowEvent.SUCCEED, output="late")
+    assert await settle_running_tasks(database, [done], actor="w1", now=later) == lost, "while it is pending"
+    (second,) = await claim_pending_tasks(database, actor="w2", now=later)
+    assert second.attempt == first.attempt + 1
+    assert await settle_running_tasks(database, [done], actor="w1", now=later) == lost, "while another runs it"
+    assert await renew_running_tasks(database, [(task, first.attempt)], now=later) == lost
+    assert await renew_running_tasks(database, [(task, second.attempt)], now=later) == []
+    assert (await row(database, task))["output"] is None
+
+
+async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection) -> None:
+    await enqueue(database, 4)
+    done, failed, retried, returned = await claim_pending_tasks(database, actor="w", limit=4, now=NOON)
+    again = NOON + timedelta(minutes=1)
+    lost = await settle_running_tasks(
+        database,
+        [
+            Outcome(done.id, 1, TaskRowEvent.SUCCEED, output={"n": 1}, cost=0.5),
+            Outcome(failed.id, 1, TaskRowEvent.FAIL, error={"type": "ValueError"}, reason="ValueError: no"),
+            Outcome(retried.id, 1, TaskRowEvent.RETRY, error={"type": "OSError"}, run_at=again),
+            Outcome(returned.id, 1, TaskRowEvent.RETURN, reason="shutdown"),
+        ],
+        actor="w",
+        now=NOON,
+    )
+    assert lost == []
+    rows = [await row(database, task.id) for task in (done, failed, retried, returned)]
+    assert [r["state"] for r in rows] == ["done", "error", "pending", "pending"]
+    assert [r["tries"] for r in rows] == [1, 1, 1, 0], "a task that is returned has used up no try"
+    assert [r["attempt"] for r in rows] == [1, 1, 1, 1]
+    assert [r["lease_expires_at"] for r in rows] == [None] * 4
+    assert (rows[0]["output"], rows[0]["cost"]) == ({"n": 1}, 0.5)
+    assert rows[2]["run_at"] == again
+
+
+async def test_a_task_whose_tries_are_used_up_ends_in_error_when_its_lease_runs_out(database: Connection) -> None:
+    (task,) = await enqueue(database, max_tries=2)
+    for expected in (TaskRowEvent.EXPIRE, TaskRowEvent.EXHAUST):
+        await claim_pending_tasks(database, actor="w1", lease=LEASE, now=NOON)
+        recovered = await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
+        assert recovered == {task: expected}
+    assert await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(days=1)) == {}
+    assert (await row(database, task))["state"] == "error"
+
+
+async def test_a_renewed_lease_is_not_recovered(database: Connection) -> None:
+    (task,) = await enqueue(database)
+    (claimed,) = await claim_pending_tasks(database, actor="w", lease=LEASE, now=NOON)
+    await renew_running_tasks(database, [(task, claimed.attempt)], lease=LEASE, now=NOON + timedelta(seconds=20))
+    assert await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=45)) == {}
+    assert task in await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=51))
+
+
+async def test_a_requeued_task_has_new_tries_and_a_higher_fence(database: Connection) -> None:
+    (task,) = await enqueue(database, max_tries=1)
+    await claim_pending_tasks(database, actor="w", lease=LEASE, now=NOON)
+    await recover_expired_tasks(database, actor="w", now=NOON + timedelta(hours=1))
+    assert await requeue_ended_tasks(database, [task], actor="ada", reason="fixed", now=NOON) == [task]
+    (claimed,) = await claim_pending_tasks(database, actor="w", now=NOON)
+    assert (claimed.attempt, claimed.tries) == (2, 1)
+
+
+async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_held(database: Connection) -> None:
+    waiting = await enqueue(database, 3, state=TaskRowState.WAITING, reason="limit: mail")
+    (pending,) = await enqueue(database)
+    assert await hold_pending_tasks(database, [pending], actor="m", reason="paused") == [pending]
+    assert await claim_pending_tasks(database, actor="w", now=NOON) == []
+    assert set(await release_waiting_tasks(database, [waiting[0], pending], actor="m")) == {waiting[0], pending}
+    assert await skip_waiting_tasks(database, waiting[:2], actor="m", reason="other branch") == [waiting[1]]
+    canceled = await cancel_unfinished_tasks(database, waiting, actor="ada", reason="changed my mind")
+    assert set(canceled) == {waiting[0], waiting[2]}
+    states = [(await row(database, task))["state"] for task in [*waiting, pending]]
+    assert states == ["canceled", "skipped", "canceled", "pending"]
+
+
+async def test_a_canceled_running_task_cannot_be_settled_any_more(database: Connection) -> None:
+    (task,) = await enqueue(database)
+    (claimed,) = await claim_pending_tasks(database, actor="w", now=NOON)
+    assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON) == [task]
+    done = Outcome(task, claimed.attempt, TaskRowEvent.SUCCEED)
+    assert await settle_running_tasks(database, [done], actor="w", now=NOON) == [Lost(task, claimed.attempt)]
+
+
+async def test_the_history_tells_who_did_what_and_why(database: Connection) -> None:
+    (task,) = await enqueue(database)
+    await claim_pending_tasks(database, actor="w1", now=NOON)
+    await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
+    await cancel_unfinished_tasks(database, [task], actor="ada", reason="enough")
+    history = [(r.event, r.to_state, r.actor, r.attempt) for r in await read_task_history(database, task)]
+    assert history == [
+        ("create", "pending", "me", 0),
+        ("claim", "running", "w1", 1),
+        ("expire", "pending", "w2", 1),
+        ("cancel", "canceled", "ada", 1),
+    ]
+    reasons = [r.reason for r in await read_task_history(database, task)]
+    assert reasons[2] is not None
+    assert reasons[2].startswith("the lease of w1 on attempt 1 ran out")
+    assert reasons[3] == "enough"
+
+
+async def test_ids_sort_by_time_on_this_server_and_on_older_ones(database: Connection) -> None:
+    source = await (await database.execute("select prosrc from pg_proc where proname = 'new_id'")).fetchone()
+    assert source is not None
+    for expression in ("interlock.new_id()", OLDER):
+        made = []
+        for _ in range(5):
+            found = await (await database.execute(f"select {expression} as id".encode())).fetchone()
+            assert found is not None
+            made.append(found["id"])
+            await asyncio.sleep(0.002)  # ids are made of milliseconds: the next one must be another's
+        assert made == sorted(made)
+        assert {id_.version for id_ in made} == {7}
+        assert {id_.variant for id_ in made} == {"specified in RFC 4122"}
+
+
+OLDER = """encode(set_bit(set_bit(
+    overlay(uuid_send(gen_random_uuid())
+        placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+        from 1 for 6),
+    52, 1), 53, 1), 'hex')::uuid"""
