@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
-import tempfile
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from embedded_processes import directory
 from interlock.store.database import connect
 from interlock.store.embedded import EmbeddedServer
 from interlock.store.migrate import migrate
@@ -19,6 +16,7 @@ from support import run_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from interlock.store.database import Connection
 
@@ -28,26 +26,17 @@ _numbers = itertools.count(1)
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "64MB"}
 
 
-@contextmanager
-def _open_directory() -> Iterator[Path]:
-    """Make a short directory that an unprivileged server can walk into, unlike pytest's own."""
-    place = Path(tempfile.mkdtemp(prefix="interlock-test-"))
-    place.chmod(0o755)
-    yield place
-    shutil.rmtree(place)
-
-
 @pytest.fixture
 def open_directory() -> Iterator[Path]:
     """Give a directory in which an embedded server can live."""
-    with _open_directory() as place:
+    with directory() as place:
         yield place
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
     """Run a server for this test process alone."""
-    with _open_directory() as place:
+    with directory() as place:
         embedded = EmbeddedServer(place / "db", settings=FAST)
         embedded.acquire()
         yield embedded

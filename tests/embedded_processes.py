@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -57,9 +58,10 @@ def wait_until_stopped(data_dir: Path) -> None:
 
 
 def stop_servers(place: Path) -> None:
-    for lock in list(place.rglob(keeper.SERVER_LOCK)):
-        EmbeddedServer(lock.parent).stop()
-        wait_until_stopped(lock.parent)
+    # Not rglob, which fails when a server that is just leaving takes a file away.
+    for data_dir in [Path(top) for top, _, names in os.walk(place) if keeper.SERVER_LOCK in names]:
+        EmbeddedServer(data_dir).stop()
+        wait_until_stopped(data_dir)
 
 
 @contextmanager

@@ -2,34 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from interlock.store.database import connect
+from interlock.store.embedded import EmbeddedServer
 from interlock.store.migrate import known_migrations
+from interlock.store.tasks import recover_expired_tasks
 from support import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.flow
 
 
+COMMAND = [sys.executable, "-m", "interlock"]
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "150"}
+
+
 def interlock(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "150"}
     return subprocess.run(
-        [sys.executable, "-m", "interlock", *arguments],
+        [*COMMAND, *arguments],
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
-        env=environment | variables,
+        env=ENVIRONMENT | variables,
     )
+
+
+def begin(*command: str, **variables: str) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT | variables, bufsize=1
+    )
+
+
+def waiting(url: str, event: str) -> list[object]:
+    """Look for sessions that wait for something; for none while there is no server."""
+    try:
+        with psycopg.connect(url) as connection:
+            found = connection.execute("select pid from pg_stat_activity where wait_event = %s", [event])
+            return list(found.fetchall())
+    except psycopg.OperationalError:
+        return []
 
 
 @pytest.fixture
@@ -65,6 +91,83 @@ def test_db_start_url_psql_and_stop(data_dir: str) -> None:
     assert "it was not running" in interlock("--data-dir", data_dir, "db", "stop").stderr
 
 
+def test_ctrl_c_in_psql_ends_the_query_and_not_the_session(data_dir: str) -> None:
+    url = EmbeddedServer(Path(data_dir)).url()
+    terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+    psql = ["--data-dir", data_dir, "db", "psql", "--", "-X", "-P", "pager=off"]
+    process = begin(sys.executable, "-c", terminal, *COMMAND, *psql)
+    try:
+        assert process.stdin is not None
+        process.stdin.write("select pg_sleep(60);\n")
+        eventually(lambda: waiting(url, "PgSleep"))
+        process.stdin.write("\x03")
+        process.stdin.flush()
+        eventually(lambda: not waiting(url, "PgSleep"))
+        process.stdin.write("select 6 * 7 as answer;\n\\q\n")
+        process.stdin.flush()
+        said, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert "canceling statement due to user request" in said
+    assert "42" in said
+    assert process.returncode == 0
+    eventually(lambda: not EmbeddedServer(Path(data_dir)).status().running)
+
+
+def test_psql_of_the_package_serves_where_the_system_has_none(url: str) -> None:
+    done = interlock("--database-url", url, "db", "psql", "--", "-Atc", "select 6 * 7", PATH="/nowhere")
+    assert done.stdout == "42\n", done.stderr
+
+
+async def test_demos_run_beside_each_other_and_beside_whoever_recovers_their_tasks(url: str) -> None:
+    demos = [begin(*COMMAND, "--database-url", url, "demo") for _ in range(2)]
+    ended = asyncio.gather(*(asyncio.to_thread(demo.communicate, timeout=60) for demo in demos))
+    try:
+        async with connect(url) as connection:
+            while not ended.done():
+                await recover_expired_tasks(connection, actor="rival")
+        for demo, (said, wrong) in zip(demos, await ended, strict=True):
+            assert demo.returncode == 0, wrong
+            assert said.count("claim ") == 2
+            assert "succeed" in said
+    finally:
+        for demo in demos:
+            demo.kill()
+
+
+def test_a_server_that_is_stopped_under_a_command_is_told_in_a_line(data_dir: str) -> None:
+    url = interlock("--data-dir", data_dir, "db", "start").stdout.strip()
+    assert interlock("--data-dir", data_dir, "migrate").returncode == 0
+    with closing(psycopg.connect(url)) as connection:
+        connection.execute("lock table interlock.tasks")
+        demo = begin(*COMMAND, "--data-dir", data_dir, "demo")
+        eventually(lambda: waiting(url, "relation"))
+        assert interlock("--data-dir", data_dir, "db", "stop").returncode == 0
+    _, wrong = demo.communicate(timeout=30)
+    assert demo.returncode == 1
+    assert wrong == "interlock: terminating connection due to administrator command\n"
+
+
+def test_ctrl_c_while_the_command_is_being_loaded_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
+    process = begin(*COMMAND, "demo", PYTHONPATH=str(tmp_path))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "loading\n"
+    process.send_signal(signal.SIGINT)
+    _, wrong = process.communicate(timeout=30)
+    assert (process.returncode, wrong) == (130, "interrupted\n")
+
+
+def test_ctrl_c_while_a_command_works_is_no_traceback(url: str) -> None:
+    with psycopg.connect(url) as connection:
+        connection.execute("lock table interlock.tasks")
+        process = begin(*COMMAND, "--database-url", url, "demo")
+        eventually(lambda: waiting(url, "relation"))
+        process.send_signal(signal.SIGINT)
+        _, wrong = process.communicate(timeout=30)
+    assert (process.returncode, wrong) == (130, "interrupted\n")
+
+
 def test_migrate_shows_what_would_run_then_runs_it_then_has_nothing_to_do(make_database: Callable[[], str]) -> None:
     url = make_database()
     newest = known_migrations()[-1].name
@@ -89,6 +192,13 @@ def test_migrate_shows_what_would_run_then_runs_it_then_has_nothing_to_do(make_d
             "cannot connect to d at 127.0.0.1:1",
         ),
         (["db", "stop"], {"INTERLOCK_DATABASE_URL": "postgresql://h/d"}, 2, "no embedded server"),
+        (["--database-url", "postgresql://u:hunter2@[bad/x", "demo"], {}, 2, "database_url is not a valid URL"),
+        (["demo"], {"INTERLOCK_DATABASE_URL": "postgresql://u:hunter2 x@h/d"}, 2, "database_url is not a valid URL"),
+        (["--database-url", "postgresql://u:hunter2@h/d?hunter2", "demo"], {}, 2, "the database URL is not valid"),
+        (["--database-url", "postgresql://u:hunter2", "db", "psql"], {}, 2, "the database URL is not valid"),
+        (["--data-dir", "~nosuch/x", "db", "status"], {}, 2, "names a home directory that is not known"),
+        (["--data-dir", "", "db", "status"], {}, 2, "--data-dir: data_dir must not be empty"),
+        (["--data-dir", "/dev/null/x", "db", "start"], {}, 1, "/dev/null is not a directory"),
         (["frobnicate"], {}, 2, "No such command"),
         (["diagram", "tusk"], {}, 2, "task"),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from interlock.config import Config
+from interlock.config import FOREVER, Config
 from interlock.errors import ConfigError
+from interlock.store.database import checked_url
 
 pytestmark = pytest.mark.unit
 
@@ -36,9 +38,14 @@ def test_the_file_in_this_directory_is_read(tmp_path: Path, monkeypatch: pytest.
     [
         ({"INTERLOCK_LOG_LEVEL": "loud"}, "", "INTERLOCK_LOG_LEVEL: log_level must be one of debug, info"),
         ({"INTERLOCK_DATABASE_URL": "mysql://u:hunter2@h/d"}, "", "must begin with postgresql://"),
-        ({}, "log_levle = 'info'", r"unknown setting 'log_levle'; known are data_dir"),
+        ({}, "log_levle = 'info'", r"unknown setting 'log_levle'; known are app, callback_allow_private"),
         ({}, "log_level = 3", "log_level must be a string, not int"),
         ({}, "log_level = ", "is not valid TOML"),
+        ({"INTERLOCK_CONCURRENCY": "many"}, "", "concurrency must be a whole number from 1 to 10000, not 'many'"),
+        ({}, "lease = 0", "lease must be a number from 1 to 86400, not 0"),
+        ({"INTERLOCK_NAMESPACES": "a,,b"}, "", "namespaces must be names with commas between"),
+        ({"INTERLOCK_RETENTION_DONE": "a while"}, "", "retention_done must be a number of s, m, h, d or w"),
+        ({}, "wake_mode = 'sometimes'", "wake_mode must be one of hybrid, events, polling"),
     ],
 )
 def test_nonsense_is_refused_with_its_place(
@@ -49,6 +56,43 @@ def test_nonsense_is_refused_with_its_place(
     with pytest.raises(ConfigError, match=message) as refused:
         Config.load(environment=environment, file=file)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://interlock@/interlock?host=%2Fvar%2Flib&port=5432",
+        "postgres://u:p%40ss%2F%20@h1:1,h2:2/d?sslmode=require",
+        "postgresql://u:[odd]?#@[::1]:5432/d",
+        "postgresql://u@h?host=/tmp&user=a@b",
+        "postgresql:///d",
+        "postgresql://",
+    ],
+)
+def test_a_url_that_libpq_reads_is_taken_as_it_is(url: str) -> None:
+    checked_url(url)
+    assert Config.load(environment={"INTERLOCK_DATABASE_URL": url}).database_url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2@[bad/x",
+        "postgresql://u:hunter2 x@h/d",
+        "postgresql://u:hunter2%x@h/d",
+        "postgresql://u:1/hunter2@h/d",
+        "postgresql://u:x@hunter2@h/d",
+    ],
+)
+def test_a_url_with_an_unescaped_password_is_refused_without_being_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="INTERLOCK_DATABASE_URL: database_url is not a valid URL") as refused:
+        Config.load(environment={"INTERLOCK_DATABASE_URL": url})
+    assert "hunter2" not in str(refused.value)
+
+
+def test_ages_are_written_with_a_unit_or_last_forever() -> None:
+    config = Config.load(environment={"INTERLOCK_RETENTION_DONE": "12h", "INTERLOCK_RETENTION_RECORDS": "forever"})
+    assert (config.retention_done, config.retention_records) == (timedelta(hours=12), FOREVER)
 
 
 def test_a_named_file_that_is_missing_is_refused(tmp_path: Path) -> None:

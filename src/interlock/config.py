@@ -7,8 +7,10 @@ it came from and what would be right; a database URL never appears in a message.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,16 +22,37 @@ if TYPE_CHECKING:
 PREFIX = "INTERLOCK_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("console", "json")
+WAKE_MODES = ("hybrid", "events", "polling")
+_NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f]|%(?![0-9A-Fa-f]{2})|%00")
+FOREVER = timedelta.max
+AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+SWITCHED = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a user can set. Each field is `[name]` in interlock.toml and `INTERLOCK_NAME` in the environment."""
+    """What a user can set. Each field is a key of interlock.toml and `INTERLOCK_NAME` in the environment."""
 
-    database_url: str | None = None
+    database_url: str | None = field(default=None, repr=False)
     data_dir: Path | None = None
     log_level: str = "info"
     log_format: str = "console"
+    callback_secret: str | None = field(default=None, repr=False)
+    callback_allow_private: bool = False
+    app: str | None = None
+    namespaces: tuple[str, ...] = ("default",)
+    concurrency: int = 1
+    worker_name: str | None = None
+    wake_mode: str = "hybrid"
+    lease: float = 30.0
+    grace: float = 20.0
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    retention_done: timedelta = timedelta(days=7)
+    retention_canceled: timedelta = timedelta(days=7)
+    retention_skipped: timedelta = timedelta(days=7)
+    retention_error: timedelta = timedelta(days=30)
+    retention_records: timedelta = timedelta(days=90)
 
     @classmethod
     def load(
@@ -79,13 +102,105 @@ def _read_file(named: Path | None, names: set[str]) -> dict[str, Any]:
 
 
 def _checked(name: str, value: Any, source: str) -> Any:
-    if name == "data_dir" and isinstance(value, str | Path):
-        return Path(value).expanduser()
+    read: Callable[[Any], Any] = _READERS.get(name, _text)
+    try:
+        return read(value)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {name} {error}") from None
+
+
+def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ConfigError(f"{source}: {name} must be a string, not {type(value).__name__}")
-    if name == "database_url" and not value.startswith(("postgresql://", "postgres://")):
-        raise ConfigError(f"{source}: the database URL must begin with postgresql://")
-    choices = {"log_level": LOG_LEVELS, "log_format": LOG_FORMATS}.get(name)
-    if choices is not None and value.lower() not in choices:
-        raise ConfigError(f"{source}: {name} must be one of {', '.join(choices)}, not {value!r}")
-    return value if choices is None else value.lower()
+        raise ValueError(f"must be a string, not {type(value).__name__}")  # noqa: TRY004 - one kind of error for all
+    return value
+
+
+def _path(value: Any) -> Path:
+    if value == "":
+        raise ValueError("must not be empty")
+    try:
+        return (value if isinstance(value, Path) else Path(_text(value))).expanduser()
+    except RuntimeError:
+        raise ValueError(f"names a home directory that is not known: {str(value)!r}") from None
+
+
+def _url(value: Any) -> str:
+    # the value may hold a password: it is never shown
+    if not isinstance(value, str) or not value.startswith(("postgresql://", "postgres://")):
+        raise ValueError("must begin with postgresql://")
+    rest = value.partition("://")[2]
+    # as libpq reads it: who connects goes up to the first @, unless a / comes before; then comes the server's place
+    place = (rest.partition("@")[2] if "@" in rest.partition("/")[0] else rest).partition("?")[0]
+    if _NEVER_IN_A_URL.search(value) or "@" in place or place.count("[") != place.count("]"):
+        raise ValueError("is not a valid URL; in a password, write a space as %20, % as %25, / as %2F and @ as %40")
+    return value
+
+
+def _switch(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or value.lower() not in SWITCHED:
+        raise ValueError(f"must be true or false, not {value!r}")
+    return SWITCHED[value.lower()]
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    parts = _text(value).split(",") if isinstance(value, str) else value
+    names = tuple(dict.fromkeys(_text(part).strip() for part in parts))
+    if not names or "" in names:
+        raise ValueError(f"must be names with commas between, not {value!r}")
+    return names
+
+
+def _age(value: Any) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    said = _text(value).strip().lower()
+    if said == "forever":
+        return FOREVER
+    if not said[:-1].isdecimal() or said[-1] not in AGES or len(said) > len("99999999d"):
+        raise ValueError(f"must be a number of s, m, h, d or w, such as 7d, or forever, not {value!r}")
+    return timedelta(seconds=int(said[:-1]) * AGES[said[-1]])
+
+
+def _choice(*options: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if _text(value).lower() not in options:
+            raise ValueError(f"must be one of {', '.join(options)}, not {value!r}")
+        return _text(value).lower()
+
+    return read
+
+
+def _number(kind: type[int | float], least: float, most: float) -> Callable[[Any], float]:
+    def read(value: Any) -> float:
+        try:
+            number = kind(value)
+        except (TypeError, ValueError):
+            number = None
+        if number is None or isinstance(value, bool) or not least <= number <= most:
+            name = "a whole number" if kind is int else "a number"
+            raise ValueError(f"must be {name} from {least:g} to {most:g}, not {value!r}")
+        return number
+
+    return read
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "database_url": _url,
+    "data_dir": _path,
+    "log_level": _choice(*LOG_LEVELS),
+    "log_format": _choice(*LOG_FORMATS),
+    "callback_allow_private": _switch,
+    "namespaces": _names,
+    "concurrency": _number(int, 1, 10_000),
+    "wake_mode": _choice(*WAKE_MODES),
+    "lease": _number(float, 1, 86_400),
+    "grace": _number(float, 0, 25),
+    "metrics_port": _number(int, 0, 65_535),
+    "retention_done": _age,
+    "retention_canceled": _age,
+    "retention_skipped": _age,
+    "retention_error": _age,
+    "retention_records": _age,
+}

@@ -41,12 +41,53 @@ class UnexpectedStateError(InterlockError):
         super().__init__(f"{machine}: expected state {expected} but was {actual}")
 
 
+class InvariantError(InterlockError):
+    """Interlock caught itself breaking a rule of its own; this is a bug to be reported."""
+
+
 class ConfigError(InterlockError):
     """A setting is missing or makes no sense; the message names it and where it came from."""
 
 
+class RetryableError(InterlockError):
+    """Raised by a handler: try again, after `retry_after` seconds if given, else after the task's backoff."""
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
+
+
+class PermanentError(InterlockError):
+    """Raised by a handler: trying again is of no use; the task ends in error, whatever tries are left."""
+
+
+class InputError(PermanentError):
+    """Arguments that do not fit the task's signature; the message names the argument."""
+
+
+class TaskFailedError(InterlockError):
+    """A task that was waited for ended without a result: in error, canceled or skipped."""
+
+    def __init__(self, message: str, *, state: str, error: dict[str, object] | None = None) -> None:
+        self.state = state
+        self.error = error
+        super().__init__(message)
+
+
+class UnknownTaskError(InterlockError):
+    """There is no task with this id: it was never stored, its transaction is still open, or it was pruned."""
+
+
 class StoreError(InterlockError):
     """The database refused or could not be used."""
+
+
+class DisconnectedError(StoreError):
+    """The connection to the database was lost; what was under way may or may not have happened."""
+
+
+class StatementError(StoreError):
+    """The database refused a statement for a reason of its own; the connection is still good."""
 
 
 class EmbeddedServerError(StoreError):

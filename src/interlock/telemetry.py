@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Literal, Protocol, TextIO
+from bisect import bisect_left
+from collections import defaultdict
+from functools import cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 import orjson
 import structlog
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from prometheus_client import Metric
     from structlog.typing import FilteringBoundLogger, Processor
 
 worker_state = Gauge("worker_state", "Current worker state", ["worker_id", "state"])
@@ -25,18 +32,48 @@ worker_state_transitions_total = Counter(
     "Worker state transitions",
     ["worker_id", "from_state", "to_state", "event"],
 )
-task_state_transitions_total = Counter(
-    "task_state_transitions_total",
-    "Task state transitions",
-    ["task_type", "from_state", "to_state", "event"],
+claim_batch_size = Histogram("claim_batch_size", "Tasks claimed by one statement", buckets=(0, 1, 5, 20, 50, 100, 200))
+settle_batch_size = Histogram(
+    "settle_batch_size", "Outcomes written by one statement", buckets=(1, 5, 20, 50, 100, 200)
 )
-task_state_duration_seconds = Histogram(
-    "task_state_duration_seconds",
-    "Time spent in each task state",
-    ["task_type", "state"],
-)
+leases_lost_total = Counter("leases_lost_total", "Attempts that no longer held their task when they reported")
+queue_depth = Gauge("queue_depth", "Tasks that have not ended", ["namespace", "state"])
+oldest_pending_age_seconds = Gauge("oldest_pending_age_seconds", "Age of the oldest due task", ["namespace"])
 
-log: FilteringBoundLogger = structlog.get_logger("interlock")
+DURATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+# Whether lines of a level go anywhere: even to ask the logger costs too much per task. Until somebody sets logging up,
+# a library keeps to warnings.
+_levels = {"debug": False, "info": False}
+
+
+class _Log:
+    """The engine's own log: quiet until logging is set up, structlog's afterwards."""
+
+    __slots__ = ("_logger",)
+
+    def __init__(self) -> None:
+        self._logger: FilteringBoundLogger = structlog.get_logger("interlock")
+
+    def debug(self, event: str, **fields: Any) -> None:
+        if _levels["debug"]:
+            self._logger.debug(event, **fields)
+
+    def info(self, event: str, **fields: Any) -> None:
+        if _levels["info"]:
+            self._logger.info(event, **fields)
+
+    def warning(self, event: str, **fields: Any) -> None:
+        self._logger.warning(event, **fields)
+
+    def error(self, event: str, **fields: Any) -> None:
+        self._logger.error(event, **fields)
+
+    def bind(self, **fields: Any) -> FilteringBoundLogger:
+        return self._logger.bind(**fields)
+
+
+log = _Log()
 
 
 def configure_logging(
@@ -44,6 +81,8 @@ def configure_logging(
 ) -> None:
     """Send structured logs to a stream (standard error unless told otherwise), for people or for machines."""
     out = stream or sys.stderr
+    number = logging.getLevelNamesMapping()[level.upper()]
+    _levels.update(debug=number <= logging.DEBUG, info=number <= logging.INFO)
     renderer: Processor
     if form == "json":
         renderer = structlog.processors.JSONRenderer(lambda record, **_: orjson.dumps(record, default=str).decode())
@@ -59,7 +98,7 @@ def configure_logging(
             structlog.processors.EventRenamer("message", "_event"),
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(out),
         cache_logger_on_first_use=True,
     )
@@ -133,6 +172,8 @@ class WorkerTelemetry(_Telemetry):
         count()
         self._show(before, 0)
         self._show(after, 1)
+        if not _levels["info"]:
+            return
         log.info(
             "worker_state_transition",
             worker_id=self._worker_id,
@@ -149,28 +190,93 @@ class WorkerTelemetry(_Telemetry):
         show(value)
 
 
-class TaskTypeSeries:
-    """The metric series of one task type, resolved once and shared by all its attempts."""
+class _Cell:
+    """One move of one task type: how often it was made, and how long the state before it lasted."""
 
-    __slots__ = ("_series", "task_type")
+    __slots__ = ("buckets", "count", "seconds")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self.buckets = [0] * (len(DURATION_BUCKETS) + 1)
+
+
+class TaskTypeSeries:
+    """The figures of one task type, shared by all its attempts.
+
+    They are kept as plain numbers and turned into metrics when somebody asks for them: a hundred thousand moves a
+    second cannot afford the metric library's locks.
+    """
+
+    __slots__ = ("cells", "task_type")
 
     def __init__(self, task_type: str) -> None:
         self.task_type = task_type
-        self._series: dict[tuple[str, str, str], tuple[Callable[[], None], Callable[[float], None]]] = {}
+        self.cells: dict[tuple[str, str, str], _Cell] = {}
+        _every_series.append(self)
 
     def record(self, move: MoveSeen) -> None:
         """Count the move and the time spent in the state that it leaves."""
         key = (move.from_state, move.to_state, move.event)
-        series = self._series.get(key)
-        if series is None:
-            series = (
-                task_state_transitions_total.labels(self.task_type, *key).inc,
-                task_state_duration_seconds.labels(self.task_type, move.from_state).observe,
+        cell = self.cells.get(key)
+        if cell is None:
+            cell = self.cells[key] = _Cell()
+        cell.count += 1
+        lasted = move.lasted
+        if lasted > 0.0:  # a clock that was set back must not count backwards
+            cell.seconds += lasted
+        cell.buckets[bisect_left(DURATION_BUCKETS, lasted)] += 1
+
+
+_every_series: list[TaskTypeSeries] = []
+
+
+@cache
+def series_of(task_type: str) -> TaskTypeSeries:
+    """Give the series of a task type, always the same one."""
+    return TaskTypeSeries(task_type)
+
+
+class _TaskMetrics(Collector):
+    """Shows all series as the metrics that the requirements name."""
+
+    def describe(self) -> list[Metric]:
+        return [self._counter(), self._histogram()]
+
+    def collect(self) -> Iterator[Metric]:
+        counter, histogram = self._counter(), self._histogram()
+        moves: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        times: defaultdict[tuple[str, str], _Cell] = defaultdict(_Cell)
+        for series in _every_series:
+            for key, cell in list(series.cells.items()):
+                moves[series.task_type, *key] += cell.count
+                total = times[series.task_type, key[0]]
+                total.seconds += cell.seconds
+                total.buckets = [mine + more for mine, more in zip(total.buckets, cell.buckets, strict=True)]
+        for labels, count in moves.items():
+            counter.add_metric([str(label) for label in labels], count)
+        for labels, cell in times.items():
+            bounds = [*map(str, DURATION_BUCKETS), "+Inf"]
+            histogram.add_metric(
+                [str(label) for label in labels],
+                list(zip(bounds, accumulate(cell.buckets), strict=True)),
+                cell.seconds,
             )
-            self._series[key] = series
-        count, observe = series
-        count()
-        observe(max(move.lasted, 0.0))  # a clock that was set back must not count backwards
+        yield counter
+        yield histogram
+
+    @staticmethod
+    def _counter() -> CounterMetricFamily:
+        labels = ["task_type", "from_state", "to_state", "event"]
+        return CounterMetricFamily("task_state_transitions_total", "Task state transitions", labels=labels)
+
+    @staticmethod
+    def _histogram() -> HistogramMetricFamily:
+        labels = ["task_type", "state"]
+        return HistogramMetricFamily("task_state_duration_seconds", "Time spent in each task state", labels=labels)
+
+
+REGISTRY.register(_TaskMetrics())
 
 
 class TaskTelemetry(_Telemetry):
@@ -178,16 +284,18 @@ class TaskTelemetry(_Telemetry):
 
     __slots__ = ("_series", "_task_id")
 
-    def __init__(self, task_id: str, series: TaskTypeSeries) -> None:
+    def __init__(self, task_id: object, series: TaskTypeSeries) -> None:
         self._task_id = task_id
         self._series = series
 
     def moved(self, move: MoveSeen) -> None:
         """Count the move, time the state that it leaves, and log it."""
         self._series.record(move)
+        if not _levels["info"]:
+            return
         log.info(
             "task_state_transition",
-            task_id=self._task_id,
+            task_id=str(self._task_id),
             task_type=self._series.task_type,
             from_state=move.from_state,
             to_state=move.to_state,

@@ -1,74 +1,27 @@
-"""The `interlock` command: reads the settings once, runs one subcommand, and turns errors into one clear line.
+"""The door of the `interlock` command, which a person can leave at any moment with Ctrl-C.
 
-Invariant: a user's mistake never shows a traceback; it exits with 2, a failure of the system with 1.
+Invariant: importing this module costs nothing, so that an interruption finds `main` already there to take it.
 """
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from interlock.cli import db, demo, migrate
-from interlock.cli.diagram import diagram
-from interlock.config import Config
-from interlock.errors import ConfigError, InterlockError
-from interlock.telemetry import configure_logging
-
-app = typer.Typer(
-    name="interlock",
-    help="Durable tasks and workflows on PostgreSQL, every lifecycle a state machine that the database enforces.",
-    epilog="Settings come from flags, else INTERLOCK_* variables, else interlock.toml. "
-    "Without a database URL an embedded PostgreSQL is started, and stopped when nobody uses it any more.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(demo.demo)
-app.command()(migrate.migrate)
-app.command()(diagram)
-app.add_typer(db.app, name="db")
-
-
-def _show_version(value: bool) -> None:
-    if value:
-        typer.echo(version("interlock"))
-        raise typer.Exit
-
-
-@app.callback()
-def settings(
-    context: typer.Context,
-    database_url: Annotated[
-        str | None,
-        typer.Option(help="The PostgreSQL server to use, as postgresql://…; the embedded one if unset.", metavar="URL"),
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where the embedded server keeps its data.", metavar="DIR")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="console for people, json for machines.")] = None,
-    show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Read the settings that all commands share."""
-    del show_version
-    config = Config.load(
-        {"database_url": database_url, "data_dir": data_dir, "log_level": log_level, "log_format": log_format}
-    )
-    configure_logging(config.log_level, "json" if config.log_format == "json" else "console")
-    context.obj = config
+INTERRUPTED = 130  # what shells make of a program that SIGINT ended
 
 
 def main() -> None:
     """Run the command line and end with its exit code."""
     try:
-        app()
-    except InterlockError as error:
-        typer.secho(f"interlock: {error}", err=True, fg=typer.colors.RED)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        from interlock.cli.commands import run  # noqa: PLC0415 - to import the commands takes most of the time
+
+        run()
+    except KeyboardInterrupt:
+        code: str | int | None = INTERRUPTED
+    except SystemExit as end:
+        code = end.code
+    else:
+        code = 0
+    if code == INTERRUPTED:
+        sys.stderr.write("interrupted\n")
+    sys.exit(code)

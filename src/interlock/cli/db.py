@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
+import signal
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from interlock.cli.output import tell
 from interlock.config import Config
 from interlock.errors import ConfigError
+from interlock.store.database import checked_url
 from interlock.store.embedded import EmbeddedServer
 
 app = typer.Typer(
     help="The embedded PostgreSQL server. Commands start it by themselves; these are for doing it by hand.",
     no_args_is_help=True,
 )
-
-
-def tell(text: str) -> None:
-    """Say on standard error what is going on, so that standard output stays for the answer."""
-    typer.echo(text, err=True)
 
 
 def _embedded(config: Config) -> EmbeddedServer:
@@ -69,10 +70,18 @@ def psql(
     """Open psql on the database in use, starting the embedded server if need be."""
     config: Config = context.obj
     extra = arguments or []
+    # This process becomes psql, so that signals are psql's own affair: Ctrl-C ends a query there, not the session.
     if config.database_url is not None:
-        os.execvp("psql", ["psql", config.database_url, *extra])  # noqa: S606, S607 - becoming the user's own psql is the point
+        url = checked_url(config.database_url)
+        program = Path(shutil.which("psql") or EmbeddedServer.psql_path())
+        _restore_signals()
+        os.execv(program, [str(program), url, *extra])  # noqa: S606 - the user's own psql, or ours; no shell
     with _embedded(config) as server:
-        status_code = os.spawnv(  # noqa: S606 - our own psql, no shell
-            os.P_WAIT, server.psql_path(), ["psql", server.url(), *extra]
-        )
-    raise typer.Exit(status_code)
+        _restore_signals()
+        server.hand_over(server.psql_path(), server.url(), *extra)
+
+
+def _restore_signals() -> None:
+    """Give SIGPIPE back its meaning, which Python takes away from itself and so from what it becomes."""
+    if sys.platform != "win32":
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)

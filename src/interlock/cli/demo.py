@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -16,9 +17,10 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.store.database import connect, database_url, translated
 from interlock.store.migrate import migrate
 from interlock.store.tasks import (
+    NewTask,
     Outcome,
     claim_pending_tasks,
-    insert_task,
+    enqueue_task,
     read_task_history,
     recover_expired_tasks,
     settle_running_tasks,
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
 
     from interlock.config import Config
     from interlock.store.database import Connection
+    from interlock.store.tasks import ClaimedTask
 
-NAMESPACE = "interlock-demo"  # of its own, so that no worker takes the task away
-LEASE = timedelta(milliseconds=50)
+TASK = "send_email"
+SHORT_LEASE = timedelta(milliseconds=50)
+LEASE = timedelta(seconds=30)
 
 
 def demo(context: typer.Context) -> None:
@@ -59,25 +63,37 @@ async def _demo(console: Console, url: str) -> None:
 
 
 async def _live(console: Console, connection: Connection) -> UUID:
-    task_id = await insert_task(connection, "send_email", {"to": "ada@example.org"}, actor="you", namespace=NAMESPACE)
-    if task_id is None:
-        raise StoreError("a new task was not stored")
+    namespace = f"interlock-demo-{secrets.token_hex(4)}"  # of its own, so that nobody else takes the task away
+    task = NewTask(TASK, {"to": "ada@example.org"}, namespace=namespace)
+    task_id = (await enqueue_task(connection, task, actor="you")).id
     console.print(f"[green]enqueued[/green]  send_email as task {task_id}")
-    (first,) = await claim_pending_tasks(connection, actor="worker-1", namespace=NAMESPACE, lease=LEASE)
-    console.print(f"[green]claimed[/green]   by worker-1 as attempt {first.attempt}, for {LEASE.total_seconds():.2f} s")
+    (first,) = await _claim(connection, "worker-1", namespace, SHORT_LEASE)
+    seconds = SHORT_LEASE.total_seconds()
+    console.print(f"[green]claimed[/green]   by worker-1 as attempt {first.attempt}, for {seconds:.2f} s")
     console.print("[red]crashed[/red]   worker-1 hangs and does not renew its lease")
-    while task_id not in await recover_expired_tasks(connection, actor="worker-2"):  # noqa: ASYNC110 - time must pass
-        await asyncio.sleep(LEASE.total_seconds() / 5)
-    console.print("[yellow]recovered[/yellow] by worker-2, which found the lease expired")
-    (second,) = await claim_pending_tasks(connection, actor="worker-2", namespace=NAMESPACE)
+    while (finder := await _recover(connection, task_id)) is None:  # noqa: ASYNC110 - it is time itself that must pass
+        await asyncio.sleep(seconds / 5)
+    console.print(f"[yellow]recovered[/yellow] by {escape(finder)}, which found the lease expired")
+    (second,) = await _claim(connection, "worker-2", namespace, LEASE)
     console.print(f"[green]claimed[/green]   by worker-2 as attempt {second.attempt}")
     late = Outcome(task_id, first.attempt, TaskRowEvent.SUCCEED, output="from the dead")
-    (lost,) = await settle_running_tasks(connection, [late], actor="worker-1")
+    _, (lost,) = await settle_running_tasks(connection, [late], actor="worker-1")
     console.print(f"[yellow]fenced[/yellow]    worker-1 wakes up and reports attempt {lost.attempt}: lost")
     done = Outcome(task_id, second.attempt, TaskRowEvent.SUCCEED, output={"sent": True}, cost=0.01)
     await settle_running_tasks(connection, [done], actor="worker-2")
     console.print("[green]done[/green]      worker-2 reports success")
     return task_id
+
+
+async def _claim(connection: Connection, worker: str, namespace: str, lease: timedelta) -> list[ClaimedTask]:
+    return await claim_pending_tasks(connection, actor=worker, types=[TASK], namespaces=[namespace], lease=lease)
+
+
+async def _recover(connection: Connection, task_id: UUID) -> str | None:
+    """Look for expired leases, and tell who found the task's: any worker of this database may be first."""
+    await recover_expired_tasks(connection, actor="worker-2")
+    history = await read_task_history(connection, task_id)
+    return next((record.actor for record in history if record.event == TaskRowEvent.EXPIRE), None)
 
 
 async def _misbehave(console: Console, connection: Connection, task_id: UUID) -> None:
@@ -88,7 +104,7 @@ async def _misbehave(console: Console, connection: Connection, task_id: UUID) ->
     ):
         console.print(f"[bold]{text}[/bold]: [dim]{statement}[/dim]")
         try:
-            with translated():
+            with translated(connection):
                 await connection.execute(statement, [task_id])
         except StoreError as refused:
             console.print(f"  [red]{type(refused).__name__}[/red]: {escape(str(refused))}")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from interlock.cli.output import tell
 from interlock.config import Config
 from interlock.store.database import connect, database_url
 from interlock.store.guards import generate as generate_guards
@@ -19,11 +20,6 @@ from interlock.store.migrate import (
     pending_migrations,
 )
 from interlock.store.migrate import migrate as apply
-
-
-def tell(text: str) -> None:
-    """Say on standard error what is going on."""
-    typer.echo(text, err=True)
 
 
 def migrate(

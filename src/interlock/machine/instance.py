@@ -75,7 +75,10 @@ class StateMachine(Generic[S, E]):
         with self._lock:
             before = self.state
             move = self._move(event, reason)
-        return self._told(move, before, event, reason)
+        if move is None or self._observer is None:
+            return self._told(move, before, event, reason)
+        self._observer.moved(move)
+        return move[1]
 
     def transition_to(self, target: S, reason: str | None = None) -> S:
         """Make the one move that leads to the target state, for callers that name states, not events."""

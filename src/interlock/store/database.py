@@ -9,15 +9,19 @@ import json
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, dict_row
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Jsonb, set_json_loads
 
 from interlock.errors import (
+    ConfigError,
+    DisconnectedError,
     FenceError,
     IllegalTransition,
     ImmutableRecordError,
+    StatementError,
     StoreError,
     UnfinishedWorkError,
 )
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
 Connection = psycopg.AsyncConnection[DictRow]
 
+POOLED = "pgbouncer=true"
+
 _REFUSALS: Mapping[str, type[StoreError]] = {
     "IL004": ImmutableRecordError,
     "IL005": FenceError,
@@ -42,43 +48,90 @@ _REFUSALS: Mapping[str, type[StoreError]] = {
 def database_url(config: Config, note: Callable[[str], None] | None = None) -> Iterator[str]:
     """Give the URL of the configured server, or run the embedded one for as long as the context lasts."""
     if config.database_url is not None:
-        yield config.database_url
+        yield checked_url(config.database_url)
         return
     with EmbeddedServer(config.data_dir, note=note) as server:
         yield server.url()
 
 
+def checked_url(url: str) -> str:
+    """Refuse a URL that libpq cannot read, in words of our own: libpq's repeat parts of it, which may be a password."""
+    try:
+        ports = str(conninfo_to_dict(dialling(url)["conninfo"]).get("port", "")).split(",")
+    except psycopg.Error:
+        ports = ["unknown"]
+    if not all(port.isdecimal() or port == "" for port in ports):
+        raise ConfigError("the database URL is not valid; it is not shown here, because it may hold a password")
+    return url
+
+
+def dialling(url: str) -> dict[str, Any]:
+    """Give the arguments with which the driver connects to a URL.
+
+    `pgbouncer=true` in it, which libpq does not know, says that a pooler in transaction mode is there: then nothing
+    may be prepared, because the next statement may go to another session.
+    """
+    pooled = POOLED in url
+    # by hand, and not by a parser of URLs: libpq reads some that no other does
+    plain = url.replace(f"?{POOLED}&", "?").replace(f"&{POOLED}", "").replace(f"?{POOLED}", "") if pooled else url
+    return {
+        "conninfo": plain,
+        "prepare_threshold": None if pooled else 5,
+        "autocommit": True,
+        "row_factory": dict_row,
+        "fallback_application_name": "interlock",
+        "connect_timeout": 10,
+    }
+
+
 @asynccontextmanager
 async def connect(url: str) -> AsyncIterator[Connection]:
-    """Open one connection that commits each statement unless told otherwise."""
+    """Open one connection that commits each statement unless told otherwise.
+
+    No error of the driver leaves the context: what nobody catches in it becomes one of ours.
+    """
+    checked_url(url)
     try:
-        connection = await psycopg.AsyncConnection.connect(
-            url, autocommit=True, row_factory=dict_row, fallback_application_name="interlock", connect_timeout=10
-        )
+        connection: Connection = await psycopg.AsyncConnection.connect(**dialling(url))
     except psycopg.Error as error:
-        raise StoreError(f"cannot connect to {_described(url)}: {str(error).strip()}") from None
-    async with connection:
-        yield connection
+        raise DisconnectedError(f"cannot connect to {_described(url)}: {str(error).strip()}") from None
+    prepare(connection)
+    # Twice, because leaving the inner context closes the connection, and with it the way to tell what happened.
+    with translated(connection):
+        async with connection:
+            with translated(connection):
+                yield connection
+
+
+def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Make a connection read JSON fast; for this connection only, since the driver may be the user's too."""
+    set_json_loads(orjson.loads, connection)
 
 
 async def run(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[DictRow]:
     """Run one named statement and give its rows."""
-    with translated():
+    with translated(connection):
         return await (await connection.execute(statement.sql, parameters)).fetchall()
 
 
 def as_json(value: Any) -> Jsonb | None:
     """Wrap a value for a jsonb column; None stays null."""
-    return None if value is None else Jsonb(value)
+    return None if value is None else Jsonb(value, orjson.dumps)
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Turn what the guards refuse into the errors that the engine's callers know."""
+def translated(connection: psycopg.AsyncConnection[Any] | None = None) -> Iterator[None]:
+    """Turn the driver's errors into those that the engine's callers know.
+
+    With a connection given, a lost one is told from a refused statement; without, only the guards' refusals are
+    translated, and everything else is the driver's own.
+    """
     try:
         yield
     except psycopg.Error as error:
         refusal = _refusal(error)
+        if refusal is None and connection is not None:
+            refusal = (DisconnectedError if connection.closed else StatementError)(_in_one_line(error))
         if refusal is None:
             raise
         raise refusal from error
@@ -102,10 +155,17 @@ def _refusal(error: psycopg.Error) -> StoreError | None:
     )
 
 
+def _in_one_line(error: psycopg.Error) -> str:
+    """Say what the server or the driver said, without the many lines in which libpq guesses what it means."""
+    primary, detail = error.diag.message_primary, error.diag.message_detail
+    text = primary or str(error).strip().partition("\n")[0] or type(error).__name__
+    return f"{text}: {detail}" if detail else text
+
+
 def _described(url: str) -> str:
     """Name a server without its secrets."""
     try:
-        parts = conninfo_to_dict(url)
+        parts = conninfo_to_dict(dialling(url)["conninfo"])
     except psycopg.Error:
         return "the database"
     host, port = parts.get("host", "the local server"), parts.get("port")

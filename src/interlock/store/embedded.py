@@ -13,7 +13,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
 import platformdirs
 import psycopg
@@ -50,6 +50,13 @@ def default_data_dir() -> Path:
     return Path(platformdirs.user_data_dir("interlock")) / "embedded"
 
 
+def _resolved(data_dir: Path) -> Path:
+    try:
+        return data_dir.expanduser().resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # no such home, links in a circle, a zero byte
+        raise EmbeddedServerError(f"{str(data_dir)!r} cannot be a data directory: {error}") from error
+
+
 class EmbeddedServer:
     """One process's access to the server of a data directory; settings count for the process that starts it."""
 
@@ -61,7 +68,7 @@ class EmbeddedServer:
         note: Callable[[str], None] | None = None,
     ) -> None:
         # Resolved, so that all who mean the same directory also find the same socket.
-        self.data_dir = (data_dir or default_data_dir()).expanduser().resolve()
+        self.data_dir = _resolved(data_dir or default_data_dir())
         self._cluster = Cluster(self.data_dir, settings or {}, note or (lambda _: None))
         self._share: int | None = None
 
@@ -76,7 +83,8 @@ class EmbeddedServer:
         """Return the URL of a database of this server, whether it runs or not."""
         return self._cluster.url(database)
 
-    def psql_path(self) -> Path:
+    @staticmethod
+    def psql_path() -> Path:
         """Return the psql that comes with the server."""
         return find_install() / "bin" / "psql"
 
@@ -93,6 +101,12 @@ class EmbeddedServer:
             os.close(self._share)
             self._share = None
 
+    def hand_over(self, program: Path, *arguments: str) -> NoReturn:
+        """Become another program, which from now on has our share of the server, until it ends."""
+        if self._share is not None:
+            os.set_inheritable(self._share, True)  # noqa: FBT003 - its signature
+        os.execv(program, [str(program), *arguments])  # noqa: S606 - a program of the caller's, no shell
+
     def start(self) -> str:
         """Join, and keep the server running after its last user has left, until stop."""
         with explained(self.data_dir):
@@ -103,19 +117,8 @@ class EmbeddedServer:
         """Shut the server down, whoever uses it, and wait until it is gone; False if it did not run."""
         own_account()
         self.release()
-        if not self.data_dir.is_dir():
-            return False
-        with explained(self.data_dir), self._starting(timeout):
-            (self.data_dir / keeper.PINNED).unlink(missing_ok=True)
-            if not self._is_alive():
-                return False
-            if not keeper.stop_server(self.data_dir, timeout):
-                raise EmbeddedServerError(
-                    f"The embedded PostgreSQL in {self.data_dir} has not stopped after {timeout:g} seconds; "
-                    f"see {self._cluster.log}."
-                )
-            keeper.await_keeper(self.data_dir)
-        return True
+        with explained(self.data_dir):
+            return self.data_dir.is_dir() and self._stop(timeout)
 
     def status(self) -> ServerStatus:
         """Tell what is known of the server, without starting or changing it."""
@@ -130,6 +133,20 @@ class EmbeddedServer:
                 pinned=(self.data_dir / keeper.PINNED).exists(),
                 url=self.url() if running else None,
             )
+
+    def _stop(self, timeout: float) -> bool:
+        with self._starting(timeout):
+            (self.data_dir / keeper.PINNED).unlink(missing_ok=True)
+            if not self._is_alive():
+                return False
+            if not keeper.stop_server(self.data_dir, timeout):
+                raise EmbeddedServerError(
+                    f"The embedded PostgreSQL in {self.data_dir} has not stopped after {timeout:g} seconds; "
+                    f"see {self._cluster.log}."
+                )
+            keeper.await_keeper(self.data_dir)
+            keeper.forget_socket_dir(self.data_dir)  # the keeper has done it, unless it was killed
+        return True
 
     def _is_alive(self) -> bool:
         return keeper.is_held(self.data_dir / keeper.SERVER_LOCK)
@@ -185,28 +202,35 @@ class EmbeddedServer:
     def _ensure_running(self, lock: int) -> None:
         deadline = time.monotonic() + START_TIMEOUT
         launches = 0
-        log_before = 0
+        log_before: int | None = None
         while time.monotonic() < deadline:
-            if not self._is_alive():
-                said = self._log_since(log_before) if launches else ""
-                # One that gave no reason was killed, and deserves another try.
-                if launches == LAUNCHES or "FATAL:" in said or "PANIC:" in said:
-                    raise failed_program(self.data_dir, "PostgreSQL", said)
-                command = self._cluster.prepare(lock)
-                log_before = self._log_size()
+            alive, kept = self._is_alive(), keeper.is_held(self.data_dir / keeper.KEEPER_LOCK)
+            if not alive and not kept:
+                log_before = self._launch(lock, log_before, exhausted=launches == LAUNCHES)
                 launches += 1
-                self._run_keeper(lock, *command)
-            elif not keeper.is_held(self.data_dir / keeper.KEEPER_LOCK):
+            elif not kept:
                 self._run_keeper(lock)  # the server has lost its keeper; this one adopts it
-            elif self._accepts_connections():
+            elif alive and self._accepts_connections():
                 return
             else:
-                # It is starting or shutting down, or the last processes of one that was killed are finishing.
+                # It is starting or shutting down, or the last processes of one that was killed are finishing, or its
+                # keeper is, which tidies up after it.
                 time.sleep(keeper.POLL)
         raise EmbeddedServerError(
             f"The embedded PostgreSQL in {self.data_dir} has not accepted connections for {START_TIMEOUT:g} seconds; "
             f"see {self._cluster.log}."
         )
+
+    def _launch(self, lock: int, log_before: int | None, *, exhausted: bool) -> int:
+        """Start the server, unless the launch before has failed for a reason; give where in the log this one begins."""
+        said = "" if log_before is None else self._log_since(log_before)
+        # One that gave no reason was killed, and deserves another try.
+        if exhausted or "FATAL:" in said or "PANIC:" in said:
+            raise failed_program(self.data_dir, "PostgreSQL", said)
+        command = self._cluster.prepare(lock)
+        begins_at = self._log_size()
+        self._run_keeper(lock, *command)
+        return begins_at
 
     def _run_keeper(self, lock: int, *command: str) -> None:
         account = server_account()

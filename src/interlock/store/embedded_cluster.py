@@ -6,12 +6,10 @@ so that root never follows a link planted there; and a database cluster appears 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import stat
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -23,20 +21,21 @@ from interlock.store.embedded_install import (
     major_version,
     own_account,
     reachable_install,
+    require_name,
     require_passage,
     server_account,
+    size_of_copy,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 ROLE = "interlock"
 DATABASE = "interlock"
-PORT = 5432
 ROOM_FOR_A_NEW_CLUSTER = 100 * 2**20
 LONGEST_LOG = 10 * 2**20
 
-_LONGEST_SOCKET_PATH = 103  # the smallest limit of the systems we run on, that of macOS
 _DEFAULTS = {
     "max_connections": "200",
     "shared_buffers": "128MB",
@@ -54,14 +53,14 @@ class Cluster:
         self.data_dir = data_dir
         self.pgdata = data_dir / keeper.PGDATA
         self.log = data_dir / keeper.LOG
-        self.socket_dir = _socket_dir(data_dir)
+        self.socket_dir = keeper.socket_dir(data_dir)
         self._settings = dict(settings)
         self._note = note
 
     def url(self, database: str) -> str:
         """Return a libpq URL; with the port, because PGPORT would move the socket elsewhere."""
         host = quote(str(self.socket_dir), safe="")
-        return f"postgresql://{ROLE}@/{quote(database, safe='')}?host={host}&port={PORT}"
+        return f"postgresql://{ROLE}@/{quote(database, safe='')}?host={host}&port={keeper.PORT}"
 
     def version(self) -> str | None:
         """Return the major version of the databases on disk, if there are any."""
@@ -81,10 +80,20 @@ class Cluster:
     def make_directory(self) -> None:
         """Make the data directory, private unless another user has to walk through it."""
         account = server_account()
+        require_name(self.data_dir, str.isprintable)  # its configuration file could not name it
         missing = [path for path in (self.data_dir, *self.data_dir.parents) if not path.exists()]
-        require_passage(account, missing[-1].parent if missing else self.data_dir)
+        nearest = missing[-1].parent if missing else self.data_dir
+        if not nearest.is_dir():
+            raise EmbeddedServerError(
+                f"{self.data_dir} cannot be a data directory, because {nearest} is not a directory: {WAY_OUT}."
+            )
+        require_passage(account, nearest)
+        mode = 0o711 if account.is_other else 0o700
         for path in reversed(missing):
-            _make(path, 0o711 if account.is_other else 0o700)
+            _make(path, mode)
+        self._require_own(account)
+
+    def _require_own(self, account: Account) -> None:
         found = self.data_dir.stat()
         if account.is_other and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             raise EmbeddedServerError(
@@ -98,6 +107,7 @@ class Cluster:
         The lock is start.lock, held by the caller.
         """
         account = server_account()
+        self._require_room(account)
         install = reachable_install(account, self.data_dir)
         self._require_version(major_version(install))
         if self.version() is None:
@@ -115,7 +125,7 @@ class Cluster:
             "hba_file": str(self.data_dir / "pg_hba.conf"),
             "ident_file": str(self.data_dir / "pg_ident.conf"),
             "listen_addresses": "",
-            "port": str(PORT),
+            "port": str(keeper.PORT),
             "unix_socket_directories": '"' + str(self.socket_dir).replace('"', '""') + '"',
             "unix_socket_permissions": "0700",
         }
@@ -134,13 +144,15 @@ class Cluster:
                 f"with an empty one: {WAY_OUT}."
             )
 
-    def _create(self, account: Account, install: Path, lock: int) -> None:
+    def _require_room(self, account: Account) -> None:
+        needed = size_of_copy(account, self.data_dir) + (ROOM_FOR_A_NEW_CLUSTER if self.version() is None else 0)
         free = shutil.disk_usage(self.data_dir).free
-        if free < ROOM_FOR_A_NEW_CLUSTER:
+        if free < needed:
             raise disk_full(
-                self.data_dir,
-                f"{free // 2**20} MB are left, and a new PostgreSQL needs {ROOM_FOR_A_NEW_CLUSTER // 2**20} MB",
+                self.data_dir, f"{free // 2**20} MB are left, and a new PostgreSQL needs {needed // 2**20} MB"
             )
+
+    def _create(self, account: Account, install: Path, lock: int) -> None:
         new = self.pgdata.with_name(f"{keeper.PGDATA}.new")
         if new.exists():
             shutil.rmtree(new)  # of a process that was killed while it set up
@@ -161,7 +173,7 @@ class Cluster:
 
     def _forget_dead_server(self) -> None:
         # server.lock is free, so these belong to nobody, even if their process id is somebody's again.
-        socket = self.socket_dir / f".s.PGSQL.{PORT}"
+        socket = self.socket_dir / f".s.PGSQL.{keeper.PORT}"
         for leftover in (self.pgdata / "postmaster.pid", socket, socket.with_name(f"{socket.name}.lock")):
             leftover.unlink(missing_ok=True)
 
@@ -181,15 +193,6 @@ class Cluster:
         new.write_text(f"# Written by Interlock at every start of the server.\n{text}\n", encoding="utf-8")
         new.chmod(0o644)
         new.rename(self.data_dir / name)
-
-
-def _socket_dir(data_dir: Path) -> Path:
-    near = data_dir / "run"
-    if len(os.fsencode(near / f".s.PGSQL.{PORT}")) <= _LONGEST_SOCKET_PATH:
-        return near
-    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
-    # Not the user's TMPDIR: processes with different ones have to meet. _claim refuses what somebody else put there.
-    return Path("/tmp") / f"interlock-{os.geteuid()}-{digest}"  # noqa: S108
 
 
 def _make(directory: Path, mode: int) -> None:

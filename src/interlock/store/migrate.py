@@ -41,6 +41,10 @@ create table if not exists interlock.schema_migrations (
 )
 """
 
+_OWNED = """
+select pg_has_role(relowner, 'usage') as owned from pg_class where oid = to_regclass('interlock.schema_migrations')
+"""
+
 # In a block, so that it can be asked of a schema that does not have the function yet.
 _ADD_PARTITIONS = """
 do $$
@@ -97,13 +101,19 @@ def known_migrations(source: Traversable | None = None) -> list[Migration]:
 
 async def applied_migrations(connection: Connection) -> list[Applied]:
     """Read what a database has, in order; nothing when it has no schema yet."""
-    cursor = await connection.execute("select to_regclass('interlock.schema_migrations') as there")
-    row = await cursor.fetchone()
-    if row is None or row["there"] is None:
-        return []
-    cursor = await connection.execute(
-        "select version, name, checksum, applied_at from interlock.schema_migrations order by version"
-    )
+    try:
+        cursor = await connection.execute("select to_regclass('interlock.schema_migrations') as there")
+        row = await cursor.fetchone()
+        if row is None or row["there"] is None:
+            return []
+        cursor = await connection.execute(
+            "select version, name, checksum, applied_at from interlock.schema_migrations order by version"
+        )
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise MigrationError(
+            f"this role may not use what Interlock has in the database ({error.diag.message_primary}); "
+            "let the role that owns it run `interlock migrate --grant-to` with the name of this one"
+        ) from None
     return [Applied(**row) for row in await cursor.fetchall()]
 
 
@@ -138,30 +148,37 @@ async def migrate(
     while (migration := await _apply_next(connection, files_of_release)) is not None:
         tell(f"applied {migration.name}")
         mine.append(migration)
-    async with connection.transaction():
-        await connection.execute("select pg_advisory_xact_lock(%s)", [LOCK])
-        await connection.execute(_ADD_PARTITIONS)
-        tell(await install_queue(connection))
+    if await _is_owner(connection):  # any other role has nothing to add
+        async with connection.transaction():
+            await connection.execute("select pg_advisory_xact_lock(%s)", [LOCK])
+            await connection.execute(_ADD_PARTITIONS)
+            tell(await install_queue(connection))
     return mine
 
 
 async def grant(connection: Connection, role: str) -> None:
     """Let a role that owns nothing run the engine."""
-    cursor = await connection.execute("select to_regnamespace('pgmq') is not null as queue")
-    row = await cursor.fetchone()
-    names = ["grant_runtime_role", *(["grant_runtime_role_queue"] if row and row["queue"] else [])]
+    cursor = await connection.execute(
+        "select to_regnamespace('pgmq') is not null as queue, quote_ident(%s) as role", [role]
+    )
+    (found,) = await cursor.fetchall()
+    names = ["grant_runtime_role", *(["grant_runtime_role_queue"] if found["queue"] else [])]
     try:
         async with connection.transaction():
             for name in names:
                 await connection.execute(sql.SQL(_GRANTS[name].sql).format(role=sql.Identifier(role)))
     except psycopg.errors.UndefinedObject:
-        raise MigrationError(f"there is no role {role!r} on this server; create it first: create role {role}") from None
+        raise MigrationError(
+            f"there is no role {role!r} on this server; create it first: create role {found['role']}"
+        ) from None
     except psycopg.errors.InsufficientPrivilege as error:
         raise MigrationError(f"cannot grant to {role!r}: {error.diag.message_primary}") from None
 
 
 async def _apply_next(connection: Connection, known: Sequence[Migration]) -> Migration | None:
     """Apply the first pending file, if there is one; whoever else migrates waits at the lock."""
+    if not pending_migrations(known, await applied_migrations(connection)):
+        return None  # without the lock and the table, which are for those who may change the schema
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock(%s)", [LOCK])
         await _bootstrap(connection)
@@ -184,17 +201,28 @@ async def _apply_next(connection: Connection, known: Sequence[Migration]) -> Mig
 
 async def _bootstrap(connection: Connection) -> None:
     """Create the schema and the table of migrations; a schema made by an administrator is used as it is."""
-    cursor = await connection.execute("select to_regnamespace('interlock') is null as missing")
-    row = await cursor.fetchone()
+    cursor = await connection.execute(
+        "select to_regnamespace('interlock') is null as missing, quote_ident(current_user) as role"
+    )
+    (found,) = await cursor.fetchall()
     try:
-        if row is not None and row["missing"]:
+        if found["missing"]:
             await connection.execute("create schema interlock")
         await connection.execute(_BOOTSTRAP)
     except psycopg.errors.InsufficientPrivilege as error:
-        raise MigrationError(
-            f"this role may not create the schema ({error.diag.message_primary}). An administrator can give it one: "
-            "create schema interlock authorization <role>"
-        ) from None
+        advice = (
+            f"An administrator can give it one: create schema interlock authorization {found['role']}"
+            if found["missing"]
+            else "Let the role that owns it run `interlock migrate`"
+        )
+        what = "create the schema" if found["missing"] else "change the schema"
+        raise MigrationError(f"this role may not {what} ({error.diag.message_primary}). {advice}") from None
+
+
+async def _is_owner(connection: Connection) -> bool:
+    """Tell whether what there is, if there is anything, belongs to this role."""
+    cursor = await connection.execute(_OWNED)
+    return all([row["owned"] async for row in cursor])
 
 
 async def _check_server(connection: Connection) -> None:

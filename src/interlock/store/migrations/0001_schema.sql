@@ -39,7 +39,8 @@ create table interlock.jobs (
     updated_at timestamptz not null default now(),
     constraint jobs_depth check (depth between 0 and 5),
     constraint jobs_worker_count check (worker_count between 1 and 10),
-    constraint jobs_parent_depth check ((parent_job_id is null) = (depth = 0))
+    constraint jobs_parent_depth check ((parent_job_id is null) = (depth = 0)),
+    constraint jobs_not_own_parent check (parent_job_id <> id)
 );
 
 create index jobs_children on interlock.jobs (parent_job_id) where parent_job_id is not null;

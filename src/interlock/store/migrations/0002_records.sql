@@ -1,6 +1,6 @@
 -- The records of moves cannot be changed, deleted or forged, and live in monthly partitions.
 
-create function interlock.refuse_change() returns trigger language plpgsql set search_path = pg_catalog as $$
+create function interlock.refuse_change() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     raise exception '% is a record of what happened: % is refused', tg_table_name, tg_op
         using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name,
@@ -8,10 +8,13 @@ begin
 end
 $$;
 
--- Records are written by the triggers of the tables they tell of, at depth 1; this trigger is then at depth 2.
-create function interlock.refuse_forgery() returns trigger language plpgsql set search_path = pg_catalog as $$
+-- Records are written by the record functions alone; whoever else inserts, at whatever depth, is told by the stack.
+create function interlock.refuse_forgery() returns trigger language plpgsql set search_path = pg_catalog, pg_temp as $$
+declare
+    stack text;
 begin
-    if pg_trigger_depth() < 2 then
+    get diagnostics stack = pg_context;
+    if stack !~ 'function interlock\.record_(tasks|jobs|workers)\(\) line' then
         raise exception '% is written by the database itself: INSERT is refused', tg_table_name
             using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name;
     end if;
@@ -46,8 +49,12 @@ begin
             month := date_trunc('month', now() at time zone 'UTC') + make_interval(months => ahead);
             partition := records || to_char(month, '"_"YYYY"_"MM');
             continue when to_regclass('interlock.' || partition) is not null;
-            execute format('create table interlock.%I partition of interlock.%I for values from (%L) to (%L)',
-                partition, records, month at time zone 'UTC', (month + interval '1 month') at time zone 'UTC');
+            begin
+                execute format('create table interlock.%I partition of interlock.%I for values from (%L) to (%L)',
+                    partition, records, month at time zone 'UTC', (month + interval '1 month') at time zone 'UTC');
+            exception when check_violation then
+                continue; -- the default partition has records of that month already: they all stay there
+            end;
             perform interlock.protect_records(to_regclass('interlock.' || partition));
             made := made + 1;
         end loop;
@@ -61,6 +68,9 @@ create function interlock.drop_records_before(cutoff timestamptz) returns setof 
 declare
     old record;
 begin
+    if cutoff is null then
+        raise exception 'drop_records_before needs a time; null would mean everything' using errcode = 'IL004';
+    end if;
     for old in
         select child.relname as partition,
             substring(pg_get_expr(child.relpartbound, child.oid) from 'TO \(''(.+?)''\)')::timestamptz as ends_at

@@ -2,7 +2,7 @@
 
 create or replace function interlock.refuse_move(
     machine text, row_id text, from_state text, to_state text, allowed text[], code text, problem text
-) returns void language plpgsql set search_path = pg_catalog as $$
+) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
     raise exception '% %: %; allowed%: %', machine, row_id, problem,
             case when from_state is null then '' else ' from ' || from_state end,
@@ -24,19 +24,23 @@ alter table interlock.tasks add constraint tasks_state check (state in ('waiting
 alter table interlock.tasks validate constraint tasks_state;
 
 create or replace function interlock.guard_tasks() returns trigger language plpgsql
-    set search_path = pg_catalog as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     known constant text[] := array['waiting', 'pending', 'running', 'done', 'error', 'canceled', 'skipped'];
     events text[];
     allowed text[];
 begin
+    if tg_op = 'INSERT' and new.attempt <> 0 then
+        perform interlock.refuse_move('task', new.id::text, null, new.state, array[]::text[], 'IL005',
+            format('begins at attempt 0, not %s', new.attempt));
+    end if;
     if tg_op = 'INSERT' then
         perform interlock.refuse_move('task', new.id::text, null, new.state, array['waiting', 'pending'],
             case when new.state = any (known) then 'IL003' else 'IL002' end,
             format('cannot begin as %L', new.state));
     elsif tg_op = 'DELETE' then
         perform interlock.refuse_move('task', old.id::text, old.state, old.state, array['done', 'error', 'canceled', 'skipped'], 'IL006',
-            format('cannot be deleted while %L; it must have ended first', old.state));
+            format('cannot be deleted while %L, only when it has ended', old.state));
     end if;
     if new.id is distinct from old.id then
         perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL005',
@@ -85,13 +89,13 @@ begin
         if new.updated_at is not distinct from old.updated_at then
             new.updated_at := now();
         end if;
+    elsif new.event is distinct from old.event then
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL001',
+            format('stays %L, so that its event cannot become %L', old.state, new.event));
     end if;
-    if new.attempt < old.attempt
-        or new.state = 'running' and old.state <> 'running'
-        and new.attempt <= old.attempt
-    then
+    if new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int then
         perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL005',
-            format('attempt %s cannot follow attempt %s; the fence only rises, with every claim',
+            format('attempt %s cannot follow attempt %s; the fence rises by one with every claim, and only then',
                 new.attempt, old.attempt));
     end if;
     return new;
@@ -100,7 +104,7 @@ $$;
 
 drop trigger if exists guard_insert on interlock.tasks;
 create trigger guard_insert before insert on interlock.tasks for each row
-    when ((new.state = any (array['waiting', 'pending'])) is not true)
+    when ((new.state = any (array['waiting', 'pending'])) is not true or new.attempt <> 0)
     execute function interlock.guard_tasks();
 alter table interlock.tasks enable always trigger guard_insert;
 
@@ -108,6 +112,7 @@ drop trigger if exists guard_update on interlock.tasks;
 create trigger guard_update before update on interlock.tasks for each row
     when (
         new.id is distinct from old.id
+        or old.state is not distinct from new.state and old.event is distinct from new.event
         or old.state is distinct from new.state and (
             ((old.state || ' ' || new.event || ' ' || new.state) = any (array[
                 'waiting release pending',
@@ -128,8 +133,7 @@ create trigger guard_update before update on interlock.tasks for each row
             ])) is not true
             or new.updated_at is not distinct from old.updated_at
         )
-        or new.attempt < old.attempt
-        or new.state = 'running' and old.state <> 'running' and new.attempt <= old.attempt
+        or new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int
     )
     execute function interlock.guard_tasks();
 alter table interlock.tasks enable always trigger guard_update;
@@ -154,10 +158,13 @@ create trigger guard_truncate before truncate on interlock.tasks for each statem
 alter table interlock.tasks enable always trigger guard_truncate;
 
 -- The records are written as their owner, so that whoever moves a row needs no right to write them.
+-- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
 create or replace function interlock.record_tasks() returns trigger language plpgsql
-    security definer set search_path = pg_catalog as $$
+    security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    if tg_op = 'INSERT' then
+    if tg_relid <> 'interlock.tasks'::regclass then
+        raise exception 'record_tasks() records the moves of interlock.tasks alone' using errcode = 'IL004';
+    elsif tg_op = 'INSERT' then
         insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, attempt)
         select now_row.id, null, now_row.state, 'create', now_row.reason, interlock.actor(), now_row.attempt
         from now_row;
@@ -171,6 +178,8 @@ begin
     return null;
 end
 $$;
+
+revoke execute on function interlock.record_tasks() from public;
 
 drop trigger if exists record_insert on interlock.tasks;
 create trigger record_insert after insert on interlock.tasks
@@ -190,7 +199,7 @@ alter table interlock.jobs add constraint jobs_status check (status in ('SUBMITT
 alter table interlock.jobs validate constraint jobs_status;
 
 create or replace function interlock.guard_jobs() returns trigger language plpgsql
-    set search_path = pg_catalog as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     known constant text[] := array['SUBMITTED', 'PENDING', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELED'];
     events text[];
@@ -202,7 +211,7 @@ begin
             format('cannot begin as %L', new.status));
     elsif tg_op = 'DELETE' then
         perform interlock.refuse_move('job', old.id::text, old.status, old.status, array['COMPLETED', 'FAILED', 'CANCELED'], 'IL006',
-            format('cannot be deleted while %L; it must have ended first', old.status));
+            format('cannot be deleted while %L, only when it has ended', old.status));
     end if;
     if new.id is distinct from old.id then
         perform interlock.refuse_move('job', old.id::text, old.status, new.status, array[]::text[], 'IL005',
@@ -245,6 +254,9 @@ begin
         if new.updated_at is not distinct from old.updated_at then
             new.updated_at := now();
         end if;
+    elsif new.event is distinct from old.event then
+        perform interlock.refuse_move('job', old.id::text, old.status, new.status, array[]::text[], 'IL001',
+            format('stays %L, so that its event cannot become %L', old.status, new.event));
     end if;
 
     return new;
@@ -261,6 +273,7 @@ drop trigger if exists guard_update on interlock.jobs;
 create trigger guard_update before update on interlock.jobs for each row
     when (
         new.id is distinct from old.id
+        or old.status is not distinct from new.status and old.event is distinct from new.event
         or old.status is distinct from new.status and (
             ((old.status || ' ' || new.event || ' ' || new.status) = any (array[
                 'SUBMITTED validate PENDING',
@@ -298,10 +311,13 @@ create trigger guard_truncate before truncate on interlock.jobs for each stateme
 alter table interlock.jobs enable always trigger guard_truncate;
 
 -- The records are written as their owner, so that whoever moves a row needs no right to write them.
+-- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
 create or replace function interlock.record_jobs() returns trigger language plpgsql
-    security definer set search_path = pg_catalog as $$
+    security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    if tg_op = 'INSERT' then
+    if tg_relid <> 'interlock.jobs'::regclass then
+        raise exception 'record_jobs() records the moves of interlock.jobs alone' using errcode = 'IL004';
+    elsif tg_op = 'INSERT' then
         insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor)
         select now_row.id, null, now_row.status, 'create', now_row.reason, interlock.actor()
         from now_row;
@@ -315,6 +331,8 @@ begin
     return null;
 end
 $$;
+
+revoke execute on function interlock.record_jobs() from public;
 
 drop trigger if exists record_insert on interlock.jobs;
 create trigger record_insert after insert on interlock.jobs
@@ -334,7 +352,7 @@ alter table interlock.workers add constraint workers_status check (status in ('I
 alter table interlock.workers validate constraint workers_status;
 
 create or replace function interlock.guard_workers() returns trigger language plpgsql
-    set search_path = pg_catalog as $$
+    set search_path = pg_catalog, pg_temp as $$
 declare
     known constant text[] := array['IDLE', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'TERMINATED'];
     events text[];
@@ -346,7 +364,7 @@ begin
             format('cannot begin as %L', new.status));
     elsif tg_op = 'DELETE' then
         perform interlock.refuse_move('supervised worker', old.id::text, old.status, old.status, array['COMPLETED', 'FAILED', 'TERMINATED'], 'IL006',
-            format('cannot be deleted while %L; it must have ended first', old.status));
+            format('cannot be deleted while %L, only when it has ended', old.status));
     end if;
     if new.id is distinct from old.id then
         perform interlock.refuse_move('supervised worker', old.id::text, old.status, new.status, array[]::text[], 'IL005',
@@ -393,6 +411,9 @@ begin
         if new.updated_at is not distinct from old.updated_at then
             new.updated_at := now();
         end if;
+    elsif new.event is distinct from old.event then
+        perform interlock.refuse_move('supervised worker', old.id::text, old.status, new.status, array[]::text[], 'IL001',
+            format('stays %L, so that its event cannot become %L', old.status, new.event));
     end if;
 
     return new;
@@ -409,6 +430,7 @@ drop trigger if exists guard_update on interlock.workers;
 create trigger guard_update before update on interlock.workers for each row
     when (
         new.id is distinct from old.id
+        or old.status is not distinct from new.status and old.event is distinct from new.event
         or old.status is distinct from new.status and (
             ((old.status || ' ' || new.event || ' ' || new.status) = any (array[
                 'IDLE start_task RUNNING',
@@ -448,10 +470,13 @@ create trigger guard_truncate before truncate on interlock.workers for each stat
 alter table interlock.workers enable always trigger guard_truncate;
 
 -- The records are written as their owner, so that whoever moves a row needs no right to write them.
+-- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
 create or replace function interlock.record_workers() returns trigger language plpgsql
-    security definer set search_path = pg_catalog as $$
+    security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    if tg_op = 'INSERT' then
+    if tg_relid <> 'interlock.workers'::regclass then
+        raise exception 'record_workers() records the moves of interlock.workers alone' using errcode = 'IL004';
+    elsif tg_op = 'INSERT' then
         insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor)
         select now_row.id, null, now_row.status, 'create', now_row.reason, interlock.actor()
         from now_row;
@@ -465,6 +490,8 @@ begin
     return null;
 end
 $$;
+
+revoke execute on function interlock.record_workers() from public;
 
 drop trigger if exists record_insert on interlock.workers;
 create trigger record_insert after insert on interlock.workers

@@ -3,7 +3,8 @@
 -- name: grant_runtime_role
 grant usage on schema interlock to {role};
 grant select, insert, update, delete on interlock.tasks, interlock.jobs, interlock.workers,
-    interlock.idempotency_keys to {role};
+    interlock.idempotency_keys, interlock.namespaces, interlock.limits, interlock.limit_starts, interlock.schedules,
+    interlock.callbacks, interlock.leaders, interlock.waiters to {role};
 grant select on interlock.audit_logs, interlock.job_state_transitions, interlock.worker_state_transitions,
     interlock.schema_migrations to {role};
 

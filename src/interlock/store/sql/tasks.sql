@@ -3,81 +3,139 @@
 -- In all of them: `now` is null in production and the test's clock in tests; `actor` goes into the records, set for
 -- this transaction only, so that it works behind a pooler too.
 
--- name: insert_task
--- A second task with the id of a first is the first: enqueueing can be repeated.
-insert into interlock.tasks (id, namespace, type, state, reason, priority, run_at, max_tries, job_id, step, input,
-    created_at, updated_at)
-select coalesce(%(id)s::uuid, interlock.new_id()), %(namespace)s, %(type)s, %(state)s, %(reason)s, %(priority)s,
-    coalesce(%(run_at)s::timestamptz, %(now)s, now()), %(max_tries)s, %(job_id)s, %(step)s, %(input)s,
-    coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
-where (select set_config('interlock.actor', %(actor)s, true)) is not null
-on conflict (id) do nothing
-returning id
+-- name: enqueue_task
+select id, created
+from interlock.enqueue(type => %(type)s, input => %(input)s, namespace => %(namespace)s, priority => %(priority)s,
+    run_at => %(run_at)s::timestamptz, delay => %(delay)s::interval, max_tries => %(max_tries)s,
+    timeout_seconds => %(timeout_seconds)s::float8, backoff => %(backoff)s::jsonb, unique_key => %(unique_key)s,
+    request_id => %(request_id)s, limit_key => %(limit_key)s, tags => %(tags)s::text[],
+    callback_url => %(callback_url)s, correlation_id => %(correlation_id)s::uuid, task_id => %(task_id)s::uuid,
+    actor => %(actor)s)
+
+-- name: copy_tasks
+-- For tasks that nothing can hold or merge: no limit, no unique key, no request id. The caller makes the ids.
+copy interlock.tasks (id, namespace, type, input, priority, run_at, max_tries, timeout_seconds, backoff, tags,
+    callback_url, correlation_id)
+from stdin
+
+-- name: set_actor
+select set_config('interlock.actor', %(actor)s, true)
 
 -- name: release_waiting_tasks
 -- moves: task waiting -release-> pending
 update interlock.tasks
-set state = 'pending', event = 'release', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set state = 'pending', event = 'release', reason = %(reason)s, held_by = null, updated_at = coalesce(%(now)s::timestamptz, now())
 where id = any (%(ids)s::uuid[]) and state = 'waiting'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+returning id, namespace
 
 -- name: hold_pending_tasks
 -- moves: task pending -hold-> waiting
 update interlock.tasks
-set state = 'waiting', event = 'hold', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set state = 'waiting', event = 'hold', reason = %(reason)s, held_by = %(held_by)s, updated_at = coalesce(%(now)s::timestamptz, now())
 where id = any (%(ids)s::uuid[]) and state = 'pending'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
 
 -- name: claim_pending_tasks
 -- moves: task pending -claim-> running
--- The order is exactly that of the index `tasks_claim`: any other lets the planner walk something longer.
+-- Each namespace gives at most `each`, so that none can starve the others. The order is exactly that of the index
+-- `tasks_claim`: any other lets the planner walk something longer.
 with picked as materialized (
-    select id
-    from interlock.tasks
-    where state = 'pending' and namespace = %(namespace)s and run_at <= coalesce(%(now)s::timestamptz, now())
-    order by priority desc, run_at, id
+    select found.id
+    from unnest(%(namespaces)s::text[]) as wanted (namespace)
+        cross join lateral (
+            select id
+            from interlock.tasks
+            where state = 'pending' and tasks.namespace = wanted.namespace
+                and run_at <= coalesce(%(now)s::timestamptz, now()) and type = any (%(types)s::text[])
+            order by priority desc, run_at, id
+            limit %(each)s
+            for update skip locked
+        ) as found
     limit %(limit)s
-    for update skip locked
 )
 update interlock.tasks
 set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tries = tries + 1,
     worker_id = %(actor)s, lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
-    started_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    cancel_requested_at = null, started_at = coalesce(%(now)s::timestamptz, now()),
+    updated_at = coalesce(%(now)s::timestamptz, now())
 from picked
 where tasks.id = picked.id and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning tasks.id, tasks.type, tasks.attempt, tasks.tries, tasks.max_tries, tasks.input, tasks.lease_expires_at
+returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries, tasks.input,
+    tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_key, tasks.callback_url, tasks.job_id,
+    tasks.step, tasks.correlation_id
+
+-- name: next_run_at
+-- When the next pending task of these namespaces becomes due, for a worker that has nothing to do until then.
+select min(found.run_at) as run_at
+from unnest(%(namespaces)s::text[]) as wanted (namespace)
+    cross join lateral (
+        select run_at
+        from interlock.tasks
+        where state = 'pending' and tasks.namespace = wanted.namespace and type = any (%(types)s::text[])
+            and run_at > coalesce(%(now)s::timestamptz, now())
+        order by run_at
+        limit 1
+    ) as found
 
 -- name: renew_running_tasks
+-- Prolongs leases and writes the progress that came up since; tells which tasks someone wants canceled.
 update interlock.tasks
 set lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
+    progress = coalesce(held.progress, tasks.progress),
     updated_at = coalesce(%(now)s::timestamptz, now())
-from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as held (id, attempt)
+from unnest(%(ids)s::uuid[], %(attempts)s::int[], %(progresses)s::jsonb[]) as held (id, attempt, progress)
 where tasks.id = held.id and tasks.attempt = held.attempt and state = 'running'
-returning tasks.id
+returning tasks.id, tasks.cancel_requested_at, tasks.reason
+
+-- name: save_checkpoint
+update interlock.tasks
+set checkpoint = %(checkpoint)s, updated_at = coalesce(%(now)s::timestamptz, now())
+where id = %(id)s and attempt = %(attempt)s and state = 'running'
+returning id
 
 -- name: settle_running_tasks
 -- moves: task running -succeed-> done
 -- moves: task running -fail-> error
 -- moves: task running -retry-> pending
 -- moves: task running -return-> pending
--- An attempt that is no longer the one that runs writes nothing: its row is missing from what is returned.
-update interlock.tasks
-set state = case outcome.event
-        when 'succeed' then 'done' when 'fail' then 'error' when 'retry' then 'pending' when 'return' then 'pending'
-    end,
-    event = outcome.event, reason = outcome.reason, output = outcome.output, error = outcome.error,
-    cost = coalesce(outcome.cost, tasks.cost), run_at = coalesce(outcome.run_at, tasks.run_at),
-    tries = tasks.tries - (outcome.event = 'return')::int, lease_expires_at = null,
-    finished_at = case when outcome.event in ('succeed', 'fail') then coalesce(%(now)s::timestamptz, now()) end,
-    updated_at = coalesce(%(now)s::timestamptz, now())
-from unnest(%(ids)s::uuid[], %(attempts)s::int[], %(events)s::text[], %(reasons)s::text[], %(outputs)s::jsonb[],
-    %(errors)s::jsonb[], %(costs)s::float8[], %(run_ats)s::timestamptz[])
-    as outcome (id, attempt, event, reason, output, error, cost, run_at)
-where tasks.id = outcome.id and tasks.attempt = outcome.attempt and tasks.state = 'running'
-    and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning tasks.id
+-- An attempt that is no longer the one that runs writes nothing. The answer is one row, and names the tasks only if
+-- some are missing: to read a hundred ids costs the worker more than to write a hundred outcomes costs the database.
+with settled as (
+    update interlock.tasks
+    set state = case outcome.event
+            when 'succeed' then 'done' when 'fail' then 'error' when 'retry' then 'pending' when 'return' then 'pending'
+        end,
+        event = outcome.event, reason = outcome.reason, output = outcome.output, error = outcome.error,
+        cost = coalesce(outcome.cost, tasks.cost), run_at = coalesce(outcome.run_at, tasks.run_at),
+        tries = tasks.tries - (outcome.event = 'return')::int, lease_expires_at = null,
+        progress = coalesce(outcome.progress, tasks.progress),
+        finished_at = case when outcome.event in ('succeed', 'fail') then coalesce(%(now)s::timestamptz, now()) end,
+        updated_at = coalesce(%(now)s::timestamptz, now())
+    from jsonb_to_recordset(%(outcomes)s::jsonb) as outcome (id uuid, attempt int, event text, output jsonb, error jsonb,
+        reason text, cost float8, run_at timestamptz, progress jsonb)
+    where tasks.id = outcome.id and tasks.attempt = outcome.attempt and tasks.state = 'running'
+        and (select set_config('interlock.actor', %(actor)s, true)) is not null
+    returning tasks.id,
+        tasks.state in ('done', 'error') and exists (select from interlock.waiters where task_id = tasks.id) as awaited
+)
+select count(*) as settled, array_agg(id) filter (where awaited) as awaited,
+    case when count(*) < %(expected)s then array_agg(id) end as ids
+from settled
+
+-- name: insert_callbacks
+-- In the transaction of the settle, for what it really settled; whoever posts them hears of it at the commit.
+with noted as (
+    insert into interlock.callbacks (task_id, attempt, state, url)
+    select id, attempt, state, callback_url
+    from interlock.tasks
+    where id = any (%(ids)s::uuid[]) and callback_url is not null and state in ('done', 'error', 'canceled')
+    returning id
+)
+select pg_notify('interlock_duties', 'callbacks')
+from noted
+limit 1
 
 -- name: recover_expired_tasks
 -- moves: task running -expire-> pending
@@ -99,23 +157,34 @@ where id = any (array(
         for update skip locked
     ))
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id, event
+returning id, event, namespace, limit_key
 
 -- name: cancel_unfinished_tasks
 -- moves: task waiting -cancel-> canceled
 -- moves: task pending -cancel-> canceled
 -- moves: task running -cancel-> canceled
+-- An attempt that is given is a fence; null cancels whatever attempt it is at. Running tasks only if told so.
 update interlock.tasks
-set state = 'canceled', event = 'cancel', reason = %(reason)s, lease_expires_at = null,
+set state = 'canceled', event = 'cancel', reason = %(reason)s, held_by = null, lease_expires_at = null,
     finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-where id = any (%(ids)s::uuid[]) and state in ('waiting', 'pending', 'running')
+from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as unwanted (id, attempt)
+where tasks.id = unwanted.id and tasks.attempt = coalesce(unwanted.attempt, tasks.attempt)
+    and (state in ('waiting', 'pending') or state = 'running' and %(running)s)
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+returning tasks.id, tasks.limit_key,
+    exists (select from interlock.waiters where task_id = tasks.id) as awaited
+
+-- name: request_cancel_of_running_tasks
+-- The worker that runs it hears of it with its next renewal at the latest, and by a hint at once.
+update interlock.tasks
+set cancel_requested_at = coalesce(cancel_requested_at, %(now)s::timestamptz, now()), reason = %(reason)s
+where id = any (%(ids)s::uuid[]) and state = 'running'
+returning id, worker_id
 
 -- name: skip_waiting_tasks
 -- moves: task waiting -skip-> skipped
 update interlock.tasks
-set state = 'skipped', event = 'skip', reason = %(reason)s,
+set state = 'skipped', event = 'skip', reason = %(reason)s, held_by = null,
     finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
 where id = any (%(ids)s::uuid[]) and state = 'waiting'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
@@ -130,13 +199,42 @@ set state = 'pending', event = 'requeue', reason = %(reason)s, tries = 0, finish
     run_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
 where id = any (%(ids)s::uuid[]) and state in ('error', 'canceled')
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+returning id, namespace, limit_key
 
--- name: read_task
-select id, namespace, type, state, event, reason, priority, run_at, attempt, tries, max_tries, worker_id,
-    lease_expires_at, job_id, step, input, output, error, cost, created_at, started_at, finished_at, updated_at
+-- name: read_tasks
+select id, namespace, type, state, event, reason, held_by, priority, run_at, attempt, tries, max_tries, worker_id,
+    lease_expires_at, job_id, step, limit_key, unique_key, request_id, tags, correlation_id, input, output, error, cost,
+    progress, created_at, started_at, finished_at, updated_at
 from interlock.tasks
-where id = %(id)s
+where id = any (%(ids)s::uuid[])
+
+-- name: find_tasks
+-- For acts by filter: null means "any". Newest first, a page at a time (`before` is the last id of the page before).
+select id, namespace, type, state, reason, priority, run_at, attempt, tries, max_tries, created_at, finished_at, tags
+from interlock.tasks
+where (%(states)s::text[] is null or state = any (%(states)s::text[]))
+    and (%(namespace)s::text is null or namespace = %(namespace)s::text)
+    and (%(type)s::text is null or type = %(type)s::text)
+    and (%(tag)s::text is null or tags @> array[%(tag)s::text])
+    and (%(before)s::uuid is null or id < %(before)s::uuid)
+order by id desc
+limit %(limit)s
+
+-- name: notify_tasks
+select pg_notify('interlock_tasks', namespace)
+from (select distinct unnest(%(namespaces)s::text[]) as namespace) as changed
+
+-- name: notify_done
+select pg_notify('interlock_done', id)
+from (select distinct unnest(%(ids)s::text[]) as id) as ended
+
+-- name: notify_duties
+select pg_notify('interlock_duties', duty)
+from (select distinct unnest(%(duties)s::text[]) as duty) as wanted
+
+-- name: notify_worker
+select pg_notify('interlock_control', worker)
+from (select distinct unnest(%(workers)s::text[]) as worker) as told
 
 -- name: read_task_history
 select from_state, to_state, event, reason, actor, attempt, recorded_at

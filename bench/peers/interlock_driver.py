@@ -1,0 +1,86 @@
+"""Interlock, with its guards and its audit, as a user runs it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from driver import main
+
+from interlock import Interlock
+from interlock.config import Config
+from interlock.store.database import connect
+from interlock.store.migrate import migrate
+from interlock.telemetry import configure_logging
+from interlock.worker import WorkerSettings, WorkerStateMachine, get_instance_name
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from interlock.client.task import Task
+
+
+def nothing() -> None:
+    """Stand in for the board where no handler runs."""
+
+
+def defined(url: str, handled: Callable[[], None] = nothing) -> tuple[Interlock, Task[[], None]]:
+    """Make an app with the one task."""
+    configure_logging("warning")
+    app = Interlock(config=Config(database_url=url))
+
+    @app.task(name="noop")
+    async def noop() -> None:
+        handled()
+
+    return app, noop
+
+
+class InterlockDriver:
+    """Interlock."""
+
+    setting = "WorkerStateMachine, 300 at a time; enqueue_many by COPY"
+    remaining = (
+        "select (exists (select from interlock.tasks where state = 'pending'))::int"
+        " + (exists (select from interlock.tasks where lease_expires_at is not null))::int"
+    )
+
+    async def prepare(self, url: str) -> None:
+        """Make the schema."""
+        async with connect(url) as connection:
+            await migrate(connection)
+
+    async def enqueue_in_bulk(self, url: str, tasks: int) -> float:
+        """Enqueue all in one call."""
+        app, noop = defined(url)
+        async with app:
+            began = time.perf_counter()
+            await noop.enqueue_many({} for _ in range(tasks))
+            return time.perf_counter() - began
+
+    async def enqueue_singly(self, url: str, tasks: int) -> float:
+        """Enqueue one after the other."""
+        app, noop = defined(url)
+        async with app:
+            await noop.enqueue()
+            began = time.perf_counter()
+            for _ in range(tasks):
+                await noop.enqueue()
+            return time.perf_counter() - began
+
+    async def enqueue_when_asked(
+        self, url: str, ask: Callable[[Callable[[], Awaitable[object]]], Awaitable[None]]
+    ) -> None:
+        """Open the app."""
+        app, noop = defined(url)
+        async with app:
+            await ask(noop.enqueue)
+
+    async def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+        """Run the worker that `interlock worker` runs."""
+        app, _ = defined(url, handled)
+        await WorkerStateMachine(get_instance_name(), app, WorkerSettings(concurrency=concurrency)).serve()
+
+
+if __name__ == "__main__":
+    main(InterlockDriver())

@@ -1,0 +1,266 @@
+"""The task queue beside others: drain, enqueue, pickup, a pinned snapshot, a big table, memory.
+
+Run: `./dev bench tasks`. Everything happens on one embedded server in a temporary directory, in paired rounds: each
+round runs Interlock and then every peer. Only the ratios inside one run mean anything; see README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interlock.store.embedded import EmbeddedServer
+from machine import described
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from field import QUEUES, Field, load, settle_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from field import Queue, Workers
+
+OURS = QUEUES["interlock"]
+CONCURRENCY = 300
+SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
+SINGLY = 500
+PICKUPS = 250
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of the report: what was measured of each queue, round by round, and what Interlock shall reach."""
+
+    name: str
+    unit: str
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    # at least so many times the peer's
+    ratios: dict[str, float] = field(default_factory=dict)
+    target: str = ""
+
+    def add(self, queue: str, value: float) -> None:
+        """Note a sample."""
+        self.samples.setdefault(queue, []).append(value)
+
+    def median(self, queue: str) -> float | None:
+        """Give the middle sample of a queue."""
+        return statistics.median(self.samples[queue]) if queue in self.samples else None
+
+    def ratio(self, peer: str) -> float | None:
+        """Give the middle of the ratios of the rounds, each within itself."""
+        pairs = list(zip(self.samples.get(OURS.name, []), self.samples.get(peer, []), strict=False))
+        return statistics.median(ours / theirs for ours, theirs in pairs if theirs) if pairs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One run of the benchmark."""
+
+    field: Field
+    queues: tuple[Queue, ...]
+    tasks: int
+    rounds: int
+    finished: int
+
+    def _turns(self) -> Iterator[Queue]:
+        for number in range(self.rounds):
+            for queue in self.queues:
+                print(f"\r  round {number + 1} of {self.rounds}: {queue.name:14}", end="", file=sys.stderr, flush=True)
+                yield queue
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+
+    def _drained(self, queue: Queue, processes: int, *, pinned: bool = False) -> tuple[float, float | None]:
+        """Give the tasks per second, and the microseconds of processor time that each took."""
+        tasks = max(int(self.tasks * queue.share), 100)
+        with self.field.database(queue) as database:
+            queue.ask("bulk", url=self.field.url(database), tasks=tasks)
+            self.field.calm(database)
+            with self.field.workers(queue, database, processes, CONCURRENCY) as workers, ExitStack() as stack:
+                if pinned:
+                    stack.enter_context(self.field.pinned(database))
+                before = self._used(workers)
+                workers.await_handled(tasks)
+                ended = self.field.await_settled(queue, database)
+                after = self._used(workers)
+                rate = tasks / (ended - workers.board.read()[1]) * 1e9
+        return rate, (after - before) / tasks * 1e6 if before is not None and after is not None else None
+
+    def _used(self, workers: Workers) -> float | None:
+        theirs, servers = workers.cpu(), self.field.cpu()
+        return None if theirs is None or servers is None else theirs + servers
+
+    def drain(self) -> list[Row]:
+        """Empty a full queue of no-op tasks with one worker process, and with two."""
+        rows = []
+        for processes, ratios in ((1, {"pgqueuer": 1.5, "awa": 4.0}), (2, {"pgqueuer": 1.3, "awa": 3.0})):
+            name = f"drain, {processes} process{'es' * (processes > 1)}"
+            rate, cost = Row(name, "tasks/s", ratios=ratios), Row(f"{name}, processor time", "µs/task")
+            for queue in self._turns():
+                speed, used = self._drained(queue, processes)
+                rate.add(queue.name, speed)
+                if used is not None:
+                    cost.add(queue.name, used)
+            rows += [rate, cost]
+        return rows
+
+    def enqueue(self) -> list[Row]:
+        """Enqueue many at once, and one after the other."""
+        bulk = Row("enqueue, bulk", "tasks/s", ratios={"pgqueuer": 2.0})
+        singly = Row("enqueue, one by one", "tasks/s", target="≥ 1200")
+        for queue in self._turns():
+            with self.field.database(queue) as database:
+                url = self.field.url(database)
+                bulk.add(queue.name, self.tasks / queue.ask("bulk", url=url, tasks=self.tasks))
+                singly.add(queue.name, SINGLY / queue.ask("singly", url=url, tasks=SINGLY))
+        return [bulk, singly]
+
+    def pickup(self) -> list[Row]:
+        """Tell how soon an idle worker starts a task after its commit."""
+        middle = Row("pickup from commit, p50", "ms", target="≤ 2.5")
+        late = Row("pickup from commit, p99", "ms", target="≤ 10")
+        called = Row("pickup from the call, p50", "ms")
+        for queue in self._turns():
+            with self.field.database(queue) as database:
+                url = self.field.url(database)
+                with self.field.workers(queue, database, 1, CONCURRENCY) as workers:
+                    queue.ask("pickup", url=url, tasks=5, board=self.field.board)
+                    took = queue.ask("pickup", url=url, tasks=PICKUPS, board=self.field.board)
+                    del workers
+            # A handler may start before the enqueueing process has heard of its own commit: that is no delay.
+            since_commit = sorted(max(commit, 0.0) for _, commit in took)
+            middle.add(queue.name, statistics.median(since_commit))
+            late.add(queue.name, since_commit[int(len(since_commit) * 0.99)])
+            called.add(queue.name, statistics.median(call for call, _ in took))
+        return [middle, late, called]
+
+    def pinned(self) -> list[Row]:
+        """Drain while a transaction elsewhere holds a snapshot open."""
+        row = Row("loss while a snapshot is held open", "%", target="≤ 25")
+        for queue in self._turns():
+            free, _ = self._drained(queue, 1)
+            held, _ = self._drained(queue, 1, pinned=True)
+            row.add(queue.name, (1 - held / free) * 100)
+        return [row]
+
+    def big(self) -> list[Row]:
+        """Drain a part of a big table, and of one that holds nothing else."""
+        pending = max(self.finished // 5, self.tasks)
+        row = Row(f"speed with {self.finished:,} finished, {pending:,} pending", "of that with none", target="≥ 0.8")
+        for _ in range(self.rounds):
+            row.add(OURS.name, self._part(self.finished, pending) / self._part(0, self.tasks))
+        return [row]
+
+    def _part(self, finished: int, pending: int) -> float:
+        with self.field.database(OURS) as database:
+            load(self.field, database, finished, pending + CONCURRENCY * 2)
+            self.field.calm(database)
+            with self.field.workers(OURS, database, 1, CONCURRENCY) as workers:
+                workers.await_handled(self.tasks)
+                handled, first, latest = workers.board.read()
+                return handled / (latest - first) * 1e9
+
+    def memory(self) -> list[Row]:
+        """Look at the memory of one worker process at concurrency 1, idle and while it works."""
+        rows = [Row("memory, idle", "MB", target="< 80")]
+        tasks = self.tasks // 4
+        with self.field.database(OURS) as database, self.field.workers(OURS, database, 1, 1) as workers:
+            time.sleep(2)
+            rows[0].add(OURS.name, workers.memory())
+            OURS.ask("bulk", url=self.field.url(database), tasks=tasks)
+            for part in (tasks // 2, tasks):
+                workers.await_handled(part)
+                rows.append(Row(f"memory after {part:,} tasks", "MB", {OURS.name: [workers.memory()]}, target="< 80"))
+        return rows
+
+
+MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
+    "drain": Bench.drain,
+    "enqueue": Bench.enqueue,
+    "pickup": Bench.pickup,
+    "pinned": Bench.pinned,
+    "big": Bench.big,
+    "memory": Bench.memory,
+}
+
+
+def shown(value: float | None) -> str:
+    """Write a figure as short as it is telling."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004
+
+
+def lines(row: Row, queues: tuple[Queue, ...]) -> str:
+    """Write one line of the table."""
+    cells = [f"{row.name}, {row.unit}", *(shown(row.median(queue.name)) for queue in queues)]
+    for peer in queues[1:]:
+        ratio, least = row.ratio(peer.name), row.ratios.get(peer.name)
+        wanted = f" (≥ {least})" if least is not None else ""
+        cells.append(shown(ratio) + wanted if ratio is not None and row.unit == "tasks/s" else "")
+    return "| " + " | ".join([*cells, row.target]) + " |"
+
+
+def chosen(given: argparse.Namespace) -> tuple[tuple[Queue, ...], list[str]]:
+    """Find the queues that take part, and say which of those that were asked for cannot."""
+    wanted = [QUEUES[name] for name in given.peers.split(",") if name and name != OURS.name]
+    missing = [queue.name for queue in wanted if queue.version is None]
+    return (OURS, *(queue for queue in wanted if queue.version is not None)), missing
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=20_000, help="tasks of one run")
+    parser.add_argument("--rounds", type=int, default=3, help="paired rounds of each measurement")
+    parser.add_argument("--only", action="append", choices=list(MEASUREMENTS), help="measure this; may be repeated")
+    parser.add_argument("--peers", default="pgqueuer,awa", help=f"of {', '.join(list(QUEUES)[1:])}; '' for none")
+    parser.add_argument("--big", type=int, default=200_000, help="finished tasks in the big table")
+    parser.add_argument("--json", type=Path, help="write all samples to this file")
+    return parser.parse_args()
+
+
+def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Measure, print, and give everything that was found."""
+    queues, missing = chosen(given)
+    with EmbeddedServer(scratch / "server", settings=SETTINGS) as server:
+        arena = Field(server, scratch)
+        with arena.connect("postgres") as connection:
+            about = f"{described()}, PostgreSQL {connection.info.parameter_status('server_version')}"
+        print(f"{about}, durable, {given.tasks:,} tasks, {given.rounds} rounds\n")
+        settings = {queue.name: f"{queue.version}: {arena.prepare(queue)}" for queue in queues}
+        for name, setting in settings.items():
+            print(f"- {name} {setting}")
+        for name in missing:
+            print(f"- {name} is left out: it is not installed (pip install 'interlock[bench]')")
+        head = ["", *(queue.name for queue in queues), *(f"times {queue.name}" for queue in queues[1:]), "target"]
+        print("\n| " + " | ".join(head) + " |\n|" + " --- |" * len(head), flush=True)
+        bench = Bench(arena, queues, given.tasks, given.rounds, given.big)
+        rows = []
+        for name in given.only or MEASUREMENTS:
+            for row in MEASUREMENTS[name](bench):
+                rows.append(row)
+                print(lines(row, queues), flush=True)
+    return {"machine": about, "settings": settings, "missing": missing, "rows": [asdict(row) for row in rows]}
+
+
+def main() -> None:
+    """Run in a temporary directory."""
+    given = options()
+    settle_environment()
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
+        Path(scratch).chmod(0o755)  # the server may run under an account of its own
+        found = run(given, Path(scratch))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""`interlock status` and `interlock history`: how the queue is, what one task is about, and how it came there.
+
+Invariant: nothing is guessed. What is told of a task is what the database stores of it, the reason for which it waits
+included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from interlock.cli.opening import run
+from interlock.cli.output import tell
+from interlock.cli.overview import overview, overview_json
+from interlock.cli.tables import as_json, distance, fields, moment, table
+from interlock.client.app import Interlock
+from interlock.client.handle import ENDED
+from interlock.errors import UnknownTaskError
+from interlock.store.leaders import read_clock
+from interlock.store.status import read_overview, read_task_details
+
+INTERVAL = 1.0  # seconds between two looks of --watch
+CLEAR = "\x1b[H\x1b[2J"
+TIMES = ("run_at", "lease_expires_at", "cancel_requested_at", "created_at", "started_at", "finished_at")
+PLAIN = (
+    *("priority", "attempt", "event", "worker_id", "cost", "job_id", "step"),
+    *("limit_key", "unique_key", "request_id", "correlation_id"),
+)
+DOCUMENTS = ("backoff", "input", "checkpoint", "output")
+
+Look = Callable[[Interlock], Awaitable[tuple[str, bool]]]  # what to print, and whether there is more to come
+
+
+def status(
+    context: typer.Context,
+    task_id: Annotated[
+        str | None, typer.Argument(help="A task; the whole queue unless given.", metavar="ID", show_default=False)
+    ] = None,
+    in_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch a line each time.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again every second, until the task has ended or Ctrl-C is pressed.")
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Count ended tasks too, even where there are millions of them.")
+    ] = False,
+) -> None:
+    """Show how the queue is, or everything about one task: its progress, its result, and why it waits."""
+    pretty = not watch
+    look: Look = (
+        partial(_look_at_queue, in_json=in_json, whole=whole, pretty=pretty)
+        if task_id is None
+        else partial(_look_at_task, task_id=task_id, in_json=in_json, pretty=pretty)
+    )
+    if not watch:
+        typer.echo(run(Interlock(config=context.obj), look)[0])
+        return
+    clear = CLEAR if typer.get_text_stream("stdout").isatty() and not in_json else ""
+    try:
+        run(Interlock(config=context.obj), partial(_watch, look=look, clear=clear))
+    except KeyboardInterrupt:  # the way to end it
+        tell("")
+
+
+def history(
+    context: typer.Context,
+    task_id: Annotated[str, typer.Argument(help="The task.", metavar="ID")],
+    in_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show every move that a task made, oldest first, as the database recorded it."""
+
+    async def read(app: Interlock) -> str:
+        handle = app.handle(task_id)
+        records = await handle.history()
+        if not records:
+            raise UnknownTaskError(f"there is no record of a task {handle.id}: never stored, or dropped by retention")
+        if in_json:
+            return as_json([asdict(record) for record in records])
+        header = ("time (UTC)", "from", "event", "to", "attempt", "actor", "reason")
+        return table(
+            header,
+            ((moment(r.recorded_at), r.from_state, r.event, r.to_state, r.attempt, r.actor, r.reason) for r in records),
+        )
+
+    typer.echo(run(Interlock(config=context.obj), read))
+
+
+async def _watch(app: Interlock, *, look: Look, clear: str) -> None:
+    more = True
+    while more:
+        text, more = await look(app)
+        typer.echo(clear + text)
+        if more:
+            await asyncio.sleep(INTERVAL)
+
+
+async def _look_at_queue(app: Interlock, *, in_json: bool, whole: bool, pretty: bool) -> tuple[str, bool]:
+    async with app.connection() as connection:
+        seen = await read_overview(connection, whole=whole)
+    return as_json(overview_json(seen), pretty=pretty) if in_json else overview(seen), True
+
+
+async def _look_at_task(app: Interlock, *, task_id: str, in_json: bool, pretty: bool) -> tuple[str, bool]:
+    id_ = app.handle(task_id).id
+    async with app.connection() as connection:
+        task = await read_task_details(connection, id_)
+        now = await read_clock(connection)
+    if task is None:
+        raise UnknownTaskError(f"there is no task {id_}: not stored, not committed yet, or pruned")
+    waits = _waits(task, now)
+    text = as_json({**task, "waits": waits}, pretty=pretty) if in_json else _described(task, waits, now)
+    return text, task["state"] not in ENDED
+
+
+def _waits(task: dict[str, Any], now: datetime) -> str | None:
+    """Say why a task does not run, in the words that are stored with it."""
+    if task["state"] == "waiting":
+        return task["reason"] or "for no reason that is stored"
+    if task["state"] != "pending":
+        return None
+    if task["run_at"] > now:
+        return f"until it is due, {distance(task['run_at'], now)}"
+    return f"for a free worker that takes {task['type']} from namespace {task['namespace']}"
+
+
+def _described(task: dict[str, Any], waits: str | None, now: datetime) -> str:
+    timeout = task["timeout_seconds"]
+    shown = {
+        **{name: task[name] for name in ("id", "type", "namespace", "state")},
+        "waits": waits,
+        "reason": None if task["reason"] == waits else task["reason"],
+        "progress": _progress(task["progress"]),
+        "tries": f"{task['tries']} of {task['max_tries']}",
+        **{name: task[name] for name in PLAIN},
+        "timeout": None if timeout is None else f"{timeout:g} s",
+        "tags": None if task["tags"] is None else ", ".join(task["tags"]),
+        "callback": _callback(task),
+        **{name: _time(task[name], now) for name in TIMES},
+        **{name: _document(task[name]) for name in DOCUMENTS},
+        "error": _error(task["error"]),
+    }
+    return fields((name.replace("_", " "), value) for name, value in shown.items())
+
+
+def _time(at: datetime | None, now: datetime) -> str | None:
+    return None if at is None else f"{moment(at)} UTC, {distance(at, now)}"
+
+
+def _document(value: Any) -> str | None:
+    return None if value is None else as_json(value, pretty=False)
+
+
+def _progress(said: Any) -> str | None:
+    if not isinstance(said, dict):
+        return _document(said)
+    parts = dict(said)
+    fraction, message = parts.pop("fraction", None), parts.pop("message", None)
+    shown = [f"{fraction:.0%}"] if isinstance(fraction, int | float) else []
+    shown += [str(message)] if message else []
+    shown += [as_json(parts, pretty=False)] if parts else []
+    return " ".join(shown) or None
+
+
+def _callback(task: dict[str, Any]) -> str | None:
+    notice = task["callback"]
+    if notice is None:
+        return None if task["callback_url"] is None else str(task["callback_url"])
+    how = "given up" if notice["given_up_at"] else f"next try at {notice['next_try_at']}"
+    why = f": {notice['error']}" if notice["error"] else ""
+    return f"{task['callback_url']}\nnot delivered after {notice['tries']} tries, {how}{why}"
+
+
+def _error(error: Any) -> str | None:
+    if not isinstance(error, dict):
+        return _document(error)
+    told = ": ".join(str(error[part]) for part in ("type", "message") if error.get(part))
+    trace = str(error.get("traceback") or "").strip()
+    return f"{told}\n{trace}" if trace else told

@@ -1,0 +1,1 @@
+"""The public API: the app, its tasks, and the ways to enqueue them."""

@@ -1,0 +1,299 @@
+"""The app: one object that knows the tasks and holds the connections to the database while it is open.
+
+Invariant: an app belongs to the event loop that opened it; it closes with the last of those who opened it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
+
+from interlock.client.bulk import Bulk, is_plain
+from interlock.client.completions import Completions
+from interlock.client.definitions import Definitions
+from interlock.client.handle import TaskHandle, not_open
+from interlock.client.options import CHECKS, text
+from interlock.config import Config
+from interlock.errors import InputError, MigrationError, StoreError
+from interlock.lifecycle import TaskRowState
+from interlock.store.database import connect, database_url
+from interlock.store.limits import pause_namespace, put_limits, resume_namespace
+from interlock.store.pool import Pool
+from interlock.store.schedules import put_schedules
+from interlock.store.selection import Filter, TaskSummary, find_pages, find_tasks, requeue_what_can_be
+from interlock.store.tasks import cancel_unfinished_tasks, request_cancel_of_running_tasks
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
+    from datetime import datetime
+    from uuid import UUID
+
+    from interlock.store.database import Connection
+    from interlock.store.enqueue import AsyncConnection, SyncConnection
+    from interlock.store.tasks import NewTask
+
+UNFINISHED = ("waiting", "pending", "running")
+SHOWN = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Affected:
+    """What an act by filter touched, or would touch: how many tasks, and the first hundred of them."""
+
+    count: int
+    tasks: tuple[TaskSummary, ...]
+    preview: bool
+
+
+class Interlock(Definitions):
+    """Declare tasks on it, then `async with app:` enqueue them, wait for them and act on them."""
+
+    def __init__(
+        self,
+        database_url: str | None = None,
+        *,
+        config: Config | None = None,
+        actor: str = "client",
+        clock: Callable[[], datetime] | None = None,
+        max_connections: int = 10,
+    ) -> None:
+        super().__init__()
+        flags = {} if database_url is None else {"database_url": database_url}
+        self.config = config if config is not None and not flags else Config.load(flags)
+        self.actor = text("actor", actor)
+        self._clock = clock
+        self._max_connections = max_connections
+        self._openings = 0
+        # one per loop: a lock belongs to the loop in which somebody waited for it
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._held = AsyncExitStack()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._url: str | None = None
+        self._pool: Pool | None = None
+        self._completions: Completions | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def open(self) -> None:
+        """Connect; bring the embedded server up first if it is the one. Store declared schedules and limits."""
+        if self._loop not in (None, asyncio.get_running_loop()):
+            raise StoreError("the app is open in another event loop; an app belongs to the loop that opened it")
+        async with self._opening():
+            if self._openings == 0:
+                async with AsyncExitStack() as stack:
+                    await self._open(stack)
+                    self._held = stack.pop_all()
+            self._openings += 1
+
+    async def close(self) -> None:
+        """Undo one opening; the last one closes the connections. Safe when it is not open."""
+        async with self._opening():
+            if self._openings == 1:
+                await self._held.aclose()
+            self._openings = max(self._openings - 1, 0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the app can be used."""
+        return self._pool is not None
+
+    @property
+    def url(self) -> str:
+        """Where the database is, while the app is open."""
+        if self._url is None:
+            raise not_open()
+        return self._url
+
+    @property
+    def completions(self) -> Completions:
+        """What wakes those who wait for results."""
+        if self._completions is None:
+            raise not_open()
+        return self._completions
+
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection of the app's pool, which commits each statement unless told otherwise."""
+        if self._pool is None:
+            raise not_open()
+        return self._pool.connection()
+
+    def now(self) -> datetime | None:
+        """Give the time of the clock that tests control; None means the server's own."""
+        return None if self._clock is None else self._clock()
+
+    def handle(self, task_id: UUID | str) -> TaskHandle[Any]:
+        """Give a handle of a task by its id."""
+        try:
+            return TaskHandle(self, CHECKS["task_id"]("task_id", task_id))
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    async def enqueue_many(
+        self, tasks: Iterable[NewTask], *, connection: AsyncConnection | SyncConnection | None = None
+    ) -> list[TaskHandle[Any]]:
+        """Store what `task.prepare(...)` gave, of any tasks and with any options: all of them or none."""
+        given = list(tasks)
+
+        def handle(task: NewTask, id_: UUID, created: bool) -> TaskHandle[Any]:  # noqa: FBT001 - a column, not a flag
+            return TaskHandle(self, id_, self._tasks.get(task.type), created)
+
+        return await Bulk(self, handle).enqueue(
+            ((task, task.input) for task in given),
+            copy_to=sorted({task.namespace for task in given}) if all(map(is_plain, given)) else None,
+            connection=connection,
+        )
+
+    async def find(
+        self,
+        *,
+        states: Sequence[str] | None = None,
+        namespace: str | None = None,
+        type: str | None = None,  # noqa: A002 - the name of the column
+        tag: str | None = None,
+        limit: int = 100,
+        before: UUID | None = None,
+    ) -> list[TaskSummary]:
+        """Find tasks, newest first; `before` is the last id of the page before."""
+        wanted = _filter(states, namespace, type, tag)
+        async with self.connection() as connection:
+            return await find_tasks(connection, wanted, limit=limit, before=before)
+
+    async def cancel(
+        self,
+        *,
+        states: Sequence[str] = UNFINISHED,
+        namespace: str | None = None,
+        type: str | None = None,  # noqa: A002 - the name of the column
+        tag: str | None = None,
+        limit: int | None = None,
+        reason: str | None = None,
+        force: bool = False,
+        preview: bool = False,
+    ) -> Affected:
+        """Cancel all tasks of a filter, in batches: running ones by asking their workers, or at once with `force`."""
+
+        async def act(connection: Connection, ids: list[UUID]) -> list[UUID]:
+            canceled = await cancel_unfinished_tasks(
+                connection, ids, actor=self.actor, reason=reason, running=force, now=self.now()
+            )
+            rest = [id_ for id_ in ids if id_ not in set(canceled)]
+            return canceled + await request_cancel_of_running_tasks(connection, rest, reason=reason, now=self.now())
+
+        return await self._act(act, _filter(states, namespace, type, tag), limit, preview=preview)
+
+    async def requeue(
+        self,
+        *,
+        states: Sequence[str] = ("error",),
+        namespace: str | None = None,
+        type: str | None = None,  # noqa: A002 - the name of the column
+        tag: str | None = None,
+        limit: int | None = None,
+        reason: str | None = None,
+        preview: bool = False,
+    ) -> Affected:
+        """Give all tasks of a filter a new set of tries, in batches: those in error, or `canceled` ones if named."""
+
+        async def act(connection: Connection, ids: list[UUID]) -> list[UUID]:
+            return await requeue_what_can_be(connection, ids, actor=self.actor, reason=reason, now=self.now())
+
+        return await self._act(act, _filter(states, namespace, type, tag), limit, preview=preview)
+
+    async def pause(self, namespace: str, reason: str | None = None) -> int:
+        """Let no task of a namespace start until it is resumed; give how many are held now."""
+        async with self.connection() as connection:
+            return await pause_namespace(connection, namespace, reason, self.actor, now=self.now())
+
+    async def resume(self, namespace: str) -> int:
+        """Let the tasks of a namespace start again; give how many were held."""
+        async with self.connection() as connection:
+            return await resume_namespace(connection, namespace, self.actor, now=self.now())
+
+    def _app(self) -> Interlock:
+        return self
+
+    def _opening(self) -> asyncio.Lock:
+        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+    async def _act(
+        self,
+        act: Callable[[Connection, list[UUID]], Awaitable[list[UUID]]],
+        wanted: Filter,
+        limit: int | None,
+        *,
+        preview: bool,
+    ) -> Affected:
+        count = 0
+        shown: list[TaskSummary] = []
+        async with self.connection() as connection:
+            async for page in find_pages(connection, wanted, limit):
+                ids = [task.id for task in page]
+                touched = set(ids if preview else await act(connection, ids))
+                count += len(touched)
+                shown += [task for task in page if task.id in touched][: SHOWN - len(shown)]
+        return Affected(count, tuple(shown), preview)
+
+    async def _open(self, stack: AsyncExitStack) -> None:
+        for task in self.tasks.values():
+            task.resolve()
+        url = await stack.enter_async_context(_located(self.config))
+        async with connect(url) as connection:
+            await _see_to_schema(connection, is_embedded=self.config.database_url is None)
+            await put_limits(connection, self.limits.values(), now=self.now())
+            await put_schedules(connection, self.schedules.values(), now=self.now())
+        pool = Pool(url, max_size=self._max_connections)
+        await pool.open()
+        stack.push_async_callback(self._forget, pool)
+        self._url, self._pool, self._completions = url, pool, Completions(self)
+        self._loop = asyncio.get_running_loop()
+
+    async def _forget(self, pool: Pool) -> None:
+        try:
+            await self.completions.close()
+        finally:
+            self._url = self._pool = self._completions = self._loop = None
+            await pool.close()
+
+
+@asynccontextmanager
+async def _located(config: Config) -> AsyncIterator[str]:
+    """Give the URL of the server; the embedded one is started and left in a thread, because that takes its time."""
+    context = database_url(config)
+    url = await asyncio.to_thread(context.__enter__)
+    try:
+        yield url
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+async def _see_to_schema(connection: Connection, *, is_embedded: bool) -> None:
+    """Migrate the embedded server, which is ours; of any other, see that somebody has."""
+    # not at the top: with the installer of the queue it is a tenth of what an import of the app costs
+    from interlock.store.migrate import applied_migrations, known_migrations, migrate  # noqa: PLC0415
+
+    if is_embedded:
+        await migrate(connection)
+        return
+    missing = known_migrations()[len(await applied_migrations(connection)) :]
+    if missing:
+        raise MigrationError(
+            f"the database lacks {len(missing)} migrations of this release, from {missing[0].name} on; "
+            "run `interlock migrate`"
+        )
+
+
+def _filter(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> Filter:
+    unknown = sorted(set(states or ()) - {str(state) for state in TaskRowState})
+    if isinstance(states, str) or unknown:
+        known = ", ".join(TaskRowState)
+        raise InputError(f"states must be a list of {known}; not {states if isinstance(states, str) else unknown[0]}")
+    return Filter(None if states is None else tuple(states), namespace, type_, tag)

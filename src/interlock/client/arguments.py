@@ -1,0 +1,182 @@
+"""The signature of a task: which arguments it takes, which of them is the context, and what each is as JSON.
+
+Invariant: arguments are stored by name, so every parameter can be given by name; a signature that does not allow this
+is refused when the task is defined, not when it runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from typing import TYPE_CHECKING, Any
+
+from interlock.client.context import TaskContext
+from interlock.client.values import Codec, ValueRefusedError, is_storable
+from interlock.errors import DefinitionError, InputError, PermanentError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_CONTEXT_WRITTEN = re.compile(r"^(?:[\w.]+\.)?(?:TaskContext(?:\s*\|\s*None)?|Optional\[(?:[\w.]+\.)?TaskContext\])$")
+_REST = inspect.Parameter.VAR_KEYWORD
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+
+
+class Arguments:
+    """Binds, validates and converts the arguments and the result of one function."""
+
+    __slots__ = ("_codecs", "_extra", "_function", "_names", "_plain", "_required", "_signature", "_task", "context")
+
+    def __init__(self, task: str, function: Callable[..., Any]) -> None:
+        self._task = task
+        self._function = inspect.unwrap(function)
+        whole = inspect.signature(function)
+        self.context = self._context_of(whole)
+        parameters = [self._by_name(parameter) for name, parameter in whole.parameters.items() if name != self.context]
+        self._signature = whole.replace(parameters=parameters)
+        rest = [parameter.name for parameter in parameters if parameter.kind is _REST]
+        self._extra = rest[0] if rest else None
+        self._names = self._signature.parameters.keys() - set(rest)
+        self._required = frozenset(p.name for p in parameters if p.default is p.empty) - set(rest)
+        self._codecs: dict[str, Codec] = {}
+        # the parameters whose values need no conversion as long as they are exactly of these types
+        self._plain: dict[str, frozenset[type]] = {}
+        for name in (*self._signature.parameters, "return"):
+            self._learn(name, required=False)
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Bind and validate arguments, and give what is stored."""
+        if not args and kwargs.keys() >= self._required:
+            plain = self._plain
+            for name, value in kwargs.items():
+                if type(value) not in plain.get(name, ()) or not is_storable(value):
+                    break
+            else:
+                return kwargs
+        return {name: self._converted(name, value, Codec.encode) for name, value in self._bound(args, kwargs).items()}
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        try:
+            bound = self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            raise InputError(f"task {self._task}: {error}") from None
+        if self._extra in bound:
+            bound.update(bound.pop(self._extra))
+        if self.context in bound:
+            raise InputError(f"task {self._task}: {self.context!r} is the context, which the worker gives")
+        return bound
+
+    def decode(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Turn what is stored into arguments by name."""
+        if not isinstance(stored, dict):
+            raise InputError(f"task {self._task}: the input must be a JSON object of arguments by name")
+        self._check_names(stored)
+        plain = self._plain
+        return {
+            name: value if type(value) in plain.get(name, ()) else self._converted(name, value, Codec.decode)
+            for name, value in stored.items()
+        }
+
+    def encode_result(self, value: Any) -> Any:
+        """Give the JSON of what the function returned."""
+        try:
+            return self._learn("return").encode_result(value)
+        except ValueRefusedError as error:
+            raise PermanentError(f"task {self._task}: the result cannot be stored: {error}") from None
+
+    def decode_result(self, stored: Any) -> Any:
+        """Turn a stored result into what the function returned."""
+        try:
+            return self._learn("return").decode(stored)
+        except ValueRefusedError as error:
+            raise InputError(f"task {self._task}: the stored result does not fit the annotation: {error}") from None
+
+    def resolve(self) -> None:
+        """See to it that every annotation can be used, or say which cannot."""
+        for name in (*self._signature.parameters, "return"):
+            codec = self._learn(name)
+            if codec.kinds or codec.is_any:
+                continue
+            try:
+                codec.adapter()
+            except Exception as error:
+                raise DefinitionError(
+                    f"task {self._task}: {_described(name)} has an annotation that cannot be JSON: {error}"
+                ) from error
+
+    def _by_name(self, parameter: inspect.Parameter) -> inspect.Parameter:
+        if parameter.kind in _BY_POSITION:
+            raise DefinitionError(
+                f"task {self._task}: the parameter {parameter} can be given by position only; "
+                "arguments are stored by name, so give it a name of its own"
+            )
+        return parameter
+
+    def _converted(self, name: str, value: Any, convert: Callable[[Codec, Any], Any]) -> Any:
+        try:
+            return convert(self._learn(name if name in self._names else self._extra or name), value)
+        except ValueRefusedError as error:
+            raise InputError(f"task {self._task}: argument {name!r}: {error}") from None
+
+    def _check_names(self, stored: dict[str, Any]) -> None:
+        if not self._required <= stored.keys():
+            missing = ", ".join(sorted(self._required - stored.keys()))
+            raise InputError(f"task {self._task}: missing argument: {missing}")
+        if self.context in stored or (self._extra is None and not stored.keys() <= self._names):
+            unknown = ", ".join(sorted(stored.keys() - self._names))
+            raise InputError(f"task {self._task}: unknown argument: {unknown}; known are {sorted(self._names)}")
+
+    def _learn(self, name: str, *, required: bool = True) -> Codec:
+        """Give the codec of a parameter; its annotation may name something that is defined only later."""
+        codec = self._codecs.get(name)
+        if codec is not None:
+            return codec
+        try:
+            codec = Codec(self._annotation(name))
+        except (NameError, AttributeError, TypeError) as error:
+            if not required:
+                return Codec(Any)
+            raise DefinitionError(
+                f"task {self._task}: {_described(name)} has an annotation that cannot be resolved ({error}); "
+                "what it names must be imported at run time, and at the top level of a module"
+            ) from None
+        self._codecs[name] = codec
+        if codec.kinds:
+            self._plain[name] = codec.kinds
+        return codec
+
+    def _annotation(self, name: str) -> Any:
+        whole = self._signature
+        written = whole.return_annotation if name == "return" else whole.parameters[name].annotation
+        return Any if written is inspect.Signature.empty else _resolved(written, self._function)
+
+    def _context_of(self, whole: inspect.Signature) -> str | None:
+        found = [
+            name for name, parameter in whole.parameters.items() if _is_context(parameter.annotation, self._function)
+        ]
+        if len(found) > 1:
+            raise DefinitionError(f"task {self._task}: only one parameter can be the TaskContext, not {found}")
+        return found[0] if found else None
+
+
+def _described(name: str) -> str:
+    return "the result" if name == "return" else f"the parameter {name!r}"
+
+
+def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
+    """Evaluate one annotation where its function was written, apart from the others, which may not be evaluable."""
+    holder = types.SimpleNamespace(__annotations__={"it": annotation})
+    return typing.get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)["it"]
+
+
+def _is_context(annotation: Any, function: Callable[..., Any]) -> bool:
+    try:
+        resolved = _resolved(annotation, function)
+    except (NameError, AttributeError, TypeError):
+        # imported for the type checker only, which is a fair thing to do with a type
+        return isinstance(annotation, str) and bool(_CONTEXT_WRITTEN.match(annotation.strip()))
+    if typing.get_origin(resolved) in (typing.Union, types.UnionType):
+        return TaskContext in typing.get_args(resolved)
+    return resolved is TaskContext

@@ -1,0 +1,125 @@
+"""How long a failed task rests before its next try: a policy that is data, or a function of the task's own.
+
+Invariant: a delay is a finite number of seconds between 0 and the cap. A policy that is data can be stored with a task
+and read back as the same policy; a function stays with the definition of the task that names it.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from interlock.errors import DefinitionError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Kind = Literal["none", "linear", "exponential", "fibonacci"]
+BackoffFunction = Callable[[int], float]
+
+KINDS: tuple[str, ...] = get_args(Kind)
+FIELDS = ("kind", "base", "cap", "jitter")
+HOUR = 3600.0
+LONGEST = 10 * 365 * 24 * HOUR
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """A policy. `base` and `cap` are seconds; `jitter` is the fraction of each delay that is left to chance."""
+
+    kind: Kind = "exponential"
+    base: float = 1.0
+    cap: float = HOUR
+    jitter: float = 0.2
+    function: BackoffFunction | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise DefinitionError(f"backoff: the kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+        for name, most in (("base", LONGEST), ("cap", LONGEST), ("jitter", 1)):
+            value = getattr(self, name)
+            if not _is_number(value) or not 0 <= value <= most:
+                raise DefinitionError(f"backoff: {name} must be a number from 0 to {most:g}, not {value!r}")
+
+    @classmethod
+    def none(cls) -> Backoff:
+        """Try again at once."""
+        return cls("none", 0.0, 0.0, 0.0)
+
+    @classmethod
+    def linear(cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2) -> Backoff:
+        """Rest 1, 2, 3, 4 … times the base."""
+        return cls("linear", base, cap, jitter)
+
+    @classmethod
+    def exponential(cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2) -> Backoff:
+        """Rest 1, 2, 4, 8 … times the base."""
+        return cls("exponential", base, cap, jitter)
+
+    @classmethod
+    def fibonacci(cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2) -> Backoff:
+        """Rest 1, 1, 2, 3, 5 … times the base."""
+        return cls("fibonacci", base, cap, jitter)
+
+    @classmethod
+    def of(cls, given: Backoff | Kind | BackoffFunction) -> Backoff:
+        """Make a policy from whatever a definition or an option may say."""
+        if isinstance(given, Backoff):
+            return given
+        if isinstance(given, str):
+            return cls.none() if given == "none" else cls(given)
+        if callable(given):
+            return cls("none", 0.0, 0.0, 0.0, given)
+        raise DefinitionError(f"backoff must be a Backoff, one of {', '.join(KINDS)}, or a function, not {given!r}")
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Backoff:
+        """Read a policy that was stored with a task, by whatever client."""
+        if not isinstance(stored, dict) or not stored.keys() <= set(FIELDS):
+            raise InputError(f"backoff must be an object of {', '.join(FIELDS)}, not {stored!r}")
+        if stored.get("kind") == "none":
+            return cls.none()
+        try:
+            return cls(**stored)
+        except DefinitionError as error:
+            raise InputError(str(error)) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """Give what is stored with a task."""
+        if self.function is not None:
+            raise DefinitionError("a backoff function cannot be stored; name it in the definition of the task")
+        return {name: getattr(self, name) for name in FIELDS}
+
+    def delay(self, tries: int) -> float:
+        """Tell how many seconds to rest after this many tries."""
+        if self.function is not None:
+            return self._asked(tries)
+        spread = 1 - self.jitter * random.random()  # noqa: S311 - it spreads load, it keeps no secret
+        return min(self.cap, self.base * _factor(self.kind, max(tries, 1))) * spread
+
+    def _asked(self, tries: int) -> float:
+        assert self.function is not None  # noqa: S101 - delay() has looked
+        seconds = self.function(tries)
+        if not _is_number(seconds) or not 0 <= seconds <= LONGEST:
+            raise ValueError(f"the backoff function gave {seconds!r}, not a number of seconds")
+        return float(seconds)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _factor(kind: Kind, tries: int) -> float:
+    if kind == "none":
+        return 0.0
+    if kind == "linear":
+        return float(tries)
+    if kind == "exponential":
+        return 2.0 ** min(tries - 1, 1000)
+    before, now = 0, 1
+    for _ in range(min(tries - 1, 1000)):
+        before, now = now, before + now
+    return float(now)

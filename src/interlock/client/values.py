@@ -1,0 +1,184 @@
+"""Between typed Python values and the JSON that is stored: one codec per annotation.
+
+Invariant: what `encode` gives, PostgreSQL can store and `decode` turns back into a value of the annotated type. Plain
+scalars of exactly the annotated type take a path that costs next to nothing; pydantic is imported only for the others.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+NOTHING = type(None)
+SCALARS = frozenset({str, int, float, bool, NOTHING})
+_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+_CONFIG: dict[str, Any] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+
+
+class ValueRefusedError(ValueError):
+    """A value does not fit its annotation, or JSON; the message says why, without the value itself."""
+
+
+def is_storable(value: Any) -> bool:
+    """Tell whether a scalar survives the way into a jsonb column and back."""
+    kind = type(value)
+    if kind is str:
+        return "\0" not in value and (value.isascii() or _is_unicode(value))
+    if kind is int:
+        return bool(_SMALLEST <= value <= _LARGEST)
+    if kind is float:
+        return math.isfinite(value)
+    return kind is bool or value is None
+
+
+def storable_text(text: str) -> str:
+    """Make any text one that PostgreSQL can store: what it cannot becomes a replacement character."""
+    if is_storable(text):
+        return text
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def check_json(value: Any, place: str = "") -> None:
+    """Refuse what JSON in PostgreSQL cannot hold, and say where in the value it is."""
+    kind = type(value)
+    if kind in SCALARS:
+        if not is_storable(value):
+            raise ValueRefusedError(f"{place}{_unstorable(value)}")
+    elif kind is dict:
+        for key, item in value.items():
+            _check_key(key, place)
+            check_json(item, f"{place}[{key!r}] ")
+    elif kind in {list, tuple}:
+        for index, item in enumerate(value):
+            check_json(item, f"{place}[{index}] ")
+    else:
+        raise ValueRefusedError(f"{place}a {kind.__name__} is not a JSON value; annotate it with its type")
+
+
+def _check_key(key: Any, place: str) -> None:
+    if type(key) is not str:
+        raise ValueRefusedError(f"{place}the keys of a JSON object must be text, not {type(key).__name__}")
+    if not is_storable(key):
+        raise ValueRefusedError(f"{place}{_unstorable(key)}")
+
+
+class Codec:
+    """Converts the values of one annotation."""
+
+    __slots__ = ("_adapter", "annotation", "kinds")
+
+    def __init__(self, annotation: Any) -> None:
+        self.annotation = annotation
+        # the types whose values are their own JSON; empty when there is none, or anything goes
+        self.kinds = _plain_kinds(annotation)
+        self._adapter: TypeAdapter[Any] | None = None
+
+    @property
+    def is_any(self) -> bool:
+        """Whether every JSON value fits."""
+        return self.annotation is Any or self.annotation is object
+
+    def encode(self, value: Any) -> Any:
+        """Validate a value, converting it where pydantic would, and give its JSON."""
+        if type(value) in self.kinds and is_storable(value):
+            return value
+        if not self.is_any:
+            value = self._dumped(self._validated(value))
+        check_json(value)
+        return value
+
+    def encode_result(self, value: Any) -> Any:
+        """Give the JSON of a value that should be of the annotated type already, converting only if it is not."""
+        if type(value) in self.kinds and is_storable(value):
+            return value
+        if self.is_any:
+            return self.encode(value)
+        try:
+            dumped = self._dumped(value)
+        except ValueRefusedError:
+            return self.encode(value)
+        check_json(dumped)
+        return dumped
+
+    def decode(self, value: Any) -> Any:
+        """Turn JSON into a value of the annotated type."""
+        if self.is_any or type(value) in self.kinds:
+            return value
+        adapter = self.adapter()
+        try:
+            return adapter.validate_json(orjson.dumps(value))
+        except ValueError as error:
+            raise ValueRefusedError(_first_reason(error)) from None
+
+    def adapter(self) -> TypeAdapter[Any]:
+        """Give pydantic's view of the annotation, made when it is first needed."""
+        if self._adapter is None:
+            # not at the top: it costs a tenth of a second, and many programs never need it
+            from pydantic import PydanticUserError, TypeAdapter  # noqa: PLC0415
+
+            try:
+                self._adapter = TypeAdapter(self.annotation, config=typing.cast("Any", _CONFIG))
+            except PydanticUserError:  # models and dataclasses bring a configuration of their own
+                self._adapter = TypeAdapter(self.annotation)
+        return self._adapter
+
+    def _validated(self, value: Any) -> Any:
+        adapter = self.adapter()
+        try:
+            return adapter.validate_python(value)
+        except ValueError as error:
+            raise ValueRefusedError(_first_reason(error)) from None
+
+    def _dumped(self, value: Any) -> Any:
+        adapter = self.adapter()
+        try:
+            return adapter.dump_python(value, mode="json", warnings="error")
+        except ValueError as error:  # what pydantic raises here derives from it
+            raise ValueRefusedError(_without_value(str(error))) from None
+
+
+def _plain_kinds(annotation: Any) -> frozenset[type]:
+    if annotation is None:
+        return frozenset({NOTHING})
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = frozenset(typing.get_args(annotation))
+        return members if members <= SCALARS else frozenset()
+    return frozenset({annotation}) if isinstance(annotation, type) and annotation in SCALARS else frozenset()
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unstorable(value: Any) -> str:
+    if isinstance(value, str):
+        return "text must be valid Unicode without the character NUL"
+    if isinstance(value, int):
+        return "an integer must fit into 64 bits"
+    return "a number must be finite: JSON has no NaN and no infinity"
+
+
+def _first_reason(error: ValueError) -> str:
+    """Say what pydantic found first, without the value, which may be a secret."""
+    errors = getattr(error, "errors", None)
+    if errors is None:
+        return str(error)
+    first = errors(include_url=False, include_input=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
+
+
+def _without_value(text: str) -> str:
+    line = text.splitlines()[-1].strip()
+    return line.split(" [input_value=")[0].removeprefix("PydanticSerializationUnexpectedValue(")

@@ -1,0 +1,257 @@
+"""Storing tasks on whatever connection the caller has: its own pool's, or one with a transaction of the user's.
+
+Invariant: nothing here commits what it did not begin. A user's connection may have any row factory, any cursor class
+and be blocking or not; what was enqueued on it is stored when its transaction is, and not before.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import orjson
+import psycopg
+from psycopg.rows import DictRow, args_row, dict_row
+from psycopg.types.json import Jsonb
+
+from interlock.store.database import translated
+from interlock.store.ids import new_id
+from interlock.store.statements import load_statements
+from interlock.store.tasks import TASKS, Enqueued, enqueue_parameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+    from datetime import datetime
+    from uuid import UUID
+
+    from typing_extensions import TypeIs
+
+    from interlock.store.tasks import NewTask
+
+AsyncConnection = psycopg.AsyncConnection[Any]
+SyncConnection = psycopg.Connection[Any]
+_Statement = tuple[str, dict[str, Any]]
+
+ENQUEUE = load_statements("enqueue")
+CHUNK = 256 * 1024  # bytes of a COPY that are handed to the driver at once
+_PARAMETER = re.compile(r"%\((\w+)\)s")
+# Text of a COPY: what would end a field, a line or the whole is written as an escape.
+_ESCAPES = {ord("\\"): "\\\\", ord("\t"): "\\t", ord("\n"): "\\n", ord("\r"): "\\r"}
+
+PARAMSTYLES: Mapping[str, Callable[[str, int], str]] = {
+    "pyformat": lambda name, _: f"%({name})s",
+    "format": lambda _, __: "%s",
+    "named": lambda name, _: f":{name}",
+    "qmark": lambda _, __: "?",
+    "numeric": lambda _, place: f":{place}",
+    "dollar": lambda _, place: f"${place}",
+}
+_BY_NAME = ("pyformat", "named")
+
+
+class CopyBegun(NamedTuple):
+    """What the server says before a COPY."""
+
+    now: datetime
+    actor: str
+    paused: bool
+
+
+def is_blocking(connection: AsyncConnection | SyncConnection) -> TypeIs[SyncConnection]:
+    """Tell which kind of psycopg connection this is; anything else is refused by name."""
+    if isinstance(connection, psycopg.Connection):
+        return True
+    if isinstance(connection, psycopg.AsyncConnection):
+        return False
+    raise TypeError(
+        f"a psycopg connection is needed, not {type(connection).__module__}.{type(connection).__qualname__}; "
+        "for every other driver there is enqueue_statement()"
+    )
+
+
+async def enqueue_on(connection: AsyncConnection, task: NewTask, *, actor: str) -> Enqueued:
+    """Store one task in the transaction of a connection."""
+    with translated(connection):
+        async with psycopg.AsyncCursor(connection, row_factory=args_row(Enqueued)) as cursor:
+            await cursor.execute(TASKS["enqueue_task"].sql, enqueue_parameters(task, actor))
+            return (await cursor.fetchall())[0]
+
+
+def enqueue_blocking_on(connection: SyncConnection, task: NewTask, *, actor: str) -> Enqueued:
+    """Store one task in the transaction of a blocking connection."""
+    with translated(), psycopg.Cursor(connection, row_factory=args_row(Enqueued)) as cursor:
+        cursor.execute(TASKS["enqueue_task"].sql, enqueue_parameters(task, actor))
+        return cursor.fetchall()[0]
+
+
+async def enqueue_tasks(connection: AsyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
+    """Store many tasks in one statement, or two where some are taken, with everything that can hold or merge them."""
+    with translated(connection):
+        async with psycopg.AsyncCursor(connection, row_factory=dict_row) as cursor:
+            storing = _storing(tasks, actor)
+            statement, parameters = next(storing)
+            while True:
+                await cursor.execute(statement, parameters)
+                try:
+                    statement, parameters = storing.send(await cursor.fetchall())
+                except StopIteration as end:
+                    return list(end.value)
+
+
+def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
+    """Do the same on a blocking connection."""
+    with translated(), psycopg.Cursor(connection, row_factory=dict_row) as cursor:
+        storing = _storing(tasks, actor)
+        statement, parameters = next(storing)
+        while True:
+            cursor.execute(statement, parameters)
+            try:
+                statement, parameters = storing.send(cursor.fetchall())
+            except StopIteration as end:
+                return list(end.value)
+
+
+def _storing(tasks: Sequence[NewTask], actor: str) -> Generator[_Statement, list[DictRow], list[Enqueued]]:
+    """Yield the statements to run, without running them, and take their rows: there are two kinds of connections."""
+    ids = [task.task_id or new_id() for task in tasks]
+    objects = [{**_as_object(task), "task_id": id_} for task, id_ in zip(tasks, ids, strict=True)]
+    stored = _first_of_each(ids, (yield _many("insert_tasks", objects, actor)))
+    taken = {place: tasks[place] for place, (_, created) in enumerate(stored) if not created}
+    if taken:
+        rows = yield _many("enqueue_tasks", list(map(_as_object, taken.values())), actor)
+        for place, row in zip(taken, rows, strict=True):
+            stored[place] = Enqueued(**row)
+    return stored
+
+
+def _first_of_each(ids: list[UUID], rows: list[DictRow]) -> list[Enqueued]:
+    """Tell which ids were inserted; one that is given twice was made once."""
+    inserted = {row["id"] for row in rows}
+    stored = []
+    for id_ in ids:
+        stored.append(Enqueued(id_, id_ in inserted))
+        inserted.discard(id_)
+    return stored
+
+
+async def begin_copy(connection: AsyncConnection, namespaces: Sequence[str], *, actor: str) -> CopyBegun:
+    """Prepare a transaction for a COPY of tasks."""
+    with translated(connection):
+        async with psycopg.AsyncCursor(connection, row_factory=args_row(CopyBegun)) as cursor:
+            await cursor.execute(ENQUEUE["begin_copy"].sql, {"namespaces": list(namespaces), "actor": actor})
+            return (await cursor.fetchall())[0]
+
+
+async def copy_lines(connection: AsyncConnection, lines: Iterable[bytes]) -> None:
+    """Store tasks that are already written as lines of a COPY, after `begin_copy` in the same transaction."""
+    with translated(connection):
+        async with (
+            psycopg.AsyncCursor(connection, row_factory=dict_row) as cursor,
+            cursor.copy(TASKS["copy_tasks"].sql) as copy,
+        ):
+            for chunk in _chunks(lines):
+                await copy.write(chunk)
+
+
+def copy_line_ends(task: NewTask, now: datetime) -> tuple[bytes, bytes]:
+    """Write what stands before and after the input in the line of a task; many tasks share it."""
+    run_at = task.run_at or now + (task.delay or (now - now))
+    before = [task.namespace, task.type]
+    after = [
+        str(task.priority),
+        run_at.isoformat(),
+        str(task.max_tries),
+        None if task.timeout_seconds is None else str(task.timeout_seconds),
+        None if task.backoff is None else orjson.dumps(task.backoff).decode(),
+        _array(task.tags),
+        task.callback_url,
+        None if task.correlation_id is None else str(task.correlation_id),
+    ]
+    return _fields(before), _fields(after)
+
+
+def copy_line(number: int, ends: tuple[bytes, bytes], stored: dict[str, Any]) -> bytes:
+    """Write one line. JSON has no line ends and tabs of its own; its backslashes are doubled."""
+    text = orjson.dumps(stored)
+    if b"\\" in text:
+        text = text.replace(b"\\", b"\\\\")
+    return b"%032x\t%b\t%b\t%b\n" % (number, ends[0], text, ends[1])
+
+
+def enqueue_as_text(task: NewTask, *, actor: str, paramstyle: str) -> tuple[str, dict[str, Any] | tuple[Any, ...]]:
+    """Give a statement and its parameters, all text, for any driver."""
+    if paramstyle not in PARAMSTYLES:
+        raise ValueError(f"the paramstyle must be one of {', '.join(PARAMSTYLES)}, not {paramstyle!r}")
+    values = _text_parameters(task, actor)
+    names: list[str] = []
+
+    def written(match: re.Match[str]) -> str:
+        names.append(match[1])
+        return PARAMSTYLES[paramstyle](match[1], len(names))
+
+    statement = _PARAMETER.sub(written, ENQUEUE["enqueue_as_text"].sql)
+    return statement, values if paramstyle in _BY_NAME else tuple(values[name] for name in names)
+
+
+def _many(name: str, objects: list[dict[str, Any]], actor: str) -> _Statement:
+    return ENQUEUE[name].sql, {"tasks": Jsonb(objects, orjson.dumps), "actor": actor}
+
+
+def _as_object(task: NewTask) -> dict[str, Any]:
+    return {
+        "type": task.type,
+        "input": task.input,
+        "namespace": task.namespace,
+        "priority": task.priority,
+        "run_at": task.run_at,
+        "delay_seconds": None if task.delay is None else task.delay.total_seconds(),
+        "max_tries": task.max_tries,
+        "timeout_seconds": task.timeout_seconds,
+        "backoff": task.backoff,
+        "unique_key": task.unique_key,
+        "request_id": task.request_id,
+        "limit_key": task.limit_key,
+        "tags": task.tags,
+        "callback_url": task.callback_url,
+        "correlation_id": task.correlation_id,
+        "task_id": task.task_id,
+    }
+
+
+def _text_parameters(task: NewTask, actor: str) -> dict[str, str | None]:
+    values = {name: None if value is None else str(value) for name, value in _as_object(task).items()}
+    delay = values.pop("delay_seconds")
+    return {
+        **values,
+        "input": orjson.dumps(task.input).decode(),
+        "backoff": None if task.backoff is None else orjson.dumps(task.backoff).decode(),
+        "run_at": None if task.run_at is None else task.run_at.isoformat(),
+        "delay": None if delay is None else f"{delay} seconds",
+        "tags": _array(task.tags),
+        "actor": actor,
+    }
+
+
+def _array(items: Sequence[str] | None) -> str | None:
+    """Write an array as PostgreSQL reads it from text."""
+    if items is None:
+        return None
+    quoted = [item.replace("\\", "\\\\").replace('"', '\\"') for item in items]
+    return "{" + ",".join(f'"{item}"' for item in quoted) + "}"
+
+
+def _fields(values: Sequence[str | None]) -> bytes:
+    return "\t".join("\\N" if value is None else value.translate(_ESCAPES) for value in values).encode()
+
+
+def _chunks(lines: Iterable[bytes]) -> Iterator[bytes]:
+    gathered: list[bytes] = []
+    size = 0
+    for line in lines:
+        gathered.append(line)
+        size += len(line)
+        if size >= CHUNK:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield b"".join(gathered)

@@ -1,0 +1,118 @@
+"""Deletes what is no longer needed: ended tasks, expired keys and waiters, old records.
+
+Invariant: each call touches a bounded number of rows in its own transaction; nothing that is unfinished, or that an
+unfinished job needs, is deleted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import UUID
+
+import psycopg
+
+from interlock.errors import StatementError
+from interlock.store.database import run
+from interlock.store.leaders import duty_transaction
+from interlock.store.statements import load_statements
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from interlock.store.database import Connection
+
+RETENTION = load_statements("retention")
+STRETCH = 1_000
+# An id tells when its maker thought that it was; clocks may differ by this much.
+CLOCK_SLACK = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long what has ended is kept, per state; None keeps it for good, zero deletes it with the next round."""
+
+    done: timedelta | None = timedelta(days=7)
+    canceled: timedelta | None = timedelta(days=7)
+    skipped: timedelta | None = timedelta(days=7)
+    error: timedelta | None = timedelta(days=30)
+    callbacks: timedelta | None = timedelta(days=30)
+    records: timedelta | None = timedelta(days=90)
+
+    @property
+    def shortest(self) -> timedelta | None:
+        """The least age at which any task goes; None when all are kept."""
+        ages = [age for age in (self.done, self.canceled, self.skipped, self.error) if age is not None]
+        return min(ages, default=None)
+
+
+class Stretch(NamedTuple):
+    """What one step of the walk saw, deleted, and where the next step begins."""
+
+    walked: int
+    deleted: int
+    last: UUID | None
+
+
+async def delete_ended_tasks(
+    connection: Connection,
+    retention: Retention,
+    *,
+    after: UUID | None = None,
+    before: UUID | None = None,
+    stretch: int = STRETCH,
+    now: datetime | None = None,
+) -> Stretch:
+    """Look at the next tasks by id, and delete those that are past their age."""
+    async with duty_transaction(connection, "retention", now=now) as moment:
+        parameters = {
+            "after": after,
+            "before": before,
+            "stretch": stretch,
+            "done": retention.done,
+            "canceled": retention.canceled,
+            "skipped": retention.skipped,
+            "error": retention.error,
+            "now": moment,
+        }
+        (row,) = await run(connection, RETENTION["delete_ended_tasks"], parameters)
+    return Stretch(**row)
+
+
+async def delete_expired(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
+    """Delete expired idempotency keys and waiters, and notices given up long ago; give how many."""
+    async with duty_transaction(connection, "retention", now=now) as moment:
+        keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": STRETCH, "now": moment})
+        waiters = await run(connection, RETENTION["delete_expired_waiters"], {"now": moment})
+        notices = await run(
+            connection, RETENTION["delete_given_up_callbacks"], {"age": retention.callbacks, "now": moment}
+        )
+    return len(keys) + len(waiters) + len(notices)
+
+
+async def renew_record_partitions(
+    connection: Connection, retention: Retention, *, now: datetime | None = None
+) -> list[str] | None:
+    """Make the partitions of the months to come and drop those past their age; give the dropped ones.
+
+    None when this role has no right to, or when their tables are too busy to be locked: nothing is lost by that.
+    """
+    try:
+        async with duty_transaction(connection, "retention", now=now) as moment:
+            await run(connection, RETENTION["limit_lock_wait"], {})
+            await run(connection, RETENTION["add_record_partitions"], {})
+            if retention.records is None:
+                return []
+            parameters = {"age": retention.records, "now": moment}
+            dropped = await run(connection, RETENTION["drop_records_before"], parameters)
+    except StatementError as error:
+        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege | psycopg.errors.LockNotAvailable):
+            raise
+        return None
+    return [row["partition"] for row in dropped]
+
+
+def first_id_at(moment: datetime) -> UUID:
+    """Give the least id that a task created at this time can have, as ids that sort by time are made."""
+    return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)

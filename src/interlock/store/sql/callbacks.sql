@@ -1,0 +1,53 @@
+-- Completion notices on their way out. They are written with the outcome (`insert_callbacks`), and go when delivered.
+
+-- name: claim_due_callbacks
+-- Whoever posts one pushes its next try forward first: if that process dies, the notice comes due again.
+update interlock.callbacks
+set tries = tries + 1, next_try_at = coalesce(%(now)s::timestamptz, now()) + %(visibility)s::interval
+where id = any (array(
+    select id
+    from interlock.callbacks
+    where given_up_at is null and next_try_at <= coalesce(%(now)s::timestamptz, now())
+    order by next_try_at
+    limit %(limit)s
+    for update skip locked
+))
+returning id, task_id, attempt, state, url, tries
+
+-- name: delete_delivered_callbacks
+-- Fenced by the number of tries: a notice that was claimed anew belongs to whoever did so.
+delete from interlock.callbacks
+using unnest(%(ids)s::bigint[], %(tries)s::int[]) as delivered (id, tries)
+where callbacks.id = delivered.id and callbacks.tries = delivered.tries
+returning callbacks.id
+
+-- name: postpone_failed_callbacks
+update interlock.callbacks
+set error = failed.error,
+    next_try_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => coalesce(failed.delay, 0)),
+    given_up_at = case when failed.delay is null then coalesce(%(now)s::timestamptz, now()) end
+from unnest(%(ids)s::bigint[], %(tries)s::int[], %(errors)s::text[], %(delays)s::float8[])
+    as failed (id, tries, error, delay)
+where callbacks.id = failed.id and callbacks.tries = failed.tries
+returning callbacks.id
+
+-- name: next_callback_at
+select next_try_at
+from interlock.callbacks
+where given_up_at is null
+order by next_try_at
+limit 1
+
+-- name: list_given_up_callbacks
+select id, task_id, attempt, state, url, tries, error, given_up_at
+from interlock.callbacks
+where given_up_at is not null
+order by id
+limit %(limit)s
+
+-- name: retry_given_up_callbacks
+-- An operator's act, once the receiver works again.
+update interlock.callbacks
+set given_up_at = null, tries = 0, next_try_at = coalesce(%(now)s::timestamptz, now())
+where given_up_at is not null and (%(ids)s::bigint[] is null or id = any (%(ids)s::bigint[]))
+returning id

@@ -1,0 +1,267 @@
+-- What keeps tasks waiting on purpose: limits per key, and paused namespaces. Nothing here changes a state: the ids go
+-- to `release_waiting_tasks` and `hold_pending_tasks`.
+
+-- name: put_limits
+insert into interlock.limits (key, max_running, max_starts, period, updated_at)
+select key, max_running, max_starts, period, coalesce(%(now)s::timestamptz, now())
+from unnest(%(keys)s::text[], %(max_runnings)s::int[], %(max_starts)s::int[], %(periods)s::interval[])
+    as wanted (key, max_running, max_starts, period)
+order by key
+on conflict (key) do update
+set max_running = excluded.max_running, max_starts = excluded.max_starts, period = excluded.period,
+    updated_at = excluded.updated_at
+where (limits.max_running, limits.max_starts, limits.period)
+    is distinct from (excluded.max_running, excluded.max_starts, excluded.period)
+returning key
+
+-- name: delete_limits
+delete from interlock.limits
+where key = any (%(keys)s::text[])
+returning key
+
+-- name: read_limits
+select key, max_running, max_starts, period
+from interlock.limits
+order by key
+
+-- name: read_limit_rooms
+-- Every key that tasks wait for, and how much of its limit is taken. The keys are found by skipping from one to the
+-- next in the index, so that a million tasks of one key cost one step.
+with recursive waiting (key) as (
+    (
+        select limit_key
+        from interlock.tasks
+        where limit_key is not null and state = 'waiting' and held_by = 'limit'
+        order by limit_key
+        limit 1
+    )
+    union all
+    select (
+            select limit_key
+            from interlock.tasks
+            where limit_key > waiting.key and limit_key is not null and state = 'waiting' and held_by = 'limit'
+            order by limit_key
+            limit 1
+        )
+    from waiting
+    where waiting.key is not null
+)
+select waiting.key, limits.max_running, limits.max_starts, limits.period, coalesce(taken.tasks, 0) as running,
+    coalesce(begun.starts, 0) as starts, next_start.started_at + limits.period as next_at
+from waiting
+    left join interlock.limits on limits.key = waiting.key
+    left join lateral (
+        select count(*) as tasks
+        from interlock.tasks
+        where limit_key = waiting.key and limit_key is not null and state in ('pending', 'running')
+    ) as taken on limits.max_running is not null
+    left join lateral (
+        select sum(starts)::int as starts
+        from interlock.limit_starts
+        where key = limits.key and started_at > coalesce(%(now)s::timestamptz, now()) - limits.period
+    ) as begun on limits.max_starts is not null
+    -- The start that has to leave the window before the next one may come in.
+    left join lateral (
+        select started_at
+        from (
+            select started_at, sum(starts) over (order by started_at desc) as since
+            from interlock.limit_starts
+            where key = limits.key and started_at > coalesce(%(now)s::timestamptz, now()) - limits.period
+        ) as counted
+        where since >= limits.max_starts
+        order by started_at desc
+        limit 1
+    ) as next_start on limits.max_starts is not null
+where waiting.key is not null
+
+-- name: read_admissible_tasks
+-- As many of each key as there is room for, in the order in which they would be claimed. What is not due yet takes up
+-- no room, and what waits for a paused namespace waits on.
+select room.key, found.id
+from unnest(%(keys)s::text[], %(rooms)s::int[], %(limited)s::bool[]) as room (key, tasks, limited)
+    cross join lateral (
+        select id
+        from interlock.tasks
+        where limit_key = room.key and limit_key is not null and state = 'waiting' and held_by = 'limit'
+            and (run_at <= coalesce(%(now)s::timestamptz, now()) or not room.limited)
+            and not exists (
+                select from interlock.namespaces where name = tasks.namespace and paused_at is not null
+            )
+        order by priority desc, run_at, id
+        limit room.tasks
+    ) as found
+
+-- name: insert_limit_starts
+insert into interlock.limit_starts (key, started_at, starts)
+select started.key, coalesce(%(now)s::timestamptz, now()), started.starts
+from unnest(%(keys)s::text[], %(starts)s::int[]) as started (key, starts)
+    join interlock.limits on limits.key = started.key and limits.max_starts is not null
+returning key
+
+-- name: delete_past_limit_starts
+delete from interlock.limit_starts
+using interlock.limits
+where limits.key = limit_starts.key
+    and (limits.period is null or started_at <= coalesce(%(now)s::timestamptz, now()) - limits.period)
+returning limit_starts.key
+
+-- name: write_limit_reasons
+-- Only for the tasks that come next: a reason that changes must not rewrite a million rows.
+update interlock.tasks
+set reason = told.reason
+from (
+    select found.id, blocked.reason
+    from unnest(%(keys)s::text[], %(reasons)s::text[]) as blocked (key, reason)
+        cross join lateral (
+            select id, reason
+            from interlock.tasks
+            where limit_key = blocked.key and limit_key is not null and state = 'waiting' and held_by = 'limit'
+                and run_at <= coalesce(%(now)s::timestamptz, now())
+            order by priority desc, run_at, id
+            limit %(each)s
+        ) as found
+    where found.reason is distinct from blocked.reason
+) as told
+where tasks.id = told.id and tasks.state = 'waiting' and tasks.held_by = 'limit'
+returning tasks.id
+
+-- name: next_limited_run_at
+select run_at
+from interlock.tasks
+where limit_key is not null and state = 'waiting' and held_by = 'limit'
+    and run_at > coalesce(%(now)s::timestamptz, now())
+order by run_at
+limit 1
+
+-- name: read_excess_tasks
+-- Pending tasks beyond their key's limit, the last in line first: the limit was lowered, or they did not come in by it.
+select limits.key, limits.max_running, found.id
+from interlock.limits
+    cross join lateral (
+        select count(*) as tasks
+        from interlock.tasks
+        where limit_key = limits.key and limit_key is not null and state in ('pending', 'running')
+    ) as taken
+    cross join lateral (
+        select id
+        from interlock.tasks
+        where limit_key = limits.key and limit_key is not null and state in ('pending', 'running') and state = 'pending'
+        order by priority, run_at desc, id desc
+        limit greatest(taken.tasks - limits.max_running, 0)
+    ) as found
+where limits.max_running is not null
+limit %(batch)s
+
+-- name: put_paused_namespace
+insert into interlock.namespaces (name, paused_at, paused_by, reason)
+values (%(name)s, coalesce(%(now)s::timestamptz, now()), %(actor)s, %(reason)s)
+on conflict (name) do update
+set paused_at = coalesce(namespaces.paused_at, excluded.paused_at), paused_by = excluded.paused_by,
+    reason = excluded.reason
+returning name
+
+-- name: put_resumed_namespace
+update interlock.namespaces
+set paused_at = null, paused_by = null, reason = null
+where name = %(name)s and paused_at is not null
+returning name
+
+-- name: read_paused_namespaces
+select name, reason
+from interlock.namespaces
+where paused_at is not null
+
+-- name: read_held_namespaces
+-- Namespaces that tasks wait for although they are not paused: both happened at the same moment.
+with recursive held (name) as (
+    (select namespace from interlock.tasks where state = 'waiting' and held_by = 'namespace' order by namespace limit 1)
+    union all
+    select (
+            select namespace
+            from interlock.tasks
+            where state = 'waiting' and held_by = 'namespace' and namespace > held.name
+            order by namespace
+            limit 1
+        )
+    from held
+    where held.name is not null
+)
+select held.name
+from held
+where held.name is not null
+    and not exists (select from interlock.namespaces where namespaces.name = held.name and paused_at is not null)
+
+-- name: read_pending_of_namespace
+select id
+from interlock.tasks
+where state = 'pending' and namespace = %(name)s
+order by priority desc, run_at, id
+limit %(batch)s
+
+-- name: read_held_of_namespace
+select id
+from interlock.tasks
+where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null
+order by namespace, id
+limit %(batch)s
+
+-- name: pass_limited_to_namespace
+-- Tasks that wait for a limit now wait for the namespace instead.
+update interlock.tasks
+set held_by = 'namespace', reason = %(reason)s
+where id = any (array(
+        select id
+        from interlock.tasks
+        where limit_key is not null and state = 'waiting' and held_by = 'limit' and namespace = %(name)s
+        limit %(batch)s
+    ))
+    and state = 'waiting' and held_by = 'limit'
+returning id
+
+-- name: pass_limited_to_limits
+-- And back again: the limit decides when each of them goes on.
+update interlock.tasks
+set held_by = 'limit', reason = format('limit %%s', limit_key)
+where id = any (array(
+        select id
+        from interlock.tasks
+        where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is not null
+        order by namespace, id
+        limit %(batch)s
+    ))
+    and state = 'waiting' and held_by = 'namespace'
+returning id
+
+-- name: list_namespaces
+-- Each count goes by an index of its own; finished tasks are never looked at.
+with pending as (
+    select namespace, count(*) as tasks from interlock.tasks where state = 'pending' group by namespace
+), running as (
+    select namespace, count(*) as tasks from interlock.tasks where lease_expires_at is not null group by namespace
+), held as (
+    select namespace, count(*) as tasks
+    from interlock.tasks
+    where state = 'waiting' and held_by = 'namespace'
+    group by namespace
+), limited as (
+    select namespace, count(*) as tasks
+    from interlock.tasks
+    where limit_key is not null and state = 'waiting' and held_by = 'limit'
+    group by namespace
+), known (name) as (
+    select name from interlock.namespaces
+    union select namespace from pending
+    union select namespace from running
+    union select namespace from held
+    union select namespace from limited
+)
+select known.name, namespaces.paused_at, namespaces.paused_by, namespaces.reason,
+    coalesce(pending.tasks, 0) as pending, coalesce(running.tasks, 0) as running,
+    coalesce(held.tasks, 0) as held, coalesce(limited.tasks, 0) as limited
+from known
+    left join interlock.namespaces on namespaces.name = known.name
+    left join pending on pending.namespace = known.name
+    left join running on running.namespace = known.name
+    left join held on held.namespace = known.name
+    left join limited on limited.namespace = known.name
+order by known.name

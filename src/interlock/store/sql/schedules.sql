@@ -1,0 +1,79 @@
+-- Periodic tasks: what is enqueued at which rhythm. The ticks are reckoned in Python; what is due is found here.
+
+-- name: put_schedules
+-- A schedule whose rhythm did not change keeps its next tick: declaring it anew neither skips nor repeats one.
+insert into interlock.schedules (name, type, namespace, cron, timezone, every, missed, input, options, next_at,
+    updated_at)
+select name, type, namespace, cron, timezone, every, missed, input, options, next_at,
+    coalesce(%(now)s::timestamptz, now())
+from unnest(%(names)s::text[], %(types)s::text[], %(namespaces)s::text[], %(crons)s::text[], %(timezones)s::text[],
+    %(everies)s::interval[], %(misseds)s::text[], %(inputs)s::jsonb[], %(options)s::jsonb[],
+    %(next_ats)s::timestamptz[])
+    as wanted (name, type, namespace, cron, timezone, every, missed, input, options, next_at)
+order by name
+on conflict (name) do update
+set type = excluded.type, namespace = excluded.namespace, cron = excluded.cron, timezone = excluded.timezone,
+    every = excluded.every, missed = excluded.missed, input = excluded.input, options = excluded.options,
+    next_at = case
+        when (schedules.cron, schedules.timezone, schedules.every)
+            is not distinct from (excluded.cron, excluded.timezone, excluded.every)
+        then schedules.next_at
+        else excluded.next_at
+    end,
+    error = null, updated_at = excluded.updated_at
+where (schedules.type, schedules.namespace, schedules.cron, schedules.timezone, schedules.every, schedules.missed,
+        schedules.input, schedules.options)
+    is distinct from (excluded.type, excluded.namespace, excluded.cron, excluded.timezone, excluded.every,
+        excluded.missed, excluded.input, excluded.options)
+returning name
+
+-- name: delete_schedules
+delete from interlock.schedules
+where name = any (%(names)s::text[])
+returning name
+
+-- name: pause_schedules
+update interlock.schedules
+set paused_at = coalesce(paused_at, %(now)s::timestamptz, now())
+where name = any (%(names)s::text[])
+returning name
+
+-- name: resume_schedules
+-- The ticks that came while it was paused were not missed: they were not wanted. So the next one is given.
+update interlock.schedules
+set paused_at = null, error = null, next_at = resumed.next_at
+from unnest(%(names)s::text[], %(next_ats)s::timestamptz[]) as resumed (name, next_at)
+where schedules.name = resumed.name and paused_at is not null
+returning schedules.name
+
+-- name: list_schedules
+select name, type, namespace, cron, timezone, every, missed, input, options, next_at, last_at, paused_at, error
+from interlock.schedules
+order by name
+
+-- name: read_due_schedules
+select name, type, namespace, cron, timezone, every, missed, input, options, next_at, last_at, paused_at, error
+from interlock.schedules
+where paused_at is null and next_at <= coalesce(%(now)s::timestamptz, now())
+order by next_at
+limit %(limit)s
+for update skip locked
+
+-- name: advance_schedule
+update interlock.schedules
+set next_at = %(next_at)s, last_at = coalesce(%(last_at)s::timestamptz, last_at), error = %(error)s
+where name = %(name)s
+returning name
+
+-- name: stop_broken_schedule
+update interlock.schedules
+set paused_at = coalesce(%(now)s::timestamptz, now()), error = %(error)s
+where name = %(name)s
+returning name
+
+-- name: next_schedule_at
+select next_at
+from interlock.schedules
+where paused_at is null
+order by next_at
+limit 1

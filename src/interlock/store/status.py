@@ -1,0 +1,119 @@
+"""The queue as a person wants to see it: each function runs the statement of the same name in `sql/status.sql`.
+
+Invariant: looking changes nothing, and a table with millions of finished tasks is not read through unless asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from interlock.store.database import run
+from interlock.store.leaders import Leader, read_clock, read_leader
+from interlock.store.migrate import applied_migrations
+from interlock.store.schedules import ScheduleState, list_schedules
+from interlock.store.statements import load_statements
+
+if TYPE_CHECKING:
+    from datetime import datetime, timedelta
+    from uuid import UUID
+
+    from interlock.store.database import Connection
+
+STATUS = load_statements("status")
+SMALL = 256 * 1024 * 1024  # bytes of a table that is read through in a moment: about a million plain tasks
+
+
+class StateCount(NamedTuple):
+    """How many tasks of a namespace are in a state, and since when the oldest that is due waits for a worker."""
+
+    namespace: str
+    state: str
+    tasks: int
+    oldest_due_at: datetime | None
+
+
+class PausedNamespace(NamedTuple):
+    """A namespace that lets no task start."""
+
+    name: str
+    paused_at: datetime
+    paused_by: str | None
+    reason: str | None
+
+
+class LimitUse(NamedTuple):
+    """A limit, and how much of it is used: `taken` are pending or running, `starts` fall into its period."""
+
+    key: str
+    max_running: int | None
+    max_starts: int | None
+    period: timedelta | None
+    taken: int
+    starts: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overview:
+    """The whole queue at one moment. Without `complete`, only what has not ended was counted."""
+
+    now: datetime
+    schema: str
+    counts: list[StateCount]
+    complete: bool
+    paused: list[PausedNamespace]
+    limits: list[LimitUse]
+    schedules: list[ScheduleState]
+    leader: Leader | None
+
+
+async def read_overview(connection: Connection, *, whole: bool = False, now: datetime | None = None) -> Overview:
+    """Read how the queue is; `whole` counts what has ended even where that takes long."""
+    async with connection.transaction():
+        moment = await read_clock(connection, now=now)
+        (size,) = await run(connection, STATUS["read_tasks_size"], {})
+        complete = whole or size["bytes"] <= SMALL
+        applied = await applied_migrations(connection)
+        return Overview(
+            now=moment,
+            schema=applied[-1].name if applied else "none",
+            counts=await (count_all_tasks if complete else count_unfinished_tasks)(connection, now=now),
+            complete=complete,
+            paused=await list_paused_namespaces(connection),
+            limits=await list_limits(connection, now=now),
+            schedules=await list_schedules(connection),
+            leader=await read_leader(connection, now=now),
+        )
+
+
+async def count_all_tasks(connection: Connection, *, now: datetime | None = None) -> list[StateCount]:
+    """Count all tasks by namespace and state."""
+    return [StateCount(**row) for row in await run(connection, STATUS["count_all_tasks"], {"now": now})]
+
+
+async def count_unfinished_tasks(connection: Connection, *, now: datetime | None = None) -> list[StateCount]:
+    """Count what has not ended, by namespace and state, without a look at what has."""
+    counts: dict[tuple[str, str], StateCount] = {}
+    for row in await run(connection, STATUS["count_unfinished_tasks"], {"now": now}):
+        count = StateCount(**row)
+        before = counts.get(count[:2])
+        # a namespace that is waited in for two reasons comes twice
+        counts[count[:2]] = count if before is None else count._replace(tasks=count.tasks + before.tasks)
+    return list(counts.values())
+
+
+async def list_paused_namespaces(connection: Connection) -> list[PausedNamespace]:
+    """List the namespaces that are paused."""
+    return [PausedNamespace(**row) for row in await run(connection, STATUS["list_paused_namespaces"], {})]
+
+
+async def list_limits(connection: Connection, *, now: datetime | None = None) -> list[LimitUse]:
+    """List all limits with their use; those that most tasks wait for come first."""
+    return [LimitUse(**row) for row in await run(connection, STATUS["list_limits"], {"now": now})]
+
+
+async def read_task_details(connection: Connection, task_id: UUID) -> dict[str, Any] | None:
+    """Read everything that is stored of a task; None when there is none."""
+    rows = await run(connection, STATUS["read_task_details"], {"id": task_id})
+    return rows[0] if rows else None

@@ -1,0 +1,38 @@
+"""Who waits for the end of which task: each function runs the statement of the same name in `sql/waiters.sql`.
+
+Invariant: a row here is a hint. Without it the end of a task is found by looking, a little later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from interlock.store.database import run, translated
+from interlock.store.statements import load_statements
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from uuid import UUID
+
+    from interlock.store.database import Connection
+
+WAITERS = load_statements("waiters")
+
+
+async def insert_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:
+    """Note that somebody waits for these tasks, or still does."""
+    with translated(connection):
+        # sorted, so that two who wait for the same tasks lock their rows in one order
+        parameters = {"ids": sorted(ids), "waiter": waiter}
+        await connection.execute(WAITERS["insert_waiters"].sql, parameters)
+
+
+async def delete_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:
+    """Forget that somebody waited for these tasks, and those that have not said so for long."""
+    with translated(connection):
+        await connection.execute(WAITERS["delete_waiters"].sql, {"ids": sorted(ids), "waiter": waiter})
+
+
+async def find_ended_tasks(connection: Connection, ids: Iterable[UUID]) -> list[UUID]:
+    """Tell which of these tasks have ended, or are gone."""
+    return [row["id"] for row in await run(connection, WAITERS["find_ended_tasks"], {"ids": list(ids)})]

@@ -1,0 +1,177 @@
+"""The app for code that is not async: the same core, run in one background thread with a loop of its own.
+
+Invariant: there is no second implementation here; every call is handed to that loop and waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+
+from interlock.errors import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from uuid import UUID
+
+    from interlock.client.app import Affected, Interlock
+    from interlock.client.enqueue import Enqueuer
+    from interlock.client.handle import Canceled, TaskHandle, TaskStatus
+    from interlock.store.selection import TaskSummary
+    from interlock.store.tasks import NewTask, Record
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class SyncHandle(Generic[R]):
+    """A task that was enqueued, for code that blocks."""
+
+    __slots__ = ("_handle", "_run", "created", "id")
+
+    def __init__(self, handle: TaskHandle[R], run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._handle = handle
+        self._run = run
+        self.id = handle.id
+        self.created = handle.created
+
+    def __repr__(self) -> str:
+        return repr(self._handle).replace("TaskHandle", "SyncHandle")
+
+    def wait(self, timeout: float | None = None) -> R:
+        """Block until the task has ended and give its result, as TaskHandle.result does."""
+        result: R = self._run(self._handle.result(timeout))
+        return result
+
+    result = wait
+
+    def status(self) -> TaskStatus:
+        """Read the task as it is now."""
+        status: TaskStatus = self._run(self._handle.status())
+        return status
+
+    def history(self) -> list[Record]:
+        """Read every move that the task made, oldest first."""
+        history: list[Record] = self._run(self._handle.history())
+        return history
+
+    def cancel(self, reason: str | None = None, *, force: bool = False) -> Canceled:
+        """Cancel the task, as TaskHandle.cancel does."""
+        canceled: Canceled = self._run(self._handle.cancel(reason, force=force))
+        return canceled
+
+    def requeue(self, reason: str | None = None) -> bool:
+        """Give a task that ended in error or was canceled a new set of tries."""
+        return bool(self._run(self._handle.requeue(reason)))
+
+
+class SyncInterlock:
+    """An app for code that blocks: `with SyncInterlock(app) as tasks: tasks.enqueue(send_email, to=...)`."""
+
+    def __init__(self, app: Interlock) -> None:
+        self.app = app
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Start the thread and open the app in it. Safe twice."""
+        with self._lock:
+            if self._loop is not None:
+                return
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(target=loop.run_forever, name="interlock-sync", daemon=True)
+            thread.start()
+            self._loop, self._thread = loop, thread
+            try:
+                asyncio.run_coroutine_threadsafe(self.app.open(), loop).result()
+            except BaseException:
+                self._stop()
+                raise
+
+    def close(self) -> None:
+        """Close the app and end the thread. Safe twice, and before open."""
+        with self._lock:
+            if self._loop is None:
+                return
+            try:
+                asyncio.run_coroutine_threadsafe(self.app.close(), self._loop).result()
+            finally:
+                self._stop()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run any coroutine of the app's in its loop, and wait for it."""
+        loop = self._loop
+        if loop is None or threading.current_thread() is self._thread:
+            coroutine.close()
+            if loop is None:
+                raise StoreError("the app is not open: use `with SyncInterlock(app) as tasks:`, or tasks.open()")
+            raise StoreError("a blocking call inside the app's own loop would wait for itself; await the app instead")
+        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupted caller leaves nothing running behind
+            raise
+
+    def enqueue(self, task: Enqueuer[P, R], /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
+        """Store one task: `enqueue(send_email, to=...)`, or `enqueue(send_email.options(priority=5), to=...)`."""
+        return SyncHandle(self.run(task.enqueue(*args, **kwargs)), self.run)
+
+    def enqueue_many(self, task: Enqueuer[P, R], inputs: Iterable[Mapping[str, Any]]) -> list[SyncHandle[R]]:
+        """Store one task for each mapping of arguments, all or none."""
+        return [SyncHandle(handle, self.run) for handle in self.run(task.enqueue_many(inputs))]
+
+    def enqueue_prepared(self, tasks: Iterable[NewTask]) -> list[SyncHandle[Any]]:
+        """Store what `task.prepare(...)` gave, of any tasks: all of them or none."""
+        return [SyncHandle(handle, self.run) for handle in self.run(self.app.enqueue_many(tasks))]
+
+    def handle(self, task_id: UUID | str) -> SyncHandle[Any]:
+        """Give a handle of a task by its id."""
+        return SyncHandle(self.app.handle(task_id), self.run)
+
+    def find(
+        self,
+        *,
+        states: Sequence[str] | None = None,
+        namespace: str | None = None,
+        type: str | None = None,  # noqa: A002 - the name of the column
+        tag: str | None = None,
+        limit: int = 100,
+    ) -> list[TaskSummary]:
+        """Find tasks, newest first."""
+        return self.run(self.app.find(states=states, namespace=namespace, type=type, tag=tag, limit=limit))
+
+    def cancel(self, **wanted: Any) -> Affected:
+        """Cancel all tasks of a filter, as Interlock.cancel does."""
+        return self.run(self.app.cancel(**wanted))
+
+    def requeue(self, **wanted: Any) -> Affected:
+        """Requeue all tasks of a filter, as Interlock.requeue does."""
+        return self.run(self.app.requeue(**wanted))
+
+    def pause(self, namespace: str, reason: str | None = None) -> int:
+        """Let no task of a namespace start until it is resumed."""
+        return self.run(self.app.pause(namespace, reason))
+
+    def resume(self, namespace: str) -> int:
+        """Let the tasks of a namespace start again."""
+        return self.run(self.app.resume(namespace))
+
+    def _stop(self) -> None:
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -1,0 +1,286 @@
+"""The test kit: run a task inline, drain a queue in the test's own process, and control the clock.
+
+Invariant: arguments and results take the same way through JSON as in production, and a drained task goes through the
+same statements as one that a worker runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import orjson
+
+from interlock.client.backoff import Backoff
+from interlock.client.context import TaskContext
+from interlock.client.values import storable_text
+from interlock.errors import DefinitionError, PermanentError, RetryableError
+from interlock.lifecycle import TaskRowEvent
+from interlock.store.ids import new_id
+from interlock.store.tasks import (
+    ClaimedTask,
+    Outcome,
+    claim_pending_tasks,
+    insert_callbacks,
+    notify_ended,
+    save_checkpoint,
+    settle_running_tasks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from interlock.client.app import Interlock
+    from interlock.client.context import Line
+    from interlock.client.task import Task
+    from interlock.store.database import Connection
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+LEASE = timedelta(minutes=5)
+
+
+class Clock:
+    """A clock that stands still until a test moves it: `Interlock(clock=clock)`."""
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._now = start or datetime.now(UTC)
+        if self._now.tzinfo is None:
+            raise ValueError("a clock needs a time zone; e.g. datetime(2030, 1, 1, tzinfo=UTC)")
+
+    def __call__(self) -> datetime:
+        """Tell the time."""
+        return self._now
+
+    def advance(self, by: timedelta | float) -> datetime:
+        """Move the clock forward, by a timedelta or by seconds, and tell the new time."""
+        step = by if isinstance(by, timedelta) else timedelta(seconds=by)
+        if step < timedelta(0):
+            raise ValueError("a clock goes forward only")
+        self._now += step
+        return self._now
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Stands in for a worker: remembers what a handler said."""
+
+    progress: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[Any] = field(default_factory=list)
+
+    def save_checkpoint(self, _: TaskContext, value: Any, /) -> Future[bool]:
+        """Remember a checkpoint, by way of JSON."""
+        self.checkpoints.append(_through_json(value))
+        saved: Future[bool] = Future()
+        saved.set_result(True)
+        return saved
+
+    def progressed(self, context: TaskContext, /) -> None:
+        """Remember what was said of the progress."""
+        self.progress.append(dict(context.latest_progress or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One attempt that `drain` made: its task, and the event with which it ended, or "lost"."""
+
+    id: UUID
+    type: str
+    attempt: int
+    event: str
+    error: dict[str, Any] | None
+
+
+async def run_inline(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Run a task here and now, without a database; its exceptions come through as they are."""
+    return await run_with(make_context(task), task, *args, **kwargs)
+
+
+async def run_with(context: TaskContext, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """Do the same with a context of the test's own making."""
+    stored = _through_json(task.encode(*args, **kwargs))
+    context.input_data = stored
+    output = await _call(task, context, task.decode(stored))
+    context.output_data = _through_json(task.encode_result(output))
+    result: R = task.decode_result(context.output_data)
+    return result
+
+
+def make_context(
+    task: Task[..., Any],
+    *,
+    attempt: int = 1,
+    tries: int = 1,
+    checkpoint: Any = None,
+    line: Line | None = None,
+    connection: Any = None,
+) -> TaskContext:
+    """Make a context as a worker would, with a Recorder in the worker's place unless told otherwise."""
+    context = TaskContext(
+        new_id(),
+        task.name,
+        namespace=task.namespace,
+        attempt=attempt,
+        tries=tries,
+        max_tries=task.max_tries,
+        checkpoint=checkpoint,
+        line=line or Recorder(),
+    )
+    context.connection = connection
+    return context
+
+
+async def drain(
+    app: Interlock, *, namespaces: Sequence[str] | None = None, until_empty: bool = True, limit: int = 10_000
+) -> list[Ran]:
+    """Run what is due, one after the other, in this process; what the tasks enqueue is run too, if it is due.
+
+    Tries that are to be made later stay pending: advance the clock and drain again. With `until_empty=False` only what
+    was due at the start of the call is run.
+    """
+    runner = _Runner(app, list(namespaces or _namespaces(app)))
+    ran: list[Ran] = []
+    while batch := await runner.claim(limit - len(ran), one=until_empty):
+        ran += [await runner.run(claimed) for claimed in batch]
+        if not until_empty:
+            break
+    return ran
+
+
+class _Runner:
+    """Claims, runs and settles for `drain`."""
+
+    def __init__(self, app: Interlock, namespaces: list[str]) -> None:
+        self._app = app
+        self._namespaces = namespaces
+        self._types = [task.name for task in app.tasks.values() if task.command is None]
+        self._actor = f"drain-{new_id()}"
+
+    async def claim(self, limit: int, *, one: bool) -> list[ClaimedTask]:
+        if limit <= 0:
+            return []
+        async with self._app.connection() as connection:
+            return await claim_pending_tasks(
+                connection,
+                actor=self._actor,
+                types=self._types,
+                namespaces=self._namespaces,
+                limit=1 if one else limit,
+                lease=LEASE,
+                now=self._app.now(),
+            )
+
+    async def run(self, claimed: ClaimedTask) -> Ran:
+        task = self._app.tasks[claimed.type]
+        context = _context_of(claimed, self._app)
+        async with self._app.connection() as connection:
+            try:
+                async with connection.transaction():
+                    context.connection = connection if task.transactional else None
+                    output = await _call(task, context, task.decode(claimed.input))
+                    encoded = task.encode_result(output)
+                    outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.SUCCEED, encoded)
+                    await self._settle(connection, claimed, _told(outcome, context))
+            except _LostError:
+                return Ran(claimed.id, claimed.type, claimed.attempt, "lost", None)
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+                outcome = _failed(task, claimed, error, self._app.now() or datetime.now(UTC))
+                with suppress(_LostError):
+                    async with connection.transaction():
+                        await self._settle(connection, claimed, _told(outcome, context))
+        return Ran(claimed.id, claimed.type, claimed.attempt, outcome.event.value, outcome.error)
+
+    async def _settle(self, connection: Connection, claimed: ClaimedTask, outcome: Outcome) -> None:
+        awaited, lost = await settle_running_tasks(connection, [outcome], actor=self._actor, now=self._app.now())
+        if lost:
+            raise _LostError
+        if claimed.callback_url is not None:
+            await insert_callbacks(connection, [claimed.id])
+        await notify_ended(connection, awaited=awaited, limited=claimed.limit_key is not None)
+
+
+class _LostError(Exception):
+    """The task was canceled or taken away while it ran: what it wrote in its transaction is undone."""
+
+
+class _Saver:
+    """Stores checkpoints under the attempt that is drained."""
+
+    def __init__(self, app: Interlock, loop: asyncio.AbstractEventLoop) -> None:
+        self._app = app
+        self._loop = loop
+
+    def save_checkpoint(self, context: TaskContext, value: Any, /) -> Future[bool]:
+        return asyncio.run_coroutine_threadsafe(self._save(context, value), self._loop)
+
+    def progressed(self, _: TaskContext, /) -> None:
+        """Nothing to do: the latest word is written with the outcome."""
+
+    async def _save(self, context: TaskContext, value: Any) -> bool:
+        if context.task_id is None:
+            return False
+        async with self._app.connection() as connection:
+            return await save_checkpoint(connection, context.task_id, context.attempt, value, now=self._app.now())
+
+
+async def _call(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
+    if task.command is not None:
+        raise DefinitionError(f"task {task.name} is a command, which only a worker runs")
+    if task.context_parameter is not None:
+        arguments = {**arguments, task.context_parameter: context}
+    if inspect.iscoroutinefunction(task.function):
+        return await task.function(**arguments)
+    return await asyncio.to_thread(task.function, **arguments)
+
+
+def _context_of(claimed: ClaimedTask, app: Interlock) -> TaskContext:
+    return TaskContext(
+        claimed.id,
+        claimed.type,
+        namespace=claimed.namespace,
+        attempt=claimed.attempt,
+        tries=claimed.tries,
+        max_tries=claimed.max_tries,
+        job_id=claimed.job_id,
+        step=claimed.step,
+        correlation_id=claimed.correlation_id,
+        input_data=claimed.input,
+        checkpoint=claimed.checkpoint,
+        line=_Saver(app, asyncio.get_running_loop()),
+    )
+
+
+def _told(outcome: Outcome, context: TaskContext) -> Outcome:
+    return outcome._replace(cost=context.cost, progress=context.latest_progress)
+
+
+def _failed(task: Task[..., Any], claimed: ClaimedTask, error: Exception, now: datetime) -> Outcome:
+    retryable = not isinstance(error, PermanentError)
+    told: dict[str, Any] = {
+        "type": type(error).__name__,
+        "message": storable_text(str(error)),
+        "traceback": storable_text("".join(traceback.format_exception(error))),
+        "retryable": retryable,
+    }
+    if not retryable or claimed.tries >= claimed.max_tries:
+        return Outcome(claimed.id, claimed.attempt, TaskRowEvent.FAIL, error=told, reason=told["message"])
+    backoff = task.backoff if claimed.backoff is None else Backoff.from_json(claimed.backoff)
+    seconds = error.retry_after if isinstance(error, RetryableError) else None
+    run_at = now + timedelta(seconds=backoff.delay(claimed.tries) if seconds is None else seconds)
+    return Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETRY, error=told, reason=told["message"], run_at=run_at)
+
+
+def _namespaces(app: Interlock) -> set[str]:
+    return {task.namespace for task in app.tasks.values()} | {"default"}
+
+
+def _through_json(value: Any) -> Any:
+    return orjson.loads(orjson.dumps(value))

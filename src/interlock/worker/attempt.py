@@ -1,0 +1,321 @@
+"""One claimed attempt at a task, from the claim to the settled outcome: the TaskStateMachine.
+
+Invariant: an attempt reports at most once, only while it holds its lease, and its slot is taken until the database
+has acknowledged what became of it. An attempt that lost its lease is ABANDONED and writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+from interlock.client.context import TaskContext
+from interlock.client.values import storable_text
+from interlock.errors import PermanentError, RetryableError
+from interlock.lifecycle import TASK, TaskEvent, TaskRowEvent, TaskState
+from interlock.machine import StateMachine
+from interlock.store.tasks import Outcome
+from interlock.telemetry import TaskTelemetry, series_of
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.client.backoff import Backoff
+    from interlock.client.context import Line
+    from interlock.client.task import Task
+    from interlock.store.tasks import ClaimedTask
+
+TRACEBACK_LINES = 50
+
+
+class Interruption(StrEnum):
+    """Why a handler is stopped before it is done."""
+
+    LEASE_LOST = "lease lost"
+    CANCELED = "canceled"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(slots=True)
+class TaskResult:
+    """How an attempt ended, for whoever ran it."""
+
+    task_id: str
+    final_state: TaskState
+    output: Any = None
+    error: str | None = None
+    cost: float | None = None
+    duration_ms: int | None = None
+
+
+class Services(Protocol):
+    """What an attempt needs of the worker that runs it."""
+
+    async def run_handler(self, attempt: TaskStateMachine, /) -> Any:
+        """Run the handler to its end and give its output, ready for JSON."""
+
+    async def settle(self, attempt: TaskStateMachine, outcome: Outcome, /) -> bool:
+        """Write the outcome; False when the attempt is lost."""
+
+
+class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
+    """One attempt: its state, its context, and the way from the claim to the outcome."""
+
+    __slots__ = ("_id", "_interruption", "claimed", "context", "definition", "lease_until", "running", "worker_id")
+
+    def __init__(
+        self,
+        task_id: str | UUID,
+        task_type: str,
+        worker_id: str,
+        *,
+        definition: Task[..., Any] | None = None,
+        claimed: ClaimedTask | None = None,
+        lease_until: float = 0.0,
+        line: Line | None = None,
+    ) -> None:
+        telemetry = TaskTelemetry(task_id, series_of(task_type))
+        super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState))
+        self._id = task_id
+        self.worker_id = worker_id
+        self.definition = definition
+        self.claimed = claimed
+        self.lease_until = lease_until  # by this process's own monotonic clock, whatever the server's shows
+        self.context = TaskContext(task_type=task_type) if claimed is None else self._context_of(claimed, line)
+        self.running: asyncio.Task[Any] | None = None
+        self._interruption: Interruption | None = None
+
+    @classmethod
+    def of_claim(
+        cls,
+        claimed: ClaimedTask,
+        worker_id: str,
+        definition: Task[..., Any],
+        *,
+        lease_until: float,
+        line: Line | None = None,
+    ) -> TaskStateMachine:
+        """Make the machine of a task that was just claimed; it is about to be processed."""
+        attempt = cls(
+            claimed.id,
+            claimed.type,
+            worker_id,
+            definition=definition,
+            claimed=claimed,
+            lease_until=lease_until,
+            line=line,
+        )
+        attempt.transition(TaskEvent.CLAIM_REQUESTED)
+        attempt.transition(TaskEvent.CLAIM_SUCCEEDED)
+        return attempt
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task."""
+        return str(self._id)
+
+    @property
+    def task_type(self) -> str:
+        """The type of the task."""
+        return self.context.task_type
+
+    def _context_of(self, claimed: ClaimedTask, line: Line | None) -> TaskContext:
+        context = TaskContext(
+            claimed.id,
+            claimed.type,
+            namespace=claimed.namespace,
+            attempt=claimed.attempt,
+            tries=claimed.tries,
+            max_tries=claimed.max_tries,
+            job_id=claimed.job_id,
+            step=claimed.step,
+            correlation_id=claimed.correlation_id,
+            input_data=claimed.input,
+            checkpoint=claimed.checkpoint,
+            line=line,
+        )
+        now = datetime.now(UTC)
+        context.lease_acquired_at = context.processing_started_at = now
+        context.lease_timeout = now + timedelta(seconds=max(self.lease_until - time.monotonic(), 0.0))
+        timeout = self.timeout
+        if timeout is not None:
+            context.deadline = now + timedelta(seconds=timeout)
+        return context
+
+    @property
+    def timeout(self) -> float | None:
+        """The seconds that the handler has: the task's own, else its definition's."""
+        if self.claimed is not None and self.claimed.timeout_seconds is not None:
+            return self.claimed.timeout_seconds
+        return None if self.definition is None else self.definition.timeout
+
+    async def execute(self, services: Services) -> TaskResult:
+        """Run the handler, report what came of it, and tell how it ended."""
+        outcome = await self.process(services)
+        if outcome is not None:
+            self.reported(written=await services.settle(self, outcome))
+        return self.result()
+
+    async def process(self, services: Services) -> Outcome | None:
+        """Run the handler; give what is to be reported, or nothing when the lease is lost."""
+        output, error = await self._run(services)
+        if error is not None and self._interruption is None and self.context.cancelled:
+            self._interruption = Interruption.CANCELED  # it was asked to stop, and did
+        if self._interruption is Interruption.LEASE_LOST:
+            self.context.error = "the lease was lost"
+            self.transition(TaskEvent.LEASE_EXPIRED)
+            return None
+        self._conclude(output, error)
+        return self._outcome(error)
+
+    def reported(self, *, written: bool) -> None:
+        """Hear whether the outcome was written."""
+        self.transition(TaskEvent.REPORT_SUCCEEDED if written else TaskEvent.REPORT_FAILED)
+
+    async def _run(self, services: Services) -> tuple[Any, BaseException | None]:
+        """Run the handler within its time; give its output or what stopped it."""
+        timeout = self.timeout
+        try:
+            if timeout is None:
+                return await services.run_handler(self), None
+            async with asyncio.timeout(timeout):
+                return await services.run_handler(self), None
+        except TimeoutError as error:
+            if self.context.deadline is not None and datetime.now(UTC) >= self.context.deadline:
+                return None, TimeoutError(f"the handler was still running after {timeout:g} s")
+            return None, error
+        except asyncio.CancelledError as error:
+            if self._interruption is None:
+                raise  # not ours: the whole worker is being torn down
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # this code runs in a task
+            return None, error
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
+            return None, error
+
+    def ask_to_stop(self, reason: str | None) -> bool:
+        """Tell the handler that its work is not wanted any more; False when it was told before."""
+        asked = self.context.cancelled
+        self.context.cancelled = True
+        self.context.cancel_reason = reason or self.context.cancel_reason or Interruption.CANCELED.value
+        return not asked
+
+    def interrupt(self, why: Interruption, reason: str | None = None) -> None:
+        """Stop the handler, as far as its executor can; what then happens depends on why."""
+        if self.state is not TaskState.PROCESSING:
+            return
+        if self._interruption is None or why is Interruption.LEASE_LOST:
+            self._interruption = why
+        self.ask_to_stop(reason or (why.value if why is not Interruption.CANCELED else None))
+        if self.running is not None:
+            self.running.cancel(why.value)
+
+    def _conclude(self, output: Any, error: BaseException | None) -> None:
+        context = self.context
+        context.processing_completed_at = datetime.now(UTC)
+        if error is None:
+            context.output_data = output
+            self._interruption = None  # it finished all the same, and what is done is done
+            self.transition(TaskEvent.PROCESSING_SUCCEEDED)
+        elif self._interruption is Interruption.SHUTDOWN:
+            context.error = "the worker shut down before the handler was done"
+            self.transition(TaskEvent.SHUTDOWN_REQUESTED)
+        else:
+            context.error = context.cancel_reason if self._interruption else _described(error)
+            self.transition(TaskEvent.PROCESSING_FAILED)
+
+    def _outcome(self, error: BaseException | None) -> Outcome:
+        claimed, context = self.claimed, self.context
+        if claimed is None:
+            raise RuntimeError("an attempt that was never claimed has no outcome")
+        progress = context.latest_progress
+        if error is None:
+            return Outcome(
+                claimed.id,
+                claimed.attempt,
+                TaskRowEvent.SUCCEED,
+                output=context.output_data,
+                cost=context.cost,
+                progress=progress,
+            )
+        if self._interruption is Interruption.CANCELED:
+            return Outcome(claimed.id, claimed.attempt, TaskRowEvent.CANCEL, reason=context.cancel_reason)
+        if self._interruption is Interruption.SHUTDOWN:
+            reason = f"returned by {self.worker_id}, which shuts down"
+            return Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETURN, reason=reason, progress=progress)
+        stored = error_document(error)
+        again = stored["retryable"] and claimed.tries < claimed.max_tries
+        return Outcome(
+            claimed.id,
+            claimed.attempt,
+            TaskRowEvent.RETRY if again else TaskRowEvent.FAIL,
+            error=stored,
+            reason=context.error,
+            cost=context.cost,
+            run_at=datetime.now(UTC) + timedelta(seconds=self._delay(error)) if again else None,
+            progress=progress,
+        )
+
+    def _delay(self, error: BaseException) -> float:
+        """Seconds until the next try: what the handler asked for, else the task's policy."""
+        asked: float | None = getattr(error, "retry_after", None)
+        if asked is not None:
+            return max(asked, 0.0)
+        return self._backoff().delay(self.context.tries)
+
+    def _backoff(self) -> Backoff:
+        if self.claimed is None or self.definition is None:
+            raise RuntimeError("an attempt that was never claimed has no backoff")
+        if self.claimed.backoff is not None:
+            return type(self.definition.backoff).from_json(self.claimed.backoff)
+        return self.definition.backoff
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the outcome commits with what the handler wrote."""
+        return self.definition is not None and self.definition.transactional
+
+    def result(self) -> TaskResult:
+        """Tell how the attempt stands."""
+        context = self.context
+        started, completed = context.processing_started_at, context.processing_completed_at
+        return TaskResult(
+            self.task_id,
+            self.state,
+            output=context.output_data,
+            error=context.error,
+            cost=context.cost,
+            duration_ms=int((completed - started).total_seconds() * 1000) if started and completed else None,
+        )
+
+    @property
+    def key(self) -> tuple[UUID, int]:
+        """Task and attempt: what everything written about this attempt is fenced by."""
+        if self.claimed is None:
+            raise RuntimeError("an attempt that was never claimed has no fence")
+        return self.claimed.id, self.claimed.attempt
+
+
+def error_document(error: BaseException) -> dict[str, Any]:
+    """Describe an exception for the task row. One that crossed a process boundary brings its own description."""
+    document = getattr(error, "document", None)
+    if document is not None:
+        return dict(document)
+    lines = traceback.format_exception(error)
+    return {
+        "type": type(error).__qualname__,
+        "message": storable_text(str(error)),
+        "traceback": storable_text("".join(lines[-TRACEBACK_LINES:])),
+        "retryable": isinstance(error, RetryableError) or not isinstance(error, PermanentError),
+    }
+
+
+def _described(error: BaseException) -> str:
+    document = getattr(error, "document", None)
+    if document is not None:
+        return storable_text(f"{document['type']}: {document['message']}")
+    return storable_text(f"{type(error).__qualname__}: {error}")

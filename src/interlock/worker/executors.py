@@ -1,0 +1,115 @@
+"""The ways to run a handler: as a coroutine, in a thread, in a process, or as a program of any language.
+
+Invariant: an executor is made when the first task needs it, and closed with all the others in bounded time. A handler
+cannot end the worker, whatever it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from interlock.errors import ConfigError, RetryableError
+from interlock.worker.commands import CommandExecutor
+from interlock.worker.conversation import LONGEST_LINE
+from interlock.worker.groups import ProcessGroups
+from interlock.worker.handlers import Executor, HandlerError, Runnable
+from interlock.worker.processes import ProcessExecutor
+from interlock.worker.threads import ThreadExecutor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock.client.context import TaskContext
+
+__all__ = ["CoroutineExecutor", "Executor", "Executors", "HandlerError", "Runnable"]
+
+
+class CoroutineExecutor:
+    """Awaits the handler in the worker's own event loop."""
+
+    gives_json: ClassVar[bool] = False
+
+    async def run(self, task: Runnable, context: TaskContext, arguments: dict[str, Any]) -> Any:
+        """Await the handler."""
+        if task.context_parameter is not None:
+            arguments = {**arguments, task.context_parameter: context}
+        try:
+            return await task.function(**arguments)
+        except SystemExit as error:
+            raise HandlerError.of(error) from error
+        except asyncio.CancelledError as error:
+            current = asyncio.current_task()
+            if current is None or current.cancelling():
+                raise
+            # Nobody cancelled this task: something that the handler awaited was cancelled, which is a failure.
+            raise HandlerError.of(error) from error
+
+    def cancel(self, context: TaskContext) -> None:
+        """Nothing to do: the handler looks at the same context."""
+
+    async def close(self) -> None:
+        """Nothing to do: there is nothing of its own."""
+
+
+class Executors:
+    """All executors of a worker. `grace` is the time in seconds between one way to stop a process and the next."""
+
+    def __init__(
+        self,
+        *,
+        threads: int,
+        processes: int,
+        app_reference: str | None = None,
+        grace: float = 1.0,
+        longest_line: int = LONGEST_LINE,
+    ) -> None:
+        self._groups = ProcessGroups()
+        self._made: dict[str, Executor] = {}
+        self._threads: ThreadExecutor | None = None
+        self._closed = False
+
+        def make_threads() -> Executor:
+            self._threads = ThreadExecutor(threads)
+            return self._threads
+
+        def make_processes() -> Executor:
+            return ProcessExecutor(
+                processes, self._groups, app_reference=app_reference, grace=grace, longest_line=longest_line
+            )
+
+        def make_commands() -> Executor:
+            return CommandExecutor(self._groups, grace=grace, longest_line=longest_line)
+
+        self._make: dict[str, Callable[[], Executor]] = {
+            "coroutine": CoroutineExecutor,
+            "thread": make_threads,
+            "process": make_processes,
+            "command": make_commands,
+        }
+
+    @property
+    def abandoned_threads(self) -> int:
+        """How many threads still run a handler whose task was given up."""
+        return 0 if self._threads is None else self._threads.abandoned
+
+    def of(self, task: Runnable) -> Executor:
+        """Give the executor of the task's kind."""
+        executor = self._made.get(task.executor)
+        return self._first(task) if executor is None else executor
+
+    async def close(self) -> None:
+        """Stop everything that still runs, at most some multiples of the grace; safe twice and before any task."""
+        self._closed = True
+        await asyncio.gather(*(executor.close() for executor in self._made.values()))
+        await self._groups.close()
+
+    def _first(self, task: Runnable) -> Executor:
+        make = self._make.get(task.executor)
+        if make is None:
+            known = ", ".join(self._make)
+            raise ConfigError(f"task {task.name!r} names the executor {task.executor!r}; there are {known}")
+        if self._closed:
+            raise RetryableError(f"the worker is closing: it makes no {task.executor} executor for task {task.name!r}")
+        executor = self._made[task.executor] = make()
+        return executor

@@ -1,0 +1,56 @@
+"""The ways to run a worker: as a process of its own, or beside other work in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from prometheus_client import start_http_server
+
+from interlock.client.loading import load_app
+from interlock.config import Config
+from interlock.errors import ConfigError
+from interlock.worker.process import WorkerStateMachine
+from interlock.worker.settings import WorkerSettings, get_instance_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from interlock.client.app import Interlock
+
+
+def run_worker(config: Config | None = None) -> None:
+    """Run a worker named after this instance until it is asked to stop."""
+    settings = config or Config.load()
+    worker_id = get_instance_name(settings.worker_name)
+    state_machine = WorkerStateMachine(worker_id, _app_of(settings), WorkerSettings.of(settings))
+    state_machine.run()
+
+
+@asynccontextmanager
+async def serving(app: Interlock, settings: WorkerSettings | None = None) -> AsyncIterator[WorkerStateMachine]:
+    """Run a worker beside the caller's own work, until the block ends; it is then shut down in good order."""
+    worker = WorkerStateMachine(
+        get_instance_name(app.config.worker_name), app, settings or WorkerSettings.of(app.config)
+    )
+    running = asyncio.create_task(worker.serve(signals=False))
+    try:
+        yield worker
+    finally:
+        if worker.is_running() and not worker.context.shutdown_requested:
+            worker.request_shutdown()
+        await running
+
+
+def _app_of(config: Config) -> Interlock:
+    """Load the app that the settings name, and serve its metrics if they say where."""
+    if config.app is None:
+        raise ConfigError("which app? Set --app, INTERLOCK_APP or `app` in interlock.toml to package.module:app")
+    if config.metrics_port is not None:
+        try:
+            start_http_server(config.metrics_port, addr=config.metrics_host)
+        except OSError as error:
+            place = f"{config.metrics_host}:{config.metrics_port}"
+            raise ConfigError(f"metrics cannot be served on {place}: {error.strerror}") from None
+    return load_app(config.app)

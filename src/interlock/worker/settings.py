@@ -1,0 +1,77 @@
+"""How a worker process is set up; the defaults are those of one careful worker."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from interlock.config import Config
+
+
+class WakeMode(StrEnum):
+    """How an idle worker learns of new tasks."""
+
+    HYBRID = "hybrid"
+    EVENTS = "events"
+    POLLING = "polling"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What can be chosen about a worker. Times are in seconds."""
+
+    namespaces: tuple[str, ...] = ("default",)
+    concurrency: int = 1
+    lease: float = 30.0
+    # how long running tasks may go on after a shutdown was asked for; STOPPED comes within 30 s in any case
+    grace: float = 20.0
+    # after a cooperative cancellation was asked for, until the handler is stopped
+    cancel_grace: float = 5.0
+    mode: WakeMode = WakeMode.HYBRID
+    poll_base: float = 0.1
+    poll_cap: float = 5.0
+    recovery_interval: float = 5.0
+    probe_interval: float = 10.0
+    processes: int = os.cpu_count() or 1
+    app_reference: str | None = None
+    duties: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("concurrency", self.concurrency, 1),
+            ("lease", self.lease, 0.05),
+            ("grace", self.grace, 0),
+            ("poll_base", self.poll_base, 0.001),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, not {value}")
+        if not self.namespaces:
+            raise ValueError("a worker needs at least one namespace")
+
+    @classmethod
+    def of(cls, config: Config) -> WorkerSettings:
+        """Take what a configuration says about workers."""
+        return cls(
+            namespaces=config.namespaces,
+            concurrency=config.concurrency,
+            lease=config.lease,
+            grace=config.grace,
+            mode=WakeMode(config.wake_mode),
+            app_reference=config.app,
+        )
+
+    @property
+    def lease_time(self) -> timedelta:
+        """The lease as SQL takes it."""
+        return timedelta(seconds=self.lease)
+
+
+def get_instance_name(name: str | None = None) -> str:
+    """Name this process start: a restarted process must never inherit the leases of the one before."""
+    return f"{name or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,0 +1,184 @@
+"""The test kit that users get: inline runs, drained queues, and a clock that tests control."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock import Backoff, Interlock, PermanentError, RetryableError, TaskContext
+from interlock.errors import DefinitionError, InputError
+from interlock.store.tasks import cancel_unfinished_tasks
+from interlock.testing import Clock, Recorder, drain, make_context, run_inline, run_with
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from interlock.store.database import Connection
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+nowhere = Interlock("postgresql://nowhere")
+
+
+@nowhere.task
+async def greet(ctx: TaskContext, name: str, at: datetime) -> tuple[str, datetime]:
+    ctx.progress(0.5, "half way")
+    await ctx.checkpoint({"name": name})
+    return f"{ctx.restore()['name']} {ctx.attempt}", at
+
+
+@nowhere.task
+def blocking(ctx: TaskContext, n: int) -> int:
+    assert ctx.checkpoint([n]).wait(5)
+    return n + 1
+
+
+@pytest.mark.unit
+async def test_a_task_runs_inline_with_typed_arguments_and_results() -> None:
+    assert await run_inline(greet, "ada", NOON) == ("ada 1", NOON)
+    assert await run_inline(blocking, n=1) == 2
+    with pytest.raises(InputError, match="argument 'n'"):
+        await run_inline(blocking, n="x")  # type: ignore[arg-type]  # the point
+    with pytest.raises(DefinitionError, match="only a worker runs"):
+        await run_inline(Interlock("postgresql://nowhere").command_task("x", ["true"]))
+
+
+@pytest.mark.unit
+async def test_what_a_handler_says_is_recorded() -> None:
+    line = Recorder()
+    context = make_context(greet, attempt=3, line=line)
+    await run_with(context, greet, "bob", NOON)
+    assert line.progress == [{"fraction": 0.5, "message": "half way"}]
+    assert line.checkpoints == [{"name": "bob"}]
+    assert context.output_data == ["bob 3", "2030-01-01T12:00:00Z"]
+
+
+@pytest.mark.unit
+def test_a_clock_moves_forward_only_when_it_is_told_to() -> None:
+    clock = Clock(NOON)
+    assert (clock(), clock.advance(90), clock()) == (NOON, NOON + timedelta(seconds=90), NOON + timedelta(seconds=90))
+    with pytest.raises(ValueError, match="forward"):
+        clock.advance(timedelta(seconds=-1))
+    with pytest.raises(ValueError, match="time zone"):
+        Clock(datetime(2030, 1, 1))  # noqa: DTZ001 - the point
+    assert Clock()().tzinfo is UTC
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(NOON)
+
+
+@pytest.fixture
+async def app(url: str, clock: Clock) -> AsyncIterator[Interlock]:
+    async with Interlock(url, clock=clock) as opened:
+        yield opened
+
+
+@pytest.mark.store
+async def test_retries_come_when_the_clock_says_so(app: Interlock, clock: Clock) -> None:
+    @app.task(max_tries=3, backoff=Backoff.exponential(60, jitter=0))
+    async def flaky(ctx: TaskContext) -> str:
+        if not ctx.is_last_try:
+            raise RuntimeError(f"try {ctx.tries}")
+        return "at last"
+
+    handle = await flaky.enqueue()
+    assert [ran.event for ran in await drain(app)] == ["retry"]
+    status = await handle.status()
+    assert (status.state, status.run_at, status.reason) == ("pending", NOON + timedelta(seconds=60), "try 1")
+    assert await drain(app) == []
+    clock.advance(60)
+    assert [ran.event for ran in await drain(app)] == ["retry"]
+    clock.advance(120)
+    assert [ran.event for ran in await drain(app)] == ["succeed"]
+    assert await handle.result() == "at last"
+
+
+@pytest.mark.store
+async def test_errors_end_as_their_kind_says(app: Interlock, clock: Clock) -> None:
+    @app.task(backoff=lambda _: 10)
+    async def fail(how: str) -> None:
+        if how == "permanent":
+            raise PermanentError("never\0 \ud800")  # which no jsonb column can hold as it is
+        raise RetryableError("soon", retry_after=5 if how == "soon" else None)
+
+    handles = [await fail.enqueue(how) for how in ("permanent", "soon", "later")]
+    ran = await drain(app)
+    assert [(one.event, one.error and one.error["retryable"]) for one in ran] == [
+        ("fail", False),
+        ("retry", True),
+        ("retry", True),
+    ]
+    assert ran[0].error is not None
+    assert ran[0].error["message"] == "never\ufffd ?"
+    run_ats = [(await handle.status()).run_at - clock() for handle in handles[1:]]
+    assert run_ats == [timedelta(seconds=5), timedelta(seconds=10)]
+
+
+@pytest.mark.store
+async def test_what_tasks_enqueue_is_drained_too_unless_told_otherwise(app: Interlock) -> None:
+    @app.task
+    async def countdown(n: int) -> None:
+        if n:
+            await countdown.enqueue(n - 1)
+
+    @app.task(namespace="elsewhere")
+    def other() -> None: ...
+
+    await countdown.enqueue(2)
+    await other.enqueue()
+    assert len(await drain(app, namespaces=["default"], until_empty=False)) == 1
+    assert len(await drain(app, namespaces=["default"])) == 2
+    assert [ran.type for ran in await drain(app)] == ["other"]
+
+
+@pytest.mark.store
+async def test_a_delayed_task_is_due_when_the_clock_says_so(app: Interlock, clock: Clock) -> None:
+    @app.task
+    async def later(n: int) -> None: ...
+
+    await later.options(delay=timedelta(hours=1)).enqueue(1)
+    await later.options(delay=3600).enqueue_many([{"n": n} for n in range(60)])
+    await later.options(run_at=NOON + timedelta(hours=2)).enqueue(3)
+    assert await drain(app) == []
+    clock.advance(3600)
+    assert len(await drain(app)) == 61
+    clock.advance(3600)
+    assert len(await drain(app)) == 1
+
+
+@pytest.mark.store
+async def test_a_transactional_task_commits_its_writes_with_its_outcome(app: Interlock, database: Connection) -> None:
+    await database.execute("create table orders (id int primary key)")
+
+    @app.task(transactional=True, max_tries=1)
+    async def order(ctx: TaskContext, number: int, how: str = "well") -> None:
+        await ctx.connection.execute("insert into orders values (%s)", [number])
+        if how == "badly":
+            raise ValueError("no")
+        if how == "canceled":
+            assert ctx.task_id is not None
+            await cancel_unfinished_tasks(database, [ctx.task_id], actor="somebody", running=True)
+
+    for number, how in enumerate(["well", "badly", "canceled"]):
+        await order.enqueue(number, how)
+    assert [ran.event for ran in await drain(app)] == ["succeed", "fail", "lost"]
+    assert await (await database.execute("select id from orders")).fetchall() == [{"id": 0}]
+
+
+@pytest.mark.store
+async def test_progress_cost_and_checkpoints_are_stored(app: Interlock, database: Connection) -> None:
+    @app.task
+    async def costly(ctx: TaskContext, values: list[Any]) -> None:
+        ctx.cost = 1.5
+        ctx.progress(1, "done", rows=len(values))
+        assert await ctx.checkpoint(values)
+
+    handle = await costly.enqueue([1, 2])
+    await drain(app)
+    status = await handle.status()
+    assert (status.cost, status.progress) == (1.5, {"fraction": 1, "message": "done", "rows": 2})
+    stored = await (await database.execute("select checkpoint from interlock.tasks")).fetchone()
+    assert stored == {"checkpoint": [1, 2]}
