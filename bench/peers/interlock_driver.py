@@ -39,7 +39,7 @@ def defined(url: str, handled: Callable[[], None] = nothing) -> tuple[Interlock,
 class InterlockDriver:
     """Interlock."""
 
-    setting = "WorkerStateMachine, 300 at a time; enqueue_many by COPY"
+    setting = "a worker of 500 slots; enqueue_many, which is a COPY"
     remaining = (
         "select (exists (select from interlock.tasks where state = 'pending'))::int"
         " + (exists (select from interlock.tasks where lease_expires_at is not null))::int"

@@ -7,6 +7,7 @@ and every task it held is by then reported or back in the queue.
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import sys
 import time
@@ -85,7 +86,11 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         return self.state is not WorkerState.STOPPED
 
     def run(self) -> None:
-        """Live from STARTING to STOPPED."""
+        """Live from STARTING to STOPPED, in a process that is the worker's alone."""
+        # What was imported stays; to look through it again and again for garbage costs a fifth of the speed.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
         asyncio.run(self.serve())
 
     async def serve(self, *, signals: bool = True) -> None:
