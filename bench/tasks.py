@@ -70,10 +70,10 @@ class Bench:
     rounds: int
     finished: int
 
-    def _turns(self) -> Iterator[Queue]:
-        for number in range(self.rounds):
-            for queue in self.queues:
-                print(f"\r  round {number + 1} of {self.rounds}: {queue.name:14}", end="", file=sys.stderr, flush=True)
+    def _turns(self, rounds: int, most: int | None = None) -> Iterator[Queue]:
+        for number in range(rounds):
+            for queue in self.queues[:most]:
+                print(f"\r  round {number + 1} of {rounds}: {queue.name:14}", end="", file=sys.stderr, flush=True)
                 yield queue
         print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
 
@@ -103,7 +103,7 @@ class Bench:
         for processes, ratios in ((1, {"pgqueuer": 1.5, "awa": 4.0}), (2, {"pgqueuer": 1.3, "awa": 3.0})):
             name = f"drain, {processes} process{'es' * (processes > 1)}"
             rate, cost = Row(name, "tasks/s", ratios=ratios), Row(f"{name}, processor time", "µs/task")
-            for queue in self._turns():
+            for queue in self._turns(self.rounds):
                 speed, used = self._drained(queue, processes)
                 rate.add(queue.name, speed)
                 if used is not None:
@@ -115,7 +115,7 @@ class Bench:
         """Enqueue many at once, and one after the other."""
         bulk = Row("enqueue, bulk", "tasks/s", ratios={"pgqueuer": 2.0})
         singly = Row("enqueue, one by one", "tasks/s", target="≥ 1200")
-        for queue in self._turns():
+        for queue in self._turns(self.rounds):
             with self.field.database(queue) as database:
                 url = self.field.url(database)
                 bulk.add(queue.name, self.tasks / queue.ask("bulk", url=url, tasks=self.tasks))
@@ -127,7 +127,7 @@ class Bench:
         middle = Row("pickup from commit, p50", "ms", target="≤ 2.5")
         late = Row("pickup from commit, p99", "ms", target="≤ 10")
         called = Row("pickup from the call, p50", "ms")
-        for queue in self._turns():
+        for queue in self._turns(1):
             with self.field.database(queue) as database:
                 url = self.field.url(database)
                 with self.field.workers(queue, database, 1, CONCURRENCY) as workers:
@@ -144,7 +144,7 @@ class Bench:
     def pinned(self) -> list[Row]:
         """Drain while a transaction elsewhere holds a snapshot open."""
         row = Row("loss while a snapshot is held open", "%", target="≤ 25")
-        for queue in self._turns():
+        for queue in self._turns(self.rounds, most=2):
             free, _ = self._drained(queue, 1)
             held, _ = self._drained(queue, 1, pinned=True)
             row.add(queue.name, (1 - held / free) * 100)
@@ -234,7 +234,8 @@ def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         arena = Field(server, scratch)
         with arena.connect("postgres") as connection:
             about = f"{described()}, PostgreSQL {connection.info.parameter_status('server_version')}"
-        print(f"{about}, durable, {given.tasks:,} tasks, {given.rounds} rounds\n")
+        commit = arena.commit_time()
+        print(f"{about}, durable, a commit takes {commit:.2f} ms; {given.tasks:,} tasks, {given.rounds} rounds\n")
         settings = {queue.name: f"{queue.version}: {arena.prepare(queue)}" for queue in queues}
         for name, setting in settings.items():
             print(f"- {name} {setting}")
@@ -248,7 +249,13 @@ def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             for row in MEASUREMENTS[name](bench):
                 rows.append(row)
                 print(lines(row, queues), flush=True)
-    return {"machine": about, "settings": settings, "missing": missing, "rows": [asdict(row) for row in rows]}
+    return {
+        "machine": about,
+        "commit_ms": commit,
+        "settings": settings,
+        "missing": missing,
+        "rows": [asdict(row) for row in rows],
+    }
 
 
 def main() -> None:

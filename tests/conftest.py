@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from interlock.store.database import Connection
 
 _numbers = itertools.count(1)
+
+# A suite that is started in the background ignores SIGINT, and so would every process that it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Durability costs time and proves nothing here: the tests of crash recovery use servers of their own.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "64MB"}

@@ -78,7 +78,7 @@ def test_claiming_walks_the_claim_index_in_its_order(mode: psycopg.Connection) -
 
 
 def test_looking_for_the_next_due_task_walks_the_claim_index(mode: psycopg.Connection) -> None:
-    text = plan(mode, "next_run_at", namespaces=CLAIM["namespaces"], types=CLAIM["types"])
+    text = plan(mode, "until_next_run", namespaces=CLAIM["namespaces"], types=CLAIM["types"])
     assert "tasks_claim" in text
     assert "Seq Scan" not in text
 

@@ -96,3 +96,55 @@ async def obedient(ctx: TaskContext) -> str:
     while not ctx.cancelled:
         await asyncio.sleep(0.01)
     raise RuntimeError("stopped because it was asked to")
+
+
+class UnshowableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+class ForeignError(Exception):
+    document = "something of its own"
+    retry_after = "30"
+
+
+@app.task(max_tries=1)
+async def fail_oddly(kind: str) -> None:
+    if kind == "unshowable":
+        raise UnshowableError
+    if kind == "foreign":
+        raise ForeignError("with attributes that mean something else")
+    asyncio.current_task().cancel()  # type: ignore[union-attr]  # a handler runs in a task
+    await asyncio.sleep(0)
+
+
+@app.task(max_tries=2, backoff=lambda _: 1 / 0)
+async def fail_with_a_broken_backoff() -> None:
+    raise ValueError("no")
+
+
+@app.task(max_tries=1)
+async def report_nonsense(ctx: TaskContext, *, nul: bool) -> None:
+    if nul:
+        ctx.progress(0.5, "a \x00")
+    ctx.progress(0.5, counts={1: 2})
+
+
+@app.task(transactional=True, max_tries=1)
+async def transact_too_late(ctx: TaskContext) -> None:
+    await ctx.connection.execute("insert into public.written values (1)")
+
+
+@app.task(transactional=True)
+async def transact_slowly(ctx: TaskContext) -> None:
+    await ctx.connection.execute("insert into public.written values (1)")
+    await asyncio.sleep(3600)
+
+
+@app.task
+async def stubborn() -> None:
+    while True:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue

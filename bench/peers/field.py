@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -66,7 +67,7 @@ QUEUES = {
     for queue in (
         Queue("interlock", "interlock"),
         Queue("pgqueuer", "pgqueuer"),
-        Queue("awa", "awa-pg"),
+        Queue("awa", "awa-pg", share=0.5),
         Queue("procrastinate", "procrastinate", share=0.05),
     )
 }
@@ -167,6 +168,17 @@ class Field:
     def connect(self, database: str) -> psycopg.Connection[tuple[Any, ...]]:
         """Connect to a database, committing each statement."""
         return psycopg.connect(self._server.url(database), autocommit=True)
+
+    def commit_time(self, commits: int = 200) -> float:
+        """Milliseconds that the smallest durable commit takes here and now: what one by one can cost at the least."""
+        with self.connect("postgres") as connection:
+            connection.execute("create table if not exists commits (number int)")
+            took = []
+            for number in range(commits):
+                began = time.perf_counter()
+                connection.execute("insert into commits values (%s)", [number])
+                took.append((time.perf_counter() - began) * 1e3)
+        return statistics.median(took)
 
     def prepare(self, queue: Queue) -> str:
         """Make the database that a queue's runs start from; tell its setting."""

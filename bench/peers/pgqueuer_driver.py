@@ -1,4 +1,4 @@
-"""PgQueuer: https://pypi.org/project/pgqueuer/, with asyncpg and uvloop, as its own command runs it."""
+"""PgQueuer: https://pypi.org/project/pgqueuer/, on a pool of asyncpg with uvloop, which its own command uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def queries_of(url: str) -> Any:
 class PgQueuerDriver:
     """PgQueuer."""
 
-    setting = f"batch_size {BATCH}, asyncpg, uvloop; enqueue of lists of {BULK}"
+    setting = f"batch_size {BATCH}, asyncpg pool, uvloop; enqueue of lists of {BULK}"
     remaining = "select (exists (select from pgqueuer))::int"
 
     async def prepare(self, url: str) -> None:
@@ -65,9 +65,8 @@ class PgQueuerDriver:
     async def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Run a PgQueuer; the number of tasks at a time is its own affair."""
         del concurrency
-        queue = library("pgqueuer").PgQueuer(
-            library("pgqueuer.db").AsyncpgDriver(await library("asyncpg").connect(url))
-        )
+        pool = await library("asyncpg").create_pool(url, min_size=4, max_size=8)
+        queue = library("pgqueuer").PgQueuer(library("pgqueuer.db").AsyncpgPoolDriver(pool))
 
         @queue.entrypoint("noop")  # type: ignore[untyped-decorator]  # need not be installed
         async def noop(_job: Any) -> None:

@@ -30,7 +30,7 @@ def defined(url: str, handled: Callable[[], None] | None = None) -> tuple[Any, A
 class ProcrastinateDriver:
     """Procrastinate."""
 
-    setting = f"concurrency 100; batch_defer of {BULK}"
+    setting = f"concurrency 100, not tuned; batch_defer of {BULK}"
     remaining = "select (exists (select from procrastinate_jobs where status in ('todo', 'doing')))::int"
 
     async def prepare(self, url: str) -> None:
@@ -67,7 +67,7 @@ class ProcrastinateDriver:
             await ask(noop.defer_async)
 
     async def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run its worker; more than a hundred at a time only crowd its connection pool."""
+        """Run its worker, a hundred at a time; its setting has not been tuned."""
         app, _ = defined(url, handled)
         async with app.open_async():
             await app.run_worker_async(concurrency=min(concurrency, 100))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
+from interlock.client.values import ValueRefusedError, check_json
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
@@ -142,7 +143,12 @@ class TaskContext:
         if fraction is not None and not 0 <= fraction <= 1:
             raise ValueError(f"progress is a fraction from 0 to 1, not {fraction}")
         said = {"fraction": fraction, "message": message, **details}
-        self.latest_progress = {name: value for name, value in said.items() if value is not None}
+        told = {name: value for name, value in said.items() if value is not None}
+        try:
+            check_json(told)
+        except ValueRefusedError as error:
+            raise ValueError(f"progress cannot be stored: {error}") from None
+        self.latest_progress = told
         if self._line is not None:
             self._line.progressed(self)
 

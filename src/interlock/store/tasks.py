@@ -17,7 +17,7 @@ from interlock.store.database import as_json, run, translated
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -75,6 +75,7 @@ class ClaimedTask(NamedTuple):
     job_id: UUID | None
     step: str | None
     correlation_id: UUID | None
+    unwanted: bool = False
 
 
 class Outcome(NamedTuple):
@@ -192,14 +193,14 @@ async def claim_pending_tasks(
             return await cursor.fetchall()
 
 
-async def next_run_at(
+async def until_next_run(
     connection: Connection, *, types: Sequence[str], namespaces: Sequence[str], now: datetime | None = None
-) -> datetime | None:
-    """Tell when the next pending task that is not due yet becomes so."""
+) -> timedelta | None:
+    """Tell how long it is until the next pending task that is not due yet becomes so."""
     parameters = {"namespaces": list(namespaces), "types": list(types), "now": now}
-    (row,) = await run(connection, TASKS["next_run_at"], parameters)
-    due: datetime | None = row["run_at"]
-    return due
+    (row,) = await run(connection, TASKS["until_next_run"], parameters)
+    remaining: timedelta | None = row["remaining"]
+    return remaining
 
 
 async def renew_running_tasks(
@@ -256,9 +257,21 @@ async def insert_callbacks(connection: Connection, ids: Sequence[UUID]) -> None:
 async def recover_expired_tasks(
     connection: Connection, *, actor: str, limit: int = 500, now: datetime | None = None
 ) -> list[Recovered]:
-    """Take back tasks whose lease ran out, and tell what became of each."""
-    rows = await run(connection, TASKS["recover_expired_tasks"], {"limit": limit, "actor": actor, "now": now})
-    return [Recovered(**row) for row in rows]
+    """Take back tasks whose lease ran out, and tell what became of each: us, and whoever waits for it."""
+    parameters = {"limit": limit, "actor": actor, "now": now}
+    async with connection.transaction():
+        recovered = [Recovered(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
+        if recovered:
+            ended = [task.id for task in recovered if task.event == "exhaust"]
+            await insert_callbacks(connection, ended)
+            await notify_ended(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
+            await notify_tasks(connection, {task.namespace for task in recovered if task.event == "expire"})
+    return recovered
+
+
+async def notify_tasks(connection: Connection, namespaces: Iterable[str]) -> None:
+    """Tell idle workers that there are tasks to claim in these namespaces."""
+    await run(connection, TASKS["notify_tasks"], {"namespaces": list(namespaces)})
 
 
 async def release_waiting_tasks(

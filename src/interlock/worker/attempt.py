@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from interlock.client.backoff import Backoff
 from interlock.client.context import TaskContext
 from interlock.client.values import storable_text
 from interlock.errors import PermanentError, RetryableError
@@ -21,16 +22,18 @@ from interlock.lifecycle import TASK, TaskEvent, TaskRowEvent, TaskState
 from interlock.machine import StateMachine
 from interlock.store.tasks import Outcome
 from interlock.telemetry import TaskTelemetry, series_of
+from interlock.worker.handlers import HandlerError
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from interlock.client.backoff import Backoff
     from interlock.client.context import Line
     from interlock.client.task import Task
     from interlock.store.tasks import ClaimedTask
 
 TRACEBACK_LINES = 50
+LONGEST_DELAY = 366 * 86_400.0
+DEFAULT_BACKOFF = Backoff()
 
 
 class Interruption(StrEnum):
@@ -66,7 +69,17 @@ class Services(Protocol):
 class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     """One attempt: its state, its context, and the way from the claim to the outcome."""
 
-    __slots__ = ("_id", "_interruption", "claimed", "context", "definition", "lease_until", "running", "worker_id")
+    __slots__ = (
+        "_id",
+        "_interruption",
+        "claimed",
+        "context",
+        "definition",
+        "lease_until",
+        "running",
+        "unwanted",
+        "worker_id",
+    )
 
     def __init__(
         self,
@@ -89,6 +102,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.context = TaskContext(task_type=task_type) if claimed is None else self._context_of(claimed, line)
         self.running: asyncio.Task[Any] | None = None
         self._interruption: Interruption | None = None
+        self.unwanted = False  # somebody asked for the task's cancellation
 
     @classmethod
     def of_claim(
@@ -164,14 +178,32 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     async def process(self, services: Services) -> Outcome | None:
         """Run the handler; give what is to be reported, or nothing when the lease is lost."""
         output, error = await self._run(services)
-        if error is not None and self._interruption is None and self.context.cancelled:
-            self._interruption = Interruption.CANCELED  # it was asked to stop, and did
+        if error is not None and self.unwanted and self._interruption is not Interruption.LEASE_LOST:
+            self._interruption = Interruption.CANCELED  # it was asked to stop, and did; a shutdown changes nothing
         if self._interruption is Interruption.LEASE_LOST:
             self.context.error = "the lease was lost"
             self.transition(TaskEvent.LEASE_EXPIRED)
             return None
         self._conclude(output, error)
         return self._outcome(error)
+
+    def fail(self, error: BaseException) -> Outcome | None:
+        """Make an outcome of whatever went wrong around the handler itself; nothing when the lease is lost."""
+        self._interruption = None
+        if self.state is TaskState.PROCESSING:
+            self.transition(TaskEvent.PROCESSING_FAILED)
+        if self.state is not TaskState.REPORTING:
+            return None
+        return self.failed_after_all(error)
+
+    def failed_after_all(self, error: BaseException) -> Outcome:
+        """Make the outcome of an attempt that failed outside its handler; it is tried again if it may be."""
+        reason = self.context.error = _described(error)
+        document = {"type": type(error).__qualname__, "message": reason, "traceback": None, "retryable": True}
+        again = self.context.tries < self.context.max_tries
+        event = TaskRowEvent.RETRY if again else TaskRowEvent.FAIL
+        run_at = datetime.now(UTC) + timedelta(seconds=DEFAULT_BACKOFF.delay(self.context.tries)) if again else None
+        return Outcome(*self.key, event, error=document, reason=reason, run_at=run_at)
 
     def reported(self, *, written: bool) -> None:
         """Hear whether the outcome was written."""
@@ -190,8 +222,6 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
                 return None, TimeoutError(f"the handler was still running after {timeout:g} s")
             return None, error
         except asyncio.CancelledError as error:
-            if self._interruption is None:
-                raise  # not ours: the whole worker is being torn down
             asyncio.current_task().uncancel()  # type: ignore[union-attr]  # this code runs in a task
             return None, error
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
@@ -199,10 +229,11 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     def ask_to_stop(self, reason: str | None) -> bool:
         """Tell the handler that its work is not wanted any more; False when it was told before."""
-        asked = self.context.cancelled
-        self.context.cancelled = True
-        self.context.cancel_reason = reason or self.context.cancel_reason or Interruption.CANCELED.value
-        return not asked
+        if self.unwanted:
+            return False
+        self.unwanted = self.context.cancelled = True
+        self.context.cancel_reason = reason or Interruption.CANCELED.value
+        return True
 
     def interrupt(self, why: Interruption, reason: str | None = None) -> None:
         """Stop the handler, as far as its executor can; what then happens depends on why."""
@@ -210,7 +241,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             return
         if self._interruption is None or why is Interruption.LEASE_LOST:
             self._interruption = why
-        self.ask_to_stop(reason or (why.value if why is not Interruption.CANCELED else None))
+        self.context.cancelled = True
+        self.context.cancel_reason = self.context.cancel_reason or reason or why.value
         if self.running is not None:
             self.running.cancel(why.value)
 
@@ -262,10 +294,10 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     def _delay(self, error: BaseException) -> float:
         """Seconds until the next try: what the handler asked for, else the task's policy."""
-        asked: float | None = getattr(error, "retry_after", None)
-        if asked is not None:
-            return max(asked, 0.0)
-        return self._backoff().delay(self.context.tries)
+        asked = getattr(error, "retry_after", None)
+        if isinstance(asked, int | float) and 0 <= asked <= LONGEST_DELAY:
+            return float(asked)
+        return min(self._backoff().delay(self.context.tries), LONGEST_DELAY)
 
     def _backoff(self) -> Backoff:
         if self.claimed is None or self.definition is None:
@@ -302,20 +334,27 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
 def error_document(error: BaseException) -> dict[str, Any]:
     """Describe an exception for the task row. One that crossed a process boundary brings its own description."""
-    document = getattr(error, "document", None)
-    if document is not None:
-        return dict(document)
+    if isinstance(error, HandlerError):
+        return {
+            name: storable_text(value) if isinstance(value, str) else value for name, value in error.document.items()
+        }
     lines = traceback.format_exception(error)
     return {
         "type": type(error).__qualname__,
-        "message": storable_text(str(error)),
+        "message": _words(error),
         "traceback": storable_text("".join(lines[-TRACEBACK_LINES:])),
         "retryable": isinstance(error, RetryableError) or not isinstance(error, PermanentError),
     }
 
 
 def _described(error: BaseException) -> str:
-    document = getattr(error, "document", None)
-    if document is not None:
-        return storable_text(f"{document['type']}: {document['message']}")
-    return storable_text(f"{type(error).__qualname__}: {error}")
+    if isinstance(error, HandlerError):
+        return storable_text(f"{error.document['type']}: {error.document['message']}")
+    return f"{type(error).__qualname__}: {_words(error)}"
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return storable_text(str(error))
+    except Exception as worse:  # noqa: BLE001 - an exception that cannot be shown must not break its own report
+        return f"(it cannot be shown: {type(worse).__qualname__})"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from interlock.errors import DisconnectedError, StatementError
@@ -17,9 +16,10 @@ from interlock.store.limits import paused_namespaces
 from interlock.store.tasks import (
     Outcome,
     claim_pending_tasks,
-    next_run_at,
+    notify_tasks,
     recover_expired_tasks,
     settle_running_tasks,
+    until_next_run,
 )
 from interlock.telemetry import claim_batch_size
 
@@ -73,6 +73,7 @@ class Claims:
             # if it cannot be written, the lease runs out and recovery does the same
             with suppress(DisconnectedError, StatementError):
                 await settle_running_tasks(connection, outcomes, actor=self._worker_id)
+                await notify_tasks(connection, {task.namespace for task in claimed})
 
     async def recover(self, connection: Connection) -> bool:
         """Take back what dead workers held; False when that was looked after a moment ago."""
@@ -91,12 +92,12 @@ class Claims:
         if connection is None:
             return longest
         try:
-            due = await next_run_at(connection, types=self._types, namespaces=self._settings.namespaces)
+            remaining = await until_next_run(connection, types=self._types, namespaces=self._settings.namespaces)
         except (DisconnectedError, StatementError):
             return 0.0  # the next claim finds out what is wrong
-        if due is None:
+        if remaining is None:
             return longest
-        return min(longest, max((due - datetime.now(UTC)).total_seconds(), 0.001))
+        return min(longest, max(remaining.total_seconds(), 0.001))
 
 
 def backoff(settings: WorkerSettings, empty_looks: int) -> float:

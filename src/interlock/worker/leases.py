@@ -12,7 +12,7 @@ import time
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import StoreError
+from interlock.errors import StatementError
 from interlock.lifecycle import TaskState
 from interlock.store.database import connect
 from interlock.store.tasks import Held, renew_running_tasks, save_checkpoint
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from interlock.client.context import TaskContext
     from interlock.store.database import Connection
+    from interlock.store.tasks import Lost, Renewed
     from interlock.worker.attempt import TaskStateMachine
     from interlock.worker.settings import WorkerSettings
 
@@ -89,7 +90,7 @@ class LeaseKeeper:
     async def _save(self, context: TaskContext, value: Any) -> bool:
         if context.task_id is None:
             return False
-        async with self._using:
+        async with asyncio.timeout(self._settings.lease / 3), self._using:
             return await save_checkpoint(await self._connected(), context.task_id, context.attempt, value)
 
     # --- the thread
@@ -111,8 +112,8 @@ class LeaseKeeper:
                 try:
                     await self._renew(self._due())
                     pause = min(self._settings.lease / 3, PROGRESS_INTERVAL)
-                except (StoreError, OSError) as error:
-                    log.warning("lease_renewal_failed", error=str(error))
+                except Exception as error:  # noqa: BLE001 - this thread is the safety net: it must not end
+                    log.warning("lease_renewal_failed", error=str(error) or type(error).__name__)
                     self._connection = None
                     pause = min(RETRY_INTERVAL, self._settings.lease / 6)
                 self._expire()
@@ -135,14 +136,25 @@ class LeaseKeeper:
         by_id = {attempt.key[0]: attempt for attempt in attempts}
         held = [Held(*attempt.key, attempt.context.latest_progress) for attempt in attempts]
         until = time.monotonic() + self._settings.lease
-        async with self._using:
-            renewed, lost = await renew_running_tasks(await self._connected(), held, lease=self._settings.lease_time)
+        renewed, lost = await self._ask_to_renew(held)
         for row in renewed:
             by_id[row.id].lease_until = until
             if row.cancel_requested_at is not None:
                 self._home.call_soon_threadsafe(self._cancel, by_id[row.id], row.reason)
         for missing in lost:
             self._lose(by_id[missing.id], "another has it")
+
+    async def _ask_to_renew(self, held: list[Held]) -> tuple[list[Renewed], list[Lost]]:
+        """Prolong the leases; one that waits for a lock, or for a network that is gone, is given up in time."""
+        lease = self._settings.lease_time
+        async with asyncio.timeout(self._settings.lease / 3), self._using:
+            connection = await self._connected()
+            try:
+                return await renew_running_tasks(connection, held, lease=lease)
+            except StatementError as error:
+                log.warning("progress_refused", error=str(error))
+                bare = [attempt._replace(progress=None) for attempt in held]
+                return await renew_running_tasks(connection, bare, lease=lease)
 
     def _expire(self) -> None:
         now = time.monotonic()

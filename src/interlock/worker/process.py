@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import sys
 import time
@@ -16,8 +17,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import DisconnectedError, InvariantError, StatementError
-from interlock.lifecycle import WORKER, TaskRowEvent, WorkerEvent, WorkerState
+from interlock.errors import DisconnectedError, InvariantError, MigrationError, StatementError, StoreError
+from interlock.lifecycle import WORKER, TaskRowEvent, TaskState, WorkerEvent, WorkerState
 from interlock.machine import StateMachine
 from interlock.store.database import connect
 from interlock.telemetry import WorkerTelemetry, log
@@ -91,7 +92,13 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        asyncio.run(self.serve())
+        with asyncio.Runner() as runner:
+            runner.run(self.serve())
+            if any(not task.done() for task in asyncio.all_tasks(runner.get_loop())):
+                # A coroutine that swallows its cancellation would be waited for without end; its task is returned.
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(0)
 
     async def serve(self, *, signals: bool = True) -> None:
         """Live from STARTING to STOPPED, in the loop of the caller."""
@@ -132,13 +139,14 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         """Open the connections anew; handlers that run on meanwhile keep their outcomes."""
         try:
             claiming = await self._open_connections()
-        except (DisconnectedError, OSError) as error:
+        except MigrationError:
+            raise
+        except (StoreError, OSError) as error:
             self.context.backoff_count += 1
             if self.state is WorkerState.CONNECTING:
                 self.transition(WorkerEvent.CONNECTION_FAILED, str(error))
                 await self._sleep(backoff(self.settings, self.context.backoff_count))
             return
-        self.context.backoff_count = 0
         if self.state is WorkerState.CONNECTING:
             self.context.connection = claiming
             self.transition(WorkerEvent.CONNECTED)
@@ -152,7 +160,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         settling = await self._stack.enter_async_context(connect(parts.url))
         self._lost.clear()
         flushing = parts.spawn(self._guarded(parts.settler.run(settling)))
-        self._stack.callback(flushing.cancel)
+        self._stack.push_async_callback(_ended, flushing)  # before its connection is closed under it
         return claiming
 
     async def _begin(self) -> Parts:
@@ -184,7 +192,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         """Do background work on a connection; when that is lost, have the worker connect anew."""
         try:
             await work
-        except DisconnectedError as error:
+        except Exception as error:  # noqa: BLE001 - whatever ended it, a new connection is a new beginning
+            log.warning("settling_interrupted", error=str(error) or type(error).__name__)
             self._disconnect(error)
 
     def _disconnect(self, error: Exception) -> None:
@@ -198,14 +207,28 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
 
     async def _recover(self) -> None:
         """Take back what dead workers held, unless that was looked after a moment ago."""
+        if self._lost.is_set():
+            # The settling connection went while the worker rested, where the table knows no error.
+            self.transition(WorkerEvent.ERROR, "the settling connection was lost")
+            return
         try:
-            if await self.parts.claims.recover(self.connection):
-                self.context.last_recovery_time = datetime.now(UTC)
+            await self._look_after_others()
         except (DisconnectedError, StatementError) as error:
-            self._disconnect(error)
+            await self._stumble(error)
             return
         if self.state is WorkerState.RECOVERING:
             self.transition(WorkerEvent.RECOVERY_COMPLETE)
+
+    async def _look_after_others(self) -> None:
+        if await self.parts.claims.recover(self.connection):
+            self.context.last_recovery_time = datetime.now(UTC)
+
+    async def _stumble(self, error: Exception) -> None:
+        """Go back to connecting; when the connection is good and it is the statement that is refused, not at once."""
+        self._disconnect(error)
+        if isinstance(error, StatementError):
+            self.context.backoff_count += 1
+            await self._sleep(backoff(self.settings, self.context.backoff_count))
 
     # --- RUNNING
 
@@ -217,9 +240,10 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._wake.clear()
         began = time.monotonic()
         try:
+            await self._look_after_others()  # a worker that always finds tasks must not leave it to those that rest
             claimed = await self.parts.claims.claim(self.connection, free)
         except (DisconnectedError, StatementError) as error:
-            self._disconnect(error)
+            await self._stumble(error)
             return
         if not self.is_accepting_tasks():
             await self.parts.claims.give_back(self.context.connection, claimed)
@@ -254,14 +278,23 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         attempt = TaskStateMachine.of_claim(
             claimed, self.worker_id, definition, lease_until=lease_until, line=self.parts.keeper
         )
+        before = self.context.active.get(claimed.id)
+        if before is not None:
+            before.interrupt(Interruption.LEASE_LOST, "this worker has claimed the task anew")
         self.context.active[claimed.id] = attempt
         self.context.current_task_sm = attempt
         attempt.running = start_task(self._execute(attempt))
+        if claimed.unwanted:
+            self._begin_cancel(attempt, None)
 
     async def _execute(self, attempt: TaskStateMachine) -> None:
         """Run one attempt up to its report. A plain outcome is written with others, and heard of in _reported."""
-        outcome = await attempt.process(self.parts.services)
+        try:
+            outcome = await attempt.process(self.parts.services)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, the slot must not leak
+            outcome = attempt.fail(error)
         if outcome is None:
+            await self.parts.services.abandon(attempt)
             self._finish(attempt)
         elif outcome.event is TaskRowEvent.CANCEL or attempt.is_transactional:
             self._reported(attempt, await self.parts.services.settle(attempt, outcome))
@@ -274,12 +307,14 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
 
     def _finish(self, attempt: TaskStateMachine) -> None:
         context = self.context
-        context.active.pop(attempt.key[0], None)
+        if context.active.get(attempt.key[0]) is attempt:
+            del context.active[attempt.key[0]]
         if context.current_task_sm is attempt:
             context.current_task_sm = next(iter(context.active.values()), None)
         context.tasks_processed += 1
         if attempt.context.error is not None:
             context.tasks_failed += 1
+            self._wake.set()  # it may be due again before this worker would look
         self._slot_freed.set()
 
     def _begin_cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
@@ -330,11 +365,13 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         await self._until_idle(min(LAST_MOMENTS / 2, LONGEST_SHUTDOWN - (time.monotonic() - began)), None)
         await self._return_the_rest()
         await parts.close(LAST_MOMENTS / 5)
-        await self._stack.aclose()
+        with suppress(TimeoutError, StoreError, OSError):
+            async with asyncio.timeout(LAST_MOMENTS / 5):
+                await self._stack.aclose()
 
     async def _reach_out(self) -> None:
         """Try once more to reach the database, so that what is finished can still be reported."""
-        with suppress(TimeoutError, DisconnectedError, OSError):
+        with suppress(TimeoutError, StoreError, OSError):
             async with asyncio.timeout(LAST_MOMENTS / 2):
                 self.context.connection = await self._open_connections()
 
@@ -350,7 +387,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
 
     async def _return_the_rest(self) -> None:
         """Put back what could not be stopped: a thread that will not end, a coroutine that swallows everything."""
-        claimed = [attempt.claimed for attempt in self.context.active.values() if attempt.claimed is not None]
+        left = [attempt for attempt in self.context.active.values() if attempt.state is TaskState.PROCESSING]
+        claimed = [attempt.claimed for attempt in left if attempt.claimed is not None]
         with suppress(TimeoutError):
             async with asyncio.timeout(LAST_MOMENTS / 5):
                 await self.parts.claims.give_back(self.context.connection, claimed)
@@ -359,6 +397,12 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._wake.clear()
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has ended."""
+    task.cancel()
+    await asyncio.wait([task])
 
 
 if sys.version_info >= (3, 12):

@@ -5,12 +5,12 @@ Invariant: a transactional task's own writes and its outcome commit together or 
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import DisconnectedError, StatementError
+from interlock.errors import DisconnectedError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
-from interlock.store.database import connect
+from interlock.store.database import connect, translated
 from interlock.store.tasks import cancel_unfinished_tasks, insert_callbacks, notify_ended, settle_running_tasks
 from interlock.worker.events import CompletionEvent, HandlerEvents
 from interlock.worker.executors import Executors
@@ -42,9 +42,17 @@ class _Transaction:
         return self.connection
 
     async def end(self, *, commit: bool) -> None:
-        if self.connection is not None and not self.connection.closed:
-            await (self.connection.commit() if commit else self.connection.rollback())
-        await self.stack.aclose()
+        """Commit, which may still be refused, or undo everything, which cannot fail: a lost connection undoes it."""
+        try:
+            if commit and self.connection is not None:
+                with translated(self.connection):
+                    await self.connection.commit()
+        finally:
+            with suppress(StoreError, OSError):
+                if self.connection is not None and not self.connection.closed:
+                    with translated(self.connection):
+                        await self.connection.rollback()
+                await self.stack.aclose()
 
 
 class AttemptServices:
@@ -57,7 +65,7 @@ class AttemptServices:
         self._executors = Executors(
             threads=settings.concurrency, processes=settings.processes, app_reference=settings.app_reference
         )
-        self._transactions: dict[UUID, _Transaction] = {}
+        self._transactions: dict[tuple[UUID, int], _Transaction] = {}
         self.events = HandlerEvents()
 
     def definition(self, task_type: str) -> Task[..., Any]:
@@ -73,7 +81,7 @@ class AttemptServices:
         event = self.events.publish(attempt, definition, arguments)
         try:
             if definition.transactional:
-                transaction = self._transactions[attempt.claimed.id] = _Transaction()
+                transaction = self._transactions[attempt.key] = _Transaction()
                 attempt.context.connection = await transaction.begin(self._url)
             output = await self._executors.of(definition).run(definition, attempt.context, arguments)
         except BaseException as error:  # noqa: BLE001 - it is raised again by complete()
@@ -87,7 +95,7 @@ class AttemptServices:
 
     async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
         """Write the outcome; a transactional one commits with what its handler wrote."""
-        transaction = self._transactions.pop(outcome.id, None)
+        transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None and outcome.event is TaskRowEvent.SUCCEED and transaction.connection is not None:
             return await self._settle_within(transaction, transaction.connection, attempt, outcome)
         if transaction is not None:
@@ -99,18 +107,22 @@ class AttemptServices:
     async def _settle_within(
         self, transaction: _Transaction, connection: Connection, attempt: TaskStateMachine, outcome: Outcome
     ) -> bool:
-        written = False
         try:
             awaited, lost = await settle_running_tasks(connection, [outcome], actor=attempt.worker_id)
             if not lost:
                 await insert_callbacks(connection, [outcome.id])
                 limited = attempt.claimed is not None and attempt.claimed.limit_key is not None
                 await notify_ended(connection, awaited=awaited, limited=limited)
-                written = True
-        except (DisconnectedError, StatementError):
-            written = False  # the lease runs out, and the task is tried again
-        await transaction.end(commit=written)
-        return written
+            await transaction.end(commit=not lost)
+        except DisconnectedError:
+            await transaction.end(commit=False)
+            return False  # whether it was committed is not known; if not, the lease runs out
+        except StatementError as error:
+            # what the handler wrote cannot be committed: that is how it failed
+            await transaction.end(commit=False)
+            failed = attempt.failed_after_all(error)
+            return await self._settler.settle(attempt, failed)
+        return not lost
 
     async def _cancel(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
         """Write that the task is canceled, if this attempt still has it."""
@@ -127,6 +139,12 @@ class AttemptServices:
         except (DisconnectedError, StatementError):
             return False  # the request stays in the row: whoever recovers the task hears of it
         return bool(canceled)
+
+    async def abandon(self, attempt: TaskStateMachine) -> None:
+        """Undo what an attempt that lost its task had begun to write."""
+        transaction = self._transactions.pop(attempt.key, None)
+        if transaction is not None:
+            await transaction.end(commit=False)
 
     async def close(self) -> None:
         """End the executors and what transactions are left."""

@@ -7,6 +7,7 @@ drops none. A row that the database refuses does not hold up the others.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from interlock.errors import DisconnectedError, StatementError
@@ -62,22 +63,24 @@ class Settler:
     async def run(self, connection: Connection) -> None:
         """Flush over this connection until it is lost or this task is canceled."""
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            # Reports first: those of the connection before may be waiting, and nobody rings for them again.
             while self._reports:
                 await self._flush(connection, self._reports[:LARGEST_BATCH])
+            await self._wake.wait()
+            self._wake.clear()
 
     async def _flush(self, connection: Connection, batch: list[_Report]) -> None:
         settle_batch_size.observe(len(batch))
         try:
-            await self._write(connection, batch)
-        except DisconnectedError:
+            try:
+                await self._write(connection, batch)
+            except (StatementError, TypeError, ValueError) as error:  # the database's refusal, or the encoder's
+                await self._write_singly(connection, batch, error)
+        except (DisconnectedError, asyncio.CancelledError):
             # Whether the server committed is not known; the fence makes it safe to ask again.
-            self._uncertain.update(report.outcome.id for report in batch)
-            self._wake.set()
+            waiting = {report.outcome.id for report in self._reports}
+            self._uncertain.update(waiting & {report.outcome.id for report in batch})
             raise
-        except StatementError as error:
-            await self._write_singly(connection, batch, error)
 
     async def _write(self, connection: Connection, batch: list[_Report]) -> None:
         outcomes = [report.outcome for report in batch]
@@ -103,7 +106,8 @@ class Settler:
         }
 
     def _answer(self, batch: list[_Report], missing: set[UUID]) -> None:
-        del self._reports[: len(batch)]
+        answered = {id(report.attempt) for report in batch}
+        self._reports = [report for report in self._reports if id(report.attempt) not in answered]
         for report in batch:
             self._uncertain.discard(report.outcome.id)
             lost = report.outcome.id in missing
@@ -118,18 +122,19 @@ class Settler:
     async def _notify(self, connection: Connection, batch: list[_Report], awaited: list[UUID]) -> None:
         limited = any(_claim_of(report).limit_key is not None for report in batch)
         if awaited or limited:
-            await notify_ended(connection, awaited=awaited, limited=limited)
+            with suppress(StatementError):  # a hint: what it is about is written
+                await notify_ended(connection, awaited=awaited, limited=limited)
 
-    async def _write_singly(self, connection: Connection, batch: list[_Report], error: StatementError) -> None:
+    async def _write_singly(self, connection: Connection, batch: list[_Report], error: Exception) -> None:
         """Find the row that the database refuses: it fails, the others are settled as they are."""
         for report in batch:
             try:
                 await self._write(connection, [report])
-            except StatementError as refused:
+            except (StatementError, TypeError, ValueError) as refused:
                 log.error("outcome_refused", task_id=str(report.outcome.id), error=str(refused), batch_error=str(error))
                 await self._write_refusal(connection, report, refused)
 
-    async def _write_refusal(self, connection: Connection, report: _Report, refused: StatementError) -> None:
+    async def _write_refusal(self, connection: Connection, report: _Report, refused: Exception) -> None:
         reason = f"the outcome could not be stored: {refused}"
         document = {"type": "StatementError", "message": reason, "traceback": None, "retryable": False}
         failed = Outcome(report.outcome.id, report.outcome.attempt, TaskRowEvent.FAIL, error=document, reason=reason)

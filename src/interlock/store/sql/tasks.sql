@@ -58,17 +58,17 @@ with picked as materialized (
 update interlock.tasks
 set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tries = tries + 1,
     worker_id = %(actor)s, lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
-    cancel_requested_at = null, started_at = coalesce(%(now)s::timestamptz, now()),
+    started_at = coalesce(%(now)s::timestamptz, now()),
     updated_at = coalesce(%(now)s::timestamptz, now())
 from picked
 where tasks.id = picked.id and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries, tasks.input,
     tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_key, tasks.callback_url, tasks.job_id,
-    tasks.step, tasks.correlation_id
+    tasks.step, tasks.correlation_id, tasks.cancel_requested_at is not null as unwanted
 
--- name: next_run_at
--- When the next pending task of these namespaces becomes due, for a worker that has nothing to do until then.
-select min(found.run_at) as run_at
+-- name: until_next_run
+-- How long until the next pending task of these namespaces is due, by the server's clock, for an idle worker.
+select min(found.run_at) - coalesce(%(now)s::timestamptz, now()) as remaining
 from unnest(%(namespaces)s::text[]) as wanted (namespace)
     cross join lateral (
         select run_at
@@ -145,6 +145,8 @@ update interlock.tasks
 set state = case when tries < max_tries then 'pending' else 'error' end,
     event = case when tries < max_tries then 'expire' else 'exhaust' end,
     reason = format('the lease of %%s on attempt %%s ran out at %%s', worker_id, attempt, lease_expires_at),
+    error = case when tries < max_tries then error else jsonb_build_object('type', 'LeaseExpired', 'traceback', null,
+        'message', 'the worker died or lost its database on the last try', 'retryable', true) end,
     lease_expires_at = null,
     finished_at = case when tries < max_tries then null else coalesce(%(now)s::timestamptz, now()) end,
     updated_at = coalesce(%(now)s::timestamptz, now())
@@ -196,6 +198,7 @@ returning id
 -- The tries begin anew; the attempt, which is the fence, goes on from where it was.
 update interlock.tasks
 set state = 'pending', event = 'requeue', reason = %(reason)s, tries = 0, finished_at = null,
+    cancel_requested_at = null,
     run_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
 where id = any (%(ids)s::uuid[]) and state in ('error', 'canceled')
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
