@@ -230,7 +230,8 @@ def options() -> argparse.Namespace:
 def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Measure, print, and give everything that was found."""
     queues, missing = chosen(given)
-    with EmbeddedServer(scratch / "server", settings=SETTINGS) as server:
+    with EmbeddedServer(scratch / "server", settings=SETTINGS) as server, ExitStack() as stack:
+        stack.callback(server.stop)  # and waited for: the directory is removed next
         arena = Field(server, scratch)
         with arena.connect("postgres") as connection:
             about = f"{described()}, PostgreSQL {connection.info.parameter_status('server_version')}"

@@ -90,6 +90,23 @@ def test_settling_goes_by_primary_key_and_not_by_the_lease_index(mode: psycopg.C
     assert "Seq Scan on tasks" not in text
 
 
+@pytest.fixture
+def fresh(url: str) -> Iterator[psycopg.Connection]:
+    """Give a small table of which the statistics know pending rows only, as after a bulk enqueue."""
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+        connection.execute("insert into interlock.tasks (type) select 'x' from generate_series(1, 3000)")
+        connection.execute("vacuum analyze interlock.tasks")
+        yield connection
+
+
+def test_a_small_table_with_stale_statistics_is_not_scanned_for_every_batch(fresh: psycopg.Connection) -> None:
+    claim = plan(fresh, "claim_pending_tasks", **CLAIM)
+    settle = plan(fresh, "settle_running_tasks", actor="'w'", expected="1", outcomes=f"'[{OUTCOME}]'")
+    for text in (claim, settle):
+        assert "Index Scan using tasks_pkey" in text
+        assert "Seq Scan on tasks" not in text
+
+
 def test_renewing_goes_by_primary_key(mode: psycopg.Connection) -> None:
     text = plan(mode, "renew_running_tasks", ids=IDS, attempts="array_fill(1, array[100])", lease="'30 s'")
     assert "Index Scan using tasks_pkey" in text

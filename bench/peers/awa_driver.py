@@ -68,7 +68,11 @@ class AwaDriver:
         async with client_of(url) as client:
             await ask(lambda: client.insert(Noop(), queue=QUEUE))
 
-    async def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+    def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+        """Run a worker in a loop of its own."""
+        asyncio.run(self._work(url, concurrency, handled))
+
+    async def _work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Run the runtime with so many workers on the queue."""
         client = client_of(url)
 

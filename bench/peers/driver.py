@@ -46,7 +46,7 @@ class Driver(Protocol):
     ) -> None:
         """Connect, and hand over what enqueues one task."""
 
-    async def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+    def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Run a worker until the process is stopped; the handler calls `handled` and nothing else."""
 
 
@@ -108,7 +108,7 @@ def work(driver: Driver, url: str, concurrency: int, board: Board) -> None:
     """Wait at the gate until everybody is there, then work."""
     print("ready", flush=True)
     sys.stdin.readline()
-    asyncio.run(driver.work(url, concurrency, board.handled))
+    driver.work(url, concurrency, board.handled)
 
 
 def main(driver: Driver) -> None:

@@ -76,10 +76,10 @@ class InterlockDriver:
         async with app:
             await ask(noop.enqueue)
 
-    async def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+    def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Run the worker that `interlock worker` runs."""
         app, _ = defined(url, handled)
-        await WorkerStateMachine(get_instance_name(), app, WorkerSettings(concurrency=concurrency)).serve()
+        WorkerStateMachine(get_instance_name(), app, WorkerSettings(concurrency=concurrency)).run()
 
 
 if __name__ == "__main__":

@@ -62,7 +62,11 @@ class PgQueuerDriver:
         queries = await queries_of(url)
         await ask(lambda: queries.enqueue("noop", None))
 
-    async def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+    def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+        """Run a worker in a loop of its own."""
+        asyncio.run(self._work(url, concurrency, handled))
+
+    async def _work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Run a PgQueuer; the number of tasks at a time is its own affair."""
         del concurrency
         pool = await library("asyncpg").create_pool(url, min_size=4, max_size=8)

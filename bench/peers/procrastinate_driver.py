@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import time
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,11 @@ class ProcrastinateDriver:
         async with app.open_async():
             await ask(noop.defer_async)
 
-    async def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+    def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
+        """Run a worker in a loop of its own."""
+        asyncio.run(self._work(url, concurrency, handled))
+
+    async def _work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Run its worker, a hundred at a time; its setting has not been tuned."""
         app, _ = defined(url, handled)
         async with app.open_async():

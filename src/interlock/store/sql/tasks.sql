@@ -40,7 +40,8 @@ returning id
 -- name: claim_pending_tasks
 -- moves: task pending -claim-> running
 -- Each namespace gives at most `each`, so that none can starve the others. The order is exactly that of the index
--- `tasks_claim`: any other lets the planner walk something longer.
+-- `tasks_claim`: any other lets the planner walk something longer. By an array, not by a join, it then finds the rows by
+-- the primary key, however small it thinks the table is.
 with picked as materialized (
     select found.id
     from unnest(%(namespaces)s::text[]) as wanted (namespace)
@@ -60,8 +61,7 @@ set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tr
     worker_id = %(actor)s, lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
     started_at = coalesce(%(now)s::timestamptz, now()),
     updated_at = coalesce(%(now)s::timestamptz, now())
-from picked
-where tasks.id = picked.id and (select set_config('interlock.actor', %(actor)s, true)) is not null
+where tasks.id = any (array(select id from picked)) and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries, tasks.input,
     tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_key, tasks.callback_url, tasks.job_id,
     tasks.step, tasks.correlation_id, tasks.cancel_requested_at is not null as unwanted
@@ -102,7 +102,12 @@ returning id
 -- moves: task running -return-> pending
 -- An attempt that is no longer the one that runs writes nothing. The answer is one row, and names the tasks only if
 -- some are missing: to read a hundred ids costs the worker more than to write a hundred outcomes costs the database.
-with settled as (
+-- The array and the CASE are for the planner: whatever the statistics say of running rows, it goes by the primary key.
+with outcome as materialized (
+    select *
+    from jsonb_to_recordset(%(outcomes)s::jsonb) as outcome (id uuid, attempt int, event text, output jsonb, error jsonb,
+        reason text, cost float8, run_at timestamptz, progress jsonb)
+), settled as (
     update interlock.tasks
     set state = case outcome.event
             when 'succeed' then 'done' when 'fail' then 'error' when 'retry' then 'pending' when 'return' then 'pending'
@@ -113,9 +118,9 @@ with settled as (
         progress = coalesce(outcome.progress, tasks.progress),
         finished_at = case when outcome.event in ('succeed', 'fail') then coalesce(%(now)s::timestamptz, now()) end,
         updated_at = coalesce(%(now)s::timestamptz, now())
-    from jsonb_to_recordset(%(outcomes)s::jsonb) as outcome (id uuid, attempt int, event text, output jsonb, error jsonb,
-        reason text, cost float8, run_at timestamptz, progress jsonb)
-    where tasks.id = outcome.id and tasks.attempt = outcome.attempt and tasks.state = 'running'
+    from outcome
+    where tasks.id = any (array(select id from outcome)) and tasks.id = outcome.id
+        and tasks.attempt = outcome.attempt and case when tasks.state = 'running' then true else false end
         and (select set_config('interlock.actor', %(actor)s, true)) is not null
     returning tasks.id,
         tasks.state in ('done', 'error') and exists (select from interlock.waiters where task_id = tasks.id) as awaited
