@@ -195,7 +195,7 @@ def shown(value: float | None) -> str:
     """Write a figure as short as it is telling."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004 - three digits that count
 
 
 def lines(row: Row, queues: tuple[Queue, ...]) -> str:

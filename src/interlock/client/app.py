@@ -278,7 +278,7 @@ async def _located(config: Config) -> AsyncIterator[str]:
 async def _see_to_schema(connection: Connection, *, is_embedded: bool) -> None:
     """Migrate the embedded server, which is ours; of any other, see that somebody has."""
     # not at the top: with the installer of the queue it is a tenth of what an import of the app costs
-    from interlock.store.migrate import applied_migrations, known_migrations, migrate  # noqa: PLC0415
+    from interlock.store.migrate import applied_migrations, known_migrations, migrate  # noqa: PLC0415 - needed once, when opening
 
     if is_embedded:
         await migrate(connection)

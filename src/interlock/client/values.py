@@ -121,7 +121,7 @@ class Codec:
         """Give pydantic's view of the annotation, made when it is first needed."""
         if self._adapter is None:
             # not at the top: it costs a tenth of a second, and many programs never need it
-            from pydantic import PydanticUserError, TypeAdapter  # noqa: PLC0415
+            from pydantic import PydanticUserError, TypeAdapter  # noqa: PLC0415 - heavy, and seldom needed
 
             try:
                 self._adapter = TypeAdapter(self.annotation, config=typing.cast("Any", _CONFIG))

@@ -85,7 +85,7 @@ def socket_dir(data_dir: Path) -> Path:
         return near
     digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
     # Not the user's TMPDIR: processes with different ones have to meet. Starters refuse what somebody else put there.
-    return Path("/tmp") / f"interlock-{os.geteuid()}-{digest}"  # noqa: S108
+    return Path("/tmp") / f"interlock-{os.geteuid()}-{digest}"  # noqa: S108 - ownership is checked before it is used
 
 
 def forget_socket_dir(data_dir: Path) -> None:
