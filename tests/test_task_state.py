@@ -23,16 +23,8 @@ pytestmark = pytest.mark.unit
 
 
 def claimed(task_type: str = "add", **fields: Any) -> ClaimedTask:
-    values: dict[str, Any] = dict.fromkeys(ClaimedTask._fields) | {
-        "id": uuid4(),
-        "type": task_type,
-        "namespace": "default",
-        "attempt": 1,
-        "tries": 1,
-        "max_tries": 3,
-        "input": {},
-    }
-    return ClaimedTask(**(values | fields))
+    values: dict[str, Any] = {"attempt": 1, "tries": 1, "max_tries": 3} | fields
+    return ClaimedTask(id=uuid4(), type=task_type, namespace="default", **values)
 
 
 def processing(task_type: str = "add", **fields: Any) -> TaskStateMachine:

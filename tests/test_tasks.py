@@ -114,7 +114,7 @@ async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection)
         [
             Outcome(done.id, 1, TaskRowEvent.SUCCEED, output={"n": 1}, cost=0.5),
             Outcome(failed.id, 1, TaskRowEvent.FAIL, error={"type": "ValueError"}, reason="ValueError: no"),
-            Outcome(retried.id, 1, TaskRowEvent.RETRY, error={"type": "OSError"}, run_at=again),
+            Outcome(retried.id, 1, TaskRowEvent.RETRY, error={"type": "OSError"}, delay=60),
             Outcome(returned.id, 1, TaskRowEvent.RETURN, reason="shutdown"),
         ],
         actor="w",

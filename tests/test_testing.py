@@ -87,7 +87,11 @@ async def test_retries_come_when_the_clock_says_so(app: Interlock, clock: Clock)
     handle = await flaky.enqueue()
     assert [ran.event for ran in await drain(app)] == ["retry"]
     status = await handle.status()
-    assert (status.state, status.run_at, status.reason) == ("pending", NOON + timedelta(seconds=60), "try 1")
+    assert (status.state, status.run_at, status.reason) == (
+        "pending",
+        NOON + timedelta(seconds=60),
+        "RuntimeError: try 1",
+    )
     assert await drain(app) == []
     clock.advance(60)
     assert [ran.event for ran in await drain(app)] == ["retry"]

@@ -187,7 +187,7 @@ async def test_a_task_goes_on_from_its_checkpoint_after_a_crash(url: str, databa
 
 async def test_a_lost_lease_stops_the_handler_and_writes_nothing(url: str, database: Connection) -> None:
     task = await enqueue(database, "nap", seconds=3600)
-    async with serving(url, lease=0.3, recovery_interval=3600) as worker:
+    async with serving(url, lease=1.5, recovery_interval=3600) as worker:
         await until(lambda: worker.context.active)
         (attempt,) = worker.context.active.values()
         # somebody takes the task away behind the worker's back

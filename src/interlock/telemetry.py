@@ -193,9 +193,10 @@ class WorkerTelemetry(_Telemetry):
 class _Cell:
     """One move of one task type: how often it was made, and how long the state before it lasted."""
 
-    __slots__ = ("buckets", "count", "seconds")
+    __slots__ = ("buckets", "count", "seconds", "to_state")
 
-    def __init__(self) -> None:
+    def __init__(self, to_state: str = "") -> None:
+        self.to_state = to_state
         self.count = 0
         self.seconds = 0.0
         self.buckets = [0] * (len(DURATION_BUCKETS) + 1)
@@ -212,17 +213,15 @@ class TaskTypeSeries:
 
     def __init__(self, task_type: str) -> None:
         self.task_type = task_type
-        self.cells: dict[tuple[str, str, str], _Cell] = {}
+        self.cells: dict[tuple[str, str], _Cell] = {}
         _every_series.append(self)
 
-    def record(self, move: MoveSeen) -> None:
+    def record(self, before: str, after: str, event: str, lasted: float) -> None:
         """Count the move and the time spent in the state that it leaves."""
-        key = (move.from_state, move.to_state, move.event)
-        cell = self.cells.get(key)
+        cell = self.cells.get((before, event))
         if cell is None:
-            cell = self.cells[key] = _Cell()
+            cell = self.cells[before, event] = _Cell(after)
         cell.count += 1
-        lasted = move.lasted
         if lasted > 0.0:  # a clock that was set back must not count backwards
             cell.seconds += lasted
         cell.buckets[bisect_left(DURATION_BUCKETS, lasted)] += 1
@@ -248,9 +247,9 @@ class _TaskMetrics(Collector):
         moves: defaultdict[tuple[str, ...], int] = defaultdict(int)
         times: defaultdict[tuple[str, str], _Cell] = defaultdict(_Cell)
         for series in _every_series:
-            for key, cell in list(series.cells.items()):
-                moves[series.task_type, *key] += cell.count
-                total = times[series.task_type, key[0]]
+            for (before, event), cell in list(series.cells.items()):
+                moves[series.task_type, before, cell.to_state, event] += cell.count
+                total = times[series.task_type, before]
                 total.seconds += cell.seconds
                 total.buckets = [mine + more for mine, more in zip(total.buckets, cell.buckets, strict=True)]
         for labels, count in moves.items():
@@ -290,7 +289,7 @@ class TaskTelemetry(_Telemetry):
 
     def moved(self, move: MoveSeen) -> None:
         """Count the move, time the state that it leaves, and log it."""
-        self._series.record(move)
+        self._series.record(move.from_state, move.to_state, move.event, move.lasted)
         if not _levels["info"]:
             return
         log.info(

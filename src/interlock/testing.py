@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
+import time
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import orjson
 
-from interlock.client.backoff import Backoff
 from interlock.client.context import TaskContext
-from interlock.client.values import storable_text
-from interlock.errors import DefinitionError, PermanentError, RetryableError
+from interlock.errors import DefinitionError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.ids import new_id
 from interlock.store.tasks import (
@@ -32,6 +30,7 @@ from interlock.store.tasks import (
     save_checkpoint,
     settle_running_tasks,
 )
+from interlock.worker.attempt import TaskStateMachine
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,35 +179,81 @@ class _Runner:
 
     async def run(self, claimed: ClaimedTask) -> Ran:
         task = self._app.tasks[claimed.type]
-        context = _context_of(claimed, self._app)
+        line = _Saver(self._app, asyncio.get_running_loop())
+        until = time.monotonic() + LEASE.total_seconds()
+        attempt = TaskStateMachine.of_claim(claimed, self._actor, task, lease_until=until, line=line)
         async with self._app.connection() as connection:
-            try:
-                async with connection.transaction():
-                    context.connection = connection if task.transactional else None
-                    output = await _call(task, context, task.decode(claimed.input))
-                    encoded = task.encode_result(output)
-                    outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.SUCCEED, encoded)
-                    await self._settle(connection, claimed, _told(outcome, context))
-            except _LostError:
-                return Ran(claimed.id, claimed.type, claimed.attempt, "lost", None)
-            except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-                outcome = _failed(task, claimed, error, self._app.now() or datetime.now(UTC))
-                with suppress(_LostError):
-                    async with connection.transaction():
-                        await self._settle(connection, claimed, _told(outcome, context))
+            outcome = await self._attempted(connection, attempt, claimed)
+        if outcome is None:
+            return Ran(claimed.id, claimed.type, claimed.attempt, "lost", None)
         return Ran(claimed.id, claimed.type, claimed.attempt, outcome.event.value, outcome.error)
+
+    async def _attempted(
+        self, connection: Connection, attempt: TaskStateMachine, claimed: ClaimedTask
+    ) -> Outcome | None:
+        """Run the handler and settle in one transaction; what a handler that failed wrote is undone before."""
+        try:
+            async with connection.transaction():
+                outcome = _succeeded(await attempt.process(_Inline(connection)))
+                await self._settle(connection, claimed, outcome)
+        except _LostError:
+            return None
+        except _UndoneError as undone:
+            failed = undone.outcome
+        except StoreError as error:  # what it wrote cannot be committed
+            failed = attempt.failed_after_all(error)
+        else:
+            return outcome
+        if failed is not None:
+            with suppress(_LostError):
+                async with connection.transaction():
+                    await self._settle(connection, claimed, failed)
+        return failed
 
     async def _settle(self, connection: Connection, claimed: ClaimedTask, outcome: Outcome) -> None:
         awaited, lost = await settle_running_tasks(connection, [outcome], actor=self._actor, now=self._app.now())
         if lost:
             raise _LostError
-        if claimed.callback_url is not None:
+        if claimed.own("callback_url") is not None:
             await insert_callbacks(connection, [claimed.id])
-        await notify_ended(connection, awaited=awaited, limited=claimed.limit_key is not None)
+        await notify_ended(connection, awaited=awaited, limited=claimed.own("limit_key") is not None)
 
 
 class _LostError(Exception):
     """The task was canceled or taken away while it ran: what it wrote in its transaction is undone."""
+
+
+class _UndoneError(Exception):
+    """The handler failed: its transaction is undone, and then the outcome is written."""
+
+    def __init__(self, outcome: Outcome | None) -> None:
+        self.outcome = outcome
+        super().__init__()
+
+
+def _succeeded(outcome: Outcome | None) -> Outcome:
+    if outcome is None or outcome.event is not TaskRowEvent.SUCCEED:
+        raise _UndoneError(outcome)
+    return outcome
+
+
+class _Inline:
+    """What an attempt needs of a worker, without one: the handler runs here, and the outcome is settled by `drain`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def run_handler(self, attempt: TaskStateMachine, /) -> Any:
+        task = attempt.definition
+        if task is None or attempt.claimed is None:
+            raise RuntimeError("an attempt that was never claimed has no handler")
+        context = attempt.context
+        context.connection = self._connection if task.transactional else None
+        return task.encode_result(await _call(task, context, task.decode(attempt.claimed.input)))
+
+    async def settle(self, _: TaskStateMachine, __: Outcome, /) -> bool:
+        """Say no: whoever drains settles by himself, in the handler's transaction."""
+        return False
 
 
 class _Saver:
@@ -239,43 +284,6 @@ async def _call(task: Task[..., Any], context: TaskContext, arguments: dict[str,
     if inspect.iscoroutinefunction(task.function):
         return await task.function(**arguments)
     return await asyncio.to_thread(task.function, **arguments)
-
-
-def _context_of(claimed: ClaimedTask, app: Interlock) -> TaskContext:
-    return TaskContext(
-        claimed.id,
-        claimed.type,
-        namespace=claimed.namespace,
-        attempt=claimed.attempt,
-        tries=claimed.tries,
-        max_tries=claimed.max_tries,
-        job_id=claimed.job_id,
-        step=claimed.step,
-        correlation_id=claimed.correlation_id,
-        input_data=claimed.input,
-        checkpoint=claimed.checkpoint,
-        line=_Saver(app, asyncio.get_running_loop()),
-    )
-
-
-def _told(outcome: Outcome, context: TaskContext) -> Outcome:
-    return outcome._replace(cost=context.cost, progress=context.latest_progress)
-
-
-def _failed(task: Task[..., Any], claimed: ClaimedTask, error: Exception, now: datetime) -> Outcome:
-    retryable = not isinstance(error, PermanentError)
-    told: dict[str, Any] = {
-        "type": type(error).__name__,
-        "message": storable_text(str(error)),
-        "traceback": storable_text("".join(traceback.format_exception(error))),
-        "retryable": retryable,
-    }
-    if not retryable or claimed.tries >= claimed.max_tries:
-        return Outcome(claimed.id, claimed.attempt, TaskRowEvent.FAIL, error=told, reason=told["message"])
-    backoff = task.backoff if claimed.backoff is None else Backoff.from_json(claimed.backoff)
-    seconds = error.retry_after if isinstance(error, RetryableError) else None
-    run_at = now + timedelta(seconds=backoff.delay(claimed.tries) if seconds is None else seconds)
-    return Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETRY, error=told, reason=told["message"], run_at=run_at)
 
 
 def _namespaces(app: Interlock) -> set[str]:

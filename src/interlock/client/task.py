@@ -69,6 +69,8 @@ class Task(Enqueuer[P, R]):
         self.transactional = transactional
         self._arguments = None if command is not None else Arguments(name, function)
         self.context_parameter = None if self._arguments is None else self._arguments.context
+        # a coroutine that does not ask for its context is run without one
+        self.needs_context = self.executor != "coroutine" or self.context_parameter is not None
         if transactional:
             self._check_transactional()
         self.__doc__, self.__name__, self.__qualname__ = function.__doc__, function.__name__, function.__qualname__

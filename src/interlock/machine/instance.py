@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 HISTORY = 64
+
+# One for all: a move takes less than a microsecond, and a lock for each of a thousand machines costs more than it.
+_moving = threading.Lock()
 
 
 class Move(NamedTuple, Generic[S, E]):
@@ -50,7 +52,7 @@ class Observer(Protocol):
 class StateMachine(Generic[S, E]):
     """A state, the table it obeys and the moves it made."""
 
-    __slots__ = ("_clock", "_history", "_lock", "_next", "_observer", "_since", "machine", "state")
+    __slots__ = ("_clock", "_history", "_kept", "_observer", "_since", "machine", "state")
 
     def __init__(
         self,
@@ -63,26 +65,26 @@ class StateMachine(Generic[S, E]):
     ) -> None:
         self.machine = machine
         self.state: S = state if state is not None else _only_initial(machine)
-        self._next = machine.transitions.get
         self._observer = observer
-        self._history: deque[Move[S, E]] = deque(maxlen=history)
-        self._lock = threading.Lock()
+        self._history: list[Move[S, E]] = []
+        self._kept = history
         self._clock = clock
         self._since = clock()
 
     def transition(self, event: E, reason: str | None = None) -> S:
         """Make the move that the event stands for and return the new state, or raise InvalidTransitionError."""
-        with self._lock:
+        with _moving:
             before = self.state
             move = self._move(event, reason)
-        if move is None or self._observer is None:
-            return self._told(move, before, event, reason)
-        self._observer.moved(move)
+        if move is None:
+            raise self._refusal(before, event, reason)
+        if self._observer is not None:
+            self._observer.moved(move)
         return move[1]
 
     def transition_to(self, target: S, reason: str | None = None) -> S:
         """Make the one move that leads to the target state, for callers that name states, not events."""
-        with self._lock:
+        with _moving:
             before = self.state
             events = self.machine.events_between(before, target)
             move = self._move(events[0], reason) if len(events) == 1 else None
@@ -92,13 +94,16 @@ class StateMachine(Generic[S, E]):
     def _move(self, event: E, reason: str | None) -> Move[S, E] | None:
         """Change state and history, which only the holder of the lock may; None when the table refuses."""
         before = self.state
-        after = self._next((before, event))
+        after = self.machine.transitions.get((before, event))
         if after is None:
             return None
         now = self._clock()
         # The tuple's own constructor: a third of the price of the named one, on the hottest path there is.
         move: Move[S, E] = tuple.__new__(Move, (before, after, event, reason, now, now - self._since))
-        self._history.append(move)
+        history = self._history
+        history.append(move)
+        if len(history) > self._kept:
+            del history[0]
         self.state = after
         self._since = now
         return move
@@ -137,7 +142,7 @@ class StateMachine(Generic[S, E]):
     @property
     def history(self) -> tuple[Move[S, E], ...]:
         """The latest moves, oldest first."""
-        with self._lock:
+        with _moving:
             return tuple(self._history)
 
     def __repr__(self) -> str:

@@ -168,8 +168,10 @@ alter table interlock.$table enable always trigger guard_truncate;
 
 -- The records are written as their owner, so that whoever moves a row needs no right to write them.
 -- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
+-- The plan is made for whatever the session's first statement moves. A nested loop is as good as any for one row, and
+-- kept for the next thousand it compares a million pairs.
 create or replace function interlock.record_$table() returns trigger language plpgsql
-    security definer set search_path = pg_catalog, pg_temp as $$$$
+    security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$$$
 begin
     if tg_relid <> 'interlock.$table'::regclass then
         raise exception 'record_$table() records the moves of interlock.$table alone' using errcode = 'IL004';

@@ -70,13 +70,19 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     """One attempt: its state, its context, and the way from the claim to the outcome."""
 
     __slots__ = (
+        "_completed",
+        "_context",
         "_id",
         "_interruption",
+        "_line",
+        "_output",
+        "answer",
         "claimed",
-        "context",
         "definition",
         "lease_until",
+        "outcome",
         "running",
+        "task_type",
         "unwanted",
         "worker_id",
     )
@@ -95,14 +101,21 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         telemetry = TaskTelemetry(task_id, series_of(task_type))
         super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState))
         self._id = task_id
+        self.task_type = task_type
         self.worker_id = worker_id
         self.definition = definition
         self.claimed = claimed
         self.lease_until = lease_until  # by this process's own monotonic clock, whatever the server's shows
-        self.context = TaskContext(task_type=task_type) if claimed is None else self._context_of(claimed, line)
         self.running: asyncio.Task[Any] | None = None
-        self._interruption: Interruption | None = None
         self.unwanted = False  # somebody asked for the task's cancellation
+        # what is to be reported, and who, besides the worker, wants to know whether it was
+        self.outcome: Outcome | None = None
+        self.answer: asyncio.Future[bool] | None = None
+        self._interruption: Interruption | None = None
+        self._context: TaskContext | None = None
+        self._line = line
+        self._output: Any = None
+        self._completed = 0.0
 
     @classmethod
     def of_claim(
@@ -134,11 +147,24 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         return str(self._id)
 
     @property
-    def task_type(self) -> str:
-        """The type of the task."""
-        return self.context.task_type
+    def context(self) -> TaskContext:
+        """What the handler is told, made when somebody first asks: most handlers never do."""
+        if self._context is None:
+            claimed = self.claimed
+            self._context = TaskContext(task_type=self.task_type) if claimed is None else self._context_of(claimed)
+        return self._context
 
-    def _context_of(self, claimed: ClaimedTask, line: Line | None) -> TaskContext:
+    @property
+    def latest_progress(self) -> dict[str, Any] | None:
+        """What the handler said last of how far it is."""
+        return None if self._context is None else self._context.latest_progress
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether something went wrong with the attempt."""
+        return self._context is not None and self._context.error is not None
+
+    def _context_of(self, claimed: ClaimedTask) -> TaskContext:
         context = TaskContext(
             claimed.id,
             claimed.type,
@@ -147,26 +173,38 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             tries=claimed.tries,
             max_tries=claimed.max_tries,
             job_id=claimed.job_id,
-            step=claimed.step,
+            step=claimed.own("step"),
             correlation_id=claimed.correlation_id,
             input_data=claimed.input,
-            checkpoint=claimed.checkpoint,
-            line=line,
+            checkpoint=claimed.own("checkpoint"),
+            line=self._line,
         )
-        now = datetime.now(UTC)
-        context.lease_acquired_at = context.processing_started_at = now
-        context.lease_timeout = now + timedelta(seconds=max(self.lease_until - time.monotonic(), 0.0))
+        started = self._started
+        context.lease_acquired_at = context.processing_started_at = started
+        left = max(self.lease_until - time.monotonic(), 0.0)
+        context.lease_timeout = datetime.now(UTC) + timedelta(seconds=left)
         timeout = self.timeout
         if timeout is not None:
-            context.deadline = now + timedelta(seconds=timeout)
+            context.deadline = started + timedelta(seconds=timeout)
+        self._tell_result(context)
         return context
+
+    def _tell_result(self, context: TaskContext) -> None:
+        if self._completed:
+            context.output_data = self._output
+            context.processing_completed_at = datetime.fromtimestamp(self._completed, UTC)
+
+    @property
+    def _started(self) -> datetime:
+        """When the attempt began to be processed, which is as soon as it was claimed."""
+        began = next((move for move in self.history if move.to_state is TaskState.PROCESSING), None)
+        return datetime.now(UTC) if began is None else began.at
 
     @property
     def timeout(self) -> float | None:
         """The seconds that the handler has: the task's own, else its definition's."""
-        if self.claimed is not None and self.claimed.timeout_seconds is not None:
-            return self.claimed.timeout_seconds
-        return None if self.definition is None else self.definition.timeout
+        own: float | None = None if self.claimed is None else self.claimed.own("timeout_seconds")
+        return own if own is not None or self.definition is None else self.definition.timeout
 
     async def execute(self, services: Services) -> TaskResult:
         """Run the handler, report what came of it, and tell how it ended."""
@@ -202,8 +240,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         document = {"type": type(error).__qualname__, "message": reason, "traceback": None, "retryable": True}
         again = self.context.tries < self.context.max_tries
         event = TaskRowEvent.RETRY if again else TaskRowEvent.FAIL
-        run_at = datetime.now(UTC) + timedelta(seconds=DEFAULT_BACKOFF.delay(self.context.tries)) if again else None
-        return Outcome(*self.key, event, error=document, reason=reason, run_at=run_at)
+        delay = DEFAULT_BACKOFF.delay(self.context.tries) if again else None
+        return Outcome(*self.key, event, error=document, reason=reason, delay=delay)
 
     def reported(self, *, written: bool) -> None:
         """Hear whether the outcome was written."""
@@ -218,7 +256,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             async with asyncio.timeout(timeout):
                 return await services.run_handler(self), None
         except TimeoutError as error:
-            if self.context.deadline is not None and datetime.now(UTC) >= self.context.deadline:
+            deadline = self.context.deadline
+            if deadline is not None and datetime.now(UTC) >= deadline:
                 return None, TimeoutError(f"the handler was still running after {timeout:g} s")
             return None, error
         except asyncio.CancelledError as error:
@@ -247,13 +286,17 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             self.running.cancel(why.value)
 
     def _conclude(self, output: Any, error: BaseException | None) -> None:
-        context = self.context
-        context.processing_completed_at = datetime.now(UTC)
+        self._completed = time.time()
         if error is None:
-            context.output_data = output
+            self._output = output
             self._interruption = None  # it finished all the same, and what is done is done
+            if self._context is not None:
+                self._tell_result(self._context)
             self.transition(TaskEvent.PROCESSING_SUCCEEDED)
-        elif self._interruption is Interruption.SHUTDOWN:
+            return
+        context = self.context
+        self._tell_result(context)
+        if self._interruption is Interruption.SHUTDOWN:
             context.error = "the worker shut down before the handler was done"
             self.transition(TaskEvent.SHUTDOWN_REQUESTED)
         else:
@@ -261,35 +304,32 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             self.transition(TaskEvent.PROCESSING_FAILED)
 
     def _outcome(self, error: BaseException | None) -> Outcome:
-        claimed, context = self.claimed, self.context
-        if claimed is None:
-            raise RuntimeError("an attempt that was never claimed has no outcome")
-        progress = context.latest_progress
-        if error is None:
-            return Outcome(
-                claimed.id,
-                claimed.attempt,
-                TaskRowEvent.SUCCEED,
-                output=context.output_data,
-                cost=context.cost,
-                progress=progress,
-            )
+        if error is not None:
+            return self._unsuccessful(error)
+        context = self._context
+        if context is None:  # nobody looked at it, so it has nothing to add
+            return Outcome(*self.key, TaskRowEvent.SUCCEED, self._output)
+        return Outcome(
+            *self.key, TaskRowEvent.SUCCEED, self._output, cost=context.cost, progress=context.latest_progress
+        )
+
+    def _unsuccessful(self, error: BaseException) -> Outcome:
+        context = self.context
         if self._interruption is Interruption.CANCELED:
-            return Outcome(claimed.id, claimed.attempt, TaskRowEvent.CANCEL, reason=context.cancel_reason)
+            return Outcome(*self.key, TaskRowEvent.CANCEL, reason=context.cancel_reason)
         if self._interruption is Interruption.SHUTDOWN:
             reason = f"returned by {self.worker_id}, which shuts down"
-            return Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETURN, reason=reason, progress=progress)
+            return Outcome(*self.key, TaskRowEvent.RETURN, reason=reason, progress=context.latest_progress)
         stored = error_document(error)
-        again = stored["retryable"] and claimed.tries < claimed.max_tries
+        again = stored["retryable"] and not context.is_last_try
         return Outcome(
-            claimed.id,
-            claimed.attempt,
+            *self.key,
             TaskRowEvent.RETRY if again else TaskRowEvent.FAIL,
             error=stored,
             reason=context.error,
             cost=context.cost,
-            run_at=datetime.now(UTC) + timedelta(seconds=self._delay(error)) if again else None,
-            progress=progress,
+            delay=self._delay(error) if again else None,
+            progress=context.latest_progress,
         )
 
     def _delay(self, error: BaseException) -> float:
@@ -302,8 +342,9 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     def _backoff(self) -> Backoff:
         if self.claimed is None or self.definition is None:
             raise RuntimeError("an attempt that was never claimed has no backoff")
-        if self.claimed.backoff is not None:
-            return type(self.definition.backoff).from_json(self.claimed.backoff)
+        own = self.claimed.own("backoff")
+        if own is not None:
+            return type(self.definition.backoff).from_json(own)
         return self.definition.backoff
 
     @property

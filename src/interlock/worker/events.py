@@ -53,7 +53,7 @@ class HandlerEvents:
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, ExecutionEvent] = {}
+        self._open: dict[int, Task[..., Any]] = {}
         self._observers: list[Callable[[ExecutionEvent | CompletionEvent], None]] = []
         self.statistics = EventStatistics()
 
@@ -61,36 +61,34 @@ class HandlerEvents:
         """Let somebody see all events. Observers see; they do not decide."""
         self._observers.append(observer)
 
-    def publish(
-        self, attempt: TaskStateMachine, definition: Task[..., Any], arguments: dict[str, Any]
-    ) -> ExecutionEvent:
+    def publish(self, attempt: TaskStateMachine, definition: Task[..., Any], arguments: dict[str, Any]) -> int:
         """Open an execution under a correlation id of its own."""
-        event = ExecutionEvent(next(self._numbers), attempt, definition, arguments)
-        self._open[event.correlation_id] = event
+        number = next(self._numbers)
+        self._open[number] = definition
         self.statistics.dispatched += 1
         if self._observers:
-            self._show(event)
-        return event
+            self._show(ExecutionEvent(number, attempt, definition, arguments))
+        return number
 
-    def complete(self, event: CompletionEvent) -> Any:
+    def complete(self, correlation_id: int, output: Any = None, error: BaseException | None = None) -> Any:
         """Close an execution: give its output as JSON can hold it, or raise what the handler raised."""
-        execution = self._open.pop(event.correlation_id, None)
-        if execution is None:
+        definition = self._open.pop(correlation_id, None)
+        if definition is None:
             self.statistics.mismatched += 1
-            log.warning("correlation_mismatch", correlation_id=event.correlation_id)
+            log.warning("correlation_mismatch", correlation_id=correlation_id)
             return None
         if self._observers:
-            self._show(event)
-        if event.error is not None:
+            self._show(CompletionEvent(correlation_id, output, error))
+        if error is not None:
             self.statistics.failed += 1
-            raise event.error
+            raise error
         try:
-            output = execution.definition.encode_result(event.output)
+            stored = definition.encode_result(output)
         except Exception:
             self.statistics.failed += 1
             raise
         self.statistics.completed += 1
-        return output
+        return stored
 
     def _show(self, event: ExecutionEvent | CompletionEvent) -> None:
         for observer in self._observers:

@@ -25,6 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["CoroutineExecutor", "Executor", "Executors", "HandlerError", "Runnable"]
 
 
+async def run_coroutine(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Await a handler here, and make failures of what would otherwise end the worker with it."""
+    try:
+        return await function(**arguments)
+    except SystemExit as error:
+        raise HandlerError.of(error) from error
+    except asyncio.CancelledError as error:
+        current = asyncio.current_task()
+        if current is None or current.cancelling():
+            raise
+        # Nobody cancelled this task: something that the handler awaited was cancelled, which is a failure.
+        raise HandlerError.of(error) from error
+
+
 class CoroutineExecutor:
     """Awaits the handler in the worker's own event loop."""
 
@@ -34,16 +48,7 @@ class CoroutineExecutor:
         """Await the handler."""
         if task.context_parameter is not None:
             arguments = {**arguments, task.context_parameter: context}
-        try:
-            return await task.function(**arguments)
-        except SystemExit as error:
-            raise HandlerError.of(error) from error
-        except asyncio.CancelledError as error:
-            current = asyncio.current_task()
-            if current is None or current.cancelling():
-                raise
-            # Nobody cancelled this task: something that the handler awaited was cancelled, which is a failure.
-            raise HandlerError.of(error) from error
+        return await run_coroutine(task.function, arguments)
 
     def cancel(self, context: TaskContext) -> None:
         """Nothing to do: the handler looks at the same context."""

@@ -41,7 +41,7 @@ class LeaseKeeper:
         self,
         url: str,
         settings: WorkerSettings,
-        active: dict[UUID, TaskStateMachine],
+        active: dict[int, TaskStateMachine],
         cancel: Callable[[TaskStateMachine, str | None], None],
     ) -> None:
         self._url = url
@@ -134,7 +134,7 @@ class LeaseKeeper:
         if not attempts:
             return
         by_id = {attempt.key[0]: attempt for attempt in attempts}
-        held = [Held(*attempt.key, attempt.context.latest_progress) for attempt in attempts]
+        held = [Held(*attempt.key, attempt.latest_progress) for attempt in attempts]
         until = time.monotonic() + self._settings.lease
         renewed, lost = await self._ask_to_renew(held)
         for row in renewed:
@@ -166,7 +166,7 @@ class LeaseKeeper:
         if attempt.state is not TaskState.PROCESSING:
             return  # it was settled while we asked
         leases_lost_total.inc()
-        log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.context.attempt, reason=why)
+        log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.key[1], reason=why)
         self._home.call_soon_threadsafe(attempt.interrupt, Interruption.LEASE_LOST, f"lease lost: {why}")
 
     async def _connected(self) -> Connection:

@@ -21,7 +21,6 @@ from interlock.worker.settler import Settler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from uuid import UUID
 
     from interlock.client.app import Interlock
     from interlock.worker.attempt import TaskStateMachine
@@ -36,7 +35,7 @@ class Parts:
         app: Interlock,
         worker_id: str,
         settings: WorkerSettings,
-        active: dict[UUID, TaskStateMachine],
+        active: dict[int, TaskStateMachine],
         *,
         reported: Callable[[TaskStateMachine, bool], None],
         cancel: Callable[[TaskStateMachine, str | None], None],

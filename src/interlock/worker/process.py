@@ -29,7 +29,6 @@ from interlock.worker.settings import WakeMode, WorkerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
-    from uuid import UUID
 
     from interlock.client.app import Interlock
     from interlock.store.database import Connection
@@ -51,8 +50,9 @@ class WorkerContext:
     current_task_sm: TaskStateMachine | None = None
     tasks_processed: int = 0
     tasks_failed: int = 0
-    # all attempts under way; at the default concurrency of 1 that is current_task_sm and nothing else
-    active: dict[UUID, TaskStateMachine] = field(default_factory=dict)
+    # all attempts under way, by the number of their task's id, whose hash is Python's own and fast;
+    # at the default concurrency of 1 that is current_task_sm and nothing else
+    active: dict[int, TaskStateMachine] = field(default_factory=dict)
 
 
 class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
@@ -272,19 +272,18 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         return self.context.connection
 
     def _start(self, claimed: ClaimedTask, lease_until: float) -> None:
-        if not self.is_accepting_tasks() or len(self.context.active) >= self.settings.concurrency:
-            raise InvariantError(f"a worker in state {self.state} with {len(self.context.active)} tasks starts another")
-        definition = self.parts.services.definition(claimed.type)
+        active, parts, number = self.context.active, self.parts, claimed.id.int
+        if not self.is_accepting_tasks() or len(active) >= self.settings.concurrency:
+            raise InvariantError(f"a worker in state {self.state} with {len(active)} tasks starts another")
+        definition = parts.services.definition(claimed.type)
         attempt = TaskStateMachine.of_claim(
-            claimed, self.worker_id, definition, lease_until=lease_until, line=self.parts.keeper
+            claimed, self.worker_id, definition, lease_until=lease_until, line=parts.keeper
         )
-        before = self.context.active.get(claimed.id)
-        if before is not None:
-            before.interrupt(Interruption.LEASE_LOST, "this worker has claimed the task anew")
-        self.context.active[claimed.id] = attempt
-        self.context.current_task_sm = attempt
+        if number in active:
+            active[number].interrupt(Interruption.LEASE_LOST, "this worker has claimed the task anew")
+        active[number] = self.context.current_task_sm = attempt
         attempt.running = start_task(self._execute(attempt))
-        if claimed.unwanted:
+        if claimed.extras is not None and claimed.extras["unwanted"]:
             self._begin_cancel(attempt, None)
 
     async def _execute(self, attempt: TaskStateMachine) -> None:
@@ -306,13 +305,13 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._finish(attempt)
 
     def _finish(self, attempt: TaskStateMachine) -> None:
-        context = self.context
-        if context.active.get(attempt.key[0]) is attempt:
-            del context.active[attempt.key[0]]
+        context, number = self.context, attempt.key[0].int
+        if context.active.get(number) is attempt:
+            del context.active[number]
         if context.current_task_sm is attempt:
             context.current_task_sm = next(iter(context.active.values()), None)
         context.tasks_processed += 1
-        if attempt.context.error is not None:
+        if attempt.has_failed:
             context.tasks_failed += 1
             self._wake.set()  # it may be due again before this worker would look
         self._slot_freed.set()
@@ -415,4 +414,4 @@ else:
 
     def start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start a task with the next turn of the loop."""
-        return asyncio.get_running_loop().create_task(work)
+        return asyncio.Task(work, loop=asyncio.get_running_loop())

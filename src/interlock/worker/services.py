@@ -12,8 +12,8 @@ from interlock.errors import DisconnectedError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.database import connect, translated
 from interlock.store.tasks import cancel_unfinished_tasks, insert_callbacks, notify_ended, settle_running_tasks
-from interlock.worker.events import CompletionEvent, HandlerEvents
-from interlock.worker.executors import Executors
+from interlock.worker.events import HandlerEvents
+from interlock.worker.executors import Executors, run_coroutine
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -78,15 +78,23 @@ class AttemptServices:
         if definition is None or attempt.claimed is None:
             raise RuntimeError("an attempt that was never claimed has no handler")
         arguments = definition.decode(attempt.claimed.input)
-        event = self.events.publish(attempt, definition, arguments)
+        number = self.events.publish(attempt, definition, arguments)
         try:
-            if definition.transactional:
-                transaction = self._transactions[attempt.key] = _Transaction()
-                attempt.context.connection = await transaction.begin(self._url)
-            output = await self._executors.of(definition).run(definition, attempt.context, arguments)
+            if definition.needs_context:
+                output = await self._run_with_context(attempt, definition, arguments)
+            else:
+                output = await run_coroutine(definition.function, arguments)
         except BaseException as error:  # noqa: BLE001 - it is raised again by complete()
-            return self.events.complete(CompletionEvent(event.correlation_id, error=error))
-        return self.events.complete(CompletionEvent(event.correlation_id, output))
+            return self.events.complete(number, error=error)
+        return self.events.complete(number, output)
+
+    async def _run_with_context(
+        self, attempt: TaskStateMachine, definition: Task[..., Any], arguments: dict[str, Any]
+    ) -> Any:
+        if definition.transactional:
+            transaction = self._transactions[attempt.key] = _Transaction()
+            attempt.context.connection = await transaction.begin(self._url)
+        return await self._executors.of(definition).run(definition, attempt.context, arguments)
 
     def pass_on_cancel(self, attempt: TaskStateMachine) -> None:
         """Let a handler in another process know that it is not wanted any more."""
@@ -111,7 +119,7 @@ class AttemptServices:
             awaited, lost = await settle_running_tasks(connection, [outcome], actor=attempt.worker_id)
             if not lost:
                 await insert_callbacks(connection, [outcome.id])
-                limited = attempt.claimed is not None and attempt.claimed.limit_key is not None
+                limited = attempt.claimed is not None and attempt.claimed.own("limit_key") is not None
                 await notify_ended(connection, awaited=awaited, limited=limited)
             await transaction.end(commit=not lost)
         except DisconnectedError:

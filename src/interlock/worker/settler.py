@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
@@ -20,16 +20,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.store.database import Connection
-    from interlock.store.tasks import ClaimedTask
     from interlock.worker.attempt import TaskStateMachine
 
 LARGEST_BATCH = 200
-
-
-class _Report(NamedTuple):
-    outcome: Outcome
-    attempt: TaskStateMachine
-    answer: asyncio.Future[bool] | None
 
 
 class Settler:
@@ -38,38 +31,37 @@ class Settler:
     def __init__(self, worker_id: str, reported: Callable[[TaskStateMachine, bool], None]) -> None:
         self._worker_id = worker_id
         self._reported = reported
-        self._reports: list[_Report] = []
+        self._waiting: list[TaskStateMachine] = []
         self._uncertain: set[UUID] = set()
         self._wake = asyncio.Event()
 
     def report(self, attempt: TaskStateMachine, outcome: Outcome) -> None:
         """Take an outcome to be written along with whatever else there is; `reported` hears what came of it."""
-        self._reports.append(_Report(outcome, attempt, None))
+        attempt.outcome = outcome
+        self._waiting.append(attempt)
         self._wake.set()
 
     async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
         """Write an outcome along with whatever else there is; False when the attempt is lost."""
-        answer = asyncio.get_running_loop().create_future()
-        self._reports.append(_Report(outcome, attempt, answer))
-        self._wake.set()
-        written: bool = await answer
-        return written
+        attempt.answer = asyncio.get_running_loop().create_future()
+        self.report(attempt, outcome)
+        return await attempt.answer
 
     @property
     def is_empty(self) -> bool:
         """Whether everything was acknowledged."""
-        return not self._reports
+        return not self._waiting
 
     async def run(self, connection: Connection) -> None:
         """Flush over this connection until it is lost or this task is canceled."""
         while True:
             # Reports first: those of the connection before may be waiting, and nobody rings for them again.
-            while self._reports:
-                await self._flush(connection, self._reports[:LARGEST_BATCH])
+            while self._waiting:
+                await self._flush(connection, self._waiting[:LARGEST_BATCH])
             await self._wake.wait()
             self._wake.clear()
 
-    async def _flush(self, connection: Connection, batch: list[_Report]) -> None:
+    async def _flush(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
         settle_batch_size.observe(len(batch))
         try:
             try:
@@ -78,75 +70,85 @@ class Settler:
                 await self._write_singly(connection, batch, error)
         except (DisconnectedError, asyncio.CancelledError):
             # Whether the server committed is not known; the fence makes it safe to ask again.
-            waiting = {report.outcome.id for report in self._reports}
-            self._uncertain.update(waiting & {report.outcome.id for report in batch})
+            waiting = {attempt.key[0] for attempt in self._waiting}
+            self._uncertain.update(waiting & {attempt.key[0] for attempt in batch})
             raise
 
-    async def _write(self, connection: Connection, batch: list[_Report]) -> None:
-        outcomes = [report.outcome for report in batch]
-        if any(_claim_of(report).callback_url is not None for report in batch):
+    async def _write(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
+        outcomes = [_outcome_of(attempt) for attempt in batch]
+        if _any_has(batch, "callback_url"):
             async with connection.transaction():
-                awaited, lost = await settle_running_tasks(connection, outcomes, actor=self._worker_id)
-                missing = {row.id for row in lost}
+                awaited, missing = await self._settle(connection, outcomes)
                 await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
         else:
-            awaited, lost = await settle_running_tasks(connection, outcomes, actor=self._worker_id)
-        missing = {row.id for row in lost}
+            awaited, missing = await self._settle(connection, outcomes)
         if missing & self._uncertain:
-            missing -= await self._written_before(connection, batch)
+            missing -= await self._written_before(connection, outcomes)
         self._answer(batch, missing)
-        await self._notify(connection, batch, awaited)
+        limited = _any_has(batch, "limit_key")
+        if awaited or limited:
+            with suppress(StatementError):  # a hint: what it is about is written
+                await notify_ended(connection, awaited=awaited, limited=limited)
 
-    async def _written_before(self, connection: Connection, batch: list[_Report]) -> set[UUID]:
+    async def _settle(self, connection: Connection, outcomes: list[Outcome]) -> tuple[list[UUID], set[UUID]]:
+        awaited, lost = await settle_running_tasks(connection, outcomes, actor=self._worker_id)
+        return awaited, {row.id for row in lost}
+
+    async def _written_before(self, connection: Connection, outcomes: list[Outcome]) -> set[UUID]:
         """Find the outcomes that a lost connection had written all the same."""
-        attempts = {report.outcome.id: report.outcome.attempt for report in batch}
+        attempts = {outcome.id: outcome.attempt for outcome in outcomes}
         rows = await read_tasks(connection, list(self._uncertain & attempts.keys()))
         return {
             row["id"] for row in rows if row["attempt"] == attempts[row["id"]] and row["state"] in ("done", "error")
         }
 
-    def _answer(self, batch: list[_Report], missing: set[UUID]) -> None:
-        answered = {id(report.attempt) for report in batch}
-        self._reports = [report for report in self._reports if id(report.attempt) not in answered]
-        for report in batch:
-            self._uncertain.discard(report.outcome.id)
-            lost = report.outcome.id in missing
+    def _answer(self, batch: list[TaskStateMachine], missing: set[UUID]) -> None:
+        self._forget(batch)
+        for attempt in batch:
+            lost = bool(missing) and attempt.key[0] in missing
             if lost:
                 leases_lost_total.inc()
-                log.warning("lease_lost", task_id=str(report.outcome.id), attempt=report.outcome.attempt)
-            if report.answer is None:
-                self._reported(report.attempt, not lost)
-            elif not report.answer.done():
-                report.answer.set_result(not lost)
+                log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.key[1])
+            answer = attempt.answer
+            if answer is None:
+                self._reported(attempt, not lost)
+            elif not answer.done():
+                answer.set_result(not lost)
 
-    async def _notify(self, connection: Connection, batch: list[_Report], awaited: list[UUID]) -> None:
-        limited = any(_claim_of(report).limit_key is not None for report in batch)
-        if awaited or limited:
-            with suppress(StatementError):  # a hint: what it is about is written
-                await notify_ended(connection, awaited=awaited, limited=limited)
+    def _forget(self, batch: list[TaskStateMachine]) -> None:
+        if self._waiting[: len(batch)] == batch:  # as always, unless something went wrong half-way
+            del self._waiting[: len(batch)]
+        else:
+            answered = {id(attempt) for attempt in batch}
+            self._waiting = [attempt for attempt in self._waiting if id(attempt) not in answered]
+        if self._uncertain:
+            self._uncertain.difference_update(attempt.key[0] for attempt in batch)
 
-    async def _write_singly(self, connection: Connection, batch: list[_Report], error: Exception) -> None:
+    async def _write_singly(self, connection: Connection, batch: list[TaskStateMachine], error: Exception) -> None:
         """Find the row that the database refuses: it fails, the others are settled as they are."""
-        for report in batch:
+        for attempt in batch:
             try:
-                await self._write(connection, [report])
+                await self._write(connection, [attempt])
             except (StatementError, TypeError, ValueError) as refused:
-                log.error("outcome_refused", task_id=str(report.outcome.id), error=str(refused), batch_error=str(error))
-                await self._write_refusal(connection, report, refused)
+                log.error("outcome_refused", task_id=attempt.task_id, error=str(refused), batch_error=str(error))
+                await self._write_refusal(connection, attempt, refused)
 
-    async def _write_refusal(self, connection: Connection, report: _Report, refused: Exception) -> None:
+    async def _write_refusal(self, connection: Connection, attempt: TaskStateMachine, refused: Exception) -> None:
         reason = f"the outcome could not be stored: {refused}"
         document = {"type": "StatementError", "message": reason, "traceback": None, "retryable": False}
-        failed = Outcome(report.outcome.id, report.outcome.attempt, TaskRowEvent.FAIL, error=document, reason=reason)
+        attempt.outcome = Outcome(*attempt.key, TaskRowEvent.FAIL, error=document, reason=reason)
         try:
-            await self._write(connection, [report._replace(outcome=failed)])
+            await self._write(connection, [attempt])
         except StatementError:
             # Nothing can be written of it: the lease runs out, and recovery decides.
-            self._answer([report], {report.outcome.id})
+            self._answer([attempt], {attempt.key[0]})
 
 
-def _claim_of(report: _Report) -> ClaimedTask:
-    claimed = report.attempt.claimed
-    if claimed is None:
-        raise RuntimeError("an attempt that was never claimed cannot be settled")
-    return claimed
+def _outcome_of(attempt: TaskStateMachine) -> Outcome:
+    if attempt.outcome is None:
+        raise RuntimeError("an attempt without an outcome cannot be settled")
+    return attempt.outcome
+
+
+def _any_has(batch: list[TaskStateMachine], name: str) -> bool:
+    return any(a.claimed is not None and a.claimed.extras is not None and a.claimed.extras[name] for a in batch)

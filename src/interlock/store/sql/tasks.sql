@@ -62,9 +62,17 @@ set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tr
     started_at = coalesce(%(now)s::timestamptz, now()),
     updated_at = coalesce(%(now)s::timestamptz, now())
 where tasks.id = any (array(select id from picked)) and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries, tasks.input,
-    tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_key, tasks.callback_url, tasks.job_id,
-    tasks.step, tasks.correlation_id, tasks.cancel_requested_at is not null as unwanted
+returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries,
+    nullif(tasks.input, '{}'),
+    -- one column that is mostly null costs the worker less than nine
+    case
+        when num_nonnulls(tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_key, tasks.callback_url,
+            tasks.job_id, tasks.correlation_id, tasks.cancel_requested_at) > 0
+        then jsonb_build_object('timeout_seconds', tasks.timeout_seconds, 'backoff', tasks.backoff,
+            'checkpoint', tasks.checkpoint, 'limit_key', tasks.limit_key, 'callback_url', tasks.callback_url,
+            'job_id', tasks.job_id, 'step', tasks.step, 'correlation_id', tasks.correlation_id,
+            'unwanted', tasks.cancel_requested_at is not null)
+    end
 
 -- name: until_next_run
 -- How long until the next pending task of these namespaces is due, by the server's clock, for an idle worker.
@@ -104,16 +112,21 @@ returning id
 -- some are missing: to read a hundred ids costs the worker more than to write a hundred outcomes costs the database.
 -- The array and the CASE are for the planner: whatever the statistics say of running rows, it goes by the primary key.
 with outcome as materialized (
+    select id, attempt, 'succeed' as event, output, null::jsonb as error, null as reason, null::float8 as cost,
+        null::float8 as delay, null::jsonb as progress
+    from unnest(%(ids)s::uuid[], %(attempts)s::int[], %(outputs)s::jsonb[]) as plain (id, attempt, output)
+    union all
     select *
-    from jsonb_to_recordset(%(outcomes)s::jsonb) as outcome (id uuid, attempt int, event text, output jsonb, error jsonb,
-        reason text, cost float8, run_at timestamptz, progress jsonb)
+    from jsonb_to_recordset(%(others)s::jsonb) as other (id uuid, attempt int, event text, output jsonb, error jsonb,
+        reason text, cost float8, delay float8, progress jsonb)
 ), settled as (
     update interlock.tasks
     set state = case outcome.event
             when 'succeed' then 'done' when 'fail' then 'error' when 'retry' then 'pending' when 'return' then 'pending'
         end,
         event = outcome.event, reason = outcome.reason, output = outcome.output, error = outcome.error,
-        cost = coalesce(outcome.cost, tasks.cost), run_at = coalesce(outcome.run_at, tasks.run_at),
+        cost = coalesce(outcome.cost, tasks.cost), run_at = coalesce(
+            coalesce(%(now)s::timestamptz, now()) + make_interval(secs => outcome.delay), tasks.run_at),
         tries = tasks.tries - (outcome.event = 'return')::int, lease_expires_at = null,
         progress = coalesce(outcome.progress, tasks.progress),
         finished_at = case when outcome.event in ('succeed', 'fail') then coalesce(%(now)s::timestamptz, now()) end,
@@ -122,10 +135,12 @@ with outcome as materialized (
     where tasks.id = any (array(select id from outcome)) and tasks.id = outcome.id
         and tasks.attempt = outcome.attempt and case when tasks.state = 'running' then true else false end
         and (select set_config('interlock.actor', %(actor)s, true)) is not null
-    returning tasks.id,
-        tasks.state in ('done', 'error') and exists (select from interlock.waiters where task_id = tasks.id) as awaited
+    returning tasks.id, tasks.state in ('done', 'error') as ended
 )
-select count(*) as settled, array_agg(id) filter (where awaited) as awaited,
+select count(*) as settled,
+    array(
+        select distinct task_id from interlock.waiters where task_id = any (array(select id from settled where ended))
+    ) as awaited,
     case when count(*) < %(expected)s then array_agg(id) end as ids
 from settled
 
