@@ -123,7 +123,7 @@ async def test_redirects_are_not_followed(database: Connection) -> None:
     assert await left(database) == [(1, "answered 302: a redirect, which is not followed", None)]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"])  # noqa: S104
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433"])  # noqa: S104 - nothing is bound
 async def test_private_addresses_are_refused_unless_allowed(database: Connection, host: str) -> None:
     async with Receiver().listen() as receiver:
         await notice(database, f"http://{host}:{receiver.port}/")
@@ -274,7 +274,7 @@ def test_delays_grow_threefold_up_to_the_last_try_and_the_signature_is_stable() 
         ("8.8.8.8", True),
         ("2606:4700::1111", True),
         *((private, False) for private in ("10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1")),
-        *((private, False) for private in ("127.1.2.3", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "::1")),  # noqa: S104
+        *((private, False) for private in ("127.1.2.3", "0.0.0.0", "224.0.0.1", "255.255.255.255", "::", "::1")),  # noqa: S104 - nothing is bound
         *((private, False) for private in ("fe80::1", "fc00::1", "ff02::1", "::ffff:10.0.0.1", "::ffff:127.0.0.1")),
         *((private, False) for private in ("2002:7f00:1::", "64:ff9b::a00:1", "64:ff9b::7f00:1")),
     ],

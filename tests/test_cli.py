@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
@@ -14,10 +13,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from interlock.store.database import connect
 from interlock.store.embedded import EmbeddedServer
 from interlock.store.migrate import known_migrations
-from interlock.store.tasks import recover_expired_tasks
 from support import eventually
 
 if TYPE_CHECKING:
@@ -65,16 +62,6 @@ def data_dir(open_directory: Path) -> Iterator[str]:
     interlock("--data-dir", place, "db", "stop")
 
 
-def test_the_demo_tells_a_tasks_life_and_leaves_no_server_behind(data_dir: str) -> None:
-    for _ in range(2):
-        done = interlock("--data-dir", data_dir, "demo")
-        assert done.returncode == 0, done.stderr
-        for word in ("enqueued", "crashed", "recovered", "fenced", "IllegalTransition", "ImmutableRecordError"):
-            assert word in done.stdout
-        assert done.stdout.count("claim ") == 2
-    eventually(lambda: "running         no" in interlock("--data-dir", data_dir, "db", "status").stdout)
-
-
 def test_db_start_url_psql_and_stop(data_dir: str) -> None:
     started = interlock("--data-dir", data_dir, "db", "start")
     assert started.returncode == 0, started.stderr
@@ -117,22 +104,6 @@ def test_ctrl_c_in_psql_ends_the_query_and_not_the_session(data_dir: str) -> Non
 def test_psql_of_the_package_serves_where_the_system_has_none(url: str) -> None:
     done = interlock("--database-url", url, "db", "psql", "--", "-Atc", "select 6 * 7", PATH="/nowhere")
     assert done.stdout == "42\n", done.stderr
-
-
-async def test_demos_run_beside_each_other_and_beside_whoever_recovers_their_tasks(url: str) -> None:
-    demos = [begin(*COMMAND, "--database-url", url, "demo") for _ in range(2)]
-    ended = asyncio.gather(*(asyncio.to_thread(demo.communicate, timeout=60) for demo in demos))
-    try:
-        async with connect(url) as connection:
-            while not ended.done():
-                await recover_expired_tasks(connection, actor="rival")
-        for demo, (said, wrong) in zip(demos, await ended, strict=True):
-            assert demo.returncode == 0, wrong
-            assert said.count("claim ") == 2
-            assert "succeed" in said
-    finally:
-        for demo in demos:
-            demo.kill()
 
 
 def test_a_server_that_is_stopped_under_a_command_is_told_in_a_line(data_dir: str) -> None:

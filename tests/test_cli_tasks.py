@@ -208,3 +208,21 @@ def test_what_is_stored_cannot_colour_or_clear_the_screen(shell: Shell) -> None:
     assert "\x1b" not in listed
     assert r"\x1b[2Jevil\nline" in listed
     assert listed.count("\n") == 1
+
+
+def test_steps_are_left_out_of_a_requeue_and_refused_by_id(shell: Shell) -> None:
+    ((job,),) = shell.rows("insert into interlock.jobs (task_description) values ('x') returning id")
+    shell.rows("insert into interlock.tasks (type, job_id, step) values ('a', %s, 'pack')", job)
+    alone = shell.answer("enqueue", "mail")
+    ((step,),) = shell.rows("select id from interlock.tasks where job_id = %s", job)
+    shell.rows("update interlock.tasks set state = 'canceled', event = 'cancel', finished_at = now()")
+    refused = shell.run("tasks", "requeue", alone, str(step), "--yes")
+    assert refused.returncode == 2
+    assert f"the step 'pack' of job {job}" in refused.stderr
+    assert f"interlock jobs retry {job}" in refused.stderr
+    assert shell.state_of(alone) == "canceled", "nothing is done by halves"
+    done = shell.run("tasks", "requeue", "--state", "canceled", "--yes")
+    assert done.stdout.strip() == "1 task requeued"
+    assert "left out 1 step of jobs: `interlock jobs retry`" in done.stderr
+    told = json.loads(shell.answer("tasks", "requeue", "--state", "canceled", "--yes", "--json"))
+    assert told == {"count": 0, "tasks": [], "steps_left_out": 1}

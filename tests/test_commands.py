@@ -112,6 +112,7 @@ async def test_the_first_line_tells_all_about_the_task(executor: CommandExecutor
         "tries": 2,
         "max_tries": 3,
         "job_id": None,
+        "job": None,
         "step": None,
         "correlation_id": None,
         "input": {"to": "a@b"},

@@ -46,6 +46,7 @@ def test_the_file_in_this_directory_is_read(tmp_path: Path, monkeypatch: pytest.
         ({"INTERLOCK_NAMESPACES": "a,,b"}, "", "namespaces must be names with commas between"),
         ({"INTERLOCK_RETENTION_DONE": "a while"}, "", "retention_done must be a number of s, m, h, d or w"),
         ({}, "wake_mode = 'sometimes'", "wake_mode must be one of hybrid, events, polling"),
+        ({"INTERLOCK_ORCHESTRATION_QUEUE": "My Queue"}, "", "orchestration_queue must be made of a-z, 0-9 and _"),
     ],
 )
 def test_nonsense_is_refused_with_its_place(

@@ -39,7 +39,7 @@ def test_a_server_lives_in_a_directory_of_any_printable_name(place: Path, name: 
         assert Path(f"/proc/{row[0]}/stat").read_text().rpartition(")")[2].split()[1] == str(pid)
     wait_until_stopped(place / name)
     assert not keeper.socket_dir(place / name).is_relative_to("/tmp") or not list(  # noqa: S108 - where it would be
-        Path("/tmp").glob(keeper.socket_dir(place / name).name)  # noqa: S108
+        Path("/tmp").glob(keeper.socket_dir(place / name).name)  # noqa: S108 - where the sockets are
     )
 
 

@@ -10,8 +10,9 @@ import pytest
 from interlock import Interlock, PermanentError, TaskFailedError
 from interlock.client import completions
 from interlock.errors import InputError, StoreError
-from interlock.store.tasks import claim_pending_tasks
+from interlock.store.tasks import claim_pending_tasks, requeue_ended_tasks
 from interlock.testing import drain
+from workflow_support import Failed, Hand, serve, step
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -115,7 +116,7 @@ async def test_rows_of_those_who_waited_are_cleared(app: Interlock, database: Co
 
 
 @pytest.mark.parametrize(("permanent", "kind"), [(False, "ValueError"), (True, "PermanentError")])
-async def test_a_failure_is_told_with_what_was_stored_of_it(app: Interlock, permanent: bool, kind: str) -> None:  # noqa: FBT001
+async def test_a_failure_is_told_with_what_was_stored_of_it(app: Interlock, permanent: bool, kind: str) -> None:  # noqa: FBT001 - a parameter of the test
     handle = await app.tasks["fail"].enqueue("no such mailbox", permanent=permanent)
     await drain(app)
     with pytest.raises(TaskFailedError, match=rf"task fail .* ended in error: {kind}: no such mailbox") as caught:
@@ -185,6 +186,25 @@ async def test_a_task_whose_unique_key_is_taken_again_is_not_requeued(app: Inter
     assert await other.cancel() == "canceled"
     done = await app.requeue(states=["error", "canceled"])
     assert [task.id for task in done.tasks] == [other.id]
+
+
+async def test_steps_are_not_requeued_but_their_jobs_retried(app: Interlock, database: Connection) -> None:
+    hand = Hand(database, {"a": Failed("no"), "b": Failed("no")})
+    await serve(database)
+    job = await hand.submit(step("a"), step("b"), worker_count=1)
+    await hand.run()
+    assert (await hand.job(job))["status"] == "FAILED"
+    alone = await app.tasks["fail"].enqueue("x")
+    await drain(app)
+    preview = await app.requeue(preview=True)
+    assert (preview.count, preview.steps_left_out) == (1, 2)
+    done = await app.requeue(limit=1)
+    assert ([task.id for task in done.tasks], done.count, done.steps_left_out) == ([alone.id], 1, 2)
+    failed = (await hand.steps(job))["a"]
+    assert await requeue_ended_tasks(database, [failed["id"]], actor="ada") == []
+    with pytest.raises(InputError, match=f"the step 'a' of job {job}.*`interlock jobs retry {job} STEP`"):
+        await app.handle(failed["id"]).requeue()
+    assert await hand.states(job) == {"a": "error", "b": "error"}
 
 
 async def test_acts_by_filter_are_previewed_and_then_done_in_pages(app: Interlock) -> None:

@@ -300,7 +300,7 @@ class TestThreads:
             assert (len(machine.history), len(heard.moves), len(heard.refusals)) == (1, 1, threads - 1)
 
     @pytest.mark.parametrize("by_target", [False, True], ids=["by event", "by target"])
-    def test_history_is_an_unbroken_chain_whatever_the_threads_do(self, by_target: bool) -> None:  # noqa: FBT001
+    def test_history_is_an_unbroken_chain_whatever_the_threads_do(self, by_target: bool) -> None:  # noqa: FBT001 - a parameter of the test
         machine = StateMachine(door(), history=100_000)
         gate = threading.Barrier(8)
 

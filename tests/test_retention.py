@@ -83,18 +83,6 @@ async def test_none_keeps_for_good_and_zero_deletes_at_once(database: Connection
     assert Retention(done=None, canceled=None, skipped=None, error=None).shortest is None
 
 
-async def test_the_steps_of_a_job_stay_while_it_goes_on(database: Connection) -> None:
-    query = "insert into interlock.jobs (task_description) values ('x') returning id"
-    job = await (await database.execute(query)).fetchone()
-    assert job is not None
-    step = await ended(database, "done", 100 * DAY, job_id=job["id"], step="a")
-    await delete_ended_tasks(database, Retention(), now=NOW)
-    assert await tasks(database) == {step}
-    await database.execute("update interlock.jobs set status = 'CANCELED', event = 'cancel'")
-    await delete_ended_tasks(database, Retention(), now=NOW)
-    assert await tasks(database) == set()
-
-
 async def test_the_duty_walks_in_stretches_and_only_as_far_as_tasks_can_be_old_enough(database: Connection) -> None:
     for number in range(5):
         await ended(database, "done", 10 * DAY + number * timedelta(hours=1))

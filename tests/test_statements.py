@@ -67,42 +67,32 @@ def test_the_newest_guards_migration_is_what_the_tables_generate(tmp_path: Path)
 
 
 async def one(database: Connection, statements: Any, name: str, **parameters: Any) -> Any:
-    given = {"actor": "ada", "now": None, "reason": "why not", "error": as_json({}), "output": None, **parameters}
+    given = {"actor": "ada", "now": None, "reason": "why not", "error": as_json({}), **parameters}
     rows = await run(database, statements[name], given)
     return rows[0]["id"] if rows else None
 
 
 @pytest.mark.store
 async def test_every_job_statement_makes_its_moves_and_is_recorded(database: Connection) -> None:
-    async def submit() -> UUID:
-        new: UUID = await one(
-            database,
-            JOBS,
-            "insert_job",
-            id=None,
-            parent_job_id=None,
-            depth=0,
-            worker_count=2,
-            task_description="x",
-            namespace="default",
-            input=as_json({}),
-        )
-        return new
+    async def move(name: str, id_: UUID) -> Any:
+        told = as_json([{"id": id_, "workflow": "x", "namespace": "default", "reason": "why not"}])
+        given = {"ids": [id_], "jobs": told, "reasons": ["why not"], "failed_steps": [0], "workflow_ids": [None]}
+        return await one(database, JOBS, name, **given)
 
     paths = [
-        ["validate_submitted_job", "start_pending_job", "complete_running_job"],
-        ["validate_submitted_job", "start_pending_job", "fail_running_job"],
-        ["validate_submitted_job", "start_pending_job", "cancel_unfinished_job"],
-        ["validate_submitted_job", "cancel_unfinished_job"],
-        ["cancel_unfinished_job"],
-        ["reject_submitted_job"],
+        ["validate_submitted_jobs", "start_pending_jobs", "complete_running_jobs"],
+        ["validate_submitted_jobs", "start_pending_jobs", "fail_running_jobs"],
+        ["validate_submitted_jobs", "start_pending_jobs", "cancel_unfinished_jobs"],
+        ["validate_submitted_jobs", "cancel_unfinished_jobs"],
+        ["cancel_unfinished_jobs"],
+        ["reject_submitted_jobs"],
     ]
     seen = set()
     for path in paths:
-        job = await submit()
-        for name in path:
-            assert await one(database, JOBS, name, id=job) == job
-            assert await one(database, JOBS, name, id=job) is None, "a second time changes nothing"
+        job = uuid4()
+        for name in ["insert_jobs", *path]:
+            assert await move(name, job) == job
+            assert await move(name, job) is None, "a second time changes nothing"
         history = await run(database, JOBS["read_job_history"], {"id": job})
         assert [record["reason"] for record in history[1:]] == ["why not"] * len(path)
         seen |= {(record["from_state"], record["event"], record["to_state"]) for record in history[1:]}

@@ -16,7 +16,7 @@ from interlock.errors import InvalidTransitionError
 from interlock.lifecycle import TASK_TRANSITIONS, TaskEvent, TaskRowEvent, TaskState
 from interlock.store.tasks import ClaimedTask, Outcome
 from interlock.worker import TaskStateMachine
-from interlock.worker.attempt import Interruption
+from interlock.worker.interruption import Interruption
 from worker_app import app
 
 pytestmark = pytest.mark.unit

@@ -13,15 +13,20 @@ if TYPE_CHECKING:
     from interlock.client.backoff import Backoff
     from interlock.client.context import TaskContext
     from interlock.client.handle import TaskHandle, TaskStatus
+    from interlock.client.jobs import JobHandle, JobStatus, StepStatus
+    from interlock.client.steps import StepContext
     from interlock.client.task import Task
+    from interlock.client.workflow import Workflow
     from interlock.config import Config
     from interlock.errors import (
         DefinitionError,
         InputError,
         InterlockError,
+        JobFailedError,
         PermanentError,
         RetryableError,
         TaskFailedError,
+        UnknownJobError,
         UnknownTaskError,
     )
     from interlock.lifecycle import (
@@ -33,8 +38,9 @@ if TYPE_CHECKING:
         WorkerState,
     )
     from interlock.worker.attempt import TaskResult, TaskStateMachine
-    from interlock.worker.process import WorkerContext, WorkerStateMachine
+    from interlock.worker.process import WorkerStateMachine
     from interlock.worker.run import serving
+    from interlock.worker.running import WorkerContext
 
 _HOMES = {
     "TASK_TRANSITIONS": "interlock.lifecycle",
@@ -46,8 +52,13 @@ _HOMES = {
     "InputError": "interlock.errors",
     "Interlock": "interlock.client.app",
     "InterlockError": "interlock.errors",
+    "JobFailedError": "interlock.errors",
+    "JobHandle": "interlock.client.jobs",
+    "JobStatus": "interlock.client.jobs",
     "PermanentError": "interlock.errors",
     "RetryableError": "interlock.errors",
+    "StepContext": "interlock.client.steps",
+    "StepStatus": "interlock.client.jobs",
     "Task": "interlock.client.task",
     "TaskContext": "interlock.client.context",
     "TaskEvent": "interlock.lifecycle",
@@ -57,11 +68,13 @@ _HOMES = {
     "TaskState": "interlock.lifecycle",
     "TaskStateMachine": "interlock.worker.attempt",
     "TaskStatus": "interlock.client.handle",
+    "UnknownJobError": "interlock.errors",
     "UnknownTaskError": "interlock.errors",
-    "WorkerContext": "interlock.worker.process",
+    "WorkerContext": "interlock.worker.running",
     "WorkerEvent": "interlock.lifecycle",
     "WorkerState": "interlock.lifecycle",
     "WorkerStateMachine": "interlock.worker.process",
+    "Workflow": "interlock.client.workflow",
     "serving": "interlock.worker.run",
 }
 
@@ -75,8 +88,13 @@ __all__ = [
     "InputError",
     "Interlock",
     "InterlockError",
+    "JobFailedError",
+    "JobHandle",
+    "JobStatus",
     "PermanentError",
     "RetryableError",
+    "StepContext",
+    "StepStatus",
     "Task",
     "TaskContext",
     "TaskEvent",
@@ -86,11 +104,13 @@ __all__ = [
     "TaskState",
     "TaskStateMachine",
     "TaskStatus",
+    "UnknownJobError",
     "UnknownTaskError",
     "WorkerContext",
     "WorkerEvent",
     "WorkerState",
     "WorkerStateMachine",
+    "Workflow",
     "serving",
 ]
 

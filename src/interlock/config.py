@@ -24,6 +24,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("console", "json")
 WAKE_MODES = ("hybrid", "events", "polling")
 _NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f]|%(?![0-9A-Fa-f]{2})|%00")
+_QUEUE_NAME = re.compile(r"[a-z0-9_]{1,47}")
 FOREVER = timedelta.max
 AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 SWITCHED = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
@@ -48,6 +49,7 @@ class Config:
     grace: float = 20.0
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    orchestration_queue: str = "orchestration_step_results"
     retention_done: timedelta = timedelta(days=7)
     retention_canceled: timedelta = timedelta(days=7)
     retention_skipped: timedelta = timedelta(days=7)
@@ -136,6 +138,12 @@ def _url(value: Any) -> str:
     return value
 
 
+def _queue(value: Any) -> str:
+    if not _QUEUE_NAME.fullmatch(_text(value)):
+        raise ValueError(f"must be made of a-z, 0-9 and _, at most 47 of them, not {value!r}")
+    return _text(value)
+
+
 def _switch(value: Any) -> bool:
     if isinstance(value, bool):
         return value
@@ -198,6 +206,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "lease": _number(float, 1, 86_400),
     "grace": _number(float, 0, 25),
     "metrics_port": _number(int, 0, 65_535),
+    "orchestration_queue": _queue,
     "retention_done": _age,
     "retention_canceled": _age,
     "retention_skipped": _age,

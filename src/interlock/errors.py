@@ -78,6 +78,19 @@ class UnknownTaskError(InterlockError):
     """There is no task with this id: it was never stored, its transaction is still open, or it was pruned."""
 
 
+class JobFailedError(InterlockError):
+    """A job that was waited for ended without an output: it failed or was canceled."""
+
+    def __init__(self, message: str, *, status: str, error: dict[str, object] | None = None) -> None:
+        self.status = status
+        self.error = error
+        super().__init__(message)
+
+
+class UnknownJobError(InterlockError):
+    """There is no job with this id: it was never submitted, its transaction is still open, or it was pruned."""
+
+
 class StoreError(InterlockError):
     """The database refused or could not be used."""
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from interlock.client.app import Affected, Interlock
     from interlock.client.enqueue import Enqueuer
     from interlock.client.handle import Canceled, TaskHandle, TaskStatus
+    from interlock.client.jobs import JobHandle, JobRecord, JobStatus, JobSummary, Signaled, StepStatus
+    from interlock.client.workflow import Workflow
     from interlock.store.selection import TaskSummary
     from interlock.store.tasks import NewTask, Record
 
@@ -65,6 +67,62 @@ class SyncHandle(Generic[R]):
     def requeue(self, reason: str | None = None) -> bool:
         """Give a task that ended in error or was canceled a new set of tries."""
         return bool(self._run(self._handle.requeue(reason)))
+
+
+class SyncJob:
+    """A job that was submitted, for code that blocks."""
+
+    __slots__ = ("_job", "_run", "created", "id", "workflow")
+
+    def __init__(self, job: JobHandle, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+        self._job = job
+        self._run = run
+        self.id = job.id
+        self.workflow = job.workflow
+        self.created = job.created
+
+    def __repr__(self) -> str:
+        return repr(self._job).replace("JobHandle", "SyncJob")
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """Block until the job has ended and give its output, as JobHandle.wait does."""
+        output: dict[str, Any] = self._run(self._job.wait(timeout))
+        return output
+
+    result = wait
+
+    def status(self) -> JobStatus:
+        """Read the job as it is now."""
+        status: JobStatus = self._run(self._job.status())
+        return status
+
+    def steps(self) -> list[StepStatus]:
+        """Read all steps."""
+        steps: list[StepStatus] = self._run(self._job.steps())
+        return steps
+
+    def history(self) -> list[JobRecord]:
+        """Read every move that the job made, oldest first."""
+        history: list[JobRecord] = self._run(self._job.history())
+        return history
+
+    def cancel(self, reason: str | None = None) -> bool:
+        """Cancel the job, as JobHandle.cancel does."""
+        return bool(self._run(self._job.cancel(reason)))
+
+    def signal(self, name: str, payload: Any = None) -> Signaled:
+        """Send a signal that a step waits for, or will."""
+        sent: Signaled = self._run(self._job.signal(name, payload))
+        return sent
+
+    def approve(self, step: str, approved: bool = True, comment: str | None = None) -> Signaled:  # noqa: FBT001, FBT002 - as JobHandle.approve
+        """Answer an approval step."""
+        sent: Signaled = self._run(self._job.approve(step, approved, comment))
+        return sent
+
+    def retry_from(self, step: str, *, request_id: str | None = None) -> SyncJob:
+        """Submit the job anew from a step on, as JobHandle.retry_from does."""
+        return SyncJob(self._run(self._job.retry_from(step, request_id=request_id)), self._run)
 
 
 class SyncInterlock:
@@ -134,6 +192,18 @@ class SyncInterlock:
     def enqueue_prepared(self, tasks: Iterable[NewTask]) -> list[SyncHandle[Any]]:
         """Store what `task.prepare(...)` gave, of any tasks: all of them or none."""
         return [SyncHandle(handle, self.run) for handle in self.run(self.app.enqueue_many(tasks))]
+
+    def submit(self, workflow: str | Workflow, input: Mapping[str, Any] | None = None, **options: Any) -> SyncJob:  # noqa: A002 - the name of the column
+        """Start a job of a workflow, as Interlock.submit does."""
+        return SyncJob(self.run(self.app.submit(workflow, input, **options)), self.run)
+
+    def job(self, id_: UUID | str) -> SyncJob:
+        """Give a handle of a job by its id."""
+        return SyncJob(self.app.job(id_), self.run)
+
+    def find_jobs(self, **wanted: Any) -> list[JobSummary]:
+        """Find jobs, newest first, as Interlock.find_jobs does."""
+        return self.run(self.app.find_jobs(**wanted))
 
     def handle(self, task_id: UUID | str) -> SyncHandle[Any]:
         """Give a handle of a task by its id."""

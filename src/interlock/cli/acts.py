@@ -39,6 +39,7 @@ class Act:
     usual: tuple[str, ...]
     by_filter: Callable[..., Awaitable[Affected]]
     by_id: Callable[[TaskHandle[Any]], Awaitable[str]]
+    check: Callable[[TaskStatus], None] | None = None  # refuses a task that it is not for, before any is touched
 
 
 def perform(
@@ -93,13 +94,21 @@ def _perform_by_filter(app: Interlock, act: Act, wanted: dict[str, Any], *, yes:
         _confirm(act, found.count, found.tasks, yes=yes)
         touched = run(app, lambda _: act.by_filter(**wanted))
     document = {"count": touched.count, "tasks": [asdict(task) for task in touched.tasks]}
+    if touched.steps_left_out:
+        document["steps_left_out"] = touched.steps_left_out
     typer.echo(as_json(document) if in_json else f"{_number(touched.count)} {act.done}")
     if touched.count < found.count:
         tell(f"{found.count - touched.count} others changed meanwhile, or another task has their unique key now")
+    if touched.steps_left_out:
+        steps = f"{touched.steps_left_out} step{'' if touched.steps_left_out == 1 else 's'} of jobs"
+        tell(f"left out {steps}: `interlock jobs retry` submits a job anew from a step on")
 
 
 def _perform_by_id(app: Interlock, act: Act, ids: Sequence[str], *, yes: bool, in_json: bool) -> None:
     found = run(app, partial(_read, ids=ids))
+    if act.check is not None:
+        for task in found:
+            act.check(task)
     _confirm(act, len(found), found, yes=yes)
     outcomes = run(app, partial(_do, act=act, tasks=found))
     typer.echo(as_json(outcomes) if in_json else "\n".join(f"{id_}  {outcome}" for id_, outcome in outcomes.items()))

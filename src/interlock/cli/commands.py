@@ -11,13 +11,17 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli import db, demo, migrate, namespaces, tasks
+from interlock.cli import db, demo, jobs, migrate, namespaces, tasks
 from interlock.cli.diagram import diagram
+from interlock.cli.doctor import doctor
 from interlock.cli.enqueue import enqueue
+from interlock.cli.explain import explain
+from interlock.cli.orchestrator import orchestrator
 from interlock.cli.status import history, status
+from interlock.cli.submit import submit
 from interlock.cli.worker import worker
 from interlock.config import Config
-from interlock.errors import ConfigError, InputError, InterlockError, UnknownTaskError
+from interlock.errors import ConfigError, InputError, InterlockError, UnknownJobError, UnknownTaskError
 from interlock.telemetry import configure_logging
 
 app = typer.Typer(
@@ -34,10 +38,15 @@ app.command()(demo.demo)
 app.command()(migrate.migrate)
 app.command()(diagram)
 app.command()(worker)
+app.command()(orchestrator)
 app.command()(enqueue)
+app.command()(submit)
 app.command()(status)
 app.command()(history)
+app.command()(explain)
+app.command()(doctor)
 app.add_typer(tasks.app, name="tasks")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(namespaces.app, name="namespaces")
 app.add_typer(db.app, name="db")
 
@@ -79,4 +88,4 @@ def run() -> None:
         app()
     except InterlockError as error:
         typer.secho(f"interlock: {error}", err=True, fg=typer.colors.RED)
-        sys.exit(2 if isinstance(error, ConfigError | InputError | UnknownTaskError) else 1)
+        sys.exit(2 if isinstance(error, ConfigError | InputError | UnknownTaskError | UnknownJobError) else 1)

@@ -20,6 +20,7 @@ from interlock.cli.opening import loaded, run, settings
 from interlock.cli.output import tell
 from interlock.cli.tables import as_json
 from interlock.client.app import Interlock
+from interlock.client.graph import BUILT_IN
 from interlock.client.handle import TaskHandle
 from interlock.client.options import checked
 from interlock.client.values import ValueRefusedError, check_json
@@ -169,7 +170,7 @@ def _checked_task(
 ) -> NewTask:
     task = app.tasks.get(type_)
     if task is None:
-        known = ", ".join(sorted(app.tasks)) or "none"
+        known = ", ".join(sorted(app.tasks.keys() - {BUILT_IN})) or "none"
         raise ConfigError(f"the app {reference} has no task {type_!r}; it has {known}")
     return task.options(**options).prepare(**task.decode(given))
 

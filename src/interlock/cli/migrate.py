@@ -46,12 +46,12 @@ def migrate(
         elif dry_run:
             asyncio.run(_show_pending(url))
         else:
-            asyncio.run(_migrate(url, grant_to))
+            asyncio.run(_migrate(url, grant_to, config.orchestration_queue))
 
 
-async def _migrate(url: str, role: str | None) -> None:
+async def _migrate(url: str, role: str | None, queue: str) -> None:
     async with connect(url) as connection:
-        mine = await apply(connection, note=tell)
+        mine = await apply(connection, note=tell, queue=queue)
         tell(f"{len(mine)} migrations applied" if mine else "the database is up to date")
         if role is not None:
             await grant(connection, role)

@@ -10,11 +10,14 @@ from datetime import datetime
 from typing import Any
 
 from interlock.cli.tables import age, distance, fields, table
-from interlock.lifecycle import TaskRowState
+from interlock.lifecycle import JobState, TaskRowState
+from interlock.store.presence import LiveProcess
 from interlock.store.schedules import ScheduleState
 from interlock.store.status import LimitUse, Overview, StateCount
 
 UNFINISHED = ("waiting", "pending", "running")
+OPEN = (JobState.SUBMITTED, JobState.PENDING, JobState.RUNNING)
+EVENTS = ("received", "dispatched", "completed", "failed", "mismatched", "fallback_hits")
 SHOWN = 20  # limits and schedules; --json has them all
 
 
@@ -24,7 +27,7 @@ def overview(seen: Overview) -> str:
         None if seen.leader is None else f"{seen.leader.holder}, for another {age(seen.leader.expires_at - seen.now)}"
     )
     head = fields((("schema", seen.schema), ("leader", leader or "none: is a worker running?")))
-    parts = [head, _tasks(seen)]
+    parts = [head, _tasks(seen), *_jobs(seen)]
     parts += _section("paused", ("namespace", "since", "by", "reason"), _paused(seen))
     parts += _section("limits", ("limit", "running", "starts", "waiting"), map(_limit, seen.limits))
     parts += _section(
@@ -32,6 +35,8 @@ def overview(seen: Overview) -> str:
         ("schedule", "type", "rhythm", "next", "last", "state"),
         (_schedule(schedule, seen.now) for schedule in seen.schedules),
     )
+    parts += _section("processes", ("process", "role", "state", "namespaces", "seen"), _processes(seen))
+    parts += _section("event systems", ("process", "events", *EVENTS), _events(seen.processes))
     return "\n\n".join(parts)
 
 
@@ -51,6 +56,9 @@ def overview_json(seen: Overview) -> dict[str, Any]:
         "paused": [paused._asdict() for paused in seen.paused],
         "limits": [limit._asdict() for limit in seen.limits],
         "schedules": [schedule._asdict() for schedule in seen.schedules],
+        "jobs": _jobs_by_namespace(seen),
+        "orchestration": seen.orchestration,
+        "processes": [{**process._asdict(), "role": process.role} for process in seen.processes],
     }
 
 
@@ -68,6 +76,54 @@ def _tasks(seen: Overview) -> str:
         for name, counts in sorted(counted.items())
     )
     return table(("namespace", *states, "oldest due"), rows) + left_out
+
+
+def _jobs(seen: Overview) -> list[str]:
+    """Count the jobs of each namespace by state, and what waits for an orchestrator."""
+    counted = _jobs_by_namespace(seen)
+    queue = seen.orchestration
+    if not counted and not queue["waiting"] and not queue["archived"]:
+        return []
+    return [*_counted_jobs(counted, complete=seen.complete), _orchestration(seen)]
+
+
+def _counted_jobs(counted: Mapping[str, Mapping[str, int]], *, complete: bool) -> list[str]:
+    if not counted:
+        return []
+    states = [str(state) for state in JobState if complete or state in OPEN]
+    rows = ((name, *(counts.get(state, 0) for state in states)) for name, counts in counted.items())
+    return [table(("jobs of", *states), rows)]
+
+
+def _orchestration(seen: Overview) -> str:
+    queue = seen.orchestration
+    oldest = "" if queue["oldest_age"] is None else f", the oldest for {queue['oldest_age']:.1f} s"
+    return fields(
+        (
+            ("orchestrators", sum(process.role == "orchestrator" for process in seen.processes)),
+            ("step results", f"{queue['waiting']} wait for an orchestrator{oldest}"),
+            ("set aside", f"{queue['archived']}, which failed repeatedly" if queue["archived"] else None),
+        )
+    )
+
+
+def _jobs_by_namespace(seen: Overview) -> dict[str, dict[str, int]]:
+    counted: dict[str, dict[str, int]] = {}
+    for count in seen.jobs:
+        counted.setdefault(count.namespace, {})[count.status] = count.jobs
+    return counted
+
+
+def _processes(seen: Overview) -> Iterable[Sequence[object]]:
+    for process in seen.processes:
+        heard = None if process.heartbeat_at is None else distance(process.heartbeat_at, seen.now)
+        yield process.id, process.role, process.status, ", ".join(process.namespaces), heard
+
+
+def _events(processes: Iterable[LiveProcess]) -> Iterable[Sequence[object]]:
+    for process in processes:
+        for system, figures in sorted(process.statistics.items()):
+            yield process.id, system, *(figures.get(kind, 0) for kind in EVENTS)
 
 
 def _count(counts: Mapping[str, StateCount], state: str) -> int:

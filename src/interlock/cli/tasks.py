@@ -14,7 +14,7 @@ from interlock.cli.opening import run
 from interlock.cli.output import tell
 from interlock.cli.tables import as_json
 from interlock.client.app import UNFINISHED, Interlock
-from interlock.client.handle import TaskHandle
+from interlock.client.handle import TaskHandle, refuse_step
 from interlock.lifecycle import TaskRowState
 from interlock.store.selection import TaskSummary
 
@@ -109,7 +109,7 @@ def requeue(
     yes: Yes = False,
     in_json: InJson = False,
 ) -> None:
-    """Give tasks a new set of tries: those in error, or with --state canceled the canceled ones."""
+    """Give tasks a new set of tries: those in error, or with --state canceled the canceled ones. Not steps of jobs."""
     used = Interlock(config=context.obj)
 
     async def by_id(handle: TaskHandle[Any]) -> str:
@@ -122,6 +122,7 @@ def requeue(
         usual=("error",),
         by_filter=partial(used.requeue, reason=reason),
         by_id=by_id,
+        check=refuse_step,
     )
     perform(used, act, ids or [], _wanted(state, namespace, type_, tag, limit), every=every, yes=yes, in_json=in_json)
 

@@ -13,6 +13,7 @@ import typer
 from interlock.cli.opening import loaded, located, settings
 from interlock.cli.output import tell
 from interlock.client.app import Interlock
+from interlock.client.graph import BUILT_IN
 from interlock.config import Config
 from interlock.errors import ConfigError
 from interlock.worker.run import run_worker
@@ -74,7 +75,7 @@ def worker(
 
 def _warn(app: Interlock, config: Config) -> None:
     """Say what would leave the worker without anything to do."""
-    homes = sorted({task.namespace for task in app.tasks.values()})
+    homes = sorted({task.namespace for task in app.tasks.values() if task.name != BUILT_IN})
     if not homes:
         tell(f"warning: the app {config.app} has no tasks; are the modules that define them imported?")
     elif not set(homes) & set(config.namespaces):

@@ -6,32 +6,41 @@ Invariant: an app belongs to the event loop that opened it; it closes with the l
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 from interlock.client.bulk import Bulk, is_plain
 from interlock.client.completions import Completions
 from interlock.client.definitions import Definitions
+from interlock.client.explain import explain
 from interlock.client.handle import TaskHandle, not_open
+from interlock.client.jobs import JobHandle, job_id
+from interlock.client.opening import located, see_to_schema
 from interlock.client.options import CHECKS, text
+from interlock.client.submission import find_summaries, submit_checked
+from interlock.client.workflow import check_nesting
 from interlock.config import Config
-from interlock.errors import InputError, MigrationError, StoreError
+from interlock.errors import InputError, StoreError
 from interlock.lifecycle import TaskRowState
-from interlock.store.database import connect, database_url
+from interlock.store.database import connect
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
 from interlock.store.pool import Pool
 from interlock.store.schedules import put_schedules
-from interlock.store.selection import Filter, TaskSummary, find_pages, find_tasks, requeue_what_can_be
+from interlock.store.selection import Filter, TaskSummary, count_steps, find_pages, find_tasks, requeue_what_can_be
 from interlock.store.tasks import cancel_unfinished_tasks, request_cancel_of_running_tasks
+from interlock.store.workflows import put_workflow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
-    from datetime import datetime
+    from datetime import datetime, timedelta
     from uuid import UUID
 
+    from interlock.client.explain import Explanation
+    from interlock.client.jobs import JobSummary
+    from interlock.client.workflow import Workflow
     from interlock.store.database import Connection
     from interlock.store.enqueue import AsyncConnection, SyncConnection
     from interlock.store.tasks import NewTask
@@ -42,11 +51,15 @@ SHOWN = 100
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """What an act by filter touched, or would touch: how many tasks, and the first hundred of them."""
+    """What an act by filter touched, or would touch: how many tasks, and the first hundred of them.
+
+    `steps_left_out` are tasks of the filter that belong to jobs, when the act is not for those.
+    """
 
     count: int
     tasks: tuple[TaskSummary, ...]
     preview: bool
+    steps_left_out: int = 0
 
 
 class Interlock(Definitions):
@@ -84,7 +97,7 @@ class Interlock(Definitions):
         await self.close()
 
     async def open(self) -> None:
-        """Connect; bring the embedded server up first if it is the one. Store declared schedules and limits."""
+        """Connect; bring the embedded server up first if it is the one. Store what is declared."""
         if self._loop not in (None, asyncio.get_running_loop()):
             raise StoreError("the app is open in another event loop; an app belongs to the loop that opened it")
         async with self._opening():
@@ -136,6 +149,59 @@ class Interlock(Definitions):
             return TaskHandle(self, CHECKS["task_id"]("task_id", task_id))
         except ValueError as error:
             raise InputError(str(error)) from None
+
+    async def submit(
+        self,
+        workflow: str | Workflow,
+        input: Mapping[str, Any] | Any = None,  # noqa: A002 - the name of the column
+        *,
+        version: str | None = None,
+        request_id: str | None = None,
+        parent: UUID | str | JobHandle | None = None,
+        worker_count: int | None = None,
+        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - the job's, not the call's
+        correlation_id: UUID | str | None = None,
+        connection: AsyncConnection | SyncConnection | None = None,
+    ) -> JobHandle:
+        """Start a job of a workflow; in the caller's transaction if an async psycopg connection is given.
+
+        One `request_id` gives one job, however often it is sent. `worker_count` (1 to 10) is how many of its steps may
+        run at once; after `timeout` seconds it is canceled.
+        """
+        return await submit_checked(
+            self,
+            workflow,
+            input,
+            version=version,
+            parent=parent,
+            worker_count=worker_count,
+            connection=connection,
+            request_id=request_id,
+            timeout=timeout,
+            correlation_id=correlation_id,
+        )
+
+    def job(self, id_: UUID | str) -> JobHandle:
+        """Give a handle of a job by its id."""
+        return JobHandle(self, job_id(id_))
+
+    async def explain(self, id_: UUID | str) -> Explanation:
+        """Say where a task or a job is, since when, and why it is not moving: what holds it up, down to the cause."""
+        return await explain(self, id_)
+
+    async def find_jobs(
+        self,
+        *,
+        status: str | None = None,
+        workflow: str | None = None,
+        namespace: str | None = None,
+        limit: int = 100,
+        before: UUID | None = None,
+    ) -> list[JobSummary]:
+        """Find jobs, newest first; `before` is the last id of the page before."""
+        return await find_summaries(
+            self, status=status, workflow=workflow, namespace=namespace, limit=limit, before=before
+        )
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, connection: AsyncConnection | SyncConnection | None = None
@@ -201,12 +267,18 @@ class Interlock(Definitions):
         reason: str | None = None,
         preview: bool = False,
     ) -> Affected:
-        """Give all tasks of a filter a new set of tries, in batches: those in error, or `canceled` ones if named."""
+        """Give all tasks of a filter a new set of tries, in batches: those in error, or `canceled` ones if named.
+
+        Steps are left out, and counted in the answer: `job.retry_from(step)` submits their job anew.
+        """
 
         async def act(connection: Connection, ids: list[UUID]) -> list[UUID]:
             return await requeue_what_can_be(connection, ids, actor=self.actor, reason=reason, now=self.now())
 
-        return await self._act(act, _filter(states, namespace, type, tag), limit, preview=preview)
+        wanted = replace(_filter(states, namespace, type, tag), standalone=True)
+        affected = await self._act(act, wanted, limit, preview=preview)
+        async with self.connection() as connection:
+            return replace(affected, steps_left_out=await count_steps(connection, wanted))
 
     async def pause(self, namespace: str, reason: str | None = None) -> int:
         """Let no task of a namespace start until it is resumed; give how many are held now."""
@@ -245,11 +317,15 @@ class Interlock(Definitions):
     async def _open(self, stack: AsyncExitStack) -> None:
         for task in self.tasks.values():
             task.resolve()
-        url = await stack.enter_async_context(_located(self.config))
+        documents = [workflow.document for workflow in self.workflows.values()]
+        check_nesting(documents)
+        url = await stack.enter_async_context(located(self.config))
         async with connect(url) as connection:
-            await _see_to_schema(connection, is_embedded=self.config.database_url is None)
+            await see_to_schema(connection, is_embedded=self.config.database_url is None)
             await put_limits(connection, self.limits.values(), now=self.now())
             await put_schedules(connection, self.schedules.values(), now=self.now())
+            for document in documents:
+                await put_workflow(connection, document, now=self.now())
         pool = Pool(url, max_size=self._max_connections)
         await pool.open()
         stack.push_async_callback(self._forget, pool)
@@ -262,33 +338,6 @@ class Interlock(Definitions):
         finally:
             self._url = self._pool = self._completions = self._loop = None
             await pool.close()
-
-
-@asynccontextmanager
-async def _located(config: Config) -> AsyncIterator[str]:
-    """Give the URL of the server; the embedded one is started and left in a thread, because that takes its time."""
-    context = database_url(config)
-    url = await asyncio.to_thread(context.__enter__)
-    try:
-        yield url
-    finally:
-        await asyncio.to_thread(context.__exit__, None, None, None)
-
-
-async def _see_to_schema(connection: Connection, *, is_embedded: bool) -> None:
-    """Migrate the embedded server, which is ours; of any other, see that somebody has."""
-    # not at the top: with the installer of the queue it is a tenth of what an import of the app costs
-    from interlock.store.migrate import applied_migrations, known_migrations, migrate  # noqa: PLC0415 - needed once, when opening
-
-    if is_embedded:
-        await migrate(connection)
-        return
-    missing = known_migrations()[len(await applied_migrations(connection)) :]
-    if missing:
-        raise MigrationError(
-            f"the database lacks {len(missing)} migrations of this release, from {missing[0].name} on; "
-            "run `interlock migrate`"
-        )
 
 
 def _filter(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> Filter:

@@ -19,7 +19,9 @@ from interlock.errors import DefinitionError, InputError, PermanentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_CONTEXT_WRITTEN = re.compile(r"^(?:[\w.]+\.)?(?:TaskContext(?:\s*\|\s*None)?|Optional\[(?:[\w.]+\.)?TaskContext\])$")
+_CONTEXT_WRITTEN = re.compile(
+    r"^(?:[\w.]+\.)?(?:(?:Task|Step)Context(?:\s*\|\s*None)?|Optional\[(?:[\w.]+\.)?(?:Task|Step)Context\])$"
+)
 _REST = inspect.Parameter.VAR_KEYWORD
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
@@ -178,5 +180,9 @@ def _is_context(annotation: Any, function: Callable[..., Any]) -> bool:
         # imported for the type checker only, which is a fair thing to do with a type
         return isinstance(annotation, str) and bool(_CONTEXT_WRITTEN.match(annotation.strip()))
     if typing.get_origin(resolved) in (typing.Union, types.UnionType):
-        return TaskContext in typing.get_args(resolved)
-    return resolved is TaskContext
+        return any(map(_is_context_type, typing.get_args(resolved)))
+    return _is_context_type(resolved)
+
+
+def _is_context_type(resolved: Any) -> bool:
+    return isinstance(resolved, type) and issubclass(resolved, TaskContext)

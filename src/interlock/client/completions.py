@@ -1,6 +1,6 @@
-"""Wakes whoever waits for the end of a task: one listening connection for all of them, and looking beside it.
+"""Wakes whoever waits for the end of a task or a job: one listening connection for all of them, and looking beside it.
 
-Invariant: a notification is a hint. When all are lost, or the listener is dead, the end of a task is still found, by
+Invariant: a notification is a hint. When all are lost, or the listener is dead, the end is still found, by
 looking about once a second at all that are waited for, in one statement.
 """
 
@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from interlock.errors import StoreError
 from interlock.store.database import connect
 from interlock.store.notifications import hear, listen, send_probe
-from interlock.store.waiters import delete_waiters, find_ended_tasks, insert_waiters
+from interlock.store.waiters import delete_waiters, find_ended, insert_waiters
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Completions:
         self.rebuilt = 0  # how often the listening connection was lost
 
     async def wait(self, task_id: UUID) -> None:
-        """Wait until a task has ended, or is gone."""
+        """Wait until a task or a job has ended, or is gone."""
         if not self._running:
             self._running = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -109,7 +109,7 @@ class Completions:
                 if note:
                     await insert_waiters(connection, note, self._waiter)
                 # after the note: what ends from here on is notified
-                ended = await find_ended_tasks(connection, note | look) if note or look else []
+                ended = await find_ended(connection, note | look) if note or look else []
                 if forget:
                     await delete_waiters(connection, forget, self._waiter)
             for task_id in ended:

@@ -1,4 +1,4 @@
-"""What an app is made of: its tasks, their schedules and its limits, declared before it is opened.
+"""What an app is made of: its tasks and workflows, schedules and limits, declared before it is opened.
 
 Invariant: names are unique, and a declaration that exists makes sense; nothing here touches the database.
 """
@@ -10,14 +10,18 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
+from interlock.client.graph import BUILT_IN
 from interlock.client.options import seconds
+from interlock.client.steps import end_step
 from interlock.client.task import AsyncTask, SyncTask, Task
+from interlock.client.workflow import Workflow
 from interlock.errors import ConfigError, DefinitionError, InputError
 from interlock.store.limits import Limit
 from interlock.store.schedules import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from pathlib import Path
 
     from interlock.client.app import Interlock
     from interlock.client.backoff import Backoff, BackoffFunction, Kind
@@ -82,17 +86,24 @@ class TaskDecorator:
 
 
 class Definitions:
-    """Declares tasks, schedules and limits."""
+    """Declares tasks, workflows, schedules and limits."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
+        self._workflows: dict[tuple[str, str], Workflow] = {}
         self._schedules: dict[str, Schedule] = {}
         self._limits: dict[str, Limit] = {}
+        self.define(end_step, {"name": BUILT_IN})
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
-        """All tasks, by the name under which they are stored."""
+        """All tasks, by the name under which they are stored; the handlers of steps and `interlock.pass` too."""
         return MappingProxyType(self._tasks)
+
+    @property
+    def workflows(self) -> Mapping[tuple[str, str], Workflow]:
+        """All workflows, by name and version."""
+        return MappingProxyType(self._workflows)
 
     @property
     def schedules(self) -> Mapping[str, Schedule]:
@@ -145,6 +156,38 @@ class Definitions:
         task: Task[..., Any] = kind(self._app(), name, function, **given)
         self._add(task)
         return task
+
+    def workflow(
+        self,
+        name: str,
+        *,
+        namespace: str = "default",
+        version: str = "1",
+        input: Any = None,  # noqa: A002 - the name of the column
+        input_schema: Mapping[str, Any] | None = None,
+        timeout: timedelta | float | None = None,
+    ) -> Workflow:
+        """Begin a workflow, to declare steps on. `input` is a model, a dataclass or a TypedDict of the job's input."""
+        made = Workflow(
+            self,
+            name,
+            namespace=namespace,
+            version=version,
+            input=input,
+            input_schema=input_schema,
+            timeout=timeout,
+        )
+        if (name, version) in self._workflows:
+            raise DefinitionError(f"there are two workflows {name!r} of version {version!r}; raise the version of one")
+        self._workflows[name, version] = made
+        return made
+
+    def load_templates(self, path: str | Path) -> list[Workflow]:
+        """Declare the workflows of a YAML file, or of all `.yaml` and `.yml` files in a directory."""
+        # not at the top: the parser is for those who have templates
+        from interlock.client.templates import load_templates  # noqa: PLC0415 - needed once, if at all
+
+        return load_templates(self, path)
 
     def periodic(
         self,

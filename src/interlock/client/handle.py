@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from interlock.errors import StoreError, TaskFailedError, UnknownTaskError
+from interlock.errors import InputError, StoreError, TaskFailedError, UnknownTaskError
 from interlock.store.selection import requeue_what_can_be
 from interlock.store.tasks import (
     cancel_unfinished_tasks,
@@ -138,7 +138,11 @@ class TaskHandle(Generic[R_co]):
                     return "ended"
 
     async def requeue(self, reason: str | None = None) -> bool:
-        """Give a task that ended in error or was canceled a new set of tries; False if it is not in such a state."""
+        """Give a task that ended in error or was canceled a new set of tries; False if it is not in such a state.
+
+        InputError when it is a step: what came of its end is part of its job, which can be retried.
+        """
+        refuse_step(await self.status())
         app = self._app
         async with app.connection() as connection:
             ids = [self.id]
@@ -148,6 +152,15 @@ class TaskHandle(Generic[R_co]):
         while not (status := await self.status()).has_ended:
             await self._app.completions.wait(self.id)
         return status
+
+
+def refuse_step(status: TaskStatus) -> None:
+    """Refuse to requeue a step by itself; InputError says what to do instead."""
+    if status.job_id is not None:
+        raise InputError(
+            f"task {status.id} is the step {status.step!r} of job {status.job_id} and cannot be requeued by itself: "
+            f"once the job has ended, `interlock jobs retry {status.job_id} STEP` submits it anew from a step on"
+        )
 
 
 def _failure(status: TaskStatus) -> TaskFailedError:

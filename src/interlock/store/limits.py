@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import orjson
+
 from interlock.errors import ConfigError
 from interlock.store.database import run
 from interlock.store.leaders import duty_transaction
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from interlock.store.database import Connection
 
 LIMITS = load_statements("limits")
+ORCHESTRATION = load_statements("orchestration")
 BATCH = 5_000
 ADMITTED_AT_ONCE = 1_000  # of each key
 EXPLAINED = 100  # tasks of each key whose reason is kept up to date: those that come next
@@ -253,20 +256,38 @@ async def _hold_namespace(
     held = 0
     batch = {"name": name, "batch": BATCH, "reason": why}
     while ids := [row["id"] for row in await run(connection, LIMITS["read_pending_of_namespace"], batch)]:
-        held += len(await hold_pending_tasks(connection, ids, actor=actor, reason=why, held_by="namespace", now=now))
+        async with connection.transaction():
+            ids = await hold_pending_tasks(connection, ids, actor=actor, reason=why, held_by="namespace", now=now)
+            held += len(ids)
+            await _ask_for_admission(connection, await run(connection, LIMITS["read_capped_jobs"], {"ids": ids}))
     return held + await _pass_all(connection, "pass_limited_to_namespace", batch)
 
 
 async def _free_namespace(connection: Connection, name: str, *, actor: str, now: datetime | None) -> int:
     why = f"namespace {name} was resumed"
     freed = 0
-    batch = {"name": name, "batch": BATCH}
+    batch = {"name": name, "batch": BATCH, "now": now}
     while ids := [row["id"] for row in await run(connection, LIMITS["read_held_of_namespace"], batch)]:
         freed += len(await release_waiting_tasks(connection, ids, actor=actor, reason=why, now=now))
+    passed = True
+    while passed:
+        async with connection.transaction():
+            rows = await run(connection, LIMITS["pass_capped_to_jobs"], batch)
+            await _ask_for_admission(connection, rows)
+        passed = bool(rows)
+        freed += len(rows)
     limited = await _pass_all(connection, "pass_limited_to_limits", batch)
     if limited:
         await run(connection, TASKS["notify_duties"], {"duties": ["limits"]})
     return freed + limited
+
+
+async def _ask_for_admission(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
+    """Have the orchestrator look again which steps of these jobs there is room for."""
+    ids = sorted({row["job_id"] for row in rows})
+    if ids:
+        messages = orjson.dumps([{"job_id": id_, "admit": True} for id_ in ids]).decode()
+        await run(connection, ORCHESTRATION["send_messages"], {"messages": messages})
 
 
 async def _pass_all(connection: Connection, name: str, batch: dict[str, Any]) -> int:

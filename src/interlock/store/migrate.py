@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from interlock.errors import MigrationError
-from interlock.store.queue import install_queue
+from interlock.store.queue import install_queue, use_queue
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
@@ -139,8 +139,12 @@ async def migrate(
     *,
     known: Sequence[Migration] | None = None,
     note: Callable[[str], None] | None = None,
+    queue: str | None = None,
 ) -> list[Migration]:
-    """Apply what is pending, one transaction each, and give the migrations that this call applied."""
+    """Apply what is pending, one transaction each, and give the migrations that this call applied.
+
+    `queue` is the name of the queue on which the results of steps travel, if it is to be another than before.
+    """
     tell = note or (lambda _: None)
     files_of_release = known_migrations() if known is None else known
     await _check_server(connection)
@@ -153,6 +157,8 @@ async def migrate(
             await connection.execute("select pg_advisory_xact_lock(%s)", [LOCK])
             await connection.execute(_ADD_PARTITIONS)
             tell(await install_queue(connection))
+            if queue is not None and await use_queue(connection, queue):
+                tell(f"the results of steps go over the queue {queue}")
     return mine
 
 

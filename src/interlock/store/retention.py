@@ -1,7 +1,7 @@
-"""Deletes what is no longer needed: ended tasks, expired keys and waiters, old records.
+"""Deletes what is no longer needed: ended tasks, jobs and workers, expired keys and waiters, old records.
 
 Invariant: each call touches a bounded number of rows in its own transaction; nothing that is unfinished, or that an
-unfinished job needs, is deleted.
+unfinished job needs, is deleted; a job and its steps go together.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import psycopg
 from interlock.errors import StatementError
 from interlock.store.database import run
 from interlock.store.leaders import duty_transaction
+from interlock.store.presence import WORKERS
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
@@ -25,13 +26,17 @@ if TYPE_CHECKING:
 
 RETENTION = load_statements("retention")
 STRETCH = 1_000
+UNSEEN = "not seen any more: the process ended without a word"
 # An id tells when its maker thought that it was; clocks may differ by this much.
 CLOCK_SLACK = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long what has ended is kept, per state; None keeps it for good, zero deletes it with the next round."""
+    """How long what has ended is kept, per state; None keeps it for good, zero deletes it with the next round.
+
+    Jobs go like tasks: COMPLETED ones like `done`, CANCELED like `canceled`, FAILED like `error`; workers like `done`.
+    """
 
     done: timedelta | None = timedelta(days=7)
     canceled: timedelta | None = timedelta(days=7)
@@ -78,6 +83,48 @@ async def delete_ended_tasks(
         }
         (row,) = await run(connection, RETENTION["delete_ended_tasks"], parameters)
     return Stretch(**row)
+
+
+async def delete_ended_jobs(
+    connection: Connection,
+    retention: Retention,
+    *,
+    after: UUID | None = None,
+    before: UUID | None = None,
+    stretch: int = STRETCH,
+    now: datetime | None = None,
+) -> Stretch:
+    """Look at the next jobs by id, and delete those that are past their age, with their steps and signals.
+
+    Jobs with more steps than one call deletes are gone on with by the next call, which begins where this one did.
+    """
+    async with duty_transaction(connection, "retention", now=now) as moment:
+        parameters = {
+            "after": after,
+            "before": before,
+            "stretch": stretch,
+            "done": retention.done,
+            "canceled": retention.canceled,
+            "error": retention.error,
+            "now": moment,
+        }
+        (row,) = await run(connection, RETENTION["read_outdated_jobs"], parameters)
+        outdated = {"ids": row["ids"], "batch": stretch}
+        (gone,) = await run(connection, RETENTION["delete_steps_of_jobs"], outdated)
+        if gone["steps"] >= stretch:
+            return Stretch(stretch, 0, after)
+        deleted = await run(connection, RETENTION["delete_jobs_without_steps"], outdated)
+    return Stretch(row["walked"], len(deleted), row["last"])
+
+
+async def delete_gone_workers(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
+    """Delete the rows of processes that ended long ago; one that only vanished is said to be terminated first."""
+    async with duty_transaction(connection, "retention", now=now) as moment:
+        parameters = {"age": retention.done, "batch": STRETCH, "now": moment}
+        for row in await run(connection, RETENTION["read_unseen_workers"], parameters):
+            ended = {"id": row["id"], "reason": UNSEEN, "actor": "retention", "now": moment}
+            await run(connection, WORKERS["terminate_worker"], ended)
+        return len(await run(connection, RETENTION["delete_ended_workers"], parameters))
 
 
 async def delete_expired(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:

@@ -32,6 +32,7 @@ class Filter:
     namespace: str | None = None
     type: str | None = None
     tag: str | None = None
+    standalone: bool = False  # only tasks that belong to no job
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,19 @@ async def find_tasks(
     connection: Connection, wanted: Filter, *, limit: int = PAGE, before: UUID | None = None
 ) -> list[TaskSummary]:
     """Find tasks, newest first; `before` is the last id of the page before."""
-    parameters: dict[str, Any] = {**asdict(wanted), "limit": limit, "before": before}
-    parameters["states"] = None if wanted.states is None else list(wanted.states)
+    parameters = _parameters(wanted) | {"limit": limit, "before": before}
     return [TaskSummary(**row) for row in await run(connection, TASKS["find_tasks"], parameters)]
+
+
+async def count_steps(connection: Connection, wanted: Filter) -> int:
+    """Count the tasks of a filter that belong to a job."""
+    (row,) = await run(connection, TASKS["count_steps"], _parameters(wanted))
+    steps: int = row["steps"]
+    return steps
+
+
+def _parameters(wanted: Filter) -> dict[str, Any]:
+    return {**asdict(wanted), "states": None if wanted.states is None else list(wanted.states)}
 
 
 async def find_pages(connection: Connection, wanted: Filter, limit: int | None) -> AsyncIterator[list[TaskSummary]]:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from interlock.store.database import run
 from interlock.store.leaders import Leader, read_clock, read_leader
 from interlock.store.migrate import applied_migrations
+from interlock.store.orchestration import queue_state
+from interlock.store.presence import LiveProcess, list_live_workers
 from interlock.store.schedules import ScheduleState, list_schedules
 from interlock.store.statements import load_statements
 
@@ -31,6 +33,14 @@ class StateCount(NamedTuple):
     state: str
     tasks: int
     oldest_due_at: datetime | None
+
+
+class JobCount(NamedTuple):
+    """How many jobs of a namespace are in a state."""
+
+    namespace: str
+    status: str
+    jobs: int
 
 
 class PausedNamespace(NamedTuple):
@@ -66,6 +76,9 @@ class Overview:
     limits: list[LimitUse]
     schedules: list[ScheduleState]
     leader: Leader | None
+    jobs: list[JobCount]
+    orchestration: dict[str, Any]
+    processes: list[LiveProcess]
 
 
 async def read_overview(connection: Connection, *, whole: bool = False, now: datetime | None = None) -> Overview:
@@ -84,6 +97,9 @@ async def read_overview(connection: Connection, *, whole: bool = False, now: dat
             limits=await list_limits(connection, now=now),
             schedules=await list_schedules(connection),
             leader=await read_leader(connection, now=now),
+            jobs=await (count_all_jobs if complete else count_unfinished_jobs)(connection),
+            orchestration=await queue_state(connection),
+            processes=await list_live_workers(connection, now=now),
         )
 
 
@@ -101,6 +117,16 @@ async def count_unfinished_tasks(connection: Connection, *, now: datetime | None
         # a namespace that is waited in for two reasons comes twice
         counts[count[:2]] = count if before is None else count._replace(tasks=count.tasks + before.tasks)
     return list(counts.values())
+
+
+async def count_all_jobs(connection: Connection) -> list[JobCount]:
+    """Count all jobs by namespace and state."""
+    return [JobCount(**row) for row in await run(connection, STATUS["count_all_jobs"], {})]
+
+
+async def count_unfinished_jobs(connection: Connection) -> list[JobCount]:
+    """Count the jobs that have not ended, by namespace and state, without a look at those that have."""
+    return [JobCount(**row) for row in await run(connection, STATUS["count_unfinished_jobs"], {})]
 
 
 async def list_paused_namespaces(connection: Connection) -> list[PausedNamespace]:

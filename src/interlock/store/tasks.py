@@ -18,7 +18,7 @@ from interlock.store.database import as_json, run, translated
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
 
     from interlock.lifecycle import TaskRowEvent
@@ -87,6 +87,11 @@ class ClaimedTask(NamedTuple):
         return _uuid(self.own("job_id"))
 
     @property
+    def step(self) -> str | None:
+        """The name of the step that the task is."""
+        return None if self.extras is None else self.extras["step"]
+
+    @property
     def correlation_id(self) -> UUID | None:
         """What ties the task to others."""
         return _uuid(self.own("correlation_id"))
@@ -135,7 +140,7 @@ class Lost:
 
 
 class Recovered(NamedTuple):
-    """A task whose lease had run out: `expire` put it back, `exhaust` ended it."""
+    """A task whose lease had run out: `expire` put it back; `exhaust` ended it, or a `cancel` that was asked for."""
 
     id: UUID
     event: str
@@ -303,16 +308,36 @@ async def insert_callbacks(connection: Connection, ids: Sequence[UUID]) -> None:
 async def recover_expired_tasks(
     connection: Connection, *, actor: str, limit: int = 500, now: datetime | None = None
 ) -> list[Recovered]:
-    """Take back tasks whose lease ran out, and tell what became of each: us, and whoever waits for it."""
+    """Take back tasks whose lease ran out, and tell what became of each: us, and whoever waits for it.
+
+    What somebody wants canceled is canceled: there may be no worker any more that could be asked.
+    """
     parameters = {"limit": limit, "actor": actor, "now": now}
     async with connection.transaction():
+        unwanted = await _cancel_unwanted_tasks(connection, parameters)
         recovered = [Recovered(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
         if recovered:
             ended = [task.id for task in recovered if task.event == "exhaust"]
             await insert_callbacks(connection, ended)
             await notify_ended(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
             await notify_tasks(connection, {task.namespace for task in recovered if task.event == "expire"})
-    return recovered
+    return unwanted + recovered
+
+
+async def _cancel_unwanted_tasks(connection: Connection, parameters: Mapping[str, Any]) -> list[Recovered]:
+    rows = await run(connection, TASKS["lock_unwanted_tasks"], parameters)
+    for reason in {row["reason"] for row in rows}:
+        alike = [row for row in rows if row["reason"] == reason]
+        await cancel_unfinished_tasks(
+            connection,
+            [row["id"] for row in alike],
+            attempts=[row["attempt"] for row in alike],
+            running=True,
+            actor=parameters["actor"],
+            reason=reason,
+            now=parameters["now"],
+        )
+    return [Recovered(row["id"], "cancel", row["namespace"], row["limit_key"]) for row in rows]
 
 
 async def notify_tasks(connection: Connection, namespaces: Iterable[str]) -> None:
@@ -324,11 +349,8 @@ async def release_waiting_tasks(
     connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None = None, now: datetime | None = None
 ) -> list[UUID]:
     """Let waiting tasks become claimable, and say so to the workers; give those that were waiting."""
-    parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
-    rows = await run(connection, TASKS["release_waiting_tasks"], parameters)
-    if rows:
-        await run(connection, TASKS["notify_tasks"], {"namespaces": [row["namespace"] for row in rows]})
-    return [row["id"] for row in rows]
+    parameters = {"ids": list(ids), "run_ats": [], "inputs": [], "actor": actor, "reason": reason, "now": now}
+    return [id_ for row in await run(connection, TASKS["release_waiting_tasks"], parameters) for id_ in row["ids"]]
 
 
 async def requeue_ended_tasks(
@@ -336,7 +358,8 @@ async def requeue_ended_tasks(
 ) -> list[UUID]:
     """Give tasks that ended in error or were canceled a new set of tries; give those that had ended so.
 
-    Those with a limit wait for it anew: an operator's act must not run past it either.
+    Steps are left alone: they belong to their job, which is retried instead. Tasks with a limit wait for it anew: an
+    operator's act must not run past it either.
     """
     parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
     async with connection.transaction():
@@ -388,6 +411,8 @@ async def cancel_unfinished_tasks(
         "now": now,
     }
     async with connection.transaction():
+        if attempts is None:
+            await run(connection, TASKS["lock_jobs_of_steps"], {"ids": list(ids)})
         rows = await run(connection, TASKS["cancel_unfinished_tasks"], parameters)
         canceled = [row["id"] for row in rows]
         if canceled:
@@ -423,7 +448,14 @@ async def skip_waiting_tasks(
     connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str, now: datetime | None = None
 ) -> list[UUID]:
     """Skip waiting tasks whose branch was not taken; give those that were waiting."""
-    parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
+    parameters = {
+        "ids": list(ids),
+        "reasons": [reason] * len(ids),
+        "poisoned": [False] * len(ids),
+        "errors": [None] * len(ids),
+        "actor": actor,
+        "now": now,
+    }
     return [row["id"] for row in await run(connection, TASKS["skip_waiting_tasks"], parameters)]
 
 

@@ -1,6 +1,6 @@
-"""Who waits for the end of which task: each function runs the statement of the same name in `sql/waiters.sql`.
+"""Who waits for the end of which task or job: each function runs the statement of the same name in `sql/waiters.sql`.
 
-Invariant: a row here is a hint. Without it the end of a task is found by looking, a little later.
+Invariant: a row here is a hint. Without it the end is found by looking, a little later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WAITERS = load_statements("waiters")
 
 
 async def insert_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:
-    """Note that somebody waits for these tasks, or still does."""
+    """Note that somebody waits for these tasks and jobs, or still does."""
     with translated(connection):
         # sorted, so that two who wait for the same tasks lock their rows in one order
         parameters = {"ids": sorted(ids), "waiter": waiter}
@@ -28,11 +28,11 @@ async def insert_waiters(connection: Connection, ids: Iterable[UUID], waiter: UU
 
 
 async def delete_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:
-    """Forget that somebody waited for these tasks, and those that have not said so for long."""
+    """Forget that somebody waited for these tasks and jobs, and those that have not said so for long."""
     with translated(connection):
         await connection.execute(WAITERS["delete_waiters"].sql, {"ids": sorted(ids), "waiter": waiter})
 
 
-async def find_ended_tasks(connection: Connection, ids: Iterable[UUID]) -> list[UUID]:
-    """Tell which of these tasks have ended, or are gone."""
-    return [row["id"] for row in await run(connection, WAITERS["find_ended_tasks"], {"ids": list(ids)})]
+async def find_ended(connection: Connection, ids: Iterable[UUID]) -> list[UUID]:
+    """Tell which of these tasks and jobs have ended, or are gone."""
+    return [row["id"] for row in await run(connection, WAITERS["find_ended"], {"ids": list(ids)})]

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from interlock.worker.attempt import TaskResult, TaskStateMachine
-    from interlock.worker.process import WorkerContext, WorkerStateMachine
+    from interlock.worker.process import WorkerStateMachine
     from interlock.worker.run import run_worker, serving
+    from interlock.worker.running import WorkerContext
     from interlock.worker.settings import WakeMode, WorkerSettings, get_instance_name
 
 _HOMES = {
     "TaskResult": "attempt",
     "TaskStateMachine": "attempt",
     "WakeMode": "settings",
-    "WorkerContext": "process",
+    "WorkerContext": "running",
     "WorkerSettings": "settings",
     "WorkerStateMachine": "process",
     "get_instance_name": "settings",

@@ -8,40 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from interlock.client.backoff import Backoff
 from interlock.client.context import TaskContext
-from interlock.client.values import storable_text
-from interlock.errors import PermanentError, RetryableError
-from interlock.lifecycle import TASK, TaskEvent, TaskRowEvent, TaskState
+from interlock.client.steps import StepContext, chosen
+from interlock.lifecycle import TASK, TaskEvent, TaskState
 from interlock.machine import StateMachine
-from interlock.store.tasks import Outcome
 from interlock.telemetry import TaskTelemetry, series_of
-from interlock.worker.handlers import HandlerError
+from interlock.worker.failures import described
+from interlock.worker.interruption import Interruption
+from interlock.worker.outcomes import failed_around, succeeded, unsuccessful
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.client.context import Line
     from interlock.client.task import Task
-    from interlock.store.tasks import ClaimedTask
-
-TRACEBACK_LINES = 50
-LONGEST_DELAY = 366 * 86_400.0
-DEFAULT_BACKOFF = Backoff()
-
-
-class Interruption(StrEnum):
-    """Why a handler is stopped before it is done."""
-
-    LEASE_LOST = "lease lost"
-    CANCELED = "canceled"
-    SHUTDOWN = "shutdown"
+    from interlock.store.tasks import ClaimedTask, Outcome
 
 
 @dataclass(slots=True)
@@ -73,14 +59,16 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "_completed",
         "_context",
         "_id",
-        "_interruption",
         "_line",
-        "_output",
         "answer",
+        "chosen",
         "claimed",
         "definition",
+        "interruption",
+        "job",
         "lease_until",
         "outcome",
+        "output",
         "running",
         "task_type",
         "unwanted",
@@ -105,16 +93,19 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.worker_id = worker_id
         self.definition = definition
         self.claimed = claimed
+        # for a step, what it has to know of its job
+        self.job: dict[str, Any] | None = None if claimed is None or claimed.extras is None else claimed.extras["job"]
+        self.chosen: list[str] | None = None  # by a decision, of its branches
         self.lease_until = lease_until  # by this process's own monotonic clock, whatever the server's shows
         self.running: asyncio.Task[Any] | None = None
         self.unwanted = False  # somebody asked for the task's cancellation
         # what is to be reported, and who, besides the worker, wants to know whether it was
         self.outcome: Outcome | None = None
         self.answer: asyncio.Future[bool] | None = None
-        self._interruption: Interruption | None = None
+        self.interruption: Interruption | None = None
         self._context: TaskContext | None = None
         self._line = line
-        self._output: Any = None
+        self.output: Any = None
         self._completed = 0.0
 
     @classmethod
@@ -155,6 +146,11 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         return self._context
 
     @property
+    def has_context(self) -> bool:
+        """Whether somebody has asked for the context."""
+        return self._context is not None
+
+    @property
     def latest_progress(self) -> dict[str, Any] | None:
         """What the handler said last of how far it is."""
         return None if self._context is None else self._context.latest_progress
@@ -165,7 +161,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         return self._context is not None and self._context.error is not None
 
     def _context_of(self, claimed: ClaimedTask) -> TaskContext:
-        context = TaskContext(
+        kind = TaskContext if self.job is None else partial(StepContext, job=self.job)
+        context = kind(
             claimed.id,
             claimed.type,
             namespace=claimed.namespace,
@@ -173,7 +170,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             tries=claimed.tries,
             max_tries=claimed.max_tries,
             job_id=claimed.job_id,
-            step=claimed.own("step"),
+            step=claimed.step,
             correlation_id=claimed.correlation_id,
             input_data=claimed.input,
             checkpoint=claimed.own("checkpoint"),
@@ -191,7 +188,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     def _tell_result(self, context: TaskContext) -> None:
         if self._completed:
-            context.output_data = self._output
+            context.output_data = self.output
             context.processing_completed_at = datetime.fromtimestamp(self._completed, UTC)
 
     @property
@@ -216,18 +213,18 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     async def process(self, services: Services) -> Outcome | None:
         """Run the handler; give what is to be reported, or nothing when the lease is lost."""
         output, error = await self._run(services)
-        if error is not None and self.unwanted and self._interruption is not Interruption.LEASE_LOST:
-            self._interruption = Interruption.CANCELED  # it was asked to stop, and did; a shutdown changes nothing
-        if self._interruption is Interruption.LEASE_LOST:
+        if error is not None and self.unwanted and self.interruption is not Interruption.LEASE_LOST:
+            self.interruption = Interruption.CANCELED  # it was asked to stop, and did; a shutdown changes nothing
+        if self.interruption is Interruption.LEASE_LOST:
             self.context.error = "the lease was lost"
             self.transition(TaskEvent.LEASE_EXPIRED)
             return None
         self._conclude(output, error)
-        return self._outcome(error)
+        return succeeded(self) if error is None else unsuccessful(self, error)
 
     def fail(self, error: BaseException) -> Outcome | None:
         """Make an outcome of whatever went wrong around the handler itself; nothing when the lease is lost."""
-        self._interruption = None
+        self.interruption = None
         if self.state is TaskState.PROCESSING:
             self.transition(TaskEvent.PROCESSING_FAILED)
         if self.state is not TaskState.REPORTING:
@@ -236,12 +233,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     def failed_after_all(self, error: BaseException) -> Outcome:
         """Make the outcome of an attempt that failed outside its handler; it is tried again if it may be."""
-        reason = self.context.error = _described(error)
-        document = {"type": type(error).__qualname__, "message": reason, "traceback": None, "retryable": True}
-        again = self.context.tries < self.context.max_tries
-        event = TaskRowEvent.RETRY if again else TaskRowEvent.FAIL
-        delay = DEFAULT_BACKOFF.delay(self.context.tries) if again else None
-        return Outcome(*self.key, event, error=document, reason=reason, delay=delay)
+        return failed_around(self, error)
 
     def reported(self, *, written: bool) -> None:
         """Hear whether the outcome was written."""
@@ -252,9 +244,9 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         timeout = self.timeout
         try:
             if timeout is None:
-                return await services.run_handler(self), None
+                return self._decided(await services.run_handler(self)), None
             async with asyncio.timeout(timeout):
-                return await services.run_handler(self), None
+                return self._decided(await services.run_handler(self)), None
         except TimeoutError as error:
             deadline = self.context.deadline
             if deadline is not None and datetime.now(UTC) >= deadline:
@@ -265,6 +257,12 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             return None, error
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
             return None, error
+
+    def _decided(self, output: Any) -> Any:
+        """See to it that a decision has chosen of its branches."""
+        if self.job is not None and self.job.get("kind") == "decision":
+            self.chosen = chosen(self.job.get("branches") or (), output)
+        return output
 
     def ask_to_stop(self, reason: str | None) -> bool:
         """Tell the handler that its work is not wanted any more; False when it was told before."""
@@ -278,8 +276,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         """Stop the handler, as far as its executor can; what then happens depends on why."""
         if self.state is not TaskState.PROCESSING:
             return
-        if self._interruption is None or why is Interruption.LEASE_LOST:
-            self._interruption = why
+        if self.interruption is None or why is Interruption.LEASE_LOST:
+            self.interruption = why
         self.context.cancelled = True
         self.context.cancel_reason = self.context.cancel_reason or reason or why.value
         if self.running is not None:
@@ -288,64 +286,20 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     def _conclude(self, output: Any, error: BaseException | None) -> None:
         self._completed = time.time()
         if error is None:
-            self._output = output
-            self._interruption = None  # it finished all the same, and what is done is done
+            self.output = output
+            self.interruption = None  # it finished all the same, and what is done is done
             if self._context is not None:
                 self._tell_result(self._context)
             self.transition(TaskEvent.PROCESSING_SUCCEEDED)
             return
         context = self.context
         self._tell_result(context)
-        if self._interruption is Interruption.SHUTDOWN:
+        if self.interruption is Interruption.SHUTDOWN:
             context.error = "the worker shut down before the handler was done"
             self.transition(TaskEvent.SHUTDOWN_REQUESTED)
         else:
-            context.error = context.cancel_reason if self._interruption else _described(error)
+            context.error = context.cancel_reason if self.interruption else described(error)
             self.transition(TaskEvent.PROCESSING_FAILED)
-
-    def _outcome(self, error: BaseException | None) -> Outcome:
-        if error is not None:
-            return self._unsuccessful(error)
-        context = self._context
-        if context is None:  # nobody looked at it, so it has nothing to add
-            return Outcome(*self.key, TaskRowEvent.SUCCEED, self._output)
-        return Outcome(
-            *self.key, TaskRowEvent.SUCCEED, self._output, cost=context.cost, progress=context.latest_progress
-        )
-
-    def _unsuccessful(self, error: BaseException) -> Outcome:
-        context = self.context
-        if self._interruption is Interruption.CANCELED:
-            return Outcome(*self.key, TaskRowEvent.CANCEL, reason=context.cancel_reason)
-        if self._interruption is Interruption.SHUTDOWN:
-            reason = f"returned by {self.worker_id}, which shuts down"
-            return Outcome(*self.key, TaskRowEvent.RETURN, reason=reason, progress=context.latest_progress)
-        stored = error_document(error)
-        again = stored["retryable"] and not context.is_last_try
-        return Outcome(
-            *self.key,
-            TaskRowEvent.RETRY if again else TaskRowEvent.FAIL,
-            error=stored,
-            reason=context.error,
-            cost=context.cost,
-            delay=self._delay(error) if again else None,
-            progress=context.latest_progress,
-        )
-
-    def _delay(self, error: BaseException) -> float:
-        """Seconds until the next try: what the handler asked for, else the task's policy."""
-        asked = getattr(error, "retry_after", None)
-        if isinstance(asked, int | float) and 0 <= asked <= LONGEST_DELAY:
-            return float(asked)
-        return min(self._backoff().delay(self.context.tries), LONGEST_DELAY)
-
-    def _backoff(self) -> Backoff:
-        if self.claimed is None or self.definition is None:
-            raise RuntimeError("an attempt that was never claimed has no backoff")
-        own = self.claimed.own("backoff")
-        if own is not None:
-            return type(self.definition.backoff).from_json(own)
-        return self.definition.backoff
 
     @property
     def is_transactional(self) -> bool:
@@ -371,31 +325,3 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         if self.claimed is None:
             raise RuntimeError("an attempt that was never claimed has no fence")
         return self.claimed.id, self.claimed.attempt
-
-
-def error_document(error: BaseException) -> dict[str, Any]:
-    """Describe an exception for the task row. One that crossed a process boundary brings its own description."""
-    if isinstance(error, HandlerError):
-        return {
-            name: storable_text(value) if isinstance(value, str) else value for name, value in error.document.items()
-        }
-    lines = traceback.format_exception(error)
-    return {
-        "type": type(error).__qualname__,
-        "message": _words(error),
-        "traceback": storable_text("".join(lines[-TRACEBACK_LINES:])),
-        "retryable": isinstance(error, RetryableError) or not isinstance(error, PermanentError),
-    }
-
-
-def _described(error: BaseException) -> str:
-    if isinstance(error, HandlerError):
-        return storable_text(f"{error.document['type']}: {error.document['message']}")
-    return f"{type(error).__qualname__}: {_words(error)}"
-
-
-def _words(error: BaseException) -> str:
-    try:
-        return storable_text(str(error))
-    except Exception as worse:  # noqa: BLE001 - an exception that cannot be shown must not break its own report
-        return f"(it cannot be shown: {type(worse).__qualname__})"

@@ -16,6 +16,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pkgutil import resolve_name
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,6 +27,7 @@ import structlog
 
 from interlock.client.context import TaskContext
 from interlock.client.loading import load_app
+from interlock.client.steps import StepContext
 from interlock.errors import PermanentError
 from interlock.worker.handlers import HandlerError, call
 
@@ -97,6 +99,8 @@ class Child:
             context, self._context = given[1], None
             if context.cost is not None:
                 self.line.say({"type": "cost", "value": context.cost})
+            if isinstance(context, StepContext) and context.orchestration_metadata:
+                self.line.say({"type": "metadata", "values": context.orchestration_metadata})
             self.line.say(outcome)
 
     def _terminate(self, _number: int, _frame: FrameType | None) -> None:
@@ -182,7 +186,8 @@ def _context_of(given: dict[str, Any], line: WorkerLine) -> TaskContext:
     def identity(name: str) -> UUID | None:
         return None if given[name] is None else UUID(given[name])
 
-    context = TaskContext(
+    kind = TaskContext if given.get("job") is None else partial(StepContext, job=given["job"])
+    context = kind(
         identity("task_id"),
         given["task_type"],
         namespace=given["namespace"],

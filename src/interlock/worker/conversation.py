@@ -7,16 +7,18 @@ says reaches the context of its own attempt and no other.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
+from interlock.client.steps import StepContext, gather
 from interlock.worker.handlers import TRACEBACK_LENGTH, HandlerError, mark_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from interlock.client.context import TaskContext
+    from interlock.client.task import Task
     from interlock.worker.handlers import Runnable
 
 LONGEST_LINE = 16 * 1024 * 1024
@@ -37,10 +39,18 @@ def order(task: Runnable, context: TaskContext, arguments: Mapping[str, Any]) ->
         "job_id": context.job_id,
         "step": context.step,
         "correlation_id": context.correlation_id,
-        "input": arguments if context.input_data is None else context.input_data,
+        "input": _input(task, context, arguments),
+        "job": context.job if isinstance(context, StepContext) else None,
         "checkpoint": context.stored_checkpoint,
         "deadline": context.deadline,
     }
+
+
+def _input(task: Runnable, context: TaskContext, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Give the arguments as JSON, which the other side converts."""
+    if isinstance(context, StepContext):
+        return gather(cast("Task[..., Any]", task), context.input_data or {}, context.job)
+    return arguments if context.input_data is None else context.input_data
 
 
 class Conversation:
@@ -55,6 +65,7 @@ class Conversation:
         self._hears: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "progress": self._hear_progress,
             "cost": self._hear_cost,
+            "metadata": self._hear_metadata,
             "log": self._hear_log,
         }
         self.told = False
@@ -109,6 +120,11 @@ class Conversation:
 
     def _hear_progress(self, message: Mapping[str, Any]) -> None:
         self._context.progress(message.get("fraction"), message.get("message"), **(message.get("details") or {}))
+
+    def _hear_metadata(self, message: Mapping[str, Any]) -> None:
+        if isinstance(self._context, StepContext):
+            for key, value in dict(message.get("values") or {}).items():
+                self._context.set_metadata(key, value)
 
     def _hear_cost(self, message: Mapping[str, Any]) -> None:
         self._context.cost = float(message.get("value"))  # type: ignore[arg-type]  # what is no number is refused

@@ -1,26 +1,29 @@
 """Keeps the leases of all running attempts, from a thread and a connection of its own.
 
 Invariant: a handler that blocks the worker's event loop cannot starve the renewals; an attempt whose lease could not
-be prolonged in time is interrupted before another worker may start the task.
+be prolonged in time is interrupted before another worker may start the task, whatever became of the renewal.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from contextlib import AsyncExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock.errors import StatementError
 from interlock.lifecycle import TaskState
 from interlock.store.database import connect
 from interlock.store.tasks import Held, renew_running_tasks, save_checkpoint
 from interlock.telemetry import leases_lost_total, log
-from interlock.worker.attempt import Interruption
+from interlock.worker.cancellation import heed_cancellation
+from interlock.worker.interruption import Interruption
+from interlock.worker.patience import end, within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
     from concurrent.futures import Future
     from uuid import UUID
 
@@ -30,12 +33,18 @@ if TYPE_CHECKING:
     from interlock.worker.attempt import TaskStateMachine
     from interlock.worker.settings import WorkerSettings
 
+T = TypeVar("T")
+
 PROGRESS_INTERVAL = 1.0
 RETRY_INTERVAL = 0.5
+GIVEN_UP = -math.inf  # the end of a lease that was lost, and told to be
 
 
 class LeaseKeeper:
-    """Renews leases, writes progress and checkpoints, and hears of cancellations, beside the worker's loop."""
+    """Renews leases, writes progress and checkpoints, and hears of cancellations, beside the worker's loop.
+
+    `beside` is other work that a blocking handler must not starve either: it runs in the same thread, until its event.
+    """
 
     def __init__(
         self,
@@ -43,15 +52,19 @@ class LeaseKeeper:
         settings: WorkerSettings,
         active: dict[int, TaskStateMachine],
         cancel: Callable[[TaskStateMachine, str | None], None],
+        beside: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
     ) -> None:
         self._url = url
         self._settings = settings
         self._active = active
         self._cancel = cancel
+        self._beside = beside
         self._home = asyncio.get_running_loop()
         self._loop = asyncio.new_event_loop()
         self._poked = asyncio.Event()
-        self._stopping = False
+        self._stopping = asyncio.Event()
+        self._stopped = asyncio.Event()  # of the worker's loop
+        self._patience = 0.0  # with what runs beside, once it is to stop
         self._everything = False
         self._progressed: set[UUID] = set()
         self._stack = AsyncExitStack()
@@ -63,18 +76,25 @@ class LeaseKeeper:
         """Begin to keep leases."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread and its connection; safe twice, safe before start."""
+    async def stop(self, seconds: float) -> None:
+        """End the thread and its connection, and wait for that at most so long; safe twice, safe before start."""
         if not self._thread.is_alive():
             return
-        self._stopping = True
-        self._loop.call_soon_threadsafe(self._poked.set)
-        self._thread.join(timeout=5)
+        self._patience = seconds / 2
+        self.call(self._stopping.set)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Have something done in the thread; not when that has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
 
     def poke(self) -> None:
         """Renew everything now, because somebody may have asked for a cancellation."""
         self._everything = True
-        self._loop.call_soon_threadsafe(self._poked.set)
+        self.call(self._poked.set)
 
     # --- the Line of the contexts: called from handlers, in any thread
 
@@ -90,33 +110,68 @@ class LeaseKeeper:
     async def _save(self, context: TaskContext, value: Any) -> bool:
         if context.task_id is None:
             return False
-        async with asyncio.timeout(self._settings.lease / 3), self._using:
-            return await save_checkpoint(await self._connected(), context.task_id, context.attempt, value)
+        task_id = context.task_id
+        return await self._asked(lambda connection: save_checkpoint(connection, task_id, context.attempt, value))
 
     # --- the thread
 
     def _main(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._keep())
+            self._loop.run_until_complete(self._live())
         finally:
             self._loop.close()
+            with suppress(RuntimeError):  # the worker's loop is closed: nobody waits
+                self._home.call_soon_threadsafe(self._stopped.set)
+
+    async def _live(self) -> None:
+        keeping = [asyncio.create_task(self._keep()), asyncio.create_task(self._look_after_expiry())]
+        beside = asyncio.create_task(self._beside(self._stopping))
+        await self._stopping.wait()
+        await end(*keeping)
+        await asyncio.wait([beside], timeout=self._patience)
+        await end(*asyncio.all_tasks() - {asyncio.current_task()})
+        await self._hang_up()
 
     async def _keep(self) -> None:
         pause = min(self._settings.lease / 3, PROGRESS_INTERVAL)
-        async with self._stack:
-            while not self._stopping:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._poked.wait(), pause)
-                self._poked.clear()
-                try:
-                    await self._renew(self._due())
-                    pause = min(self._settings.lease / 3, PROGRESS_INTERVAL)
-                except Exception as error:  # noqa: BLE001 - this thread is the safety net: it must not end
-                    log.warning("lease_renewal_failed", error=str(error) or type(error).__name__)
-                    self._connection = None
-                    pause = min(RETRY_INTERVAL, self._settings.lease / 6)
-                self._expire()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._poked.wait()
+            self._poked.clear()
+            try:
+                await self._renew(self._due())
+                pause = min(self._settings.lease / 3, PROGRESS_INTERVAL)
+            except Exception as error:  # noqa: BLE001 - this thread is the safety net: it must not end
+                heed_cancellation()
+                log.warning("lease_renewal_failed", error=str(error) or type(error).__name__)
+                pause = min(RETRY_INTERVAL, self._settings.lease / 6)
+
+    async def _look_after_expiry(self) -> None:
+        """Beside the renewals, not between them: one that hangs must not hide that the leases run out."""
+        tick = min(self._settings.lease / 6, PROGRESS_INTERVAL)
+        while True:
+            following = self._expire(time.monotonic())
+            await asyncio.sleep(min(max(following - time.monotonic(), 0.001), tick))
+
+    def _expire(self, now: float) -> float:
+        """Give up the attempts whose lease has run out; tell when the next one does."""
+        following = math.inf
+        for attempt in self._holding():
+            if attempt.lease_until <= now:
+                self._lose(attempt, "it could not be renewed in time")
+            else:
+                following = min(following, attempt.lease_until)
+        return following
+
+    def _holding(self) -> list[TaskStateMachine]:
+        """List the attempts that run and have not been given up."""
+        return [
+            attempt
+            for attempt in list(self._active.values())
+            if attempt.state is TaskState.PROCESSING and attempt.lease_until != GIVEN_UP
+        ]
 
     def _due(self) -> list[TaskStateMachine]:
         """Choose the attempts that have used a third of their lease, or have something to say."""
@@ -125,9 +180,8 @@ class LeaseKeeper:
         limit = time.monotonic() + self._settings.lease * 2 / 3
         return [
             attempt
-            for attempt in list(self._active.values())
-            if attempt.state is TaskState.PROCESSING
-            and (everything or attempt.lease_until <= limit or attempt.key[0] in said)
+            for attempt in self._holding()
+            if everything or attempt.lease_until <= limit or attempt.key[0] in said
         ]
 
     async def _renew(self, attempts: Sequence[TaskStateMachine]) -> None:
@@ -136,41 +190,57 @@ class LeaseKeeper:
         by_id = {attempt.key[0]: attempt for attempt in attempts}
         held = [Held(*attempt.key, attempt.latest_progress) for attempt in attempts]
         until = time.monotonic() + self._settings.lease
-        renewed, lost = await self._ask_to_renew(held)
+        renewed, lost = await self._asked(lambda connection: self._ask_to_renew(connection, held))
         for row in renewed:
-            by_id[row.id].lease_until = until
+            attempt = by_id[row.id]
+            if attempt.lease_until == GIVEN_UP:
+                continue  # too late: its handler is being stopped
+            attempt.lease_until = until
             if row.cancel_requested_at is not None:
-                self._home.call_soon_threadsafe(self._cancel, by_id[row.id], row.reason)
+                self._home.call_soon_threadsafe(self._cancel, attempt, row.reason)
         for missing in lost:
             self._lose(by_id[missing.id], "another has it")
 
-    async def _ask_to_renew(self, held: list[Held]) -> tuple[list[Renewed], list[Lost]]:
-        """Prolong the leases; one that waits for a lock, or for a network that is gone, is given up in time."""
+    async def _ask_to_renew(self, connection: Connection, held: list[Held]) -> tuple[list[Renewed], list[Lost]]:
         lease = self._settings.lease_time
-        async with asyncio.timeout(self._settings.lease / 3), self._using:
-            connection = await self._connected()
-            try:
-                return await renew_running_tasks(connection, held, lease=lease)
-            except StatementError as error:
-                log.warning("progress_refused", error=str(error))
-                bare = [attempt._replace(progress=None) for attempt in held]
-                return await renew_running_tasks(connection, bare, lease=lease)
-
-    def _expire(self) -> None:
-        now = time.monotonic()
-        for attempt in list(self._active.values()):
-            if attempt.state is TaskState.PROCESSING and attempt.lease_until <= now:
-                self._lose(attempt, "it could not be renewed in time")
+        try:
+            return await renew_running_tasks(connection, held, lease=lease)
+        except StatementError as error:
+            log.warning("progress_refused", error=str(error))
+            bare = [attempt._replace(progress=None) for attempt in held]
+            return await renew_running_tasks(connection, bare, lease=lease)
 
     def _lose(self, attempt: TaskStateMachine, why: str) -> None:
-        if attempt.state is not TaskState.PROCESSING:
-            return  # it was settled while we asked
+        if attempt.state is not TaskState.PROCESSING or attempt.lease_until == GIVEN_UP:
+            return  # it was settled while we asked, or it was told before
+        attempt.lease_until = GIVEN_UP
         leases_lost_total.inc()
         log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.key[1], reason=why)
         self._home.call_soon_threadsafe(attempt.interrupt, Interruption.LEASE_LOST, f"lease lost: {why}")
 
+    # --- its connection
+
+    async def _asked(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
+        """Ask the server something; what waits for a lock, or for a network that is gone, is given up in time."""
+        return await within(self._settings.lease / 3, self._in_turn(ask))
+
+    async def _in_turn(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
+        async with self._using:
+            try:
+                return await ask(await self._connected())
+            except asyncio.CancelledError:
+                await self._hang_up()  # it may wait for its answer for ever
+                raise
+
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
-            await self._stack.aclose()
+            await self._hang_up()
             self._connection = await self._stack.enter_async_context(connect(self._url))
         return self._connection
+
+    async def _hang_up(self) -> None:
+        """Close the connection without a word to a server that may be gone."""
+        if self._connection is not None:
+            await self._connection.close()
+        self._connection = None
+        await self._stack.aclose()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interlock.store.database import connect
@@ -15,15 +16,19 @@ from interlock.worker.duties import Duties
 from interlock.worker.gauges import keep_gauges
 from interlock.worker.leases import LeaseKeeper
 from interlock.worker.listener import Listener
+from interlock.worker.patience import within
+from interlock.worker.registration import Registration
+from interlock.worker.running import Running
 from interlock.worker.services import AttemptServices
 from interlock.worker.settings import WakeMode
 from interlock.worker.settler import Settler
+from interlock.worker.statistics import WorkerStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from interlock.client.app import Interlock
-    from interlock.worker.attempt import TaskStateMachine
+    from interlock.worker.running import WorkerContext
     from interlock.worker.settings import WorkerSettings
 
 
@@ -35,22 +40,47 @@ class Parts:
         app: Interlock,
         worker_id: str,
         settings: WorkerSettings,
-        active: dict[int, TaskStateMachine],
+        context: WorkerContext,
         *,
-        reported: Callable[[TaskStateMachine, bool], None],
-        cancel: Callable[[TaskStateMachine, str | None], None],
-        wake: Callable[[], None],
+        wake: asyncio.Event,
+        slot_freed: asyncio.Event,
+        dismissed: Callable[[], None],
+        describe: Callable[[], dict[str, Any]],
     ) -> None:
         self.url = app.url
         self._worker_id = worker_id
         self._settings = settings
+        self._types = app.tasks
         self._config = app.config
         self._wake = wake
-        self.claims = Claims(worker_id, settings, app.tasks)
-        self.settler = Settler(worker_id, reported)
-        self.keeper = LeaseKeeper(self.url, settings, active, cancel)
+        self._slot_freed = slot_freed
+        self.running = Running(
+            self,
+            context,
+            worker_id=worker_id,
+            cancel_grace=settings.cancel_grace,
+            wake=wake,
+            slot_freed=slot_freed,
+        )
+        self.claims = Claims(worker_id, settings, self._types)
+        self.settler = Settler(worker_id, self.running.reported)
         self.services = AttemptServices(app, settings, self.settler, self.url)
         self.listener = Listener(self.url, self._hear, settings.probe_interval)
+        self.statistics = WorkerStatistics(self.services.events.statistics)
+        self.registration = Registration(
+            worker_id,
+            settings.namespaces,
+            self._types,
+            self.statistics,
+            connect=lambda: connect(self.url),
+            clock=app.now,
+            changed=self._change,
+            dismissed=dismissed,
+            describe=describe,
+        )
+        self.keeper = LeaseKeeper(
+            self.url, settings, context.active, self.running.cancel, beside=self.registration.keep
+        )
         self._duties = Duties(lambda: connect(self.url), actor=worker_id, config=app.config)
         self._stop_duties = asyncio.Event()
         self._background: set[asyncio.Task[Any]] = set()
@@ -59,29 +89,44 @@ class Parts:
         """Start what runs beside the worker's own loop."""
         self.keeper.start()
         if self._settings.mode is not WakeMode.POLLING:
-            self.spawn(self.listener.run())
+            self._spawn(self.listener.run())
         if self._settings.duties:
-            self.spawn(self._duties.run(self._stop_duties))
+            self._spawn(self._duties.run(self._stop_duties))
         if self._config.metrics_port is not None:
-            self.spawn(keep_gauges(lambda: connect(self.url)))
+            self._spawn(keep_gauges(lambda: connect(self.url)))
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the background until it ends or the worker does."""
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-        return task
+
+    def _change(self) -> None:
+        """Deal with the queue otherwise from now on, as the registration says; nothing that was read before counts."""
+        settings = replace(self._settings, namespaces=self.registration.namespaces)
+        self.claims = Claims(self._worker_id, settings, self._types)
+        self._wake.set()
+        self._slot_freed.set()
 
     def _hear(self, channel: str, payload: str) -> None:
-        if channel == "interlock_tasks" and (payload == "*" or payload in self._settings.namespaces):
-            self._wake()
+        if channel == "interlock_tasks" and (payload == "*" or payload in self.registration.namespaces):
+            self._wake.set()
         elif channel == "interlock_duties":
             self._duties.wake(payload)
-        elif channel == "interlock_control" and payload == self._worker_id:
+        elif channel == "interlock_control":
+            self._obey(payload)
+
+    def _obey(self, payload: str) -> None:
+        if payload == self._worker_id:
             self.keeper.poke()
-        elif channel == "interlock_control" and payload == "*":
+            self.registration.poke()
+        elif payload == "*":
             self.claims.reread_paused_namespaces()
-            self._wake()
+            self._wake.set()
+        else:
+            answer = self.registration.hear(payload)
+            if answer is not None:
+                self._spawn(self.registration.answer(answer))
 
     def resign(self) -> None:
         """Give up leadership, so that another worker can take the duties over."""
@@ -89,10 +134,11 @@ class Parts:
 
     async def close(self, seconds: float) -> None:
         """End everything, within a time; safe twice."""
-        self.keeper.stop()
         for task in self._background:
             task.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await asyncio.gather(*self._background, return_exceptions=True)
-                await self.services.close()
+            await within(seconds, self._end(seconds))
+
+    async def _end(self, seconds: float) -> None:
+        await asyncio.gather(self.keeper.stop(seconds), *self._background, return_exceptions=True)
+        await self.services.close()

@@ -9,50 +9,34 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import signal
 import sys
 import time
-from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from interlock.errors import DisconnectedError, InvariantError, MigrationError, StatementError, StoreError
-from interlock.lifecycle import WORKER, TaskRowEvent, TaskState, WorkerEvent, WorkerState
+from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.machine import StateMachine
-from interlock.store.database import connect
 from interlock.telemetry import WorkerTelemetry, log
-from interlock.worker.attempt import Interruption, TaskStateMachine
 from interlock.worker.claims import backoff
+from interlock.worker.connections import Connections
 from interlock.worker.parts import Parts
+from interlock.worker.patience import Breakable
+from interlock.worker.running import WorkerContext
 from interlock.worker.settings import WakeMode, WorkerSettings
+from interlock.worker.shutdown import Shutdown
+from interlock.worker.watchdog import SIGNALS, Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from interlock.client.app import Interlock
     from interlock.store.database import Connection
     from interlock.store.tasks import ClaimedTask
 
-LONGEST_SHUTDOWN = 30.0
-LAST_MOMENTS = 5.0  # of the 30 s, kept for reporting and closing
 GATHERING = 0.002
-
-
-@dataclass(slots=True)
-class WorkerContext:
-    """What a worker process has at hand."""
-
-    connection: Connection | None = None
-    backoff_count: int = 0
-    last_recovery_time: datetime | None = None
-    shutdown_requested: bool = False
-    current_task_sm: TaskStateMachine | None = None
-    tasks_processed: int = 0
-    tasks_failed: int = 0
-    # all attempts under way, by the number of their task's id, whose hash is Python's own and fast;
-    # at the default concurrency of 1 that is current_task_sm and nothing else
-    active: dict[int, TaskStateMachine] = field(default_factory=dict)
+PATIENCE = 2.0  # with what is under way when a shutdown is asked for
 
 
 class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
@@ -66,16 +50,18 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._app = app
         self._wake = asyncio.Event()
         self._slot_freed = asyncio.Event()
-        self._lost = asyncio.Event()
         self._hurry = asyncio.Event()
+        self._connections = Connections(self._disconnected)
         self._parts: Parts | None = None
-        self._stack = AsyncExitStack()
+        self._watchdog: Watchdog | None = None
+        self._asked_at: float | None = None
+        self._by_looking = False
+        self._breakable = Breakable(PATIENCE)
         self._steps: dict[WorkerState, Callable[[], Awaitable[None]]] = {
             WorkerState.CONNECTING: self._connect,
             WorkerState.RECOVERING: self._recover,
             WorkerState.RUNNING: self._poll,
             WorkerState.BACKING_OFF: self._rest,
-            WorkerState.SHUTTING_DOWN: self._shut_down,
         }
 
     def is_accepting_tasks(self) -> bool:
@@ -92,7 +78,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        with asyncio.Runner() as runner:
+        with Watchdog(self.worker_id, self.settings.shutdown_limit) as self._watchdog, asyncio.Runner() as runner:
             runner.run(self.serve())
             if any(not task.done() for task in asyncio.all_tasks(runner.get_loop())):
                 # A coroutine that swallows its cancellation would be waited for without end; its task is returned.
@@ -110,24 +96,34 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if self.context.shutdown_requested:
             self.transition(WorkerEvent.SHUTDOWN_REQUESTED)
         try:
-            while self.is_running():
-                await self._steps[self.state]()
+            while self.state is not WorkerState.SHUTTING_DOWN:
+                await self._breakable.run(self._steps[self.state]())
+            await self._shut_down()
         finally:
             await self._app.close()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in SIGNALS:
             # not the main thread, or a platform without signals: whoever runs us asks by request_shutdown()
             with suppress(NotImplementedError, RuntimeError, ValueError):
                 loop.add_signal_handler(number, self.request_shutdown)
+        if self._watchdog is not None:
+            self._watchdog.overhear(loop)
 
     def request_shutdown(self) -> None:
         """Stop claiming and finish; asked a second time, stop at once."""
         if self.context.shutdown_requested:
             self._hurry.set()
+            self._slot_freed.set()
             return
         self.context.shutdown_requested = True
+        self._asked_at = time.monotonic()
+        if self._watchdog is not None:
+            self._watchdog.arm()
+            self._asked_at = self._watchdog.asked_at or self._asked_at  # it may have heard of it long before
+        if self._parts is not None:  # else the app is being opened, which bounds itself, and leaves nothing half open
+            self._breakable.break_off_later()
         if self.can_transition(WorkerEvent.SHUTDOWN_REQUESTED):
             self.transition(WorkerEvent.SHUTDOWN_REQUESTED)
         self._wake.set()
@@ -152,16 +148,9 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             self.transition(WorkerEvent.CONNECTED)
 
     async def _open_connections(self) -> Connection:
-        """Connect twice, for claiming and for settling, which overlap; begin to settle, and give the other."""
-        await self._stack.aclose()
         self.context.connection = None
         parts = await self._begin()
-        claiming = await self._stack.enter_async_context(connect(parts.url))
-        settling = await self._stack.enter_async_context(connect(parts.url))
-        self._lost.clear()
-        flushing = parts.spawn(self._guarded(parts.settler.run(settling)))
-        self._stack.push_async_callback(_ended, flushing)  # before its connection is closed under it
-        return claiming
+        return await self._connections.open(parts.url, parts.settler.run)
 
     async def _begin(self) -> Parts:
         """Make the parts once the database has been reached for the first time."""
@@ -173,10 +162,11 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
                 self._app,
                 self.worker_id,
                 self.settings,
-                self.context.active,
-                reported=self._reported,
-                cancel=self._begin_cancel,
-                wake=self._wake.set,
+                self.context,
+                wake=self._wake,
+                slot_freed=self._slot_freed,
+                dismissed=self._dismissed,
+                describe=self._describe,
             )
             self._parts.start()
         return self._parts
@@ -188,16 +178,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             raise InvariantError(f"a worker in state {self.state} was never connected")
         return self._parts
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do background work on a connection; when that is lost, have the worker connect anew."""
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - whatever ended it, a new connection is a new beginning
-            log.warning("settling_interrupted", error=str(error) or type(error).__name__)
-            self._disconnect(error)
-
-    def _disconnect(self, error: Exception) -> None:
-        self._lost.set()
+    def _disconnected(self, error: Exception) -> None:
         self._wake.set()
         self._slot_freed.set()
         if self.can_transition(WorkerEvent.ERROR):
@@ -207,7 +188,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
 
     async def _recover(self) -> None:
         """Take back what dead workers held, unless that was looked after a moment ago."""
-        if self._lost.is_set():
+        if self._connections.lost.is_set():
             # The settling connection went while the worker rested, where the table knows no error.
             self.transition(WorkerEvent.ERROR, "the settling connection was lost")
             return
@@ -225,7 +206,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
 
     async def _stumble(self, error: Exception) -> None:
         """Go back to connecting; when the connection is good and it is the statement that is refused, not at once."""
-        self._disconnect(error)
+        self._connections.lose(error)
         if isinstance(error, StatementError):
             self.context.backoff_count += 1
             await self._sleep(backoff(self.settings, self.context.backoff_count))
@@ -235,9 +216,12 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
     async def _poll(self) -> None:
         """Claim as many tasks as there are free slots, and start them."""
         free = await self._free_slots()
-        if free <= 0 or self.state is not WorkerState.RUNNING:
+        if self.state is not WorkerState.RUNNING:
             return
         self._wake.clear()
+        if not self._takes_tasks:
+            self.transition(WorkerEvent.NO_TASKS_AVAILABLE, "it takes no tasks for the time being")
+            return
         began = time.monotonic()
         try:
             await self._look_after_others()  # a worker that always finds tasks must not leave it to those that rest
@@ -249,7 +233,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             await self.parts.claims.give_back(self.context.connection, claimed)
             return
         if claimed:
-            self.context.backoff_count = 0
+            self._count(len(claimed))
         for task in claimed:
             self._start(task, began + self.settings.lease)
         self.transition(WorkerEvent.POLL_CYCLE_COMPLETE if claimed else WorkerEvent.NO_TASKS_AVAILABLE)
@@ -257,12 +241,24 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
     async def _free_slots(self) -> int:
         """Wait until there is a free slot; if only few of many are, a moment longer for others to claim along."""
         most, active = self.settings.concurrency, self.context.active
-        while len(active) >= most and self.state is WorkerState.RUNNING:
+        while len(active) >= most and self.state is WorkerState.RUNNING and self._takes_tasks:
             self._slot_freed.clear()
             await self._slot_freed.wait()
         if most - len(active) < most // 8:
             await asyncio.sleep(GATHERING)
         return most - len(active)
+
+    @property
+    def _takes_tasks(self) -> bool:
+        return self.parts.registration.takes_tasks
+
+    def _count(self, claimed: int) -> None:
+        self.context.backoff_count = 0
+        seen = self.parts.statistics.tasks
+        seen.received += claimed
+        if self._by_looking:
+            seen.fallback_hits += claimed
+        self._by_looking = False
 
     @property
     def connection(self) -> Connection:
@@ -272,56 +268,10 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         return self.context.connection
 
     def _start(self, claimed: ClaimedTask, lease_until: float) -> None:
-        active, parts, number = self.context.active, self.parts, claimed.id.int
-        if not self.is_accepting_tasks() or len(active) >= self.settings.concurrency:
-            raise InvariantError(f"a worker in state {self.state} with {len(active)} tasks starts another")
-        definition = parts.services.definition(claimed.type)
-        attempt = TaskStateMachine.of_claim(
-            claimed, self.worker_id, definition, lease_until=lease_until, line=parts.keeper
-        )
-        if number in active:
-            active[number].interrupt(Interruption.LEASE_LOST, "this worker has claimed the task anew")
-        active[number] = self.context.current_task_sm = attempt
-        attempt.running = start_task(self._execute(attempt))
-        if claimed.extras is not None and claimed.extras["unwanted"]:
-            self._begin_cancel(attempt, None)
-
-    async def _execute(self, attempt: TaskStateMachine) -> None:
-        """Run one attempt up to its report. A plain outcome is written with others, and heard of in _reported."""
-        try:
-            outcome = await attempt.process(self.parts.services)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, the slot must not leak
-            outcome = attempt.fail(error)
-        if outcome is None:
-            await self.parts.services.abandon(attempt)
-            self._finish(attempt)
-        elif outcome.event is TaskRowEvent.CANCEL or attempt.is_transactional:
-            self._reported(attempt, await self.parts.services.settle(attempt, outcome))
-        else:
-            self.parts.settler.report(attempt, outcome)
-
-    def _reported(self, attempt: TaskStateMachine, written: bool) -> None:  # noqa: FBT001 - the settler's one word
-        attempt.reported(written=written)
-        self._finish(attempt)
-
-    def _finish(self, attempt: TaskStateMachine) -> None:
-        context, number = self.context, attempt.key[0].int
-        if context.active.get(number) is attempt:
-            del context.active[number]
-        if context.current_task_sm is attempt:
-            context.current_task_sm = next(iter(context.active.values()), None)
-        context.tasks_processed += 1
-        if attempt.has_failed:
-            context.tasks_failed += 1
-            self._wake.set()  # it may be due again before this worker would look
-        self._slot_freed.set()
-
-    def _begin_cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
-        """Tell a handler that it is not wanted any more; stop it if it does not stop by itself."""
-        if attempt.ask_to_stop(reason):
-            self.parts.services.pass_on_cancel(attempt)
-            later = asyncio.get_running_loop().call_later
-            later(self.settings.cancel_grace, attempt.interrupt, Interruption.CANCELED, reason)
+        active = len(self.context.active)
+        if not self.is_accepting_tasks() or active >= self.settings.concurrency:
+            raise InvariantError(f"a worker in state {self.state} with {active} tasks starts another")
+        self.parts.running.start(claimed, lease_until)
 
     # --- BACKING_OFF
 
@@ -331,9 +281,10 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         pause = backoff(self.settings, self.context.backoff_count)
         if self.settings.mode is WakeMode.EVENTS and self.parts.listener.is_hearing:
             pause = self.settings.poll_cap * 12  # only in case that everything else fails
-        pause = await self.parts.claims.until_next(self.context.connection, pause)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), pause)
+        if self._takes_tasks:
+            pause = await self.parts.claims.until_next(self.context.connection, pause)
+        await self._heard(pause)
+        self._by_looking = self.settings.mode is not WakeMode.POLLING and not self._wake.is_set()
         if self.state is WorkerState.BACKING_OFF:
             self.transition(WorkerEvent.BACKOFF_COMPLETE)
 
@@ -341,77 +292,51 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
 
     async def _shut_down(self) -> None:
         """Let running tasks finish within the grace, return the others, and close everything."""
-        began = time.monotonic()
+        asked_at = time.monotonic() if self._asked_at is None else self._asked_at
         if self._parts is not None:
-            await self._wind_up(self._parts, began)
+            await Shutdown(
+                self._parts,
+                self.settings,
+                self.context.active,
+                self._connections,
+                asked_at=asked_at,
+                connect=self._open_connections,
+                hurry=self._hurry,
+                changed=self._slot_freed,
+            ).run()
         self.context.connection = None
         log.info(
             "worker_stopped",
             worker_id=self.worker_id,
             tasks_processed=self.context.tasks_processed,
             tasks_failed=self.context.tasks_failed,
-            seconds=round(time.monotonic() - began, 3),
+            seconds=round(time.monotonic() - asked_at, 3),
         )
         self.transition(WorkerEvent.SHUTDOWN_COMPLETE)
 
-    async def _wind_up(self, parts: Parts, began: float) -> None:
-        parts.resign()
-        if self._lost.is_set() or self.context.connection is None:
-            await self._reach_out()
-        await self._until_idle(min(self.settings.grace, LONGEST_SHUTDOWN - LAST_MOMENTS), self._hurry)
-        for attempt in list(self.context.active.values()):
-            attempt.interrupt(Interruption.SHUTDOWN)
-        await self._until_idle(min(LAST_MOMENTS / 2, LONGEST_SHUTDOWN - (time.monotonic() - began)), None)
-        await self._return_the_rest()
-        await parts.close(LAST_MOMENTS / 5)
-        with suppress(TimeoutError, StoreError, OSError):
-            async with asyncio.timeout(LAST_MOMENTS / 5):
-                await self._stack.aclose()
+    # --- what others ask
 
-    async def _reach_out(self) -> None:
-        """Try once more to reach the database, so that what is finished can still be reported."""
-        with suppress(TimeoutError, StoreError, OSError):
-            async with asyncio.timeout(LAST_MOMENTS / 2):
-                self.context.connection = await self._open_connections()
+    def _dismissed(self) -> None:
+        if not self.context.shutdown_requested:
+            self.request_shutdown()
 
-    async def _until_idle(self, seconds: float, hurry: asyncio.Event | None) -> None:
-        """Wait until no attempt is under way, at most so long, and not at all in a hurry."""
-        deadline = time.monotonic() + seconds
-        while self.context.active and time.monotonic() < deadline:
-            if (hurry is not None and hurry.is_set()) or self._lost.is_set():
-                return
-            self._slot_freed.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._slot_freed.wait(), min(0.1, deadline - time.monotonic()))
-
-    async def _return_the_rest(self) -> None:
-        """Put back what could not be stopped: a thread that will not end, a coroutine that swallows everything."""
-        left = [attempt for attempt in self.context.active.values() if attempt.state is TaskState.PROCESSING]
-        claimed = [attempt.claimed for attempt in left if attempt.claimed is not None]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LAST_MOMENTS / 5):
-                await self.parts.claims.give_back(self.context.connection, claimed)
+    def _describe(self) -> dict[str, Any]:
+        context, settings = self.context, self.settings
+        return {
+            "state": self.state.value,
+            "mode": settings.mode.value,
+            "hearing": self.parts.listener.is_hearing,
+            "concurrency": settings.concurrency,
+            "active": len(context.active),
+            "tasks_processed": context.tasks_processed,
+            "tasks_failed": context.tasks_failed,
+        }
 
     async def _sleep(self, seconds: float) -> None:
         self._wake.clear()
+        await self._heard(seconds)
+
+    async def _heard(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancel a task and wait until it has ended."""
-    task.cancel()
-    await asyncio.wait([task])
-
-
-if sys.version_info >= (3, 12):
-
-    def start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task at once: a handler that never waits is then done without a turn of the loop."""
-        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
-
-else:
-
-    def start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task with the next turn of the loop."""
-        return asyncio.Task(work, loop=asyncio.get_running_loop())
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()

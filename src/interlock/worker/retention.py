@@ -7,15 +7,17 @@ day does it walk everything, for ids that somebody chose himself.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from interlock.store.leaders import read_clock
 from interlock.store.retention import (
     CLOCK_SLACK,
     STRETCH,
     Retention,
+    delete_ended_jobs,
     delete_ended_tasks,
     delete_expired,
+    delete_gone_workers,
     first_id_at,
     renew_record_partitions,
 )
@@ -27,10 +29,28 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.store.database import Connection
+    from interlock.store.retention import Stretch
 
 DAY = 86_400.0
 ROUND = 600.0  # seconds from the end of one walk to the beginning of the next
 PAUSE = 0.05  # seconds between stretches, so that the work of others goes first
+
+
+class Walk(Protocol):
+    """One of the walks of a round: over tasks, then over jobs."""
+
+    async def __call__(
+        self,
+        connection: Connection,
+        retention: Retention,
+        /,
+        *,
+        after: UUID | None,
+        before: UUID | None,
+        stretch: int,
+        now: datetime | None,
+    ) -> Stretch:
+        """Do the next stretch, and tell how far that came."""
 
 
 class RetentionDuty:
@@ -45,6 +65,7 @@ class RetentionDuty:
         self._clock = clock
         self._stretch = stretch
         self._after: UUID | None = None
+        self._left: list[Walk] = []  # of this round
         self._whole = False
         # All due at once: a new leader does not know what the one before it did.
         self._next_whole = 0.0
@@ -56,25 +77,28 @@ class RetentionDuty:
         if time.monotonic() >= self._next_partitions:
             await self._renew_partitions(connection)
             self._next_partitions = time.monotonic() + DAY
-        if self._after is None:
+        if not self._left:
             await delete_expired(connection, self._retention, now=self._clock())
+            await delete_gone_workers(connection, self._retention, now=self._clock())
             self._whole = time.monotonic() >= self._next_whole
-        walked = await self._walk(connection)
-        if walked >= self._stretch:
-            return PAUSE
+            self._left = [delete_ended_tasks, delete_ended_jobs]
+        while self._left:
+            if await self._walk(connection, self._left[0]) >= self._stretch:
+                return PAUSE
+            self._after = None
+            del self._left[0]
         if self._whole:
             self._next_whole = time.monotonic() + DAY
-        self._after = None
         return ROUND
 
-    async def _walk(self, connection: Connection) -> int:
+    async def _walk(self, connection: Connection, walk: Walk) -> int:
         shortest = self._retention.shortest
         if shortest is None:
             return 0
         before = None
         if not self._whole:
             before = first_id_at(await read_clock(connection, now=self._clock()) - shortest + CLOCK_SLACK)
-        stretch = await delete_ended_tasks(
+        stretch = await walk(
             connection,
             self._retention,
             after=self._after,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
+from interlock.client.steps import bind
 from interlock.errors import DisconnectedError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.database import connect, translated
@@ -77,7 +78,8 @@ class AttemptServices:
         definition = attempt.definition
         if definition is None or attempt.claimed is None:
             raise RuntimeError("an attempt that was never claimed has no handler")
-        arguments = definition.decode(attempt.claimed.input)
+        job, given = attempt.job, attempt.claimed.input
+        arguments = definition.decode(given) if job is None else bind(definition, given, job)
         number = self.events.publish(attempt, definition, arguments)
         try:
             if definition.needs_context:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from interlock.config import Config
 
 
+LONGEST_SHUTDOWN = 30.0
+
+
 class WakeMode(StrEnum):
     """How an idle worker learns of new tasks."""
 
@@ -29,8 +32,10 @@ class WorkerSettings:
     namespaces: tuple[str, ...] = ("default",)
     concurrency: int = 1
     lease: float = 30.0
-    # how long running tasks may go on after a shutdown was asked for; STOPPED comes within 30 s in any case
+    # how long running tasks may go on after a shutdown was asked for
     grace: float = 20.0
+    # how long after that, at most, the worker has stopped, the grace included
+    shutdown_limit: float = LONGEST_SHUTDOWN
     # after a cooperative cancellation was asked for, until the handler is stopped
     cancel_grace: float = 5.0
     mode: WakeMode = WakeMode.HYBRID
@@ -47,10 +52,13 @@ class WorkerSettings:
             ("concurrency", self.concurrency, 1),
             ("lease", self.lease, 0.05),
             ("grace", self.grace, 0),
+            ("shutdown_limit", self.shutdown_limit, 0.1),
             ("poll_base", self.poll_base, 0.001),
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        if self.shutdown_limit > LONGEST_SHUTDOWN:
+            raise ValueError(f"shutdown_limit must be at most {LONGEST_SHUTDOWN:g}, not {self.shutdown_limit}")
         if not self.namespaces:
             raise ValueError("a worker needs at least one namespace")
 

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from interlock.client.steps import step_result
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
-from interlock.store.tasks import Outcome, insert_callbacks, notify_ended, read_tasks, settle_running_tasks
+from interlock.store.database import translated
+from interlock.store.tasks import (
+    Outcome,
+    insert_callbacks,
+    notify_ended,
+    notify_tasks,
+    read_tasks,
+    settle_running_tasks,
+)
 from interlock.telemetry import leases_lost_total, log, settle_batch_size
 
 if TYPE_CHECKING:
@@ -57,9 +66,17 @@ class Settler:
         while True:
             # Reports first: those of the connection before may be waiting, and nobody rings for them again.
             while self._waiting:
-                await self._flush(connection, self._waiting[:LARGEST_BATCH])
+                await self._flush(connection, self._next_batch())
             await self._wake.wait()
             self._wake.clear()
+
+    def _next_batch(self) -> list[TaskStateMachine]:
+        """Take what waits, but of no task two attempts: the answer to a batch is by task."""
+        batch = self._waiting[:LARGEST_BATCH]
+        tasks = {attempt.key[0].int for attempt in batch}
+        if len(tasks) == len(batch):
+            return batch
+        return list({attempt.key[0].int: attempt for attempt in reversed(batch)}.values())[::-1]
 
     async def _flush(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
         settle_batch_size.observe(len(batch))
@@ -77,18 +94,18 @@ class Settler:
     async def _write(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
         outcomes = [_outcome_of(attempt) for attempt in batch]
         if _any_has(batch, "callback_url"):
-            async with connection.transaction():
-                awaited, missing = await self._settle(connection, outcomes)
-                await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
+            with translated(connection):  # the commit may fail, too
+                async with connection.transaction():
+                    awaited, missing = await self._settle(connection, outcomes)
+                    await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
         else:
             awaited, missing = await self._settle(connection, outcomes)
         if missing & self._uncertain:
             missing -= await self._written_before(connection, outcomes)
         self._answer(batch, missing)
-        limited = _any_has(batch, "limit_key")
-        if awaited or limited:
-            with suppress(StatementError):  # a hint: what it is about is written
-                await notify_ended(connection, awaited=awaited, limited=limited)
+        with suppress(StatementError):  # hints: what they are about is written
+            await notify_ended(connection, awaited=awaited, limited=_any_has(batch, "limit_key"))
+            await _notify_of_returned(connection, batch)
 
     async def _settle(self, connection: Connection, outcomes: list[Outcome]) -> tuple[list[UUID], set[UUID]]:
         awaited, lost = await settle_running_tasks(connection, outcomes, actor=self._worker_id)
@@ -96,11 +113,9 @@ class Settler:
 
     async def _written_before(self, connection: Connection, outcomes: list[Outcome]) -> set[UUID]:
         """Find the outcomes that a lost connection had written all the same."""
-        attempts = {outcome.id: outcome.attempt for outcome in outcomes}
-        rows = await read_tasks(connection, list(self._uncertain & attempts.keys()))
-        return {
-            row["id"] for row in rows if row["attempt"] == attempts[row["id"]] and row["state"] in ("done", "error")
-        }
+        said = {outcome.id: (outcome.attempt, outcome.event) for outcome in outcomes}
+        rows = await read_tasks(connection, list(self._uncertain & said.keys()))
+        return {row["id"] for row in rows if (row["attempt"], row["event"]) == said[row["id"]]}
 
     def _answer(self, batch: list[TaskStateMachine], missing: set[UUID]) -> None:
         self._forget(batch)
@@ -136,7 +151,8 @@ class Settler:
     async def _write_refusal(self, connection: Connection, attempt: TaskStateMachine, refused: Exception) -> None:
         reason = f"the outcome could not be stored: {refused}"
         document = {"type": "StatementError", "message": reason, "traceback": None, "retryable": False}
-        attempt.outcome = Outcome(*attempt.key, TaskRowEvent.FAIL, error=document, reason=reason)
+        output = None if attempt.job is None else _step_result(attempt, document)
+        attempt.outcome = Outcome(*attempt.key, TaskRowEvent.FAIL, output, error=document, reason=reason)
         try:
             await self._write(connection, [attempt])
         except StatementError:
@@ -150,5 +166,26 @@ def _outcome_of(attempt: TaskStateMachine) -> Outcome:
     return attempt.outcome
 
 
+def _step_result(attempt: TaskStateMachine, error: dict[str, Any]) -> dict[str, Any]:
+    """Make the document of a step without anything that its handler said, as some of that cannot be stored."""
+    context = attempt.context
+    return step_result(
+        context.step or "",
+        success=False,
+        error=error,
+        started_at=context.processing_started_at,
+        completed_at=context.processing_completed_at,
+        worker_id=attempt.worker_id,
+        attempt=context.attempt,
+    )
+
+
 def _any_has(batch: list[TaskStateMachine], name: str) -> bool:
     return any(a.claimed is not None and a.claimed.extras is not None and a.claimed.extras[name] for a in batch)
+
+
+async def _notify_of_returned(connection: Connection, batch: list[TaskStateMachine]) -> None:
+    """Tell idle workers of what this one gives back."""
+    returned = {a.claimed.namespace for a in batch if a.claimed and _outcome_of(a).event is TaskRowEvent.RETURN}
+    if returned:
+        await notify_tasks(connection, returned)

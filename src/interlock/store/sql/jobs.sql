@@ -1,71 +1,161 @@
 -- Everything that is written to `jobs`. Each move stands in exactly one statement, and says so in its header.
+--
+-- All of them take many jobs at once. Whoever moves a job, or a step of it because of another, has locked it before,
+-- in the order of the ids.
 
--- name: insert_job
-insert into interlock.jobs (id, parent_job_id, depth, worker_count, task_description, namespace, input,
-    created_at, updated_at)
-select coalesce(%(id)s::uuid, interlock.new_id()), %(parent_job_id)s, %(depth)s, %(worker_count)s,
-    %(task_description)s, %(namespace)s, %(input)s,
-    coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+-- name: insert_jobs
+insert into interlock.jobs (id, parent_job_id, parent_task_id, depth, worker_count, task_description, namespace, input,
+    workflow_id, request_id, correlation_id, actor, root_namespaces, timeout_seconds, deadline_at, open_steps,
+    retried_from, reused, created_at, updated_at)
+select given.id, given.parent_job_id, given.parent_task_id, coalesce(given.depth, 0), given.worker_count,
+    given.workflow, given.namespace, coalesce(given.input, '{}'), given.workflow_id, given.request_id,
+    coalesce(given.correlation_id, given.id), %(actor)s, given.root_namespaces, given.timeout_seconds,
+    -- `least` leaves nulls out
+    case
+        when given.timeout_seconds is not null
+        then coalesce(%(now)s::timestamptz, now()) + make_interval(secs => least(given.timeout_seconds, 3155760000))
+    end,
+    (select count(*) from interlock.workflow_steps where workflow_steps.workflow_id = given.workflow_id),
+    given.retried_from, given.reused, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, parent_job_id uuid, parent_task_id uuid, depth int,
+    worker_count int, workflow text, namespace text, input jsonb, workflow_id uuid, request_id text,
+    correlation_id uuid, root_namespaces text[], timeout_seconds float8, retried_from uuid, reused jsonb)
 where (select set_config('interlock.actor', %(actor)s, true)) is not null
+on conflict do nothing
 returning id
 
--- name: validate_submitted_job
+-- name: find_submitted_jobs
+-- Those that were there already, by request.
+select id, request_id
+from interlock.jobs
+where request_id = any (%(request_ids)s::text[]) and request_id is not null
+
+-- name: validate_submitted_jobs
 -- moves: job SUBMITTED -validate-> PENDING
 update interlock.jobs
-set status = 'PENDING', event = 'validate', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
-where id = %(id)s and status = 'SUBMITTED'
+set status = 'PENDING', event = 'validate', reason = given.reason, updated_at = coalesce(%(now)s::timestamptz, now())
+from unnest(%(ids)s::uuid[], %(reasons)s::text[]) as given (id, reason)
+where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status = 'SUBMITTED'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+returning jobs.id
 
--- name: reject_submitted_job
+-- name: reject_submitted_jobs
 -- moves: job SUBMITTED -reject-> FAILED
 update interlock.jobs
 set status = 'FAILED', event = 'reject', reason = %(reason)s, error = %(error)s,
     completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-where id = %(id)s and status = 'SUBMITTED'
+where id = any (%(ids)s::uuid[]) and status = 'SUBMITTED'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
 
--- name: start_pending_job
+-- name: start_pending_jobs
 -- moves: job PENDING -allocate_resources-> RUNNING
 update interlock.jobs
 set status = 'RUNNING', event = 'allocate_resources', reason = %(reason)s,
     started_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-where id = %(id)s and status = 'PENDING'
+where id = any (%(ids)s::uuid[]) and status = 'PENDING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
 
--- name: complete_running_job
+-- name: complete_running_jobs
 -- moves: job RUNNING -success-> COMPLETED
-update interlock.jobs
-set status = 'COMPLETED', event = 'success', reason = %(reason)s, output = %(output)s,
-    completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-where id = %(id)s and status = 'RUNNING'
-    and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+-- Whoever waits for one of them is told. Jobs whose output is too large to be stored are left as they are.
+with completed as (
+    update interlock.jobs
+    set status = 'COMPLETED', event = 'success', reason = %(reason)s, open_steps = 0, output = made.output,
+        failed_steps = given.failed_steps,
+        completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    from unnest(%(ids)s::uuid[], %(workflow_ids)s::uuid[], %(failed_steps)s::int[])
+            as given (id, workflow_id, failed_steps)
+        -- made once, and not again for the condition
+        cross join lateral (select interlock.job_output(given.id, given.workflow_id) as output offset 0) as made
+    where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status = 'RUNNING' and made.output is not null
+        and (select set_config('interlock.actor', %(actor)s, true)) is not null
+    returning jobs.id
+)
+select id,
+    case when exists (select from interlock.waiters where task_id = id) then pg_notify('interlock_done', id::text) end
+from completed
 
--- name: fail_running_job
+-- name: fail_running_jobs
 -- moves: job RUNNING -error-> FAILED
 update interlock.jobs
-set status = 'FAILED', event = 'error', reason = %(reason)s, error = %(error)s,
+set status = 'FAILED', event = 'error', reason = given.reason, error = given.error, open_steps = 0,
+    failed_steps = coalesce(given.failed_steps, jobs.failed_steps),
     completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-where id = %(id)s and status = 'RUNNING'
+from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, reason text, error jsonb, failed_steps int)
+where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status = 'RUNNING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+returning jobs.id
 
--- name: cancel_unfinished_job
+-- name: cancel_unfinished_jobs
 -- moves: job SUBMITTED -cancel-> CANCELED
 -- moves: job PENDING -cancel-> CANCELED
 -- moves: job RUNNING -cancel-> CANCELED
 update interlock.jobs
-set status = 'CANCELED', event = 'cancel', reason = %(reason)s,
+set status = 'CANCELED', event = 'cancel', reason = given.reason, error = coalesce(given.error, jobs.error),
+    open_steps = 0, failed_steps = coalesce(given.failed_steps, jobs.failed_steps),
     completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-where id = %(id)s and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, reason text, error jsonb, failed_steps int)
+where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status in ('SUBMITTED', 'PENDING', 'RUNNING')
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+returning jobs.id
+
+-- name: update_jobs
+-- The counters of jobs that go on, and what some of them will become; the messages that led to it have done their work.
+-- A transaction that would be repeated from its messages need not wait for the disk: what loses it loses all of it.
+with counted as (
+    update interlock.jobs
+    set open_steps = given.open_steps, failed_steps = given.failed_steps, ending = coalesce(given.ending, jobs.ending),
+        ending_reason = coalesce(given.ending_reason, jobs.ending_reason),
+        compensating = jobs.compensating or coalesce(given.compensating, false),
+        reason = coalesce(given.reason, jobs.reason), error = coalesce(given.error, jobs.error),
+        updated_at = coalesce(%(now)s::timestamptz, now())
+    from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, open_steps int, failed_steps int, ending text,
+        ending_reason text, compensating boolean, reason text, error jsonb)
+    where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id
+    returning jobs.id
+)
+select (select count(*) from counted) as counted,
+    case
+        when cardinality(%(messages)s::bigint[]) > 0
+            then (select count(*) from interlock.settings, pgmq.delete(orchestration_queue, %(messages)s::bigint[]))
+    end as deleted,
+    case when %(repeatable)s::boolean then set_config('synchronous_commit', 'off', true) end as patience
+
+-- name: read_jobs
+select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.event, jobs.reason,
+    jobs.input, jobs.output, jobs.error, jobs.worker_count, jobs.depth, jobs.parent_job_id, jobs.parent_task_id,
+    jobs.retried_from, jobs.request_id, jobs.correlation_id, jobs.actor, jobs.ending, jobs.open_steps,
+    jobs.timeout_seconds, jobs.deadline_at, jobs.created_at, jobs.started_at, jobs.completed_at, jobs.updated_at
+from interlock.jobs
+    left join interlock.workflows on workflows.id = jobs.workflow_id
+where jobs.id = any (%(ids)s::uuid[])
+order by jobs.id
+
+-- name: find_jobs
+-- Null means "any". Newest first, a page at a time (`before` is the last id of the page before).
+select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.event, jobs.reason,
+    jobs.depth, jobs.parent_job_id, jobs.retried_from, jobs.request_id, jobs.correlation_id, jobs.actor, jobs.ending,
+    jobs.open_steps, jobs.deadline_at, jobs.created_at, jobs.started_at, jobs.completed_at, jobs.updated_at
+from interlock.jobs
+    left join interlock.workflows on workflows.id = jobs.workflow_id
+where (%(status)s::text is null or jobs.status = %(status)s::text)
+    and (%(workflow)s::text is null or jobs.workflow_id = any (array(
+        select id from interlock.workflows where name = %(workflow)s::text
+    )))
+    and (%(namespace)s::text is null or jobs.namespace = %(namespace)s::text)
+    and (%(before)s::uuid is null or jobs.id < %(before)s::uuid)
+order by jobs.id desc
+limit %(limit)s
 
 -- name: read_job_history
 select from_state, to_state, event, reason, actor, recorded_at
 from interlock.job_state_transitions
 where job_id = %(id)s
 order by id
+
+-- name: notify_ended_jobs
+select pg_notify('interlock_done', id::text)
+from unnest(%(ids)s::uuid[]) as ended (id)
+where exists (select from interlock.waiters where task_id = ended.id)

@@ -202,8 +202,31 @@ limit %(batch)s
 select id
 from interlock.tasks
 where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null
+    -- a job with a worker_count decides by itself, but for what sleeps, or undoes something
+    and not (capped and step not like 'compensate:%%'
+        and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now())))
 order by namespace, id
 limit %(batch)s
+
+-- name: pass_capped_to_jobs
+-- Steps of jobs that run only so many at once: each goes on when there is room for it.
+update interlock.tasks
+set held_by = 'worker_count', reason = 'waits for room in its job'
+where id = any (array(
+        select id
+        from interlock.tasks
+        where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null and capped
+        order by namespace, id
+        limit %(batch)s
+    ))
+    and state = 'waiting' and held_by = 'namespace'
+returning job_id
+
+-- name: read_capped_jobs
+-- The jobs of steps that are held now, and leave room for others.
+select distinct job_id
+from interlock.tasks
+where id = any (%(ids)s::uuid[]) and capped
 
 -- name: pass_limited_to_namespace
 -- Tasks that wait for a limit now wait for the namespace instead.

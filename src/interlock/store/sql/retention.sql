@@ -2,7 +2,7 @@
 
 -- name: delete_ended_tasks
 -- Walks a stretch of the primary key, and deletes what in it ended long enough ago; tells how far it came. An age that
--- is null keeps its state. The steps of a job stay while the job goes on.
+-- is null keeps its state. The steps of a job go with the job.
 with walked as materialized (
     select id, state, finished_at, job_id
     from interlock.tasks
@@ -21,10 +21,7 @@ with walked as materialized (
                     when 'skipped' then %(skipped)s::interval
                     when 'error' then %(error)s::interval
                 end
-                and not exists (
-                    select from interlock.jobs
-                    where jobs.id = walked.job_id and status in ('SUBMITTED', 'PENDING', 'RUNNING')
-                )
+                and job_id is null
         ))
         -- said again, for a row that was requeued at this very moment
         and finished_at is not null and state in ('done', 'canceled', 'skipped', 'error')
@@ -32,6 +29,90 @@ with walked as materialized (
 )
 select (select count(*) from walked) as walked, (select count(*) from deleted) as deleted,
     (select id from walked order by id desc limit 1) as last
+
+-- name: read_outdated_jobs
+-- Walks a stretch of jobs in the same way, and tells which of them ended long enough ago. A parent's step may still want
+-- what came of its child, and a child says whose it is: so children go after the end of their parent, and before it.
+with walked as materialized (
+    select id, status, parent_job_id, coalesce(completed_at, updated_at) as ended_at
+    from interlock.jobs
+    where id > coalesce(%(after)s::uuid, '00000000-0000-0000-0000-000000000000')
+        and id < coalesce(%(before)s::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+    order by id
+    limit %(stretch)s
+)
+select (select count(*) from walked) as walked, (select id from walked order by id desc limit 1) as last,
+    array(
+        select id
+        from walked
+        where ended_at <= coalesce(%(now)s::timestamptz, now()) - case status
+                when 'COMPLETED' then %(done)s::interval
+                when 'CANCELED' then %(canceled)s::interval
+                when 'FAILED' then %(error)s::interval
+            end
+            and not exists (
+                select from interlock.jobs as parent
+                where parent.id = walked.parent_job_id and parent.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+            )
+            and not exists (select from interlock.jobs as child where child.parent_job_id = walked.id)
+    ) as ids
+
+-- name: delete_steps_of_jobs
+with deleted as (
+    delete from interlock.tasks
+    where id = any (array(
+            select found.id
+            from unnest(%(ids)s::uuid[]) as wanted (job_id)
+                cross join lateral (
+                    select id
+                    from interlock.tasks
+                    where tasks.job_id = wanted.job_id and state in ('done', 'canceled', 'skipped', 'error')
+                    limit %(batch)s
+                ) as found
+            limit %(batch)s
+        ))
+        and state in ('done', 'canceled', 'skipped', 'error')
+    returning id
+)
+select count(*) as steps
+from deleted
+
+-- name: delete_jobs_without_steps
+-- With their signals, and what was noted of messages that failed.
+with deleted as (
+    delete from interlock.jobs
+    where id = any (%(ids)s::uuid[]) and status in ('COMPLETED', 'FAILED', 'CANCELED')
+        and not exists (select from interlock.tasks where tasks.job_id = jobs.id)
+        and not exists (select from interlock.jobs as child where child.parent_job_id = jobs.id)
+    returning id
+), forgotten as (
+    delete from interlock.orchestration_failures where job_id in (select id from deleted)
+)
+select id
+from deleted
+
+-- name: read_unseen_workers
+-- Processes that ended without a word, long ago.
+select id
+from interlock.workers
+where seen_until <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
+    and status in ('IDLE', 'RUNNING', 'PAUSED')
+order by id
+limit %(batch)s
+
+-- name: delete_ended_workers
+delete from interlock.workers
+where id = any (array(
+        select id
+        from interlock.workers
+        where status in ('COMPLETED', 'FAILED', 'TERMINATED')
+            and coalesce(seen_until, heartbeat_at, updated_at)
+                <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
+        order by id
+        limit %(batch)s
+    ))
+    and status in ('COMPLETED', 'FAILED', 'TERMINATED')
+returning id
 
 -- name: delete_expired_idempotency_keys
 delete from interlock.idempotency_keys

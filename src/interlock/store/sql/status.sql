@@ -37,6 +37,19 @@ where limit_key is not null and state = 'waiting' and held_by = 'limit'
 group by namespace
 order by namespace, state
 
+-- name: count_all_jobs
+select namespace, status, count(*) as jobs
+from interlock.jobs
+group by namespace, status
+order by namespace, status
+
+-- name: count_unfinished_jobs
+select namespace, status, count(*) as jobs
+from interlock.jobs
+where status in ('SUBMITTED', 'PENDING', 'RUNNING')
+group by namespace, status
+order by namespace, status
+
 -- name: list_paused_namespaces
 select name, paused_at, paused_by, reason
 from interlock.namespaces

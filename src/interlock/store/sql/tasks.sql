@@ -23,11 +23,22 @@ select set_config('interlock.actor', %(actor)s, true)
 
 -- name: release_waiting_tasks
 -- moves: task waiting -release-> pending
-update interlock.tasks
-set state = 'pending', event = 'release', reason = %(reason)s, held_by = null, updated_at = coalesce(%(now)s::timestamptz, now())
-where id = any (%(ids)s::uuid[]) and state = 'waiting'
-    and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id, namespace
+-- A step may get a later run_at or an input with it; arrays that are shorter than the ids leave both as they are.
+-- Idle workers are told once for every namespace.
+with released as (
+    update interlock.tasks
+    set state = 'pending', event = 'release', reason = %(reason)s, held_by = null, unresolved = 0,
+        run_at = coalesce(given.run_at, tasks.run_at), input = coalesce(given.input, tasks.input),
+        updated_at = coalesce(%(now)s::timestamptz, now())
+    from unnest(%(ids)s::uuid[], %(run_ats)s::timestamptz[], %(inputs)s::jsonb[]) as given (id, run_at, input)
+    where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
+        and case when tasks.state = 'waiting' then true else false end
+        and (select set_config('interlock.actor', %(actor)s, true)) is not null
+    returning tasks.id, tasks.namespace
+)
+select array_agg(id) as ids, pg_notify('interlock_tasks', namespace)
+from released
+group by namespace
 
 -- name: hold_pending_tasks
 -- moves: task pending -hold-> waiting
@@ -71,7 +82,8 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
         then jsonb_build_object('timeout_seconds', tasks.timeout_seconds, 'backoff', tasks.backoff,
             'checkpoint', tasks.checkpoint, 'limit_key', tasks.limit_key, 'callback_url', tasks.callback_url,
             'job_id', tasks.job_id, 'step', tasks.step, 'correlation_id', tasks.correlation_id,
-            'unwanted', tasks.cancel_requested_at is not null)
+            'unwanted', tasks.cancel_requested_at is not null,
+            'job', case when tasks.job_id is not null then interlock.step_inputs(tasks) end)
     end
 
 -- name: until_next_run
@@ -157,23 +169,40 @@ select pg_notify('interlock_duties', 'callbacks')
 from noted
 limit 1
 
+-- name: lock_unwanted_tasks
+-- Tasks whose lease ran out before their worker had heard that somebody wants them canceled.
+select id, attempt, namespace, limit_key, reason
+from interlock.tasks
+where lease_expires_at < coalesce(%(now)s::timestamptz, now()) and cancel_requested_at is not null
+order by lease_expires_at
+limit %(limit)s
+for update skip locked
+
 -- name: recover_expired_tasks
 -- moves: task running -expire-> pending
 -- moves: task running -exhaust-> error
--- An array, not a join: the planner then goes by the primary key, however many it thinks there may be.
+-- An array, not a join: the planner then goes by the primary key, however many it thinks there may be. A step that ends
+-- so has a document like any other, for whoever looks at its job.
 update interlock.tasks
 set state = case when tries < max_tries then 'pending' else 'error' end,
     event = case when tries < max_tries then 'expire' else 'exhaust' end,
     reason = format('the lease of %%s on attempt %%s ran out at %%s', worker_id, attempt, lease_expires_at),
     error = case when tries < max_tries then error else jsonb_build_object('type', 'LeaseExpired', 'traceback', null,
         'message', 'the worker died or lost its database on the last try', 'retryable', true) end,
+    output = case when tries < max_tries or job_id is null then output else jsonb_build_object('step', step,
+        'success', false, 'result', null, 'status', 'failed', 'error', jsonb_build_object('type', 'LeaseExpired',
+            'traceback', null, 'message', 'the worker died or lost its database on the last try', 'retryable', true),
+        'metadata', jsonb_build_object('started_at', started_at,
+            'completed_at', coalesce(%(now)s::timestamptz, now()), 'execution_ms', null, 'worker_id', worker_id,
+            'attempt', attempt, 'retryable', true),
+        'orchestration_metadata', jsonb_build_object()) end,
     lease_expires_at = null,
     finished_at = case when tries < max_tries then null else coalesce(%(now)s::timestamptz, now()) end,
     updated_at = coalesce(%(now)s::timestamptz, now())
 where id = any (array(
         select id
         from interlock.tasks
-        where lease_expires_at < coalesce(%(now)s::timestamptz, now())
+        where lease_expires_at < coalesce(%(now)s::timestamptz, now()) and cancel_requested_at is null
         order by lease_expires_at
         limit %(limit)s
         for update skip locked
@@ -181,13 +210,23 @@ where id = any (array(
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id, event, namespace, limit_key
 
+-- name: lock_jobs_of_steps
+-- Whoever moves several steps that wait locks their jobs first, as those do who carry them on: nobody waits in a circle.
+select count(*) as jobs
+from interlock.lock_jobs(array(
+    select distinct job_id
+    from interlock.tasks
+    where id = any (%(ids)s::uuid[]) and job_id is not null and state in ('waiting', 'pending')
+))
+
 -- name: cancel_unfinished_tasks
 -- moves: task waiting -cancel-> canceled
 -- moves: task pending -cancel-> canceled
 -- moves: task running -cancel-> canceled
 -- An attempt that is given is a fence; null cancels whatever attempt it is at. Running tasks only if told so.
 update interlock.tasks
-set state = 'canceled', event = 'cancel', reason = %(reason)s, held_by = null, lease_expires_at = null,
+set state = 'canceled', event = 'cancel', reason = coalesce(%(reason)s, 'canceled by ' || %(actor)s::text),
+    held_by = null, lease_expires_at = null,
     finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
 from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as unwanted (id, attempt)
 where tasks.id = unwanted.id and tasks.attempt = coalesce(unwanted.attempt, tasks.attempt)
@@ -205,22 +244,29 @@ returning id, worker_id
 
 -- name: skip_waiting_tasks
 -- moves: task waiting -skip-> skipped
+-- Poisoned says that something failed, and not that a branch was not taken. What this means for the steps behind it is
+-- worked out before: no message tells of it.
 update interlock.tasks
-set state = 'skipped', event = 'skip', reason = %(reason)s, held_by = null,
+set state = 'skipped', event = 'skip', reason = unwanted.reason, held_by = null, poisoned = unwanted.poisoned,
+    error = coalesce(unwanted.error, tasks.error), advanced = true, unresolved = 0,
     finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-where id = any (%(ids)s::uuid[]) and state = 'waiting'
+from unnest(%(ids)s::uuid[], %(reasons)s::text[], %(poisoned)s::boolean[], %(errors)s::jsonb[])
+    as unwanted (id, reason, poisoned, error)
+where tasks.id = any (%(ids)s::uuid[]) and tasks.id = unwanted.id
+    and case when tasks.state = 'waiting' then true else false end
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+returning tasks.id
 
 -- name: requeue_ended_tasks
 -- moves: task error -requeue-> pending
 -- moves: task canceled -requeue-> pending
--- The tries begin anew; the attempt, which is the fence, goes on from where it was.
+-- The tries begin anew; the attempt, which is the fence, goes on from where it was. Not steps: what came of their end is
+-- part of their job, which is retried as a whole.
 update interlock.tasks
 set state = 'pending', event = 'requeue', reason = %(reason)s, tries = 0, finished_at = null,
     cancel_requested_at = null,
     run_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-where id = any (%(ids)s::uuid[]) and state in ('error', 'canceled')
+where id = any (%(ids)s::uuid[]) and state in ('error', 'canceled') and job_id is null
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id, namespace, limit_key
 
@@ -233,15 +279,27 @@ where id = any (%(ids)s::uuid[])
 
 -- name: find_tasks
 -- For acts by filter: null means "any". Newest first, a page at a time (`before` is the last id of the page before).
+-- `standalone` leaves out what belongs to a job.
 select id, namespace, type, state, reason, priority, run_at, attempt, tries, max_tries, created_at, finished_at, tags
 from interlock.tasks
 where (%(states)s::text[] is null or state = any (%(states)s::text[]))
     and (%(namespace)s::text is null or namespace = %(namespace)s::text)
     and (%(type)s::text is null or type = %(type)s::text)
     and (%(tag)s::text is null or tags @> array[%(tag)s::text])
+    and (not %(standalone)s::boolean or job_id is null)
     and (%(before)s::uuid is null or id < %(before)s::uuid)
 order by id desc
 limit %(limit)s
+
+-- name: count_steps
+-- How many of what a filter means belong to a job.
+select count(*) as steps
+from interlock.tasks
+where job_id is not null
+    and (%(states)s::text[] is null or state = any (%(states)s::text[]))
+    and (%(namespace)s::text is null or namespace = %(namespace)s::text)
+    and (%(type)s::text is null or type = %(type)s::text)
+    and (%(tag)s::text is null or tags @> array[%(tag)s::text])
 
 -- name: notify_tasks
 select pg_notify('interlock_tasks', namespace)

@@ -59,6 +59,47 @@ where id = %(id)s and status <> 'TERMINATED'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
 
+-- name: insert_present_worker
+-- A process says that it is here, and for whom it works: it counts as live once it was started, until seen_until.
+insert into interlock.workers (id, metadata, namespaces, types, seen_until, heartbeat_at, created_at, updated_at)
+select %(id)s, %(metadata)s, %(namespaces)s::text[], %(types)s::text[],
+    coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval, coalesce(%(now)s::timestamptz, now()),
+    coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
+where (select set_config('interlock.actor', %(actor)s, true)) is not null
+on conflict (id) do nothing
+returning id
+
+-- name: prolong_worker
+-- The heartbeat. No row: there is none, or it has ended, and whoever beats must look what became of it.
+update interlock.workers
+set seen_until = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
+    heartbeat_at = coalesce(%(now)s::timestamptz, now()), namespaces = %(namespaces)s::text[], types = %(types)s::text[],
+    metadata = metadata || %(metadata)s, updated_at = coalesce(%(now)s::timestamptz, now())
+where id = %(id)s and status in ('IDLE', 'RUNNING', 'PAUSED')
+returning status
+
+-- name: read_worker_status
+select status
+from interlock.workers
+where id = %(id)s
+
+-- name: list_live_workers
+-- Every process that said lately that it is here, orchestrators included.
+select id, status, metadata, namespaces, types, heartbeat_at, seen_until, created_at
+from interlock.workers
+where seen_until > coalesce(%(now)s::timestamptz, now()) and status in ('IDLE', 'RUNNING', 'PAUSED')
+order by created_at, id
+
+-- name: notify_of_worker
+-- Jobs may wait for just this worker.
+select pg_notify('interlock_orchestration', 'workers')
+
+-- name: notify_control
+select pg_notify('interlock_control', %(payload)s)
+
+-- name: notify_answer
+select pg_notify('interlock_answers', %(payload)s)
+
 -- name: read_worker_history
 select from_state, to_state, event, reason, actor, recorded_at
 from interlock.worker_state_transitions

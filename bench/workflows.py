@@ -1,0 +1,328 @@
+"""Workflows beside others: chains of three steps, fans of 1 -> 100 -> 1, latency in an idle system, and growth.
+
+Run: `./dev bench workflows`. One embedded server, and one Redis for the peers that need it, in paired rounds: each runs
+Interlock and then every peer. Only the ratios inside one run mean anything; see README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import psycopg
+
+from interlock.store.embedded import EmbeddedServer
+from machine import described
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from driver import Board
+from field import settle_environment
+
+from tasks import SETTINGS, Row, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = Path(__file__).parent / "peers"
+PATIENCE = 1_800.0
+CONCURRENCY = 100
+GROWTH = (1_000, 10_000, 100_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine that takes part; a slow one gets a share of the flows, so that it is done in time."""
+
+    name: str
+    distribution: str
+    share: float = 1.0
+    needs_redis: bool = False
+    has_orchestrator: bool = False
+
+    @property
+    def version(self) -> str | None:
+        """The installed version, if it is installed."""
+        try:
+            return version(self.distribution)
+        except PackageNotFoundError:
+            return None
+
+    def command(self, command: str, **options: object) -> list[str]:
+        """Spell out a command of its driver."""
+        given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        return [sys.executable, str(HERE / f"{self.name}_flows.py"), command, *given]
+
+    def ask(self, command: str, **options: object) -> Any:
+        """Run a command of its driver and give the answer."""
+        done = subprocess.run(  # noqa: S603 - our own scripts
+            self.command(command, **options), capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{self.name} {command} failed:\n{done.stderr}")
+        return json.loads(done.stdout) if done.stdout else None
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine("interlock", "interlock", has_orchestrator=True),
+        Engine("dramatiq", "dramatiq", needs_redis=True),
+        Engine("celery", "celery", share=0.5, needs_redis=True),
+        Engine("dbos", "dbos", share=0.2),
+    )
+}
+OURS = ENGINES["interlock"]
+
+
+class Arena:
+    """The servers, and what was prepared on them."""
+
+    def __init__(self, server: EmbeddedServer, redis_url: str | None, scratch: Path) -> None:
+        self._server = server
+        self._redis_url = redis_url
+        self._board = scratch / "board"
+        self._described: dict[str, dict[str, str]] = {}
+
+    def prepare(self, engine: Engine) -> str:
+        """Make the database that an engine's runs start from; tell its setting."""
+        self._described[engine.name] = engine.ask("describe")
+        if not engine.needs_redis:
+            self._run(f"create database {engine.name}_template")
+            engine.ask("prepare", url=self._server.url(f"{engine.name}_template"))
+        return self._described[engine.name]["setting"]
+
+    @contextmanager
+    def place(self, engine: Engine) -> Iterator[str]:
+        """Lend a fresh database, or the emptied Redis."""
+        if engine.needs_redis:
+            assert self._redis_url is not None  # noqa: S101 - those that need one take no part without it
+            subprocess.run(  # noqa: S603 - the tool beside the server that was found
+                [str(shutil.which("redis-cli")), "-u", self._redis_url, "flushall"], check=True, capture_output=True
+            )
+            yield self._redis_url
+            return
+        name = f"{engine.name}_run"
+        self._run(f"create database {name} template {engine.name}_template")
+        try:
+            yield self._server.url(name)
+        finally:
+            self._run(f"drop database {name} with (force)")
+
+    @contextmanager
+    def running(self, engine: Engine, url: str) -> Iterator[Board]:
+        """Run one worker process, and the orchestrator where there is one."""
+        board = Board.create(self._board, 1)
+        wanted = [engine.command("work", url=url, concurrency=CONCURRENCY, board=self._board)]
+        wanted += [engine.command("orchestrate", url=url)] if engine.has_orchestrator else []
+        processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own
+            for command in wanted
+        ]
+        try:
+            for process in processes:
+                cast("Any", process.stdout).readline()
+            for process in processes:
+                cast("Any", process.stdin).write("go\n")
+                cast("Any", process.stdin).flush()
+            yield board
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                try:
+                    process.wait(15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+    def await_ended(self, engine: Engine, url: str, board: Board, flows: int) -> float:
+        """Wait until all flows have ended; give the seconds since the first step of the first one."""
+        deadline = time.monotonic() + PATIENCE
+        while board.read()[0] < flows * 2:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{engine.name} has not done its flows")
+            time.sleep(0.002)
+        _, first, latest = board.read()
+        query = self._described[engine.name]["remaining"]
+        if query:
+            with psycopg.connect(url, autocommit=True) as connection:
+                while (row := connection.execute(query.encode()).fetchone()) is not None and row[0]:
+                    time.sleep(0.002)
+            latest = time.monotonic_ns()
+        return (latest - first) / 1e9
+
+    def _run(self, command: str) -> None:
+        with psycopg.connect(self._server.url("postgres"), autocommit=True) as connection:
+            connection.execute(command.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One run of the benchmark."""
+
+    arena: Arena
+    engines: tuple[Engine, ...]
+    flows: int
+    rounds: int
+    largest: int
+
+    def _turns(self, rounds: int) -> Iterator[Engine]:
+        for number in range(rounds):
+            for engine in self.engines:
+                print(f"\r  round {number + 1} of {rounds}: {engine.name:14}", end="", file=sys.stderr, flush=True)
+                yield engine
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+
+    def _rate(self, engine: Engine, shape: str, flows: int) -> float:
+        some = max(int(flows * engine.share), 10)
+        with self.arena.place(engine) as url:
+            engine.ask("submit", url=url, shape=shape, flows=some)
+            with self.arena.running(engine, url) as board:
+                return some / self.arena.await_ended(engine, url, board, some)
+
+    def chains(self) -> list[Row]:
+        """Drain chains of three steps that were submitted before."""
+        row = Row("chains of 3", "chains/s", ratios={"dramatiq": 2.5, "celery": 8.0, "dbos": 20.0})
+        for engine in self._turns(self.rounds):
+            row.add(engine.name, self._rate(engine, "chain", self.flows))
+        return [row]
+
+    def fans(self) -> list[Row]:
+        """Drain fans of a hundred parts that were submitted before."""
+        row = Row("fans 1 -> 100 -> 1", "fans/s", ratios={"celery": 8.0, "dbos": 20.0})
+        for engine in self._turns(self.rounds):
+            row.add(engine.name, self._rate(engine, "fan", max(self.flows // 50, 5)))
+        return [row]
+
+    def latency(self) -> list[Row]:
+        """Run one chain after the other in an idle system, from the commit of its submit to its end."""
+        middle = Row("chain of 3, idle, p50", "ms", target="≤ 15")
+        late = Row("chain of 3, idle, p99", "ms", target="≤ 50")
+        for engine in self._turns(1):
+            with self.arena.place(engine) as url, self.arena.running(engine, url):
+                took = sorted(engine.ask("time", url=url, shape="chain", flows=200))
+            middle.add(engine.name, statistics.median(took))
+            late.add(engine.name, took[int(len(took) * 0.99)])
+        return [middle, late]
+
+    def growth(self) -> list[Row]:
+        """Run one job of many steps: what a step costs must not grow with their number."""
+        rows = []
+        for kind, most in (("dag", 10_000), ("map", 100_000)):
+            for size in (size for size in GROWTH if size <= min(most, self.largest)):
+                rate = self._rate(OURS, f"{kind}:{size}", 1)
+                rows.append(Row(f"{kind} of {size:,} steps", "µs/step", {OURS.name: [1e6 / rate / size]}))
+        return rows
+
+
+MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
+    "chains": Bench.chains,
+    "fans": Bench.fans,
+    "latency": Bench.latency,
+    "growth": Bench.growth,
+}
+
+
+def line(row: Row, engines: tuple[Engine, ...]) -> str:
+    """Write one line of the table."""
+    cells = [f"{row.name}, {row.unit}", *(shown(row.median(engine.name)) for engine in engines)]
+    for peer in engines[1:]:
+        ratio, least = row.ratio(peer.name), row.ratios.get(peer.name)
+        wanted = f" (≥ {least})" if least is not None else ""
+        cells.append(shown(ratio) + wanted if ratio is not None and row.unit.endswith("/s") else "")
+    return "| " + " | ".join([*cells, row.target]) + " |"
+
+
+def chosen(names: str) -> tuple[tuple[Engine, ...], list[str]]:
+    """Find the engines that take part, and say why others do not."""
+    wanted = [ENGINES[name] for name in names.split(",") if name and name != OURS.name]
+    has_redis = shutil.which("redis-server") is not None and shutil.which("redis-cli") is not None
+    left_out = [f"{engine.name} is left out: it is not installed" for engine in wanted if engine.version is None]
+    left_out += [
+        f"{engine.name} is left out: there is no redis-server with redis-cli on the PATH"
+        for engine in wanted
+        if engine.version is not None and engine.needs_redis and not has_redis
+    ]
+    fit = (engine for engine in wanted if engine.version is not None and (has_redis or not engine.needs_redis))
+    return (OURS, *fit), left_out
+
+
+@contextmanager
+def redis(scratch: Path, *, wanted: bool) -> Iterator[str | None]:
+    """Run a Redis without persistence, as its queues are usually run."""
+    if not wanted:
+        yield None
+        return
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    command = [str(shutil.which("redis-server")), "--port", str(port), "--save", "", "--dir", str(scratch)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:  # noqa: S603 - the system's own server
+        try:
+            time.sleep(0.5)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            process.terminate()
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--flows", type=int, default=2_000, help="chains of one run; a fiftieth of it are fans")
+    parser.add_argument("--rounds", type=int, default=3, help="paired rounds of each measurement")
+    parser.add_argument("--only", action="append", choices=list(MEASUREMENTS), help="measure this; may be repeated")
+    parser.add_argument("--peers", default="dramatiq,celery,dbos", help="of these; '' for none")
+    parser.add_argument("--largest", type=int, default=GROWTH[-1], help="steps of the largest job of `growth`")
+    parser.add_argument("--json", type=Path, help="write all samples to this file")
+    return parser.parse_args()
+
+
+def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+    """Measure, print, and give everything that was found."""
+    engines, left_out = chosen(given.peers)
+    with ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer(scratch / "server", settings=SETTINGS))
+        stack.callback(server.stop)
+        url = stack.enter_context(redis(scratch, wanted=any(engine.needs_redis for engine in engines)))
+        arena = Arena(server, url, scratch)
+        print(f"{described()}; {given.flows:,} flows, {given.rounds} rounds\n")
+        settings = {engine.name: f"{engine.version}: {arena.prepare(engine)}" for engine in engines}
+        for name, setting in settings.items():
+            print(f"- {name} {setting}")
+        for why in left_out:
+            print(f"- {why}")
+        head = ["", *(engine.name for engine in engines), *(f"times {peer.name}" for peer in engines[1:]), "target"]
+        print("\n| " + " | ".join(head) + " |\n|" + " --- |" * len(head), flush=True)
+        bench = Bench(arena, engines, given.flows, given.rounds, given.largest)
+        rows = []
+        for name in given.only or MEASUREMENTS:
+            for row in MEASUREMENTS[name](bench):
+                rows.append(row)
+                print(line(row, engines), flush=True)
+    return {"settings": settings, "left_out": left_out, "rows": [asdict(row) for row in rows]}
+
+
+def main() -> None:
+    """Run in a temporary directory."""
+    given = options()
+    settle_environment()
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
+        Path(scratch).chmod(0o755)  # the server may run under an account of its own
+        found = run(given, Path(scratch))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

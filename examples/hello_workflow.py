@@ -1,0 +1,34 @@
+"""Three steps, two of them side by side, with a worker and an orchestrator in one file and on the embedded server."""
+
+import asyncio
+
+from interlock import Interlock, serving
+from interlock.orchestrator import orchestrating
+
+app = Interlock()
+wf = app.workflow("order")
+
+
+@wf.step
+async def reserve(item: str) -> str:
+    return f"{item} from shelf 3"
+
+
+@wf.step
+async def price(item: str) -> float:
+    return 1.5 * len(item)
+
+
+@wf.step(after=[reserve, price])  # their results come as parameters, by their names
+async def ship(reserve: str, price: float) -> str:
+    return f"{reserve} is on its way, for {price} euros"
+
+
+async def main() -> None:
+    async with app, serving(app), orchestrating(app):
+        job = await app.submit("order", {"item": "a kettle"})
+        print(await job.wait())
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

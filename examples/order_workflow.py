@@ -1,0 +1,107 @@
+"""An order as a workflow: steps side by side, a decision, a fan-out, and what undoes a reservation."""
+
+import asyncio
+from dataclasses import dataclass
+
+from interlock import Interlock, PermanentError, serving
+from interlock.orchestrator import orchestrating
+from interlock.worker import WorkerSettings
+
+
+@dataclass
+class Order:
+    """What a job is submitted with; it is checked before anything is stored."""
+
+    number: int
+    items: list[str]
+    days: int
+
+
+EXPRESS_BELOW = 3  # days
+
+app = Interlock()
+wf = app.workflow("order_fulfillment", namespace="fulfillment", version="1", input=Order)
+
+
+@wf.step
+async def validate(number: int, items: list[str]) -> int:
+    """Refuse an order for good: trying again would be of no use."""
+    await asyncio.sleep(0.2)  # stands in for the shop's own work, here and below
+    if not items:
+        raise PermanentError(f"order {number} is empty")
+    return len(items)
+
+
+async def put_back(result: list[str]) -> int:
+    """Undo the reservation, should the job fail or be canceled later; what it gets is what reserve gave."""
+    await asyncio.sleep(0.2)
+    return len(result)
+
+
+@wf.step(after=[validate], max_tries=3, timeout=30, compensate=put_back)
+async def reserve(items: list[str]) -> list[str]:
+    """Find each item on its shelf; this and price run side by side."""
+    await asyncio.sleep(0.5)
+    return [f"{item} from shelf {number}" for number, item in enumerate(items, start=1)]
+
+
+@wf.step(after=[validate])
+async def price(validate: int, days: int) -> float:
+    """Take what validate gave, by its name, and a field of the job's input."""
+    await asyncio.sleep(0.3)
+    return 12.5 * validate + (9.9 if days < EXPRESS_BELOW else 0)
+
+
+@wf.decision(after=[reserve, price], branches=["express", "standard"])
+async def route(days: int) -> str:
+    """Choose one of the branches; the other is skipped."""
+    return "express" if days < EXPRESS_BELOW else "standard"
+
+
+@wf.step(after=[route])
+async def express() -> str:
+    """Book a flight."""
+    await asyncio.sleep(0.3)
+    return "the night flight"
+
+
+@wf.step(after=[route])
+async def standard() -> str:
+    """Book a truck."""
+    await asyncio.sleep(0.3)
+    return "the truck on Monday"
+
+
+@wf.map(over=reserve, after=[express, standard])
+async def pack(item: str, index: int) -> str:
+    """Run once for each element of what reserve gave, each time as a task of its own."""
+    await asyncio.sleep(0.8)
+    return f"parcel {index + 1}: {item}"
+
+
+@wf.step(after=[pack, express, standard])
+async def ship(pack: list[str], express: str | None = None, standard: str | None = None) -> str:
+    """Wait for all parcels, and for the branch that was chosen."""
+    await asyncio.sleep(0.4)
+    return f"{len(pack)} parcels are on {express or standard}"
+
+
+@wf.step(after=[ship, price])
+async def notify(number: int, ship: str, price: float) -> str:
+    """Tell the customer; as the last step, this is the job's output."""
+    await asyncio.sleep(0.2)
+    return f"Order {number}: {ship}. That is {price:.2f} euros."
+
+
+async def main() -> None:
+    # In production: interlock worker --app order_workflow:app --namespaces fulfillment, and interlock orchestrator
+    settings = WorkerSettings(namespaces=("fulfillment",), concurrency=10)
+    async with app, serving(app, settings), orchestrating(app):
+        job = await app.submit(wf, Order(number=7, items=["cups", "plates", "spoons"], days=2))
+        print((await job.wait(60))["notify"])
+        for step in await job.steps():
+            print(f"{step.step:10} {step.state:8} {step.result}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,131 @@
+"""`interlock submit`: a job from the command line, checked against its workflow before it is stored.
+
+Invariant: standard output has the job's id, or its output as JSON; a job that does not go well ends with 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, Any
+
+import typer
+
+from interlock.cli.opening import loaded, run, settings
+from interlock.cli.output import tell
+from interlock.cli.tables import as_json
+from interlock.client.app import Interlock
+from interlock.client.jobs import JobHandle
+from interlock.errors import ConfigError, JobFailedError
+
+Workflow = Annotated[str, typer.Argument(help="The name of the workflow.", metavar="WORKFLOW")]
+App = Annotated[
+    str | None,
+    typer.Option(help="The app that declares it; else the database must know it.", metavar="PACKAGE.MODULE:APP"),
+]
+Input = Annotated[str | None, typer.Option("--input", help="The job's input, a JSON object.", metavar="JSON")]
+Version = Annotated[str | None, typer.Option(help="Of the workflow; the newest unless given.")]
+RequestId = Annotated[str | None, typer.Option(help="Only once for this request, however often it is sent.")]
+Parent = Annotated[str | None, typer.Option(help="The job of which it is a child.", metavar="ID")]
+WorkerCount = Annotated[int | None, typer.Option(help="How many of its steps may run at once, 1 to 10.")]
+Timeout = Annotated[float | None, typer.Option(help="Seconds after which the job is canceled.", metavar="SECONDS")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end and print the output as JSON.")]
+WaitTimeout = Annotated[
+    float | None, typer.Option(help="Wait no longer than so many seconds; implies --wait.", metavar="SECONDS")
+]
+InJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def submit(
+    context: typer.Context,
+    workflow: Workflow,
+    app: App = None,
+    input_: Input = None,
+    version: Version = None,
+    request_id: RequestId = None,
+    parent: Parent = None,
+    worker_count: WorkerCount = None,
+    timeout: Timeout = None,
+    wait: Wait = False,
+    wait_timeout: WaitTimeout = None,
+    in_json: InJson = False,
+) -> None:
+    """Submit a job and print its id; with --wait, print its output, or fail as it did."""
+    given = _object(input_)
+    config = settings(context, app=app)
+    used = Interlock(config=config) if config.app is None else loaded(context, config.app)
+
+    async def work(opened: Interlock) -> bool:
+        job = await opened.submit(
+            workflow,
+            given,
+            version=version,
+            request_id=request_id,
+            parent=parent,
+            worker_count=worker_count,
+            timeout=timeout,
+        )
+        if not job.created:
+            tell(f"job {job.id} was there already")
+        return await show(job)
+
+    waits = wait or wait_timeout is not None
+    show: Callable[[JobHandle], Awaitable[bool]] = (
+        partial(show_end, longest=wait_timeout, in_json=in_json) if waits else partial(_show_id, in_json=in_json)
+    )
+    if not run(used, work):
+        raise typer.Exit(1)
+
+
+async def _show_id(job: JobHandle, *, in_json: bool) -> bool:
+    typer.echo(as_json({"id": job.id, "created": job.created}, pretty=False) if in_json else job.id)
+    return True
+
+
+async def show_end(job: JobHandle, *, longest: float | None, in_json: bool) -> bool:
+    """Wait for the end of a job and print it; tell whether it went well."""
+    tell(f"submitted job {job.id}" if job.created else f"waiting for job {job.id}")
+    failure = await _failure(job, longest)
+    status = await job.status()
+    if in_json:
+        shown = {name: getattr(status, name) for name in ("id", "status", "reason", "output", "error")}
+        typer.echo(as_json({"created": job.created, **shown}, pretty=False))
+    elif failure is None:
+        typer.echo(as_json(status.output, pretty=False))
+    if failure is not None:
+        tell(f"interlock: {failure}")
+    return failure is None
+
+
+async def _failure(job: JobHandle, longest: float | None) -> str | None:
+    try:
+        await job.wait(longest)
+    except TimeoutError as error:
+        return f"{error}; it goes on, and `interlock jobs show {job.id}` tells how"
+    except JobFailedError as error:
+        return str(error)
+    return None
+
+
+def _object(given: str | None) -> dict[str, Any]:
+    read = read_json("--input", given)
+    if read is None:
+        return {}
+    if not isinstance(read, dict):
+        raise ConfigError(f"--input must be a JSON object, such as '{{\"order\": 1}}', not {given!r}")
+    return read
+
+
+def read_json(name: str, given: str | None) -> Any:
+    """Read JSON that was typed; None when nothing was."""
+    try:
+        return None if given is None else json.loads(given, parse_constant=_refuse_constant)
+    except ValueError as error:
+        raise ConfigError(f"{name} is not valid JSON: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

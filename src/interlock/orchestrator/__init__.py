@@ -1,0 +1,31 @@
+"""The orchestrator: consumes step results, releases the next steps and finalizes jobs.
+
+Names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interlock.orchestrator.process import Orchestrator
+    from interlock.orchestrator.run import orchestrating, run_orchestrator
+    from interlock.orchestrator.settings import OrchestratorSettings
+    from interlock.orchestrator.statistics import EventStatistics
+
+_HOMES = {
+    "EventStatistics": "statistics",
+    "Orchestrator": "process",
+    "OrchestratorSettings": "settings",
+    "orchestrating": "run",
+    "run_orchestrator": "run",
+}
+
+__all__ = ["EventStatistics", "Orchestrator", "OrchestratorSettings", "orchestrating", "run_orchestrator"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'interlock.orchestrator' has no attribute {name!r}")
+    return getattr(import_module(f"interlock.orchestrator.{_HOMES[name]}"), name)

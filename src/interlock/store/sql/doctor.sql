@@ -1,0 +1,76 @@
+-- What may be wrong with the whole installation. Nothing here writes, and finished tasks are never looked at.
+
+-- name: read_due_types
+-- What is due in each namespace, by type: of the first so many in the order of the claim, where those gather that nobody
+-- takes. The namespaces are found by skipping from one to the next in the index.
+with recursive known (name) as (
+    (select namespace from interlock.tasks where state = 'pending' order by namespace limit 1)
+    union all
+    select (
+            select namespace
+            from interlock.tasks
+            where state = 'pending' and namespace > known.name
+            order by namespace
+            limit 1
+        )
+    from known
+    where known.name is not null
+)
+select known.name as namespace, found.type, count(*) as tasks, min(found.run_at) as oldest_at
+from known
+    cross join lateral (
+        select type, run_at
+        from interlock.tasks
+        where state = 'pending' and namespace = known.name and run_at <= coalesce(%(now)s::timestamptz, now())
+        order by priority desc, run_at, id
+        limit %(each)s
+    ) as found
+where known.name is not null
+group by known.name, found.type
+order by known.name, found.type
+
+-- name: count_unrecovered_tasks
+-- Leases that ran out a while ago, and that nobody has recovered.
+select count(*) as tasks, min(lease_expires_at) as oldest_at
+from interlock.tasks
+where lease_expires_at < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+
+-- name: count_unheard_steps
+-- Steps that ended a while ago, and whose end has not carried their jobs on.
+select count(*) as steps, count(distinct tasks.job_id) as jobs, min(coalesce(tasks.finished_at, tasks.created_at)) as oldest_at
+from interlock.tasks
+    join interlock.jobs on jobs.id = tasks.job_id and jobs.status = 'RUNNING'
+where tasks.job_id is not null and not tasks.advanced and tasks.state in ('done', 'error', 'canceled')
+    and coalesce(tasks.finished_at, tasks.created_at) < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+
+-- name: read_vanished_workers
+-- Processes that were not heard of for a while and did not say that they stop, the latest first.
+select id, coalesce(metadata ->> 'role', 'worker') as role, seen_until
+from interlock.workers
+where status = 'RUNNING' and seen_until < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+    and seen_until > coalesce(%(now)s::timestamptz, now()) - %(memory)s::interval
+order by seen_until desc
+limit %(limit)s
+
+-- name: read_oldest_jobs
+-- How many jobs are open, by state, and the oldest of each.
+select counted.status, counted.jobs, oldest.id, oldest.created_at, oldest.reason
+from (
+        select status, count(*) as jobs
+        from interlock.jobs
+        where status in ('SUBMITTED', 'PENDING', 'RUNNING')
+        group by status
+    ) as counted
+    cross join lateral (
+        select id, created_at, reason
+        from interlock.jobs
+        where status = counted.status and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+        order by id
+        limit 1
+    ) as oldest
+order by counted.status
+
+-- name: count_given_up_callbacks
+select count(*) as callbacks, (array_agg(error order by id desc))[1] as error
+from interlock.callbacks
+where given_up_at is not null

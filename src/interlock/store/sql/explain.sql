@@ -1,0 +1,207 @@
+-- Why a task or a job is where it is. Nothing here writes, and every part goes by an index: what one answer costs does
+-- not depend on how much else there is.
+
+-- name: read_explained_tasks
+-- Tasks with all that may hold them up by themselves: their worker, their namespace, their limit, and the message that
+-- tells of their end, if it was set aside.
+select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.reason, tasks.held_by, tasks.run_at, tasks.attempt,
+    tasks.tries, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at, tasks.cancel_requested_at, tasks.job_id,
+    tasks.step, tasks.limit_key, tasks.unresolved, tasks.wait_until, tasks.error,
+    tasks.job_id is not null and tasks.state in ('done', 'error', 'canceled') and not tasks.advanced
+        and jobs.status = 'RUNNING' as unheard,
+    jobs.status as job_status, jobs.reason as job_reason, jobs.ending,
+    coalesce(moved.recorded_at, tasks.updated_at) as since,
+    workers.status as worker_status, workers.seen_until as worker_seen_until, workers.heartbeat_at,
+    namespaces.paused_at, namespaces.paused_by, namespaces.reason as pause_reason,
+    limits.max_running, limits.max_starts, limits.period, taken.tasks as limit_taken, begun.starts as limit_starts,
+    aside.failed_at as aside_at, aside.error as aside_error
+from interlock.tasks
+    left join interlock.jobs on jobs.id = tasks.job_id
+    left join interlock.workers on workers.id = tasks.worker_id and tasks.state = 'running'
+    left join interlock.namespaces on namespaces.name = tasks.namespace and namespaces.paused_at is not null
+    left join interlock.limits on limits.key = tasks.limit_key and tasks.state = 'waiting'
+    left join lateral (
+        select recorded_at from interlock.audit_logs where task_id = tasks.id order by id desc limit 1
+    ) as moved on true
+    left join lateral (
+        select count(*) as tasks
+        from interlock.tasks as counted
+        where counted.limit_key = limits.key and counted.limit_key is not null
+            and counted.state in ('pending', 'running')
+    ) as taken on limits.max_running is not null
+    left join lateral (
+        select coalesce(sum(starts), 0)::int as starts
+        from interlock.limit_starts
+        where key = limits.key and started_at > coalesce(%(now)s::timestamptz, now()) - limits.period
+    ) as begun on limits.max_starts is not null
+    left join lateral (
+        select failed_at, error
+        from interlock.orchestration_failures
+        where task_id = tasks.id
+        order by msg_id desc
+        limit 1
+    ) as aside on tasks.job_id is not null and not tasks.advanced
+where tasks.id = any (%(ids)s::uuid[])
+
+-- name: read_explained_jobs
+-- Jobs, with the namespaces of their first steps that nobody serves at this moment, and what was set aside of them.
+select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.reason, jobs.ending,
+    jobs.ending_reason, jobs.compensating, jobs.open_steps,
+    case when jobs.timeout_seconds is not null then jobs.deadline_at end as deadline_at,
+    coalesce(moved.recorded_at, jobs.updated_at) as since, aside.messages as aside, aside.failed_at as aside_at,
+    aside.error as aside_error,
+    array(
+        select namespace
+        from unnest(jobs.root_namespaces) as root (namespace)
+        where not exists (
+            select from interlock.workers
+            where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
+                and root.namespace = any (workers.namespaces)
+        )
+    ) as unserved
+from interlock.jobs
+    left join interlock.workflows on workflows.id = jobs.workflow_id
+    left join lateral (
+        select recorded_at from interlock.job_state_transitions where job_id = jobs.id order by id desc limit 1
+    ) as moved on true
+    left join lateral (
+        select count(*) as messages, max(failed_at) as failed_at, (array_agg(error order by msg_id desc))[1] as error
+        from interlock.orchestration_failures
+        where job_id = jobs.id
+    ) as aside on jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+where jobs.id = any (%(ids)s::uuid[])
+
+-- name: count_open_steps
+-- The steps of a job that have not ended, by what they wait for; and those whose end no orchestrator has heard of yet.
+select case when state in ('waiting', 'pending', 'running') then state else 'unheard' end as state, held_by,
+    count(*) as steps
+from interlock.tasks
+where job_id = %(job_id)s
+    and (state in ('waiting', 'pending', 'running') or state in ('done', 'error', 'canceled') and not advanced)
+group by 1, 2
+order by 1, 2
+
+-- name: read_open_causes
+-- The steps of a job that hold it up: those that wait for no other step. A part stands behind its map. What only waits
+-- for its turn comes last.
+select id
+from interlock.tasks
+where job_id = %(job_id)s and part_of is null
+    and (
+        state in ('pending', 'running')
+        or state = 'waiting' and held_by is distinct from 'dependency'
+        or state in ('done', 'error', 'canceled') and not advanced
+    )
+order by case
+        when state in ('done', 'error', 'canceled') then 0
+        when state = 'pending' then 1
+        when state = 'running' then 2
+        when held_by in ('worker_count', 'compensation') then 4
+        else 3
+    end, id
+limit %(limit)s
+
+-- name: read_open_ancestors
+-- All steps before this one that have not ended, or whose end no orchestrator has heard of, and the edges between them;
+-- `root` are those that do not wait for other steps. Each step is looked at once, however many ways lead to it.
+with recursive asked as materialized (
+    select id, workflow_id from interlock.jobs where id = %(job_id)s
+), reached (step, id, root) as (
+    select %(step)s::text, %(id)s::uuid, false
+    union
+    select found.step, found.id, found.root
+    from reached
+        cross join asked
+        cross join lateral (
+            select tasks.step, tasks.id, tasks.held_by is distinct from 'dependency' as root
+            from interlock.workflow_edges as edges
+                cross join lateral (
+                    select step, id, held_by
+                    from interlock.tasks
+                    where job_id = asked.id and step = edges.upstream
+                        and (state in ('waiting', 'pending', 'running')
+                            or state in ('done', 'error', 'canceled') and not advanced)
+                    limit 1
+                ) as tasks
+            where edges.workflow_id = asked.workflow_id and edges.downstream = reached.step
+            offset 0
+        ) as found
+)
+select edges.downstream, reached.step as upstream, reached.id, reached.root
+from reached
+    cross join asked
+    join interlock.workflow_edges as edges on edges.workflow_id = asked.workflow_id and edges.upstream = reached.step
+where edges.downstream in (select step from reached)
+order by edges.downstream, reached.step
+
+-- name: read_causes
+-- What a waiting task waits for when that is neither a step before it nor a thing of its own: the open parts of a map,
+-- the steps that take up the job's worker_count, the compensation whose turn it is, a child job, its own job.
+select found.kind, found.id
+from interlock.tasks as asked
+    cross join lateral (
+        (
+            select 'task' as kind, id
+            from interlock.tasks
+            where asked.held_by = 'parts' and part_of = asked.id
+                and (state in ('waiting', 'pending', 'running')
+                    or state in ('done', 'error', 'canceled') and not advanced)
+            order by part
+            limit %(limit)s
+        )
+        union all
+        (
+            select 'task', id
+            from interlock.tasks
+            where asked.held_by = 'worker_count' and job_id = asked.job_id and capped
+                and (state in ('pending', 'running') or held_by = 'namespace')
+            limit %(limit)s
+        )
+        union all
+        (
+            select 'task', id
+            from interlock.tasks
+            where asked.held_by = 'compensation' and job_id = asked.job_id and step like 'compensate:%%'
+                and (state in ('pending', 'running') or state in ('done', 'error', 'canceled') and not advanced)
+            limit %(limit)s
+        )
+        union all
+        select 'job', id from interlock.jobs where asked.held_by = 'job' and parent_task_id = asked.id
+        union all
+        select 'job', asked.job_id where asked.held_by = 'start' and asked.job_id is not null
+    ) as found
+where asked.id = %(id)s
+
+-- name: count_running_by_worker
+select worker_id, count(*) as tasks
+from interlock.tasks
+where lease_expires_at is not null
+group by worker_id
+
+-- name: read_last_moves
+-- The latest moves of a task or a job, oldest first.
+select from_state, event, to_state, reason, actor, recorded_at
+from (
+    (
+        select id, from_state, event, to_state, reason, actor, recorded_at
+        from interlock.audit_logs
+        where task_id = %(id)s
+        order by id desc
+        limit %(limit)s
+    )
+    union all
+    (
+        select id, from_state, event, to_state, reason, actor, recorded_at
+        from interlock.job_state_transitions
+        where job_id = %(id)s
+        order by id desc
+        limit %(limit)s
+    )
+) as moves
+order by recorded_at, id
+
+-- name: read_queue_place
+-- The queue on which the ends of steps travel, and whether it is there.
+select orchestration_queue as name, to_regprocedure('pgmq.send_batch(text, jsonb[])') is not null as installed,
+    to_regclass(format('pgmq.%%I', lower('q_' || orchestration_queue))) is not null as there
+from interlock.settings

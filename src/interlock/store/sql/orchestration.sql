@@ -1,0 +1,428 @@
+-- How jobs are carried on: messages are taken, the ends of steps lead to others, and jobs come to their end. Nothing here
+-- changes a state: the ids go to the statements of tasks.sql and jobs.sql, in the same transaction, in which the jobs are
+-- locked.
+
+-- name: lock_jobs
+-- Every statement that follows in the transaction goes by an index, even when a table looks small at the moment, and its
+-- plan is made once: for a few rows, to plan costs more than to run. Not in a transaction that is somebody else's.
+select jobs.id, jobs.workflow_id, jobs.status, jobs.ending, jobs.ending_reason, jobs.compensating, jobs.worker_count,
+    jobs.open_steps, jobs.failed_steps, jobs.depth, jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id,
+    jobs.retried_from, jobs.error, coalesce(%(now)s::timestamptz, now()) as now,
+    array(select name from interlock.namespaces where paused_at is not null) as paused
+from interlock.lock_jobs(%(ids)s::uuid[]) as jobs
+where set_config('interlock.actor', %(actor)s, true) is not null
+    and case
+        when %(own)s
+            then set_config('enable_seqscan', 'off', true) || set_config('plan_cache_mode', 'force_generic_plan', true)
+        else ''
+    end is not null
+
+-- name: take_messages
+-- Messages of the queue, which nobody else gets until the transaction ends, with their jobs, which are locked. What is
+-- read by later statements is what the last one who held the locks left.
+with taken as materialized (
+    select given.msg_id, given.read_ct, given.message, case
+            -- what cannot be understood must not hold up the others
+            when given.message ->> 'job_id' ~* '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$'
+                then (given.message ->> 'job_id')::uuid
+        end as job_id
+    from interlock.settings
+        cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, %(limit)s::int) as given
+), jobs as materialized (
+    select * from interlock.lock_jobs(array(select distinct job_id from taken))
+)
+select taken.msg_id, taken.read_ct, taken.message, jobs.id, jobs.workflow_id, jobs.status, jobs.ending,
+    jobs.ending_reason, jobs.compensating, jobs.worker_count, jobs.open_steps, jobs.failed_steps, jobs.depth,
+    jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id, jobs.retried_from, jobs.error,
+    coalesce(%(now)s::timestamptz, now()) as now,
+    array(select name from interlock.namespaces where paused_at is not null) as paused
+from taken
+    left join jobs on jobs.id = taken.job_id
+where (
+        select set_config('interlock.actor', %(actor)s, true) || set_config('enable_seqscan', 'off', true)
+            || set_config('plan_cache_mode', 'force_generic_plan', true)
+    ) is not null
+
+-- name: read_messages
+-- The same when something is wrong with one of them: what was read is counted, even if what follows fails.
+select given.msg_id, given.read_ct, given.message
+from interlock.settings
+    cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, %(limit)s::int) as given
+order by given.msg_id
+
+-- name: archive_message
+-- The job says so too. A message that was sent again and failed again is the old failure, with a longer pause.
+with archived as materialized (
+    select pgmq.archive(orchestration_queue, %(msg_id)s::bigint) as done
+    from interlock.settings
+), told as (
+    update interlock.jobs
+    set reason = 'a step result was set aside: ' || %(error)s::text, updated_at = coalesce(%(now)s::timestamptz, now())
+    where id = %(job_id)s::uuid and status in ('PENDING', 'RUNNING') and (select done from archived)
+)
+insert into interlock.orchestration_failures as known (msg_id, job_id, task_id, message, error, failed_at, retry_at)
+select coalesce(%(failure)s::bigint, %(msg_id)s::bigint), %(job_id)s, %(task_id)s, %(message)s, %(error)s,
+    coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()) + interval '1 minute'
+from archived
+where done
+on conflict (msg_id) do update
+set error = excluded.error, failed_at = excluded.failed_at, times = known.times + 1,
+    retry_at = excluded.failed_at + least(interval '1 minute' * 2 ^ least(known.times, 20), interval '6 hours')
+returning msg_id
+
+-- name: resend_failures
+-- What was set aside, when its time has come, or when somebody asks for it; again later, should this message be lost.
+with due as (
+    update interlock.orchestration_failures
+    set retry_at = coalesce(%(now)s::timestamptz, now())
+        + least(interval '5 minutes' * 2 ^ least(times, 20), interval '6 hours')
+    where msg_id = any (array(
+        select msg_id
+        from interlock.orchestration_failures
+        where job_id is not null and job_id = coalesce(%(job_id)s::uuid, job_id)
+            and (%(asked)s::boolean or retry_at <= coalesce(%(now)s::timestamptz, now()))
+        order by msg_id
+        limit %(limit)s
+        for update skip locked
+    ))
+    returning msg_id, message
+), sent as (
+    select pgmq.send_batch(orchestration_queue, array(
+        select message || jsonb_build_object('failure', msg_id) from due
+    )) as msg_id
+    from interlock.settings
+    where exists (select from due)
+)
+select count(*) as sent, case when count(*) > 0 then pg_notify('interlock_orchestration', max(msg_id)::text) end
+from sent
+
+-- name: resend_lost_results
+-- Steps that ended a while ago and were not carried on, though no message about them can be left in the queue: it has
+-- none that is as old. To touch them is enough, since the database sends what has ended. Of a job that has ended there
+-- is nothing to carry on; of one that has not started, later.
+with bound as materialized (
+    select coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+        - make_interval(secs => coalesce(metrics.oldest_msg_age_sec, 0)) as moment
+    from interlock.settings
+        cross join lateral pgmq.metrics(settings.orchestration_queue) as metrics
+), lost as materialized (
+    select tasks.id, jobs.status <> 'RUNNING' as is_over
+    from interlock.tasks
+        cross join lateral (select status from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
+    where tasks.job_id is not null and not tasks.advanced and tasks.state in ('done', 'error', 'canceled')
+        and coalesce(tasks.finished_at, tasks.created_at) < (select moment from bound)
+        and tasks.updated_at < (select moment from bound)
+        and jobs.status in ('RUNNING', 'COMPLETED', 'FAILED', 'CANCELED')
+        and not exists (select from interlock.orchestration_failures as known where known.task_id = tasks.id)
+    order by coalesce(tasks.finished_at, tasks.created_at)
+    limit %(limit)s
+    for no key update of tasks skip locked
+), resent as (
+    update interlock.tasks
+    set advanced = lost.is_over, updated_at = coalesce(%(now)s::timestamptz, now())
+    from lost
+    where tasks.id = any (array(select id from lost)) and tasks.id = lost.id
+    returning tasks.advanced
+)
+select count(*) filter (where not advanced) as sent
+from resent
+
+-- name: resend_results_of_job
+-- The same when somebody asks for it: of one job, and however short ago.
+with resent as (
+    update interlock.tasks
+    set updated_at = coalesce(%(now)s::timestamptz, now())
+    where job_id = %(job_id)s and not advanced and state in ('done', 'error', 'canceled')
+        and not exists (select from interlock.orchestration_failures as known where known.task_id = tasks.id)
+    returning id
+)
+select count(*) as sent
+from resent
+
+-- name: forget_failures
+-- What was set aside could be acted on after all.
+with gone as (
+    delete from interlock.orchestration_failures
+    where msg_id = any (%(ids)s::bigint[])
+    returning job_id
+)
+update interlock.jobs
+set reason = null
+where id = any (array(select job_id from gone)) and status in ('PENDING', 'RUNNING')
+    and reason like 'a step result was set aside: %%'
+
+-- name: send_messages
+-- Besides the ends of steps, which the database sends by itself: a child job has ended, or is to be canceled.
+with sent as (
+    select pgmq.send_batch(orchestration_queue, array(select jsonb_array_elements(%(messages)s::jsonb))) as msg_id
+    from interlock.settings
+)
+select pg_notify('interlock_orchestration', max(msg_id)::text)
+from sent
+having count(*) > 0
+
+-- name: read_queue_state
+select metrics.queue_length as waiting, metrics.oldest_msg_age_sec as oldest_age,
+    (select count(*) from interlock.orchestration_failures) as archived
+from interlock.settings
+    cross join lateral pgmq.metrics(settings.orchestration_queue) as metrics
+
+-- name: read_orchestration_failures
+select msg_id, job_id, task_id, message, error, times, failed_at, retry_at
+from interlock.orchestration_failures
+order by msg_id desc
+limit %(limit)s
+
+-- name: read_ended_steps
+select id
+from interlock.tasks
+where job_id = any (%(ids)s::uuid[]) and state in ('done', 'error', 'canceled') and not advanced
+
+-- name: take_ended_steps
+-- Steps that have ended, once each: a message that comes again, in whatever order, finds nothing to take. What ended
+-- before its job started is taken when it starts. With each comes what waits for it, one row for each: over its edges,
+-- or, of a part, the map that it belongs to. `skipped` are steps of which only this is asked. What waits is locked: it is
+-- about to be judged and counted, and whoever cancels it just now must have done so before, or find it judged.
+with taken as (
+    update interlock.tasks
+    set advanced = true
+    where id = any (%(ids)s::uuid[])
+        -- in a CASE, so that the planner does not go by the job, through all its steps
+        and case
+            when state in ('done', 'error', 'canceled') and not advanced
+                then job_id = any (array(
+                    select jobs.id
+                    from interlock.jobs
+                    where jobs.id = any (%(job_ids)s::uuid[]) and jobs.status = 'RUNNING'
+                ))
+            else false
+        end
+    returning id, job_id, step, state, part_of, output -> 'orchestration_metadata' -> 'chosen' as chosen
+), ended as materialized (
+    select taken.*, jobs.workflow_id
+    from (
+            select id, job_id, step, state, part_of, chosen from taken
+            union all
+            select id, job_id, step, null, part_of, null from interlock.tasks where id = any (%(skipped)s::uuid[])
+        ) as taken
+        cross join lateral (select workflow_id from interlock.jobs where jobs.id = taken.job_id limit 1) as jobs
+)
+select ended.id as upstream_id, ended.job_id as upstream_job_id, ended.step as upstream, ended.state, ended.part_of,
+    ended.chosen, edges.condition, edges.branch, steps.kind, steps.join_rule as rule, found.id, found.job_id,
+    found.step, found.namespace, found.priority, found.unresolved, found.taken, found.failed
+from ended
+    left join lateral (
+        select downstream, condition, branch
+        from interlock.workflow_edges
+        where workflow_id = ended.workflow_id and upstream = ended.step and ended.part_of is null
+        offset 0
+    ) as edges on true
+    left join lateral (
+        select kind, join_rule
+        from interlock.workflow_steps
+        where workflow_id = ended.workflow_id and step = edges.downstream
+        limit 1
+    ) as steps on true
+    left join lateral (
+        select id, job_id, step, namespace, priority, unresolved, taken, failed
+        from interlock.tasks
+        where job_id = ended.job_id and step = edges.downstream and state = 'waiting' and unresolved > 0
+        limit 1
+        for no key update
+    ) as found on true
+where ended.part_of is null
+union all
+select ended.id, ended.job_id, ended.step, ended.state, ended.part_of, null, 'part', false, steps.kind,
+    steps.strategy, found.id, found.job_id, found.step, found.namespace, found.priority, found.unresolved, found.taken,
+    found.failed
+from ended
+    left join lateral (
+        select id, job_id, step, namespace, priority, unresolved, taken, failed
+        from interlock.tasks
+        where id = ended.part_of and state = 'waiting' and held_by = 'parts'
+        limit 1
+        for no key update
+    ) as found on true
+    left join lateral (
+        select kind, strategy
+        from interlock.workflow_steps
+        where workflow_id = ended.workflow_id and step = found.step
+        limit 1
+    ) as steps on true
+where ended.part_of is not null
+
+-- name: read_woken_steps
+-- Steps that wait for a child job, and whose child has ended.
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority
+from interlock.tasks
+    cross join lateral (
+        select from interlock.jobs
+        where jobs.parent_task_id = tasks.id and jobs.status in ('COMPLETED', 'FAILED', 'CANCELED')
+        limit 1
+    ) as child
+where tasks.id = any (%(ids)s::uuid[])
+    and case
+        when tasks.state = 'waiting' and tasks.held_by = 'job' then tasks.job_id = any (%(job_ids)s::uuid[])
+        else false
+    end
+
+-- name: read_failed_steps
+-- Once, at the end of a job: what failed in it, and whether a step after it ran in spite of it. A map that lacks parts
+-- failed as a whole; its parts are not asked.
+select tasks.job_id, tasks.step, tasks.state, tasks.reason, tasks.finished_at,
+    coalesce(tasks.error, jsonb_build_object('type', tasks.state, 'message', tasks.reason)) as error,
+    exists (
+        select from interlock.workflow_edges as edges
+            cross join lateral (
+                select id, state, reused, unresolved
+                from interlock.tasks as found
+                where found.job_id = tasks.job_id and found.step = edges.downstream
+                limit 1
+            ) as downstream
+        where edges.workflow_id = jobs.workflow_id and edges.upstream = tasks.step
+            and (
+                downstream.reused or downstream.state not in ('skipped', 'canceled')
+                -- canceled after its turn had come, and not while it waited for it
+                or downstream.state = 'canceled' and (downstream.unresolved = 0 or exists (
+                    select from interlock.tasks as part where part.part_of = downstream.id
+                ))
+            )
+    ) as handled
+from interlock.jobs
+    cross join lateral (
+        select job_id, step, state, reason, finished_at, error
+        from interlock.tasks
+        where tasks.job_id = jobs.id and part_of is null and step not like 'compensate:%%'
+            and (state in ('error', 'canceled') or state = 'skipped' and poisoned and tasks.error is not null)
+        offset 0
+    ) as tasks
+where jobs.id = any (%(ids)s::uuid[])
+order by tasks.finished_at, tasks.step
+
+-- name: read_unfinished_descendants
+-- The whole tree at once, so that a cancellation does not go down it step by step.
+with recursive below as (
+    select id, status
+    from interlock.jobs
+    where parent_job_id = any (%(ids)s::uuid[]) and parent_job_id is not null
+    union all
+    select jobs.id, jobs.status
+    from below
+        cross join lateral (
+            select id, status from interlock.jobs where parent_job_id = below.id and parent_job_id is not null offset 0
+        ) as jobs
+)
+select id
+from below
+where status in ('SUBMITTED', 'PENDING', 'RUNNING')
+order by id
+
+-- name: read_children_of_steps
+-- Child jobs that have not ended, of steps that were canceled.
+select id
+from interlock.jobs
+where parent_task_id = any (%(ids)s::uuid[]) and parent_task_id is not null
+    and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+order by id
+
+-- name: note_stumble
+-- A job that could not be carried on is left alone for a while, which grows, so that it holds up no other.
+update interlock.jobs
+set stumbles = stumbles + 1, reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now()),
+    not_before = coalesce(%(now)s::timestamptz, now())
+        + least(interval '1 second' * 2 ^ least(stumbles, 20), interval '1 hour')
+where id = %(id)s and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+
+-- name: refresh_pending_reasons
+-- What jobs wait for that no worker serves may have changed since they were submitted.
+with live as materialized (
+    select coalesce(array_agg(distinct served.namespace), '{}') as namespaces
+    from interlock.workers
+        cross join lateral unnest(workers.namespaces) as served (namespace)
+    where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
+), told as materialized (
+    select workflows.id, format('no live worker serves %%s %%s',
+            case count(*) when 1 then 'namespace' else 'namespaces' end,
+            string_agg(format('''%%s''', root.namespace), ', ' order by root.place)) as reason
+    from interlock.workflows
+        cross join lateral unnest(workflows.root_namespaces) with ordinality as root (namespace, place)
+    where root.namespace <> all (array(select unnest(namespaces) from live))
+    group by workflows.id
+)
+update interlock.jobs
+set reason = told.reason, updated_at = coalesce(%(now)s::timestamptz, now())
+from told
+where jobs.workflow_id = told.id and jobs.id = any (array(
+        select found.id
+        from told
+            cross join lateral (
+                select id
+                from interlock.jobs
+                where workflow_id = told.id and status = 'PENDING' and not_before is null
+                    and reason is distinct from told.reason
+                limit %(limit)s
+                for no key update skip locked
+            ) as found
+    ))
+returning jobs.id
+
+-- name: read_startable_jobs
+-- Jobs that wait for workers, and whose first steps somebody serves by now. Found by workflow: those that nobody serves
+-- may be very many, and are not looked at.
+with live as materialized (
+    select coalesce(array_agg(distinct served.namespace), '{}') as namespaces
+    from interlock.workers
+        cross join lateral unnest(workers.namespaces) as served (namespace)
+    where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
+)
+select jobs.id
+from interlock.workflows
+    cross join lateral (
+        select id
+        from interlock.jobs
+        where workflow_id = workflows.id and status = 'PENDING'
+            and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
+        order by workflow_id, created_at, id
+        limit %(limit)s
+    ) as jobs
+where workflows.root_namespaces <@ (select namespaces from live)
+order by jobs.id
+limit %(limit)s
+
+-- name: read_overdue_jobs
+select id, timeout_seconds
+from interlock.jobs
+where deadline_at <= coalesce(%(now)s::timestamptz, now()) and deadline_at is not null and ending is null
+    and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+    and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
+order by deadline_at
+limit %(limit)s
+
+-- name: read_overdue_signals
+select id, job_id
+from interlock.tasks
+where wait_until <= coalesce(%(now)s::timestamptz, now()) and wait_until is not null and state = 'waiting'
+    and held_by = 'signal'
+    and coalesce(
+        (select not_before from interlock.jobs where jobs.id = tasks.job_id) <= coalesce(%(now)s::timestamptz, now()),
+        true
+    )
+order by wait_until
+limit %(limit)s
+
+-- name: read_waits_for_signal
+-- The steps of a job that a signal of this name can reach, and whether they wait for it now.
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.state, steps.kind,
+    tasks.state = 'waiting' and tasks.held_by = 'signal' as waits, tasks.input ? 'refused' as is_over,
+    tasks.wait_until, steps.spec
+from interlock.jobs
+    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
+        and steps.kind in ('signal', 'approval')
+    join interlock.tasks on tasks.job_id = jobs.id and tasks.step = steps.step
+where jobs.id = %(job_id)s
+
+-- name: insert_signal
+insert into interlock.signals (job_id, name, payload, sent_by, sent_at)
+values (%(job_id)s, %(name)s, %(payload)s, %(actor)s, coalesce(%(now)s::timestamptz, now()))
+on conflict (job_id, name) do nothing
+returning name

@@ -1,0 +1,265 @@
+-- The steps of jobs: how they are made, what they wait for, and what is told of them. Nothing here changes a state.
+
+-- name: insert_steps
+-- All steps of new jobs. The first ones of a job that has started are claimable at once, as many as it may run.
+insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
+    backoff, job_id, step, unresolved, correlation_id, capped, reused, output)
+select namespace, type, case when goes and paused is null then 'pending' else 'waiting' end,
+    case
+        when goes and paused is null then null
+        when goes then 'namespace'
+        when edges > 0 then 'dependency'
+        when may_go then 'worker_count'
+        else 'start'
+    end,
+    case
+        when goes and paused is null then null
+        when goes then format('namespace %%s is paused%%s', paused, ': ' || pause_reason)
+        when edges > 0 then waits_for
+        when may_go then format('the job runs at most %%s step%%s at once', worker_count,
+            case when worker_count > 1 then 's' end)
+        else 'waits for the job to start'
+    end,
+    priority, coalesce(%(now)s::timestamptz, now()), max_tries, timeout_seconds, backoff, job_id, step, edges,
+    correlation_id, worker_count is not null, reused is not null, reused
+from (
+    select steps.*, jobs.id as job_id, jobs.worker_count, jobs.correlation_id, jobs.reused -> steps.step as reused,
+        paused.name as paused, paused.reason as pause_reason, may_go.may_go,
+        may_go.may_go and (jobs.worker_count is null or row_number() over (
+            -- what is paused takes up no room of the others
+            partition by jobs.id, may_go.may_go, paused.name order by steps.priority desc, steps.position) <= jobs.worker_count
+        ) as goes
+    from interlock.jobs
+        cross join lateral (
+            select step, position, namespace, priority, max_tries, edges, waits_for, backoff, kind,
+                case when kind in ('plain', 'decision') then type else 'interlock.pass' end as type,
+                case when kind in ('plain', 'decision') then timeout_seconds end as timeout_seconds
+            from interlock.workflow_steps
+            where workflow_steps.workflow_id = jobs.workflow_id
+        ) as steps
+        left join interlock.namespaces as paused on paused.name = steps.namespace and paused.paused_at is not null
+        cross join lateral (
+            select jobs.status = 'RUNNING' and jobs.reused is null and steps.edges = 0
+                and steps.kind in ('plain', 'decision') as may_go
+        ) as may_go
+    where jobs.id = any (%(ids)s::uuid[]) and jobs.status in ('PENDING', 'RUNNING')
+) as made
+order by job_id, position
+
+-- name: read_roots
+-- The first steps of jobs that start, and those whose result is there already.
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, steps.kind, tasks.reused,
+    tasks.output -> 'orchestration_metadata' -> 'chosen' as chosen
+from interlock.jobs
+    cross join lateral (
+        select step, kind
+        from interlock.workflow_steps
+        where workflow_steps.workflow_id = jobs.workflow_id and edges = 0
+        union
+        select step, kind
+        from interlock.workflow_steps
+        where workflow_steps.workflow_id = jobs.workflow_id and jobs.reused ? step
+    ) as steps
+    cross join lateral (
+        select id, job_id, step, namespace, priority, reused, output
+        from interlock.tasks
+        where tasks.job_id = jobs.id and tasks.step = steps.step and state = 'waiting'
+            and held_by in ('start', 'dependency')
+        limit 1
+        for no key update
+    ) as tasks
+where jobs.id = any (%(ids)s::uuid[])
+
+-- name: read_openings
+-- What a step that has no handler of its own needs to know when its turn has come.
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, steps.kind, steps.spec,
+    case when steps.kind = 'map' then interlock.map_size(interlock.map_source(tasks.job_id, steps.spec)) end as parts,
+    -- read by every part, which is handed its item, and not again the whole list that it is from
+    case when steps.spec ->> 'over_input' is not null then jobs.input - (steps.spec ->> 'over_input') end as left_input,
+    case when steps.kind = 'sleep' then jobs.input -> (steps.spec ->> 'until') end as until,
+    case when steps.kind = 'child' then interlock.step_inputs(tasks) end as inputs,
+    case
+        when steps.kind in ('signal', 'approval') then exists (
+            select from interlock.signals
+            where job_id = tasks.job_id
+                and name = case steps.kind when 'signal' then steps.spec ->> 'signal' else steps.step end
+        )
+    end as signaled
+from interlock.tasks
+    join interlock.jobs on jobs.id = tasks.job_id
+    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+where tasks.id = any (%(ids)s::uuid[])
+
+-- name: insert_parts
+-- One task for every element of what a map goes over; how many there are, the map's own row says already.
+insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
+    backoff, job_id, step, correlation_id, capped, part, part_of, input)
+select map.namespace, steps.type, case when hold.held_by is null then 'pending' else 'waiting' end, hold.held_by,
+    hold.reason, map.priority, coalesce(%(now)s::timestamptz, now()), steps.max_tries, steps.timeout_seconds,
+    steps.backoff, map.job_id, format('%%s[%%s]', map.step, items.index), map.correlation_id, map.capped, items.index,
+    map.id, jsonb_build_object('item', items.item, 'index', items.index)
+from interlock.tasks as map
+    join interlock.jobs on jobs.id = map.job_id
+    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = map.step
+    left join interlock.namespaces as paused on paused.name = map.namespace and paused.paused_at is not null
+    cross join lateral (
+        select case when map.capped then 'worker_count' when paused.name is not null then 'namespace' end as held_by,
+            case
+                when map.capped
+                    then format('the job runs at most %%s step%%s at once', jobs.worker_count,
+                        case when jobs.worker_count > 1 then 's' end)
+                when paused.name is not null
+                    then format('namespace %%s is paused%%s', paused.name, ': ' || paused.reason)
+            end as reason
+    ) as hold
+    cross join lateral interlock.map_items(interlock.map_source(map.job_id, steps.spec)) as items
+where map.id = any (%(ids)s::uuid[])
+order by map.id, items.index
+
+-- name: update_waiting_steps
+-- Steps that go on waiting: what they know by now, or what they wait for next.
+update interlock.tasks
+set unresolved = coalesce(given.unresolved, tasks.unresolved), taken = coalesce(given.taken, tasks.taken),
+    failed = coalesce(given.failed, tasks.failed), held_by = coalesce(given.held_by, tasks.held_by),
+    reason = coalesce(given.reason, tasks.reason), wait_until = coalesce(given.wait_until, tasks.wait_until),
+    run_at = coalesce(given.run_at, tasks.run_at), input = coalesce(given.input, tasks.input)
+from jsonb_to_recordset(%(steps)s::jsonb) as given (id uuid, unresolved int, taken int, failed int, held_by text,
+    reason text, wait_until timestamptz, run_at timestamptz, input jsonb)
+where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
+    and case when tasks.state = 'waiting' then true else false end
+
+-- name: read_admissible_steps
+-- Of jobs with a worker_count: as many of the steps that are ready as there is room for. What sleeps, or waits for a
+-- paused namespace, takes up none; of each paused namespace one step begins to wait for that, so that its resumption
+-- leads back to the job.
+select found.id, found.namespace, found.job_id
+from interlock.jobs
+    cross join lateral (
+        select count(*) as steps
+        from interlock.tasks
+        where job_id = jobs.id and capped and state in ('pending', 'running')
+            and not advanced -- requeued by a person: nobody is told of its end again
+            and not (type = 'interlock.pass' and run_at > coalesce(%(now)s::timestamptz, now())) -- it sleeps
+    ) as active
+    cross join lateral (
+        (
+            select id, namespace, job_id
+            from interlock.tasks
+            where job_id = jobs.id and state = 'waiting' and held_by = 'worker_count'
+                and namespace <> all (%(paused)s::text[])
+            order by held_by, priority desc, part, id
+            limit greatest(jobs.worker_count - active.steps, 0)
+        )
+        union all
+        select held.id, held.namespace, held.job_id
+        from unnest(%(paused)s::text[]) as paused (name)
+            cross join lateral (
+                select id, namespace, job_id
+                from interlock.tasks
+                where job_id = jobs.id and state = 'waiting' and held_by = 'worker_count' and namespace = paused.name
+                order by held_by, priority desc, part, id
+                limit 1
+            ) as held
+        where not exists (
+            select from interlock.tasks
+            where job_id = jobs.id and capped and held_by = 'namespace' and namespace = paused.name
+        )
+    ) as found
+where jobs.id = any (%(ids)s::uuid[]) and jobs.worker_count is not null
+
+-- name: insert_compensations
+-- In the order in which they will run: the step that ended last comes first.
+insert into interlock.tasks (namespace, type, state, held_by, reason, run_at, max_tries, timeout_seconds, backoff,
+    job_id, step, correlation_id, capped, part, input)
+select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for the compensations before it',
+    coalesce(%(now)s::timestamptz, now()), steps.max_tries, steps.timeout_seconds, steps.backoff, done.job_id,
+    'compensate:' || done.step, done.correlation_id, done.capped,
+    row_number() over (partition by done.job_id order by done.finished_at desc, done.id desc) - 1,
+    jsonb_build_object('result', interlock.step_result(steps.kind, done.id, done.reused, done.output))
+from interlock.jobs
+    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.compensate is not null
+    join interlock.tasks as done on done.job_id = jobs.id and done.step = steps.step and done.state = 'done'
+where jobs.id = any (%(ids)s::uuid[])
+order by done.job_id, done.finished_at desc, done.id desc
+returning id, job_id, part
+
+-- name: read_next_compensations
+select found.id, found.namespace, found.job_id
+from unnest(%(ids)s::uuid[]) as wanted (job_id)
+    cross join lateral (
+        select id, namespace, job_id
+        from interlock.tasks
+        where tasks.job_id = wanted.job_id and state = 'waiting' and held_by = 'compensation'
+        order by held_by, priority desc, part, id
+        limit 1
+    ) as found
+
+-- name: read_failed_compensations
+select tasks.job_id, substr(step, length('compensate:') + 1) as step,
+    coalesce(error, jsonb_build_object('type', state, 'message', reason)) as error
+from interlock.tasks
+where job_id = any (%(ids)s::uuid[]) and step like 'compensate:%%' and state in ('error', 'canceled')
+
+-- name: lock_unfinished_steps
+-- Locked, so that none goes from running back to pending between the two statements that cancel the one and the other.
+select id, state
+from interlock.tasks
+where job_id = any (%(ids)s::uuid[]) and state in ('waiting', 'pending', 'running')
+order by id
+for no key update
+
+-- name: read_steps
+-- As declared, each map with its parts behind it, compensations last.
+select tasks.id, tasks.step, coalesce(steps.kind, case when tasks.part_of is null then 'compensation' else 'part' end)
+        as kind,
+    tasks.type, tasks.namespace, tasks.state, tasks.event, tasks.reason, tasks.held_by, tasks.priority, tasks.run_at,
+    tasks.attempt, tasks.tries, tasks.max_tries, tasks.worker_id, tasks.unresolved, tasks.poisoned, tasks.reused,
+    tasks.part, tasks.part_of, tasks.progress, tasks.input, tasks.error,
+    case
+        when steps.kind = 'map' and tasks.state = 'done'
+            then coalesce(tasks.output, '{}') || jsonb_build_object('result', interlock.map_result(tasks.id))
+        else tasks.output
+    end as output,
+    array(
+        select upstream
+        from interlock.workflow_edges
+        where workflow_id = jobs.workflow_id and downstream = tasks.step
+        order by upstream
+    ) as upstreams,
+    tasks.wait_until, tasks.created_at, tasks.started_at, tasks.finished_at, tasks.updated_at
+from interlock.jobs
+    join interlock.tasks on tasks.job_id = jobs.id
+    left join interlock.workflow_steps as steps
+        on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+    left join interlock.tasks as map on map.id = tasks.part_of
+    left join interlock.workflow_steps as mapped
+        on mapped.workflow_id = jobs.workflow_id and mapped.step = map.step
+where jobs.id = %(job_id)s
+order by coalesce(steps.position, mapped.position), tasks.part_of is not null, tasks.part, tasks.id
+
+-- name: read_reusable_steps
+-- What another job can take over from this one: documents of the steps that are done, and not undone again. A step that
+-- is missing has been pruned.
+select steps.step, tasks.id is null as is_missing, compensation.undone,
+    case
+        when (tasks.state = 'done' or tasks.reused)
+            then coalesce(tasks.output, '{}') || jsonb_build_object('result',
+                interlock.step_result(steps.kind, tasks.id, tasks.reused, tasks.output))
+    end as document
+from interlock.jobs
+    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
+    left join interlock.tasks on tasks.job_id = jobs.id and tasks.step = steps.step
+    cross join lateral (
+        select exists (
+            select from interlock.tasks as undo
+            where undo.job_id = jobs.id and undo.step = 'compensate:' || steps.step
+        ) as undone
+    ) as compensation
+where jobs.id = %(job_id)s
+order by steps.position
+
+-- name: read_job_edges
+select upstream, downstream
+from interlock.jobs
+    join interlock.workflow_edges on workflow_edges.workflow_id = jobs.workflow_id
+where jobs.id = %(job_id)s

@@ -1,0 +1,134 @@
+"""The attempts that a worker has under way, from their start to what came of their report.
+
+Invariant: an attempt takes a slot from its start until the database has acknowledged its outcome, or it is known to be
+lost; whatever happens around its handler, the slot does not leak.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from interlock.lifecycle import TaskRowEvent
+from interlock.worker.attempt import TaskStateMachine
+from interlock.worker.interruption import Interruption
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+    from datetime import datetime
+
+    from interlock.store.database import Connection
+    from interlock.store.tasks import ClaimedTask
+    from interlock.worker.parts import Parts
+
+
+@dataclass(slots=True)
+class WorkerContext:
+    """What a worker process has at hand."""
+
+    connection: Connection | None = None
+    backoff_count: int = 0
+    last_recovery_time: datetime | None = None
+    shutdown_requested: bool = False
+    current_task_sm: TaskStateMachine | None = None
+    tasks_processed: int = 0
+    tasks_failed: int = 0
+    # all attempts under way, by the number of their task's id, whose hash is Python's own and fast;
+    # at the default concurrency of 1 that is current_task_sm and nothing else
+    active: dict[int, TaskStateMachine] = field(default_factory=dict)
+
+
+class Running:
+    """Runs attempts. `slot_freed` is set whenever one has ended, `wake` when its task may be due again."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        context: WorkerContext,
+        *,
+        worker_id: str,
+        cancel_grace: float,
+        wake: asyncio.Event,
+        slot_freed: asyncio.Event,
+    ) -> None:
+        self._parts = parts
+        self._context = context
+        self._worker_id = worker_id
+        self._cancel_grace = cancel_grace
+        self._wake = wake
+        self._slot_freed = slot_freed
+
+    def start(self, claimed: ClaimedTask, lease_until: float) -> None:
+        """Start an attempt. An earlier one of the same task, which must have lost its lease, is stopped."""
+        active, parts, number = self._context.active, self._parts, claimed.id.int
+        definition = parts.services.definition(claimed.type)
+        attempt = TaskStateMachine.of_claim(
+            claimed, self._worker_id, definition, lease_until=lease_until, line=parts.keeper
+        )
+        if number in active:
+            active[number].interrupt(Interruption.LEASE_LOST, "this worker has claimed the task anew")
+        active[number] = self._context.current_task_sm = attempt
+        parts.statistics.tasks.dispatched += 1
+        attempt.running = _start_task(self._execute(attempt))
+        if claimed.extras is not None and claimed.extras["unwanted"]:
+            self.cancel(attempt, None)
+
+    async def _execute(self, attempt: TaskStateMachine) -> None:
+        """Run one attempt up to its report. A plain outcome is written with others, and heard of in `reported`."""
+        parts = self._parts
+        try:
+            outcome = await attempt.process(parts.services)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, the slot must not leak
+            outcome = attempt.fail(error)
+        if outcome is None:
+            await parts.services.abandon(attempt)
+            self._finish(attempt)
+        elif outcome.event is TaskRowEvent.CANCEL or attempt.is_transactional:
+            self.reported(attempt, await parts.services.settle(attempt, outcome))
+        else:
+            parts.settler.report(attempt, outcome)
+
+    def reported(self, attempt: TaskStateMachine, written: bool) -> None:  # noqa: FBT001 - the settler's one word
+        """Hear whether an outcome was written; False when the attempt was lost."""
+        attempt.reported(written=written)
+        seen = self._parts.statistics.tasks
+        if written:
+            seen.completed += 1
+        else:
+            seen.mismatched += 1
+        self._finish(attempt)
+
+    def _finish(self, attempt: TaskStateMachine) -> None:
+        context, number = self._context, attempt.key[0].int
+        if context.active.get(number) is attempt:
+            del context.active[number]
+        if context.current_task_sm is attempt:
+            context.current_task_sm = next(iter(context.active.values()), None)
+        context.tasks_processed += 1
+        if attempt.has_failed:
+            context.tasks_failed += 1
+            self._parts.statistics.tasks.failed += 1
+            self._wake.set()  # it may be due again before this worker would look
+        self._slot_freed.set()
+
+    def cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
+        """Tell a handler that it is not wanted any more; stop it if it does not stop by itself."""
+        if attempt.ask_to_stop(reason):
+            self._parts.services.pass_on_cancel(attempt)
+            later = asyncio.get_running_loop().call_later
+            later(self._cancel_grace, attempt.interrupt, Interruption.CANCELED, reason)
+
+
+if sys.version_info >= (3, 12):
+
+    def _start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task at once: a handler that never waits is then done without a turn of the loop."""
+        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
+
+else:
+
+    def _start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task with the next turn of the loop."""
+        return asyncio.Task(work, loop=asyncio.get_running_loop())

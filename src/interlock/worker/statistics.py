@@ -1,0 +1,77 @@
+"""What went through the two event systems of a worker, as numbers and as metrics.
+
+Invariant: each thing is counted once, as a plain number; what `status` shows and what Prometheus scrapes are the same
+figures.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from prometheus_client import Metric
+
+    from interlock.worker.events import EventStatistics
+
+
+@dataclass(slots=True)
+class TaskStatistics:
+    """Event system 1, as one worker sees it: the tasks that came to it."""
+
+    received: int = 0  # tasks that it claimed
+    dispatched: int = 0  # attempts that it started
+    completed: int = 0  # outcomes that it wrote
+    failed: int = 0  # attempts in which something went wrong
+    mismatched: int = 0  # outcomes that were refused, because the attempt was lost
+    fallback_hits: int = 0  # tasks that no notification told it of
+
+
+class WorkerStatistics:
+    """Both systems of one worker, by name."""
+
+    __slots__ = ("handlers", "tasks")
+
+    def __init__(self, handlers: EventStatistics) -> None:
+        self.tasks = TaskStatistics()
+        self.handlers = handlers
+        _every_worker.append(self)
+
+    def document(self) -> dict[str, dict[str, Any]]:
+        """Give the figures by the name of their event system."""
+        return {"orchestration": asdict(self.tasks), "handlers": asdict(self.handlers)}
+
+
+_every_worker: list[WorkerStatistics] = []
+
+
+class _EventMetrics(Collector):
+    """Shows the sum over all workers of this process."""
+
+    def describe(self) -> list[Metric]:
+        return [self._counter()]
+
+    def collect(self) -> Iterator[Metric]:
+        counter = self._counter()
+        sums: dict[tuple[str, str], int] = {}
+        for worker in _every_worker:
+            for system, figures in worker.document().items():
+                for kind, count in figures.items():
+                    sums[system, kind] = sums.get((system, kind), 0) + count
+        for labels, count in sums.items():
+            counter.add_metric(labels, count)
+        yield counter
+
+    @staticmethod
+    def _counter() -> CounterMetricFamily:
+        about = "What went through a worker's event systems, by system and what became of it"
+        return CounterMetricFamily("worker_events_total", about, labels=["system", "kind"])
+
+
+REGISTRY.register(_EventMetrics())

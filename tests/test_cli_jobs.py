@@ -1,0 +1,190 @@
+"""Jobs from the command line: submitted, listed, shown, acted on, and seen in the status."""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from cli_support import UNKNOWN, Shell
+from support import eventually
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.flow
+
+APP = ("--app", "jobs_app:app")
+
+
+@pytest.fixture
+def shell(url: str) -> Shell:
+    return Shell(url)
+
+
+@contextmanager
+def orchestrating(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run an orchestrator until the block ends; then Ctrl-C must stop it cleanly."""
+    with shell.begun("orchestrator", *arguments) as process:
+        yield process
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "orchestrator_stopped" in errors
+
+
+def status_of(shell: Shell, job: str) -> str:
+    ((status,),) = shell.rows("select status from interlock.jobs where id = %s", job)
+    return str(status)
+
+
+def test_a_job_is_submitted_listed_and_shown(shell: Shell) -> None:
+    job = shell.answer("submit", "chain", *APP, "--input", '{"n": 1}', "--request-id", "r", "--worker-count", "2")
+    again = shell.run("submit", "chain", "--request-id", "r", "--json")
+    assert json.loads(again.stdout) == {"id": job, "created": False}
+    assert "was there already" in again.stderr
+    listed = shell.answer("jobs", "list", "--status", "PENDING", "--workflow", "chain")
+    assert job in listed
+    assert "no live worker serves namespace 'default'" in listed
+    assert [found["id"] for found in json.loads(shell.answer("jobs", "list", "--json"))] == [job]
+    shown = shell.answer("jobs", "show", job, "--history")
+    assert "chain 1" in shown
+    assert "waits for first" in shown
+    assert "validate" in shown
+    document = json.loads(shell.answer("jobs", "show", job, "--json"))
+    assert (document["input"], document["worker_count"]) == ({"n": 1}, 2)
+    assert [step["step"] for step in document["steps"]] == ["first", "second", "third"]
+
+
+def test_a_job_is_canceled_after_a_yes_only(shell: Shell) -> None:
+    job = shell.answer("submit", "gates", *APP)
+    refused = shell.run("jobs", "cancel", job)
+    assert refused.returncode == 2
+    assert "There is nobody to ask" in refused.stderr
+    assert status_of(shell, job) == "PENDING"
+    shell.answer("jobs", "cancel", job, "--yes", "--reason", "not wanted")
+    assert status_of(shell, job) == "CANCELED", "nothing of it ran, so there was nothing to wait for"
+    late = shell.run("jobs", "cancel", job, "--yes")
+    assert late.returncode == 1
+    assert "nothing was changed" in late.stderr
+    assert "not wanted" in shell.answer("jobs", "show", job)
+
+
+def test_what_was_set_aside_is_sent_again(shell: Shell) -> None:
+    job = shell.answer("submit", "chain", *APP)
+    message = json.dumps({"job_id": job, "cancel": "for a test"})
+    shell.rows(
+        "insert into interlock.orchestration_failures (msg_id, job_id, message, error) values (7, %s, %s, 'x') "
+        "returning msg_id",
+        job,
+        message,
+    )
+    assert "1 sent again" in shell.run("jobs", "replay").stderr
+    assert "1 sent again" in shell.run("jobs", "replay", job).stderr
+    unknown = shell.run("jobs", "replay", UNKNOWN)
+    assert unknown.returncode == 2
+    assert "there is no job" in unknown.stderr
+    with orchestrating(shell):
+        eventually(lambda: status_of(shell, job) == "CANCELED")
+    assert shell.rows("select count(*) from interlock.orchestration_failures") == [(0,)]
+
+
+def test_who_cancels_a_job_that_compensates_is_told_what_can_be_done(shell: Shell) -> None:
+    job = shell.answer("submit", "chain", *APP)
+    shell.rows(
+        "update interlock.jobs set status = 'RUNNING', event = 'allocate_resources', ending = 'FAILED', "
+        "compensating = true, reason = 'compensating after: step x failed' where id = %s returning id",
+        job,
+    )
+    ((undo,),) = shell.rows(
+        "insert into interlock.tasks (type, state, job_id, step) values ('undo', 'pending', %s, 'compensate:first') "
+        "returning id",
+        job,
+    )
+    done = shell.run("jobs", "cancel", job, "--yes")
+    assert done.returncode == 1
+    assert "it is compensating after: step x failed" in done.stderr
+    assert f"`interlock tasks cancel {undo}` gives compensate:first up" in done.stderr
+
+
+def test_signals_and_approvals_are_sent_once(shell: Shell) -> None:
+    job = shell.answer("submit", "gates", *APP)
+    assert shell.answer("jobs", "signal", job, "paid", '{"euros": 5}') == "sent"
+    assert shell.run("jobs", "signal", job, "paid").returncode == 1
+    assert shell.answer("jobs", "approve", job, "boss", "--reject", "--comment", "too dear") == "sent"
+    rows = shell.rows("select name, payload from interlock.signals order by name")
+    assert [name for name, _ in rows] == ["boss", "paid"]
+    assert rows[0][1]["approved"] is False
+    assert rows[0][1]["comment"] == "too dear"
+    assert rows[1][1] == {"euros": 5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["submit", "nothing", *APP], "there is no workflow 'nothing'"),
+        (["submit", "chain", *APP, "--input", "[1]"], "--input must be a JSON object"),
+        (["submit", "chain", *APP, "--input", "{"], "--input is not valid JSON"),
+        (["submit", "chain", *APP, "--input", '{"n": NaN}'], "NaN is no JSON"),
+        (["submit", "strict", *APP, "--input", "{}"], "order"),
+        (["submit", "chain", *APP, "--worker-count", "0"], "worker_count must be"),
+        (["jobs", "show", UNKNOWN], "there is no job"),
+        (["jobs", "show", "x"], "must be a UUID"),
+        (["jobs", "signal", UNKNOWN, "paid", "{"], "the payload is not valid JSON"),
+        (["orchestrator", "--mode", "loud"], "'loud'"),
+    ],
+)
+def test_a_mistake_is_told_in_one_message(shell: Shell, arguments: list[str], message: str) -> None:
+    done = shell.run(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_metrics_of_an_orchestrator_stay_on_this_machine(shell: Shell) -> None:
+    done = shell.run("orchestrator", "--metrics-port", "0", INTERLOCK_METRICS_HOST="::")
+    assert done.returncode == 2
+    assert "without a token" in done.stderr
+
+
+def test_status_tells_of_jobs_the_queue_and_the_processes(shell: Shell) -> None:
+    assert "jobs of" not in shell.answer("status")
+    shell.answer("submit", "chain", *APP)
+    with orchestrating(shell, "--name", "ada"):
+        eventually(lambda: "ada-orchestrator-" in shell.answer("status"))
+        told = shell.answer("status")
+        assert "jobs of" in told
+        assert "orchestrators  1" in told
+        assert "0 wait for an orchestrator" in told
+        assert "fallback_hits" in told
+        document = json.loads(shell.answer("status", "--json"))
+        assert document["jobs"] == {"default": {"PENDING": 1}}
+        assert document["orchestration"]["waiting"] == 0
+        (process,) = document["processes"]
+        assert (process["role"], process["status"]) == ("orchestrator", "RUNNING")
+    with psycopg.connect(shell.url) as connection:
+        (state,) = connection.execute("select status from interlock.workers").fetchone() or ("",)
+    assert state == "COMPLETED"
+
+
+def test_a_job_is_done_by_a_worker_and_an_orchestrator(shell: Shell) -> None:
+    with orchestrating(shell), shell.begun("worker", *APP, "--concurrency", "4") as worker:
+        assert shell.answer("submit", "chain", *APP, "--input", '{"n": 1}', "--wait") == '{"third":"got 20"}'
+        failed = shell.run("submit", "broken", *APP, "--wait", "--json")
+        assert failed.returncode == 1
+        assert json.loads(failed.stdout)["status"] == "FAILED"
+        assert "fine no more" in failed.stderr
+        late = shell.run("submit", "gates", *APP, "--wait-timeout", "0.2")
+        assert late.returncode == 1
+        assert "it goes on" in late.stderr
+        retried = shell.run("jobs", "retry", json.loads(failed.stdout)["id"], "bad", "--wait")
+        assert retried.returncode == 1
+        assert "fine no more" in retried.stderr
+        worker.send_signal(signal.SIGINT)
+        worker.communicate(timeout=60)
+    assert worker.returncode == 0
