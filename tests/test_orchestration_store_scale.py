@@ -142,9 +142,26 @@ VALUES = {
     "steps": "'[]'",
     "jobs": "'[]'",
     "limit": "100",
+    "each": "100",
+    "lease": "'30 s'",
+    "namespaces": "array['default']",
+    "types": "array['x']",
+    "attempts": "'{}'",
+    "outputs": "'{}'",
+    "others": "'[]'",
+    "expected": "1",
 }
 # what each statement may go by; anything else would be a scan
 HOT = {
+    "claim_pending_tasks": {
+        "tasks_claim",
+        "tasks_pkey",
+        "tasks_job",
+        "jobs_pkey",
+        "workflow_steps_pkey",
+        "workflow_edges_downstream",
+    },
+    "settle_running_tasks": {"tasks_pkey", "waiters_pkey"},
     "take_ended_steps": {
         "tasks_pkey",
         "tasks_job",

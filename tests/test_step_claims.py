@@ -62,6 +62,36 @@ async def end_parts_with_too_much(hand: Hand) -> None:
     await hand.advance()
 
 
+@pytest.mark.parametrize("size", [10, 20_000])
+async def test_a_claim_gathers_what_the_function_for_all_kinds_would(hand: Hand, size: int) -> None:
+    hand.outcomes = {"a": {"text": "a" * size}, "b": 2, "d": "left"}
+    await hand.submit(
+        step("a"),
+        step("b", "a", config={"mode": "fast"}),
+        step("d", "b", kind="decision", branches=["left", "right"]),
+        step("left", "d"),
+        step("right", "d"),
+        step("last", "a", "left", "right", join="any"),
+        input={"name": "x", "list": ["y" * size]},
+    )
+    seen = {}
+    while claimed := await hand.claim():
+        for each in claimed:
+            row = await (
+                await hand.connection.execute(
+                    "select interlock.step_inputs(tasks) as document from interlock.tasks where id = %s", [each.id]
+                )
+            ).fetchone()
+            assert row is not None
+            document = job_of(each)
+            assert {key: row["document"][key] for key in document} == document
+            assert not any(row["document"][key] for key in row["document"].keys() - document.keys() - {"wait"})
+            seen[name_of(each)] = set(document["results"])
+            await hand.settle(each)
+        await hand.advance()
+    assert seen == {"a": set(), "b": {"a"}, "d": {"b"}, "left": {"d"}, "last": {"a", "left"}}
+
+
 async def settled(hand: Hand, claimed: ClaimedTask, error: PermanentError) -> None:
     document = {"type": "PermanentError", "message": str(error), "traceback": None, "retryable": False}
     outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.FAIL, error=document, reason=str(error))

@@ -12,7 +12,7 @@ from flows import CHAIN, FAN, WIDTH, main
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-QUEUE = "flows"
+QUEUE, PARTS = "flows", "parts"
 
 
 def defined(url: str, handled: Callable[[], None] | None = None) -> Any:
@@ -20,8 +20,6 @@ def defined(url: str, handled: Callable[[], None] | None = None) -> Any:
     library: Any = importlib.import_module("dbos")
     dbos = library.DBOS
     dbos(config={"name": "flows", "system_database_url": url, "log_level": "WARNING", "run_admin_server": False})
-    queue = library.Queue(QUEUE, polling_interval_sec=0.05)
-    parts = library.Queue("parts", polling_interval_sec=0.05)
 
     @dbos.step()  # type: ignore[untyped-decorator]  # need not be installed
     def ends() -> None:
@@ -45,11 +43,19 @@ def defined(url: str, handled: Callable[[], None] | None = None) -> Any:
     @dbos.workflow(name=FAN)  # type: ignore[untyped-decorator]  # need not be installed
     def fan() -> None:
         ends()
-        for handle in [parts.enqueue(part) for _ in range(WIDTH)]:
+        for handle in [dbos.enqueue_workflow(PARTS, part) for _ in range(WIDTH)]:
             handle.get_result()
         ends()
 
-    del queue, chain, fan
+    del chain, fan
+    return dbos
+
+
+def launched(dbos: Any) -> Any:
+    """Launch it, with its queues, which it keeps in its database."""
+    dbos.launch()
+    for name in (QUEUE, PARTS):
+        dbos.register_queue(name, polling_interval_sec=0.05)
     return dbos
 
 
@@ -61,9 +67,7 @@ class DbosFlows:
 
     async def prepare(self, url: str) -> None:
         """Make the schema by a launch."""
-        dbos = defined(url)
-        dbos.launch()
-        dbos.destroy()
+        (await asyncio.to_thread(launched, defined(url))).destroy()
 
     async def submit(self, url: str, shape: str, flows: int) -> None:
         """Enqueue one after the other."""
@@ -93,7 +97,7 @@ class DbosFlows:
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Launch it."""
         del concurrency
-        defined(url, handled).launch()
+        launched(defined(url, handled))
         threading.Event().wait()
 
     def orchestrate(self, url: str) -> None:

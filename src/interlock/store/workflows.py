@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 WORKFLOWS = load_statements("workflows")
 HANDLED = frozenset({"plain", "decision"})  # kinds whose own row a handler of the user's runs
 DEFAULT_TRIES = 5
+FEW = 16  # upstream steps whose results a claim gathers by itself
 NAMED = 5  # upstream steps that a waiting step names as its reason
 
 
@@ -114,9 +115,16 @@ def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     for edge in edges:
         waits.setdefault(edge["downstream"], []).append(edge["upstream"])
     followed = Counter(edge["upstream"] for edge in edges)
+    failures = {edge["downstream"] for edge in edges if edge["condition"] == "failure"}
+    maps = {step["name"] for step in document["steps"] if step.get("kind") == MAP}
     return [
         {
             **_described(step, document.get("namespace") or "default"),
+            "simple": (step.get("kind") or "plain") in HANDLED
+            and step["name"] not in failures
+            and len(waits.get(step["name"], ())) <= FEW
+            and maps.isdisjoint(waits.get(step["name"], ())),
+            "handed": _handed(step, document),
             "position": position,
             "edges": len(waits.get(step["name"], ())),
             "sink": not followed[step["name"]],
@@ -124,6 +132,17 @@ def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for position, step in enumerate(document["steps"])
     ]
+
+
+def _handed(step: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what every attempt at a step is handed."""
+    return {
+        "workflow": document["name"],
+        "version": str(document["version"]),
+        "kind": step.get("kind") or "plain",
+        "config": step.get("config") or {},
+        "branches": step.get("branches") or [],
+    }
 
 
 def _described(step: Mapping[str, Any], namespace: str) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             checkpoint=claimed.own("checkpoint"),
             line=self._line,
         )
-        started = self._started
+        started = self.started_at
         context.lease_acquired_at = context.processing_started_at = started
         left = max(self.lease_until - time.monotonic(), 0.0)
         context.lease_timeout = datetime.now(UTC) + timedelta(seconds=left)
@@ -189,13 +189,23 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     def _tell_result(self, context: TaskContext) -> None:
         if self._completed:
             context.output_data = self.output
-            context.processing_completed_at = datetime.fromtimestamp(self._completed, UTC)
+            context.processing_completed_at = self.completed_at
 
     @property
-    def _started(self) -> datetime:
+    def step(self) -> str:
+        """The name of the step that the task is; none is an empty name."""
+        return "" if self.claimed is None else self.claimed.step or ""
+
+    @property
+    def started_at(self) -> datetime:
         """When the attempt began to be processed, which is as soon as it was claimed."""
         began = next((move for move in self.history if move.to_state is TaskState.PROCESSING), None)
         return datetime.now(UTC) if began is None else began.at
+
+    @property
+    def completed_at(self) -> datetime | None:
+        """When the handler had ended."""
+        return datetime.fromtimestamp(self._completed, UTC) if self._completed else None
 
     @property
     def timeout(self) -> float | None:

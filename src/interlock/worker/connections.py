@@ -38,8 +38,8 @@ class Connections:
         """Connect anew, begin to settle, and give the connection for claiming."""
         await self.close()
         async with AsyncExitStack() as stack:
-            claiming = await stack.enter_async_context(connect(url))
-            settling = await stack.enter_async_context(connect(url))
+            claiming = await stack.enter_async_context(connect(url, few_statements=True))
+            settling = await stack.enter_async_context(connect(url, few_statements=True))
             self.lost.clear()
             self._settler = asyncio.create_task(self._guard(settle(settling)))
             stack.push_async_callback(_hang_up, claiming, settling)

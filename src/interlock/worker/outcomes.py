@@ -67,19 +67,19 @@ def failed_around(attempt: TaskStateMachine, error: BaseException) -> Outcome:
 
 def _step_result(attempt: TaskStateMachine, error: dict[str, Any] | None) -> dict[str, Any]:
     """Make the document that the orchestrator, and the steps after this one, read."""
-    context = attempt.context
+    context = attempt.context if attempt.has_context else None
     told: dict[str, Any] = dict(context.orchestration_metadata) if isinstance(context, StepContext) else {}
     if attempt.chosen is not None:
         told["chosen"] = attempt.chosen
     return step_result(
-        context.step or "",
+        attempt.step,
         success=error is None,
         result=attempt.output,
         error=error,
-        started_at=context.processing_started_at,
-        completed_at=context.processing_completed_at,
+        started_at=attempt.started_at,
+        completed_at=attempt.completed_at,
         worker_id=attempt.worker_id,
-        attempt=context.attempt,
+        attempt=attempt.key[1],
         orchestration_metadata=told,
     )
 

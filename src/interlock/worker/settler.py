@@ -168,15 +168,14 @@ def _outcome_of(attempt: TaskStateMachine) -> Outcome:
 
 def _step_result(attempt: TaskStateMachine, error: dict[str, Any]) -> dict[str, Any]:
     """Make the document of a step without anything that its handler said, as some of that cannot be stored."""
-    context = attempt.context
     return step_result(
-        context.step or "",
+        attempt.step,
         success=False,
         error=error,
-        started_at=context.processing_started_at,
-        completed_at=context.processing_completed_at,
+        started_at=attempt.started_at,
+        completed_at=attempt.completed_at,
         worker_id=attempt.worker_id,
-        attempt=context.attempt,
+        attempt=attempt.key[1],
     )
 
 

@@ -42,6 +42,9 @@ create table interlock.workflow_steps (
     timeout_seconds double precision,
     backoff jsonb,
     spec jsonb not null,                     -- the step as it stands in the definition
+    -- whether a claim can gather what the step is handed by itself, and the part of it that is always the same
+    simple boolean not null default false,
+    handed jsonb not null default '{}',
     primary key (workflow_id, step)
 );
 
@@ -313,7 +316,7 @@ exception when others then
 end
 $$;
 
--- What a worker is handed with a step. `refused` says why the step must fail. It is gathered within the claim, and must
+-- What a worker is handed with a step that is not a simple one. `refused` says why the step must fail. It is gathered within the claim, and must
 -- not raise: one step would keep all others from being claimed.
 create function interlock.step_inputs(task interlock.tasks) returns jsonb language plpgsql stable
     set enable_seqscan = off as $$
