@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COMPENSATION = "compensate:"
+PATIENCE = "1s"  # with others who have locked what we need
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELED"})
 
 
@@ -246,7 +247,7 @@ async def lock_jobs(
 ) -> Batch:
     """Lock jobs and begin a batch with them. Must run in a transaction; its settings are changed if it is our own."""
     batch = Batch(actor, now)
-    parameters = {"ids": sorted(set(ids)), "actor": actor, "now": now, "own": own}
+    parameters = {"ids": sorted(set(ids)), "actor": actor, "now": now, "own": own, "patience": PATIENCE}
     batch.note_locked(await run(connection, ORCHESTRATION["lock_jobs"], parameters))
     return batch
 
@@ -259,6 +260,11 @@ async def despite_deadlock(work: Callable[[], Awaitable[T]]) -> T:
         if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
             raise
     return await work()
+
+
+def is_held(error: Exception) -> bool:
+    """Tell whether something failed only because somebody else has locked what it needs, and takes his time."""
+    return isinstance(error.__cause__, psycopg.errors.LockNotAvailable)
 
 
 async def together_or_apart(

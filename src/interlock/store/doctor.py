@@ -72,6 +72,7 @@ async def examine(connection: Connection, *, now: datetime | None = None) -> lis
             *findings,
             *await _queue(connection),
             *await _unheard(connection, moment, now),
+            *await _holders(connection, moment, now),
             *_processes(processes, due, jobs),
             *_unserved(processes, due, moment),
             *_jobs(jobs, moment),
@@ -129,6 +130,21 @@ async def _unheard(connection: Connection, moment: datetime, now: datetime | Non
     found = f"{_number(row['steps'], 'step')} of {_number(row['jobs'], 'job')} ended and led to nothing, the first "
     found += f"{_seconds(moment - row['oldest_at'])} ago"
     return [_wrong("results", found, "see that orchestrators run; `interlock jobs replay` sends them again", **row)]
+
+
+async def _holders(connection: Connection, moment: datetime, now: datetime | None) -> list[Finding]:
+    """Tell of transactions that hold jobs or tasks for so long that others stand still for it."""
+    asked = {"patience": PATIENCE, "limit": LISTED, "now": now}
+    return [
+        _wrong(
+            "locks",
+            f"a transaction of {row['role']} ({row['application'] or 'unnamed'}, {row['state']}) has been open for "
+            f"{_seconds(moment - row['since'])} and holds rows of {' and '.join(row['relations'])}, which stand still",
+            f"let it end, or end it: select pg_terminate_backend({row['pid']})",
+            **row,
+        )
+        for row in await run(connection, DOCTOR["read_long_holders"], asked)
+    ]
 
 
 def _processes(processes: list[LiveProcess], due: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> list[Finding]:

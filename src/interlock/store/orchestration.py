@@ -1,7 +1,8 @@
 """Carries jobs on: takes the ends of steps from the queue, and does what only time brings about.
 
 Invariant: a batch is one transaction: what it leads to, and the deletion of its messages. A message that comes twice,
-late or out of order changes nothing; one that fails again and again is put aside, and holds up no other.
+late or out of order changes nothing; one that fails again and again is put aside, and holds up no other. Nor does a
+job that somebody has locked, and does not let go.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-from interlock.errors import DisconnectedError, InputError
-from interlock.store.batches import Batch, apart, lock_jobs, said, together_or_apart
+from interlock.errors import DisconnectedError, InputError, StatementError
+from interlock.store.batches import PATIENCE, Batch, apart, is_held, lock_jobs, said, together_or_apart
 from interlock.store.database import as_json, run
 from interlock.store.jobs import cancel_locked_job
 from interlock.store.opening import carry_out, ended_steps, follow, start_jobs, take_ended_steps
@@ -42,6 +43,7 @@ __all__ = [
 NOT_UNDERSTOOD = 'it is not {"job_id": …, "task_id": …}'
 MOST_READS = 5  # of a message, before it is put aside
 AT_ONCE = 100  # jobs that one transaction starts or cancels
+LESS_PATIENCE = "200ms"  # with others who have locked a job, when the whole batch has waited for them before
 
 
 class Advanced(NamedTuple):
@@ -73,7 +75,7 @@ async def advance(
     connection: Connection, *, actor: str, limit: int = 100, visibility: float = 30.0, now: datetime | None = None
 ) -> Advanced:
     """Take up to `limit` messages and carry their jobs on; when that fails, one message at a time."""
-    parameters = {"limit": limit, "visibility": math.ceil(visibility), "actor": actor, "now": now}
+    parameters = {"limit": limit, "visibility": math.ceil(visibility), "actor": actor, "now": now, "patience": PATIENCE}
     try:
         async with connection.transaction():
             rows = await run(connection, ORCHESTRATION["take_messages"], parameters)
@@ -83,26 +85,43 @@ async def advance(
     except Exception as error:  # noqa: BLE001 - whatever is wrong with one message must not hold up the others
         log.warning("orchestration_batch_failed", error=said(error))
     rows = await run(connection, ORCHESTRATION["read_messages"], parameters)
-    done = [await _advance_one(connection, row, actor=actor, now=now) for row in rows]
+    held: set[UUID] = set()  # jobs that somebody does not let go
+    done = [await _advance_one(connection, row, held, actor=actor, now=now) for row in rows]
     return Advanced(*(sum(counts) for counts in zip(*done, strict=True))) if done else Advanced()
 
 
-async def _advance_one(connection: Connection, row: dict[str, Any], *, actor: str, now: datetime | None) -> Advanced:
+async def _advance_one(
+    connection: Connection, row: dict[str, Any], held: set[UUID], *, actor: str, now: datetime | None
+) -> Advanced:
     """Do one message by itself; what is wrong with it is written down with it."""
     try:
-        async with connection.transaction():
-            message = _understood(row)
-            jobs = await run(
-                connection,
-                ORCHESTRATION["lock_jobs"],
-                {"ids": _known([message]), "actor": actor, "now": now, "own": True},
-            )
-            return await _advance(connection, [{**row, **job} for job in jobs] or [row], actor=actor, now=now)
+        message = _understood(row)
+        if message.job_id in held or not (done := await _advance_alone(connection, row, message, actor=actor, now=now)):
+            held.add(message.job_id)
+            await run(connection, ORCHESTRATION["defer_message"], {"msg_id": message.id, "reads": row["read_ct"]})
+            return Advanced()
     except DisconnectedError:
         raise
     except Exception as error:  # noqa: BLE001 - the same
         await _put_aside(connection, row, said(error), now)
         return Advanced(received=1, failed=1)
+    return done
+
+
+async def _advance_alone(
+    connection: Connection, row: dict[str, Any], message: Message, *, actor: str, now: datetime | None
+) -> Advanced | None:
+    """Do one message in a transaction of its own; None when somebody holds its job, or a step of it."""
+    asked = {"ids": [message.job_id], "actor": actor, "now": now, "own": True, "patience": LESS_PATIENCE}
+    try:
+        async with connection.transaction():
+            jobs = await run(connection, ORCHESTRATION["lock_jobs"], asked)
+            return await _advance(connection, [{**row, **job} for job in jobs] or [row], actor=actor, now=now)
+    except StatementError as error:
+        if not is_held(error):
+            raise
+        log.warning("orchestration_job_held", job_id=str(message.job_id), error=said(error))
+        return None
 
 
 def _understood(row: dict[str, Any]) -> Message:

@@ -74,3 +74,22 @@ order by counted.status
 select count(*) as callbacks, (array_agg(error order by id desc))[1] as error
 from interlock.callbacks
 where given_up_at is not null
+
+-- name: read_long_holders
+-- Transactions that have been open for a while and have locked something of ours: nobody else can move what they hold.
+-- Of what other roles do, a plain role sees only that it is there.
+select activity.pid, activity.usename as role, activity.application_name as application, activity.state,
+    activity.xact_start as since, held.relations
+from pg_stat_activity as activity
+    cross join lateral (
+        select array_agg(distinct classes.relname::text order by classes.relname::text) as relations
+        from pg_locks as locks
+            join pg_class as classes on classes.oid = locks.relation
+        where locks.pid = activity.pid and locks.locktype = 'relation' and locks.granted
+            and locks.database = activity.datid and locks.mode in ('RowShareLock', 'RowExclusiveLock')
+            and classes.oid = any (array['interlock.jobs'::regclass, 'interlock.tasks'::regclass])
+    ) as held
+where activity.datname = current_database() and activity.pid <> pg_backend_pid() and held.relations is not null
+    and activity.xact_start < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+order by activity.xact_start
+limit %(limit)s

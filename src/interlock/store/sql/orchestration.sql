@@ -4,12 +4,17 @@
 
 -- name: lock_jobs
 -- Every statement that follows in the transaction goes by an index, even when a table looks small at the moment, and its
--- plan is made once: for a few rows, to plan costs more than to run. Not in a transaction that is somebody else's.
+-- plan is made once: for a few rows, to plan costs more than to run. And none of them waits for long for what somebody
+-- else has locked. Not in a transaction that is somebody else's.
+with ready as materialized (
+    -- before anything is locked
+    select case when %(own)s then set_config('lock_timeout', %(patience)s, true) end as patience
+)
 select jobs.id, jobs.workflow_id, jobs.status, jobs.ending, jobs.ending_reason, jobs.compensating, jobs.worker_count,
     jobs.open_steps, jobs.failed_steps, jobs.depth, jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id,
     jobs.retried_from, jobs.error, coalesce(%(now)s::timestamptz, now()) as now,
     array(select name from interlock.namespaces where paused_at is not null) as paused
-from interlock.lock_jobs(%(ids)s::uuid[]) as jobs
+from interlock.lock_jobs(case when (select count(*) from ready) = 1 then %(ids)s::uuid[] end) as jobs
 where set_config('interlock.actor', %(actor)s, true) is not null
     and case
         when %(own)s
@@ -19,7 +24,7 @@ where set_config('interlock.actor', %(actor)s, true) is not null
 
 -- name: take_messages
 -- Messages of the queue, which nobody else gets until the transaction ends, with their jobs, which are locked. What is
--- read by later statements is what the last one who held the locks left.
+-- read by later statements is what the last one who held the locks left. Nobody is waited for longer than `patience`.
 with taken as materialized (
     select given.msg_id, given.read_ct, given.message, case
             -- what cannot be understood must not hold up the others
@@ -28,6 +33,7 @@ with taken as materialized (
         end as job_id
     from interlock.settings
         cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, %(limit)s::int) as given
+    where (select set_config('lock_timeout', %(patience)s, true)) is not null
 ), jobs as materialized (
     select * from interlock.lock_jobs(array(select distinct job_id from taken))
 )
@@ -50,15 +56,26 @@ from interlock.settings
     cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, %(limit)s::int) as given
 order by given.msg_id
 
+-- name: defer_message
+-- Its job is held by somebody who takes his time: it comes back after a pause, which grows.
+select pgmq.set_vt(orchestration_queue, %(msg_id)s::bigint, (2 ^ least(%(reads)s, 5))::int)
+from interlock.settings
+
 -- name: archive_message
--- The job says so too. A message that was sent again and failed again is the old failure, with a longer pause.
+-- The job says so too, unless somebody holds it. A message that was sent again and failed again is the old failure, with a longer pause.
 with archived as materialized (
     select pgmq.archive(orchestration_queue, %(msg_id)s::bigint) as done
     from interlock.settings
 ), told as (
     update interlock.jobs
     set reason = 'a step result was set aside: ' || %(error)s::text, updated_at = coalesce(%(now)s::timestamptz, now())
-    where id = %(job_id)s::uuid and status in ('PENDING', 'RUNNING') and (select done from archived)
+    where id = (
+            select id
+            from interlock.jobs
+            where id = %(job_id)s::uuid and status in ('PENDING', 'RUNNING')
+            for no key update skip locked
+        )
+        and (select done from archived)
 )
 insert into interlock.orchestration_failures as known (msg_id, job_id, task_id, message, error, failed_at, retry_at)
 select coalesce(%(failure)s::bigint, %(msg_id)s::bigint), %(job_id)s, %(task_id)s, %(message)s, %(error)s,
@@ -326,12 +343,18 @@ where parent_task_id = any (%(ids)s::uuid[]) and parent_task_id is not null
 order by id
 
 -- name: note_stumble
--- A job that could not be carried on is left alone for a while, which grows, so that it holds up no other.
+-- A job that could not be carried on is left alone for a while, which grows, so that it holds up no other; but one that
+-- somebody holds is looked for again as soon as he lets it go.
 update interlock.jobs
 set stumbles = stumbles + 1, reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now()),
     not_before = coalesce(%(now)s::timestamptz, now())
         + least(interval '1 second' * 2 ^ least(stumbles, 20), interval '1 hour')
-where id = %(id)s and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+where id = (
+        select id
+        from interlock.jobs
+        where id = %(id)s and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+        for no key update skip locked
+    )
 
 -- name: refresh_pending_reasons
 -- What jobs wait for that no worker serves may have changed since they were submitted.
@@ -368,7 +391,7 @@ returning jobs.id
 
 -- name: read_startable_jobs
 -- Jobs that wait for workers, and whose first steps somebody serves by now. Found by workflow: those that nobody serves
--- may be very many, and are not looked at.
+-- may be very many, and are not looked at. Here and below: what somebody has locked at the moment is for the next look.
 with live as materialized (
     select coalesce(array_agg(distinct served.namespace), '{}') as namespaces
     from interlock.workers
@@ -384,6 +407,7 @@ from interlock.workflows
             and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
         order by workflow_id, created_at, id
         limit %(limit)s
+        for no key update skip locked
     ) as jobs
 where workflows.root_namespaces <@ (select namespaces from live)
 order by jobs.id
@@ -397,16 +421,20 @@ where deadline_at <= coalesce(%(now)s::timestamptz, now()) and deadline_at is no
     and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
 order by deadline_at
 limit %(limit)s
+for no key update skip locked
 
 -- name: read_overdue_signals
-select id, job_id
+select tasks.id, tasks.job_id
 from interlock.tasks
+    cross join lateral (
+        select from interlock.jobs
+        where jobs.id = tasks.job_id
+            and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
+        limit 1
+        for no key update skip locked
+    ) as job
 where wait_until <= coalesce(%(now)s::timestamptz, now()) and wait_until is not null and state = 'waiting'
     and held_by = 'signal'
-    and coalesce(
-        (select not_before from interlock.jobs where jobs.id = tasks.job_id) <= coalesce(%(now)s::timestamptz, now()),
-        true
-    )
 order by wait_until
 limit %(limit)s
 
