@@ -117,6 +117,18 @@ async def test_an_unhandled_failure_poisons_what_follows_and_fails_the_job_after
     assert row["error"] == {"steps": {"a": {"type": "ValueError", "message": "boom"}}}
 
 
+async def test_a_skip_names_the_step_that_failed_in_whichever_batch(hand: Hand) -> None:
+    hand.outcomes = {"a": Failed("boom")}
+    job = await hand.submit(step("a"), step("b"), step("c", "a", "b"), step("d", "c"))
+    tasks = {name_of(task): task for task in await hand.claim()}
+    for name in ("a", "b"):
+        await hand.settle(tasks[name])
+        await hand.advance()
+    steps = await hand.steps(job)
+    assert (steps["c"]["reason"], steps["d"]["reason"]) == ("step a failed", "step c failed")
+    assert (await hand.job(job))["reason"] == "step a failed: boom"
+
+
 async def test_a_failure_edge_handles_a_failure_and_is_not_taken_without_one(hand: Hand) -> None:
     hand.outcomes = {"a": Failed("boom"), "mend": "mended"}
     declared = [step("a"), step("b", "a"), step("mend", after_failure=["a"]), step("end", "b", "mend", join="any")]

@@ -12,6 +12,7 @@ from interlock.errors import InputError
 from interlock.store.jobs import NewJob, cancel_job, find_jobs, send_signal, submit_job
 from interlock.store.orchestration import expire_overdue_signals
 from interlock.store.workflows import put_workflow
+from interlock.testing import dry_run
 from workflow_support import PASS, Failed, Hand, name_of, serve, step, workflow
 
 if TYPE_CHECKING:
@@ -230,6 +231,33 @@ async def test_a_sleep_is_a_task_that_is_due_later(hand: Hand) -> None:
     assert await hand.claim() == []
     hand.now = NOW + timedelta(hours=7)
     assert {name_of(task) for task in await hand.claim()} == {"s", "u"}
+
+
+SLEEP, MAP = {"kind": "sleep", "until": "at"}, {"kind": "map", "over_input": "list"}
+ODD_INPUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    (SLEEP, {}),
+    (SLEEP, {"at": None}),
+    (SLEEP, {"at": 7}),
+    (SLEEP, {"at": "9999-01-01T00:00:00+00:00"}),
+    (SLEEP, {"at": "2020-01-01T00:00:00"}),
+    (MAP, {}),
+    (MAP, {"list": {"start": 0, "stop": 9, "size": 0}}),
+    (MAP, {"list": {"start": 0, "stop": 9, "size": -1}}),
+    (MAP, {"list": {"start": 0, "stop": 2.5, "size": 1}}),
+    (MAP, {"list": {"start": 0, "stop": True, "size": 1}}),
+    (MAP, {"list": {"start": 5, "stop": 1, "size": 2}}),
+]
+
+
+async def test_a_dry_run_says_the_same_of_odd_inputs_as_the_database(hand: Hand) -> None:
+    for number, (kind, given) in enumerate(ODD_INPUTS):
+        steps = step("s", **kind), step("t", "s")
+        job = await hand.submit(*steps, input=given, name=f"w{number}")
+        await hand.run()
+        told = dry_run(workflow(*steps), input=given)
+        row = await hand.job(job)
+        assert (row["status"], row["reason"]) == (told.status, told.reason), given
+        assert await hand.states(job) == {name: ended.state for name, ended in told.steps.items()}, given
 
 
 async def test_a_signal_counts_whether_it_comes_early_or_late_and_only_once(hand: Hand) -> None:

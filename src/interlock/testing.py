@@ -1,4 +1,4 @@
-"""The test kit: run a task inline, drain a queue in the test's own process, and control the clock.
+"""The test kit: run a task inline, drain a queue in the test's own process, try a workflow dry, control the clock.
 
 Invariant: arguments and results take the same way through JSON as in production, and a drained task goes through the
 same statements as one that a worker runs.
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import orjson
 
 from interlock.client.context import TaskContext
+from interlock.client.interpreter import Ended, Failed, Verdict, dry_run
 from interlock.errors import DefinitionError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.ids import new_id
@@ -40,6 +41,20 @@ if TYPE_CHECKING:
     from interlock.client.context import Line
     from interlock.client.task import Task
     from interlock.store.database import Connection
+
+__all__ = [
+    "Clock",
+    "Ended",
+    "Failed",
+    "Ran",
+    "Recorder",
+    "Verdict",
+    "drain",
+    "dry_run",
+    "make_context",
+    "run_inline",
+    "run_with",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,7 +16,8 @@ from interlock.client.backoff import Backoff
 from interlock.client.options import CHECKS
 from interlock.client.values import check_json
 from interlock.errors import DefinitionError, InputError
-from interlock.store.submission import FIRST_YEAR, LAST_YEAR, LONGEST
+from interlock.store.moments import FIRST_YEAR, LAST_YEAR
+from interlock.store.submission import LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 KINDS = ("plain", "decision", "map", "child", "sleep", "signal", "approval")
 WITH_HANDLER = frozenset({"plain", "decision", "map"})
 BUILT_IN = "interlock.pass"  # the handler of every step that has none of its own
-DEEPEST = 5
 
 STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 VERSION = re.compile(r"[A-Za-z0-9_.+-]+")

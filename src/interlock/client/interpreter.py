@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from interlock.client.graph import check, edges, in_order
 from interlock.client.steps import approved, chosen
 from interlock.errors import PermanentError
-from interlock.store.resolution import MOST_PARTS, too_many_parts
+from interlock.store.moments import wake_at
+from interlock.store.resolution import MOST_PARTS, NO_LIST, too_many_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,11 +88,9 @@ def parts_of(value: Any) -> list[Any]:
         return list(value)
     given = value if isinstance(value, Mapping) else {}
     numbers: list[Any] = [given.get(name) for name in ("start", "stop", "size")]
-    if not all(type(number) in {int, float} and number % 1 == 0 for number in numbers):
-        raise ValueError('a map goes over a list, or over {"start": 0, "stop": 1000, "size": 100}')
+    if not all(type(number) in {int, float} and number % 1 == 0 for number in numbers) or numbers[2] < 1:
+        raise ValueError(NO_LIST)
     start, stop, size = map(int, numbers)
-    if size < 1:
-        raise ValueError(f"the size of a map's parts must be 1 or more, not {size}")
     _check_size(-((start - stop) // size))
     return [{"start": at, "stop": min(at + size, stop)} for at in range(start, stop, size)]
 
@@ -184,6 +184,11 @@ class _Run:
 
     def _run(self, name: str, spec: Mapping[str, Any]) -> Ended:
         kind = spec.get("kind", "plain")
+        if kind == "sleep":
+            try:
+                wake_at(spec, self._input.get(str(spec.get("until"))), datetime.now(UTC))
+            except ValueError as error:
+                return Ended("skipped", poisoned=True, reason=str(error))
         unsaid = {"decision": spec.get("branches"), "approval": {"approved": True}}.get(kind)
         outcome = self._outcome_of(name, unsaid)
         if isinstance(outcome, Failed):

@@ -22,11 +22,12 @@ from interlock.client.declaring import (
     own_name,
     type_of,
 )
-from interlock.client.graph import BUILT_IN, DEEPEST, WITH_HANDLER, GraphError, check, check_head, check_step
+from interlock.client.graph import BUILT_IN, WITH_HANDLER, GraphError, check, check_head, check_step
 from interlock.client.steps import unbindable
 from interlock.client.task import Task
 from interlock.client.values import Codec, ValueRefusedError
 from interlock.errors import DefinitionError, InputError
+from interlock.store.submission import DEEPEST
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta

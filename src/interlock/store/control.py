@@ -1,7 +1,8 @@
 """Commands to running processes, as they travel over NOTIFY: grouped by the side of a process that they concern.
 
 Invariant: a command is a hint like every notification: whoever sends one hears by the answer whether it arrived, and
-what nobody addressed to a process, or it cannot read, changes nothing in it.
+what nobody addressed to a process, or it cannot read, changes nothing in it. It carries no authority: every role that
+may connect can send one, so none may touch data, run code or open a file.
 """
 
 from __future__ import annotations

@@ -6,23 +6,17 @@ transaction as the end that led to it.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from interlock.store.batches import Release, lock_jobs
 from interlock.store.children import prepare_children
 from interlock.store.database import run
 from interlock.store.endings import complete_jobs, decide_endings, read_at_zero
+from interlock.store.moments import later, wake_at
 from interlock.store.pipeline import run_all
-from interlock.store.resolution import MAP, MOST_PARTS, Ended, Skipped, Waiting, too_many_parts
-from interlock.store.submission import (
-    FIRST_YEAR,
-    JOBS,
-    LAST_YEAR,
-    ORCHESTRATION,
-    STEPS,
-    insert_jobs,
-)
+from interlock.store.resolution import MAP, MOST_PARTS, NO_LIST, Ended, Skipped, Waiting, too_many_parts
+from interlock.store.submission import JOBS, ORCHESTRATION, STEPS, insert_jobs
 from interlock.store.workflows import HANDLED
 
 if TYPE_CHECKING:
@@ -31,9 +25,6 @@ if TYPE_CHECKING:
 
     from interlock.store.batches import Batch
     from interlock.store.database import Connection
-
-TOO_LATE = f"a time must be in the years {FIRST_YEAR} to {LAST_YEAR}"
-NO_LIST = 'a map goes over a list, or over {"start": 0, "stop": 1000, "size": 100}'
 
 
 async def carry_out(connection: Connection, batch: Batch, messages: Sequence[int] = ()) -> None:
@@ -80,6 +71,18 @@ async def follow(
         rows = None
         batch.note_ended(frontier.values())
         batch.note_skipped(batch.resolution.skipped[known:])
+    await _name_culprits(connection, batch)
+
+
+async def _name_culprits(connection: Connection, batch: Batch) -> None:
+    """Say for which step others are skipped, where it failed before this batch."""
+    ids = [skip.step.id for skip in batch.resolution.skipped if skip.reason is None]
+    if ids:
+        found = {row["id"]: row["step"] for row in await run(connection, ORCHESTRATION["read_culprits"], {"ids": ids})}
+        batch.resolution.skipped = [
+            skip._replace(reason=f"step {found[skip.step.id]} failed") if skip.step.id in found else skip
+            for skip in batch.resolution.skipped
+        ]
 
 
 async def take_ended_steps(
@@ -201,32 +204,12 @@ def _open_map(batch: Batch, step: Waiting, row: dict[str, Any]) -> None:
 
 
 def _open_sleep(batch: Batch, step: Waiting, row: dict[str, Any]) -> None:
-    spec, moment = row["spec"], batch.moment or datetime.now(UTC)
-    if spec.get("until") is None:
-        until = _later(moment, spec["seconds"])
-        if until is None:
-            _fail(batch, step, f"sleeps for {spec['seconds']:g} s: {TOO_LATE}", "InputError")
-        else:
-            batch.release(step, run_at=until)
-        return
-    said = row["until"] if row["until"] is not None else spec["until"]
     try:
-        until = datetime.fromisoformat(said)
-    except (TypeError, ValueError):
-        _fail(batch, step, f"sleeps until {said!r}, which is no time in ISO 8601", "InputError")
-        return
-    if not FIRST_YEAR <= until.year <= LAST_YEAR:
-        _fail(batch, step, f"sleeps until {said!r}: {TOO_LATE}", "InputError")
-        return
-    batch.release(step, run_at=until if until.tzinfo is not None else until.replace(tzinfo=UTC))
-
-
-def _later(moment: datetime, seconds: float) -> datetime | None:
-    try:
-        later = moment + timedelta(seconds=seconds)
-    except OverflowError:
-        return None
-    return later if later.year <= LAST_YEAR else None
+        until = wake_at(row["spec"], row["until"], batch.moment or datetime.now(UTC))
+    except ValueError as error:
+        _fail(batch, step, str(error), "InputError")
+    else:
+        batch.release(step, run_at=until)
 
 
 def _open_signal(batch: Batch, step: Waiting, row: dict[str, Any]) -> None:
@@ -237,9 +220,10 @@ def _open_signal(batch: Batch, step: Waiting, row: dict[str, Any]) -> None:
     reason = f"waits for signal {spec['signal']!r}" if row["kind"] == "signal" else "waits for approval"
     until = None
     if spec.get("timeout") is not None:
-        until = _later(batch.moment or datetime.now(UTC), spec["timeout"])
-        if until is None:
-            _fail(batch, step, f"waits for {spec['timeout']:g} s: {TOO_LATE}", "InputError")
+        try:
+            until = later(batch.moment or datetime.now(UTC), spec["timeout"])
+        except ValueError as error:
+            _fail(batch, step, str(error), "InputError")
             return
     batch.wait(step.id, held_by="signal", reason=reason, wait_until=until)
 

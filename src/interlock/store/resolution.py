@@ -19,6 +19,7 @@ ANY = 0.0
 PART = "part"
 MAP = "map"
 MOST_PARTS = 1_000_000
+NO_LIST = 'a map goes over a list, or over whole numbers such as {"start": 0, "stop": 1000, "size": 100}, by 1 or more'
 FAILED_STATES = frozenset({"error", "canceled"})
 
 
@@ -72,11 +73,14 @@ class Waiting:
 
 
 class Skipped(NamedTuple):
-    """A step that will not run, and why; `error` when it failed by itself, as a map does for its parts."""
+    """A step that will not run, and why; `error` when it failed by itself, as a map does for its parts.
+
+    Without a reason, it is for a step that failed in an earlier batch.
+    """
 
     step: Waiting
     poisoned: bool
-    reason: str
+    reason: str | None
     error: dict[str, Any] | None = None
 
 
@@ -168,7 +172,7 @@ class Resolution:
         if enough(step.rule, step.taken, step.failed):
             self.ready.append(step)
             return None
-        return Skipped(step, poisoned=True, reason=f"step {step.culprit} failed" if step.culprit else "steps failed")
+        return Skipped(step, poisoned=True, reason=f"step {step.culprit} failed" if step.culprit else None)
 
     def _judge_map(self, step: Waiting) -> Skipped | None:
         if enough(step.rule, step.taken, step.failed):

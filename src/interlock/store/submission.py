@@ -32,7 +32,6 @@ STEPS = load_statements("steps")
 MOST_WORKERS = 10
 DEEPEST = 5
 LONGEST = 100 * 365.25 * 86_400  # seconds
-FIRST_YEAR, LAST_YEAR = 1970, 9998  # what every clock and calendar on the way can hold
 
 
 @dataclass(frozen=True, slots=True)

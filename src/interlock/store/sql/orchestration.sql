@@ -268,6 +268,27 @@ from ended
     ) as steps on true
 where ended.part_of is not null
 
+-- name: read_culprits
+-- Of steps that are skipped for one that failed in an earlier batch: the first such one.
+select tasks.id, found.step
+from interlock.tasks
+    cross join lateral (select workflow_id from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
+    cross join lateral (
+        select upstream.step
+        from interlock.workflow_edges as edges
+            cross join lateral (
+                select step, state, poisoned, finished_at
+                from interlock.tasks as ended
+                where ended.job_id = tasks.job_id and ended.step = edges.upstream
+                limit 1
+            ) as upstream
+        where edges.workflow_id = jobs.workflow_id and edges.downstream = tasks.step and edges.condition = 'success'
+            and (upstream.state in ('error', 'canceled') or upstream.poisoned)
+        order by upstream.finished_at, upstream.step
+        limit 1
+    ) as found
+where tasks.id = any (%(ids)s::uuid[])
+
 -- name: read_woken_steps
 -- Steps that wait for a child job, and whose child has ended.
 select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority
