@@ -13,7 +13,7 @@ import pytest
 from interlock import Interlock
 from interlock.client.jobs import JobHandle
 from interlock.config import Config
-from interlock.errors import InputError, JobFailedError, UnknownJobError
+from interlock.errors import InputError, InterlockError, JobFailedError, UnknownJobError
 from interlock.sync import SyncInterlock
 from jobs_support import app_at, hands_at, orchestrator_at, say_that_a_worker_is_here
 
@@ -93,6 +93,9 @@ async def test_one_request_is_one_job(jobs: Interlock, database: Connection) -> 
         ("chain", None, {"correlation_id": "x"}, "correlation_id must be a UUID"),
         ("chain", None, {"parent": "x"}, "the id of a job must be a UUID"),
         ("chain", None, {"version": "9"}, "no version '9'; it has 1"),
+        ("chain", None, {"request_id": "a\0b"}, "request_id must be valid Unicode"),
+        ("chain", None, {"request_id": "\ud800"}, "request_id must be valid Unicode"),
+        ("\ud800", None, {}, "the name of a workflow must be valid Unicode"),
         ("strict", {}, {}, "order"),
         ("strict", {"order": "a"}, {}, "order"),
     ],
@@ -167,6 +170,17 @@ async def test_a_canceled_job_raises_too_and_cannot_be_canceled_again(
     assert not await job.cancel()
     with pytest.raises(UnknownJobError):
         await jobs.job(uuid4()).cancel()
+
+
+@pytest.mark.parametrize("words", ["a\0b", "\ud800"])
+async def test_words_that_the_database_cannot_hold_are_an_error_of_ours(jobs: Interlock, words: str) -> None:
+    job = await jobs.submit("chain")
+    for refused in (job.cancel(words), jobs.submit("chain", version=words), jobs.find_jobs(workflow=words)):
+        with pytest.raises(InterlockError):
+            await refused
+    with pytest.raises(InputError, match="request_id must be valid Unicode"):
+        await job.retry_from("first", request_id=words)
+    assert await job.cancel("enough")
 
 
 async def test_signals_and_approvals_open_the_gates(url: str, jobs: Interlock, database: Connection) -> None:

@@ -206,10 +206,12 @@ class JobHandle:
     async def retry_from(self, step: str, *, request_id: str | None = None) -> JobHandle:
         """Submit the job anew from a step on: what is not that step or after it, and was done, is not run again."""
         app = self._app
+        try:
+            asked = None if request_id is None else CHECKS["request_id"]("request_id", request_id)
+        except ValueError as error:
+            raise InputError(f"job {self.id}: {error}") from None
         async with app.connection() as connection:
-            stored = await retry_job_from(
-                connection, self.id, step, actor=app.actor, request_id=request_id, now=app.now()
-            )
+            stored = await retry_job_from(connection, self.id, step, actor=app.actor, request_id=asked, now=app.now())
         return JobHandle(app, stored.id, workflow=self.workflow, created=stored.created)
 
     async def _end(self) -> JobStatus:

@@ -83,9 +83,16 @@ def seconds(name: str, value: Any) -> float:
 
 def text(name: str, value: Any) -> str:
     """Check a name or a key."""
-    if not isinstance(value, str) or not value.strip() or "\0" in value:
+    if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+    if not _is_storable(value):
+        raise ValueError(f"{name} must be valid Unicode without the character NUL, not {value!r}")
     return value
+
+
+def _is_storable(value: str) -> bool:
+    """Tell whether the database can hold a text: no NUL, and no half of a surrogate pair."""
+    return "\0" not in value and (value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value))
 
 
 def _delay(name: str, value: Any) -> timedelta:
@@ -110,7 +117,7 @@ def _moment(name: str, value: Any) -> datetime:
 
 
 def _tags(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not all(isinstance(tag, str) and tag and "\0" not in tag for tag in value):
+    if isinstance(value, str) or not all(isinstance(tag, str) and tag and _is_storable(tag) for tag in value):
         raise ValueError(f"{name} must be a sequence of texts, not {value!r}")
     return tuple(value)
 

@@ -136,6 +136,8 @@ def translated(connection: psycopg.AsyncConnection[Any] | None = None) -> Iterat
     """
     try:
         yield
+    except UnicodeEncodeError as error:
+        raise StatementError(f"text must be valid Unicode, and {error.object[:100]!r} is not") from error
     except psycopg.Error as error:
         refusal = _refusal(error)
         if refusal is None and connection is not None:
