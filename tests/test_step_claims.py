@@ -13,15 +13,16 @@ from interlock import Interlock
 from interlock.client.steps import bind, gather
 from interlock.errors import PermanentError
 from interlock.lifecycle import TaskRowEvent
+from interlock.store.database import run
 from interlock.store.jobs import cancel_job
-from interlock.store.limits import pause_namespace, resume_namespace
+from interlock.store.limits import LIMITS, pause_namespace, resume_namespace
 from interlock.store.tasks import Outcome, read_task_history, recover_expired_tasks, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.worker import TaskStateMachine
 from interlock.worker.patience import end
 from interlock.worker.settler import Settler
 from worker_support import until
-from workflow_support import PASS, Hand, name_of, serve, step, workflow
+from workflow_support import PASS, Failed, Hand, name_of, serve, step, workflow
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -295,3 +296,37 @@ async def test_a_step_that_a_pause_catches_leaves_its_room_to_others(hand: Hand)
     await resume_namespace(hand.connection, "inventory", "ada")
     await hand.run()
     assert (await hand.job(job))["status"] == "COMPLETED"
+
+
+async def undoing(hand: Hand) -> UUID:
+    """Have a job with a worker_count undo two steps, of which the first waits in a paused namespace."""
+    hand.outcomes = {"c": Failed("no")}
+    job = await hand.submit(
+        step("a", compensate="undo"),
+        step("b", "a", namespace="inventory", compensate="undo"),
+        step("c", "b"),
+        worker_count=1,
+    )
+    await hand.run(until=lambda: "c" in hand.ran)
+    await pause_namespace(hand.connection, "inventory", None, "ada")
+    await hand.advance()
+    return job
+
+
+async def test_a_pause_does_not_change_the_order_in_which_a_job_is_undone(hand: Hand) -> None:
+    job = await undoing(hand)
+    steps = await hand.steps(job)
+    assert (steps["compensate:b"]["held_by"], steps["compensate:a"]["held_by"]) == ("namespace", "compensation")
+    await resume_namespace(hand.connection, "inventory", "ada")
+    await hand.run()
+    assert hand.ran == ["a", "b", "c", "compensate:b", "compensate:a"]
+    assert (await hand.job(job))["status"] == "FAILED"
+
+
+async def test_a_compensation_that_crosses_with_a_resumption_is_not_left_to_its_job(hand: Hand) -> None:
+    job = await undoing(hand)
+    batch = {"name": "inventory", "batch": 10, "now": None}
+    assert await run(hand.connection, LIMITS["pass_capped_to_jobs"], batch) == [], "nobody would let it in there"
+    await resume_namespace(hand.connection, "inventory", "ada")
+    await hand.run()
+    assert (await hand.job(job))["status"] == "FAILED"

@@ -208,10 +208,13 @@ def _known(messages: Iterable[Message]) -> list[UUID]:
 
 
 def _look_for_room(batch: Batch, messages: Iterable[Message]) -> int:
-    """Have jobs looked at whose steps were held by a namespace, or are no more; give how many."""
+    """Have jobs looked at whose steps were held by a namespace, or are no more; give how many.
+
+    In one that is about to end there is nothing to let in: its compensations go one after the other.
+    """
     jobs = [batch.jobs[message.job_id] for message in messages if message.admit and message.job_id in batch.jobs]
     for job in jobs:
-        job.changed = True
+        job.changed = job.changed or job.goes_on
     return len(jobs)
 
 

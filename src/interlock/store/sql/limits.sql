@@ -209,13 +209,16 @@ order by namespace, id
 limit %(batch)s
 
 -- name: pass_capped_to_jobs
--- Steps of jobs that run only so many at once: each goes on when there is room for it.
+-- Steps of jobs that run only so many at once: each goes on when there is room for it. What sleeps or undoes something
+-- takes up no room: it is let go as it is, if it was held after that was done, by the sweep.
 update interlock.tasks
 set held_by = 'worker_count', reason = 'waits for room in its job'
 where id = any (array(
         select id
         from interlock.tasks
         where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null and capped
+            and step not like 'compensate:%%'
+            and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now()))
         order by namespace, id
         limit %(batch)s
     ))
