@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 COMPENSATION = "compensate:"
-PATIENCE = "500ms"  # with others who have locked what we need; less than it takes to call it a deadlock, so that we give way
+PATIENCE = "500ms"  # with others who have locked what we need; less than a deadlock takes, so that we give way
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELED"})
 
 
