@@ -206,6 +206,23 @@ async def test_compensations_undo_what_was_done_the_latest_first(hand: Hand) -> 
     assert row["error"]["compensations"] == {"b": {"type": "ValueError", "message": "stuck"}}
 
 
+async def test_a_compensation_is_tried_as_often_as_its_own_task_says(hand: Hand) -> None:
+    hand.outcomes = {"c": Failed("boom")}
+    own = {"compensate": "undo", "compensate_tries": 7, "compensate_timeout": 3.5}
+    job = await hand.submit(
+        step("a", max_tries=1, timeout=9, backoff={"kind": "none"}, **own),
+        step("b", "a", max_tries=2, timeout=9, compensate="undo"),
+        step("c", "b"),
+    )
+    await hand.run()
+    query = "select step, max_tries, timeout_seconds, backoff from interlock.tasks where job_id = %s order by step"
+    rows = await (await hand.connection.execute(query, [job])).fetchall()
+    assert [tuple(row.values()) for row in rows if row["step"].startswith("comp")] == [
+        ("compensate:a", 7, 3.5, None),
+        ("compensate:b", 2, 9.0, None),
+    ]
+
+
 async def test_a_job_that_completes_or_did_nothing_compensates_nothing(hand: Hand) -> None:
     hand.outcomes = {"b": Failed("boom")}
     await hand.submit(step("a", compensate="undo"))

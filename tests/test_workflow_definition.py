@@ -103,6 +103,7 @@ def test_an_order_is_declared_as_a_document() -> None:
                 "backoff": {"kind": "linear", "base": 2, "cap": 3600.0, "jitter": 0.2},
                 "timeout": 30.0,
                 "compensate": "order_fulfillment/2/reserve:compensate",
+                "compensate_tries": 5,
             },
             {
                 "name": "route",

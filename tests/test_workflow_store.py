@@ -108,6 +108,10 @@ async def test_a_request_leads_to_one_job(hand: Hand) -> None:
     )
     assert [made.created for made in both] == [False, True]
     assert len(await find_jobs(hand.connection)) == 2
+    await put_workflow(hand.connection, workflow(step("a"), name="other"))
+    with pytest.raises(InputError, match=rf"'r' was made before, for workflow 'w' \(job {first}\)"):
+        await submit_jobs(hand.connection, [NewJob("other", {}), NewJob("other", {}, request_id="r")], actor="ada")
+    assert len(await find_jobs(hand.connection)) == 2, "all or none"
     mine = uuid4()
     assert await submit_job(hand.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, True)
     assert await submit_job(hand.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, False)

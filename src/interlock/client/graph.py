@@ -31,11 +31,12 @@ VERSION = re.compile(r"[A-Za-z0-9_.+-]+")
 HEAD = ("name", "version", "namespace", "input_schema", "timeout", "steps")
 _EVERYWHERE = ("name", "kind", "type", "namespace", "after", "after_failure", "join", "priority", "config")
 _HANDLED = ("max_tries", "backoff", "timeout")
+_UNDONE = ("compensate", "compensate_tries", "compensate_timeout")
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "plain": (*_EVERYWHERE, *_HANDLED, "compensate"),
-    "decision": (*_EVERYWHERE, *_HANDLED, "compensate", "branches"),
+    "plain": (*_EVERYWHERE, *_HANDLED, *_UNDONE),
+    "decision": (*_EVERYWHERE, *_HANDLED, *_UNDONE, "branches"),
     "map": (*_EVERYWHERE, *_HANDLED, "over", "over_input", "strategy"),
-    "child": (*_EVERYWHERE, "compensate", "workflow", "workflow_version", "wait", "input"),
+    "child": (*_EVERYWHERE, *_UNDONE, "workflow", "workflow_version", "wait", "input"),
     "sleep": (*_EVERYWHERE, "seconds", "until"),
     "signal": (*_EVERYWHERE, "signal", "timeout"),
     "approval": (*_EVERYWHERE, "timeout"),
@@ -303,11 +304,6 @@ def _span(field: str, value: Any) -> None:
         raise ValueError(f"{field} must be at most {LONGEST:.0f} seconds (100 years), not {value!r}")
 
 
-def _policy(field: str, value: Any) -> None:
-    del field
-    Backoff.from_json(value)
-
-
 def _is_json(field: str, value: Any) -> None:
     del field
     check_json(value)
@@ -325,14 +321,15 @@ def _schema(field: str, value: Any) -> None:
 _MAPPING = _of(dict, "a mapping")
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **{name: CHECKS[name] for name in ("namespace", "priority", "max_tries")},
-    **dict.fromkeys(("timeout", "seconds"), _span),
+    "compensate_tries": CHECKS["max_tries"],
+    **dict.fromkeys(("timeout", "seconds", "compensate_timeout"), _span),
     **dict.fromkeys(("type", "compensate", "over", "over_input", "signal"), CHECKS["unique_key"]),
     "after": _names,
     "after_failure": _names,
     "join": _share,
     "strategy": _share,
     "config": _MAPPING,
-    "backoff": _policy,
+    "backoff": lambda _, value: Backoff.from_json(value),
     "branches": _branches,
     "workflow": _named,
     "workflow_version": _version,

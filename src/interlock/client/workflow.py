@@ -307,11 +307,18 @@ class Workflow:
                 known = ", ".join(sorted(name for name in self._app.tasks if name != BUILT_IN)) or "none"
                 told = f"the app has no task {step[field]!r}; it has {known}"
                 raise GraphError(told, workflow=self.name, step=step["name"], path=("steps", index, field))
+        step = {**step, **self._undone(step.get("compensate"))}
         if step["kind"] not in WITH_HANDLER:
             return step
         task = self._app.tasks[step["type"]]
         priority = {"priority": task.priority} if task.priority else {}
         return {**priority, "max_tries": task.max_tries, **step}
+
+    def _undone(self, compensate: str | None) -> dict[str, Any]:
+        """Give what the task says that undoes a step: its own tries, and its timeout if it has one."""
+        task = self._app.tasks.get(compensate or "")
+        told = {} if task is None else {"compensate_tries": task.max_tries, "compensate_timeout": task.timeout}
+        return {key: value for key, value in told.items() if value is not None}
 
 
 def check_nesting(documents: Iterable[Mapping[str, Any]]) -> None:
@@ -331,11 +338,8 @@ def check_nesting(documents: Iterable[Mapping[str, Any]]) -> None:
     for name in children:
         found = chain(name, frozenset())
         if len(found) > DEEPEST + 1:
-            raise GraphError(
-                f"child jobs nest at most {DEEPEST} deep, and here it is {len(found) - 1}: {' -> '.join(found)}",
-                workflow=name,
-                path=("steps",),
-            )
+            told = f"child jobs nest at most {DEEPEST} deep, and here it is {len(found) - 1}: {' -> '.join(found)}"
+            raise GraphError(told, workflow=name, path=("steps",))
 
 
 def _unless(default: Any, value: Any) -> Any:

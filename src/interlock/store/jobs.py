@@ -69,7 +69,7 @@ async def submit_jobs(
         opening = [row.id for row in rows if row.needs_opening and row.id in made]
         if opening:
             await begin_jobs(connection, opening, actor=actor, now=now)
-    there = await find_submitted_jobs(connection, [row for row in rows if row.id not in made])
+        there = await find_submitted_jobs(connection, [row for row in rows if row.id not in made])
     return [Submitted(there.get(row.id, row.id), row.id in made) for row in rows]
 
 

@@ -61,7 +61,7 @@ async def retry_job_from(
     if made:
         return Submitted(row.row["id"], created=True)
     there = await find_submitted_jobs(connection, [row])
-    return Submitted(there[row.row["id"]], created=False)
+    return Submitted(there.get(row.id, row.id), created=False)
 
 
 async def _ended_job(connection: Connection, job_id: UUID) -> dict[str, Any]:

@@ -180,10 +180,24 @@ def _beginnings(jobs: Sequence[PreparedJob], common: dict[str, Any]) -> list[Ask
 
 
 async def find_submitted_jobs(connection: Connection, jobs: Sequence[PreparedJob]) -> dict[UUID, UUID]:
-    """Tell which jobs there are already instead of these; by their would-be ids."""
-    if not jobs:
+    """Tell which jobs there are already instead of these; by their would-be ids.
+
+    A request that was for another workflow is refused: its job would answer a question that nobody asked.
+    """
+    requests = [job.row["request_id"] for job in jobs if job.row["request_id"] is not None]
+    if not requests:
         return {}
-    requests = {job.row["request_id"]: job.id for job in jobs if job.row["request_id"] is not None}
-    there = await run(connection, JOBS["find_submitted_jobs"], {"request_ids": list(requests)})
-    by_request = {row["request_id"]: row["id"] for row in there}
-    return {job.id: by_request.get(job.row["request_id"], job.id) for job in jobs}
+    rows = await run(connection, JOBS["find_submitted_jobs"], {"request_ids": requests})
+    there = {row["request_id"]: row for row in rows}
+    known = [(job, there[job.row["request_id"]]) for job in jobs if job.row["request_id"] in there]
+    for job, found in known:
+        _check_same(job.row["workflow"], found)
+    return {job.id: found["id"] for job, found in known}
+
+
+def _check_same(workflow: str, found: dict[str, Any]) -> None:
+    if found["workflow"] != workflow:
+        raise InputError(
+            f"the request {found['request_id']!r} was made before, for workflow {found['workflow']!r} (job "
+            f"{found['id']}); one for {workflow!r} needs an id of its own"
+        )

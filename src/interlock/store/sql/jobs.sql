@@ -26,8 +26,9 @@ returning id
 
 -- name: find_submitted_jobs
 -- Those that were there already, by request.
-select id, request_id
+select jobs.id, jobs.request_id, workflows.name as workflow
 from interlock.jobs
+    left join interlock.workflows on workflows.id = jobs.workflow_id
 where request_id = any (%(request_ids)s::text[]) and request_id is not null
 
 -- name: validate_submitted_jobs

@@ -168,11 +168,14 @@ from interlock.jobs
 where jobs.id = any (%(ids)s::uuid[]) and jobs.worker_count is not null
 
 -- name: insert_compensations
--- In the order in which they will run: the step that ended last comes first.
+-- In the order in which they will run: the step that ended last comes first. Tries and backoff are those of the task that
+-- undoes it, if the definition tells them, and so is the timeout, if it has one.
 insert into interlock.tasks (namespace, type, state, held_by, reason, run_at, max_tries, timeout_seconds, backoff,
     job_id, step, correlation_id, capped, part, input)
 select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for the compensations before it',
-    coalesce(%(now)s::timestamptz, now()), steps.max_tries, steps.timeout_seconds, steps.backoff, done.job_id,
+    coalesce(%(now)s::timestamptz, now()), coalesce((steps.spec ->> 'compensate_tries')::int, steps.max_tries),
+    coalesce((steps.spec ->> 'compensate_timeout')::float8, steps.timeout_seconds),
+    case when steps.spec ? 'compensate_tries' then null else steps.backoff end, done.job_id,
     'compensate:' || done.step, done.correlation_id, done.capped,
     row_number() over (partition by done.job_id order by done.finished_at desc, done.id desc) - 1,
     jsonb_build_object('result', interlock.step_result(steps.kind, done.id, done.reused, done.output))
