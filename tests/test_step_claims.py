@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -63,19 +64,9 @@ async def end_parts_with_too_much(hand: Hand) -> None:
     await hand.advance()
 
 
-@pytest.mark.parametrize("size", [10, 20_000])
-async def test_a_claim_gathers_what_the_function_for_all_kinds_would(hand: Hand, size: int) -> None:
-    hand.outcomes = {"a": {"text": "a" * size}, "b": 2, "d": "left"}
-    await hand.submit(
-        step("a"),
-        step("b", "a", config={"mode": "fast"}),
-        step("d", "b", kind="decision", branches=["left", "right"]),
-        step("left", "d"),
-        step("right", "d"),
-        step("last", "a", "left", "right", join="any"),
-        input={"name": "x", "list": ["y" * size]},
-    )
-    seen = {}
+async def compared(hand: Hand) -> dict[str, set[str]]:
+    """Run a job by hand and hold what each step is handed against what the function says; give what has results."""
+    seen: dict[str, set[str]] = {}
     while claimed := await hand.claim():
         for each in claimed:
             row = await (
@@ -90,6 +81,41 @@ async def test_a_claim_gathers_what_the_function_for_all_kinds_would(hand: Hand,
             seen[name_of(each)] = set(document["results"])
             await hand.settle(each)
         await hand.advance()
+    return seen
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+@pytest.mark.parametrize("over", ["over", "over_input"])
+async def test_so_it_does_for_the_parts_of_a_map(hand: Hand, size: int, over: str) -> None:
+    text = random.Random(1).randbytes(size).hex()  # noqa: S311 - it must only be hard to compress
+    hand.outcomes = {"items": [1, 2], "a": text}
+    await hand.submit(
+        step("items"),
+        step("a"),
+        step("m", "items", "a", kind="map", **{over: "items"}),
+        step("last", "m"),
+        input={"items": [text, 5], "name": text},
+    )
+    seen = await compared(hand)
+    handed = {"a"} if over == "over" else {"a", "items"}
+    assert seen["m[0]"] == seen["m[1]"] == handed
+    assert seen["last"] == {"m"}
+
+
+@pytest.mark.parametrize("size", [10, 20_000])
+async def test_a_claim_gathers_what_the_function_for_all_kinds_would(hand: Hand, size: int) -> None:
+    text = random.Random(1).randbytes(size).hex()  # noqa: S311 - it must only be hard to compress
+    hand.outcomes = {"a": {"text": text}, "b": 2, "d": "left"}
+    await hand.submit(
+        step("a"),
+        step("b", "a", config={"mode": "fast"}),
+        step("d", "b", kind="decision", branches=["left", "right"]),
+        step("left", "d"),
+        step("right", "d"),
+        step("last", "a", "left", "right", join="any"),
+        input={"name": "x", "list": [text]},
+    )
+    seen = await compared(hand)
     assert seen == {"a": set(), "b": {"a"}, "d": {"b"}, "left": {"d"}, "last": {"a", "left"}}
 
 

@@ -120,10 +120,7 @@ def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             **_described(step, document.get("namespace") or "default"),
-            "simple": (step.get("kind") or "plain") in HANDLED
-            and step["name"] not in failures
-            and len(waits.get(step["name"], ())) <= FEW
-            and maps.isdisjoint(waits.get(step["name"], ())),
+            "simple": step["name"] not in failures and _is_simple(step, waits.get(step["name"], []), maps),
             "handed": _handed(step, document),
             "position": position,
             "edges": len(waits.get(step["name"], ())),
@@ -132,6 +129,13 @@ def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for position, step in enumerate(document["steps"])
     ]
+
+
+def _is_simple(step: Mapping[str, Any], upstream: list[str], maps: set[str]) -> bool:
+    """Tell whether a claim can gather what a step, or a part of a map, is handed without the function for all kinds."""
+    if (step.get("kind") or "plain") not in {*HANDLED, MAP} or len(upstream) > FEW:
+        return False
+    return maps.isdisjoint(name for name in upstream if name != step.get("over"))
 
 
 def _handed(step: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:

@@ -85,14 +85,26 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
             'unwanted', tasks.cancel_requested_at is not null,
             'job', case when tasks.job_id is not null then coalesce((
                 -- nearly every step; a function, which may fail without the claim, takes several times as long
-                select steps.handed || jsonb_build_object('job_input', jobs.input, 'results', coalesce(found.results, '{}'))
+                select steps.handed || jsonb_build_object('job_input', given.input,
+                    'results', coalesce(found.results, '{}'), 'item', tasks.input -> 'item',
+                    'index', tasks.input -> 'index')
                 from (select id, workflow_id, input from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
                     cross join lateral (
-                        select step, edges, simple, handed
+                        select step, kind, edges, simple, handed, spec
                         from interlock.workflow_steps
-                        where workflow_id = jobs.workflow_id and step = tasks.step
+                        where workflow_id = jobs.workflow_id and step = case
+                                when tasks.part_of is null then tasks.step
+                                else left(tasks.step, -length('[' || tasks.part || ']'))
+                            end
                         limit 1
                     ) as steps
+                    cross join lateral (
+                        select case
+                                when tasks.part_of is null or steps.spec ->> 'over_input' is null then jobs.input
+                                -- the map has noted what is left of it without the list that it goes over
+                                else (select input -> 'job_input' from interlock.tasks as map where id = tasks.part_of)
+                            end as input
+                    ) as given
                     left join lateral (
                         select jsonb_object_agg(edges.upstream, upstream.output -> 'result')
                                 filter (where upstream.is_done and upstream.is_small) as results,
@@ -106,8 +118,11 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
                                 limit 1
                             ) as upstream
                         where edges.workflow_id = jobs.workflow_id and edges.downstream = steps.step
+                            -- a part is handed its item, and not again the whole list that it is from
+                            and (tasks.part_of is null or edges.upstream is distinct from steps.spec ->> 'over')
                     ) as found on steps.edges > 0
-                where steps.simple and not tasks.input ? 'refused' and pg_column_size(jobs.input) < 8000
+                where steps.simple and (steps.kind = 'map') = (tasks.part_of is not null)
+                    and not tasks.input ? 'refused' and coalesce(pg_column_size(given.input), 0) < 8000
                     and found.are_small is not false
             ), interlock.step_inputs(tasks)) end)
     end
