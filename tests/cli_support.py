@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from cli_forks import Result, forks
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 COMMAND = (sys.executable, "-m", "interlock")
 APP = ("--app", "worker_app:app")
 UNKNOWN = "01a1e2cf-6c0c-75b3-83a4-94f638565840"
-
-Result = subprocess.CompletedProcess[str]
 
 
 def environment(url: str, **variables: str) -> dict[str, str]:
@@ -36,15 +36,7 @@ class Shell:
 
     def run(self, *arguments: str, **variables: str) -> Result:
         """Run a command to its end, with nobody at the keyboard."""
-        return subprocess.run(
-            [*COMMAND, *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-            env=environment(self.url, **variables),
-        )
+        return forks().run(list(arguments), environment(self.url, **variables), 100)
 
     def answer(self, *arguments: str, **variables: str) -> str:
         """Run a command that must go well, and give what it printed."""

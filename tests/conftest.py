@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
+from collections import defaultdict, deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,13 +24,22 @@ if TYPE_CHECKING:
 
     from interlock.store.database import Connection
 
-_numbers = itertools.count(1)
-
 # A suite that is started in the background ignores SIGINT, and so would every process that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Nor need each of those compile the modules anew, though the person may not want them compiled in general.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Durability costs time and proves nothing here: the tests of crash recovery use servers of their own.
 FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "64MB"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the long ones begin, so that no process is left alone with one of them at the end."""
+    kinds = ("chaos", "flow", "store")
+    items.sort(
+        key=lambda item: next((at for at, kind in enumerate(kinds) if item.get_closest_marker(kind)), len(kinds))
+    )
 
 
 @pytest.fixture
@@ -60,20 +72,56 @@ def template(server: EmbeddedServer) -> str:
     return "migrated"
 
 
+class Clones:
+    """Databases of the tests: the next one is made, and the last one dropped, while a test runs."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._numbers = itertools.count(1)
+        self._ahead: dict[str, deque[Future[str]]] = defaultdict(deque)
+        self._hand = ThreadPoolExecutor(1, thread_name_prefix="clones")
+
+    def take(self, template: str) -> str:
+        """Give the name of a database that is made from a template, and have the next one made."""
+        ahead = self._ahead[template]
+        while len(ahead) < 2:
+            ahead.append(self._hand.submit(self._make, template))
+        return ahead.popleft().result()
+
+    def drop(self, name: str) -> None:
+        """Have a database dropped, whoever is still connected to it."""
+        self._hand.submit(run_sql, self._url, f"drop database {name} with (force)")
+
+    def end(self) -> None:
+        """Wait for what is under way, and do no more."""
+        self._hand.shutdown(cancel_futures=True)
+
+    def _make(self, template: str) -> str:
+        name = f"test_{next(self._numbers)}"
+        run_sql(self._url, f"create database {name} template {template} strategy file_copy")
+        return name
+
+
+@pytest.fixture(scope="session")
+def clones(server: EmbeddedServer) -> Iterator[Clones]:
+    """Give the databases of this test process."""
+    clones = Clones(server.url("postgres"))
+    yield clones
+    clones.end()
+
+
 @pytest.fixture
-def make_database(server: EmbeddedServer) -> Iterator[Callable[[str], str]]:
+def make_database(server: EmbeddedServer, clones: Clones) -> Iterator[Callable[[str], str]]:
     """Give a function that makes a database from a template and returns its URL."""
     made: list[str] = []
 
     def make(template: str = "template0") -> str:
-        name = f"test_{next(_numbers)}"
-        run_sql(server.url("postgres"), f"create database {name} template {template}")
-        made.append(name)
-        return server.url(name)
+        made.append(clones.take(template))
+        return server.url(made[-1])
 
     yield make
     for name in made:
-        run_sql(server.url("postgres"), f"drop database {name} with (force)")
+        clones.drop(name)
 
 
 @pytest.fixture
