@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from interlock import Interlock, RetryableError, TaskContext
+from interlock import Interlock, PermanentError, RetryableError, TaskContext
 from interlock.config import Config
 from interlock.lifecycle import TaskRowEvent, TaskState, WorkerState
 from interlock.store.tasks import (
@@ -25,6 +25,8 @@ from interlock.store.tasks import (
     settle_running_tasks,
 )
 from interlock.worker import TaskStateMachine, WakeMode, WorkerSettings, serving
+from interlock.worker.failures import described, error_document
+from interlock.worker.handlers import HandlerError
 from interlock.worker.patience import end
 from interlock.worker.settler import Settler
 from mishap_support import Network, blocked_by, fail_with_nul, gated_app, kill, locked
@@ -247,3 +249,18 @@ async def test_a_retry_without_a_delay_is_due_when_it_was_before(database: Conne
     outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETURN)
     await settle_running_tasks(database, [outcome], actor="w")
     assert (await row(database, task))["run_at"] == before
+
+
+def test_what_a_handler_says_at_great_length_is_stored_in_short() -> None:
+    long = "x" * 1_000_000
+    for error in (PermanentError(long), HandlerError("Error", long, trace="y" * 20_000 + "end", retryable=False)):
+        document = error_document(error)
+        assert document["message"].endswith("x… (1,000,000 characters in all)")
+        assert all(len(str(value)) < 21_000 for value in document.values())
+        assert len(described(error)) < 11_000
+    assert error_document(HandlerError("Error", "short", trace="the end", retryable=True)) == {
+        "type": "Error",
+        "message": "short",
+        "traceback": "the end",
+        "retryable": True,
+    }

@@ -137,7 +137,7 @@ def _understood(row: dict[str, Any]) -> Message:
 
 def _failure(content: dict[str, Any]) -> int | None:
     failure = content.get("failure")
-    return failure if isinstance(failure, int) else None
+    return failure if type(failure) is int and 0 <= failure < 1 << 63 else None
 
 
 async def _put_aside(connection: Connection, row: dict[str, Any], error: str, now: datetime | None) -> None:
