@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -46,7 +47,8 @@ class Forks:
             try:
                 code = int(self._answers.readline())
             except TimeoutError:
-                os.kill(process, 9)
+                os.kill(process, signal.SIGKILL)
+                forks.cache_clear()  # its late answer must not be taken for another's
                 raise
             texts = []
             for file in (out, err):
