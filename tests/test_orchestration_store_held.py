@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from interlock.errors import StoreError
 from interlock.store.database import connect
 from interlock.store.doctor import examine
+from interlock.store.jobs import cancel_job, send_signal
 from interlock.store.orchestration import (
     MOST_READS,
     cancel_overdue_jobs,
@@ -118,6 +120,22 @@ async def test_what_only_time_brings_about_leaves_held_jobs_for_later(database: 
         assert await cancel_overdue_jobs(database, actor="o_1", now=late) == 1
         assert [(await hand.job(job))["ending"] for job in overdue] == [None, "CANCELED"]
     assert await cancel_overdue_jobs(database, actor="o_1", now=late) == 1
+
+
+async def test_a_person_is_told_that_somebody_holds_the_job(
+    hand: Hand, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.store.jobs.A_PERSON_S", "50ms")
+    monkeypatch.setattr("interlock.store.signals.A_PERSON_S", "50ms")
+    job = await hand.submit(step("s", kind="signal", signal="go"))
+    async with held(url, "jobs", job):
+        with pytest.raises(StoreError, match="another transaction holds the job"):
+            await cancel_job(hand.connection, job, actor="ada")
+        with pytest.raises(StoreError, match="`interlock doctor` names it"):
+            await send_signal(hand.connection, job, "go", 1, actor="ada")
+    assert await send_signal(hand.connection, job, "go", 1, actor="ada")
+    (row,) = await (await hand.connection.execute("show lock_timeout")).fetchall()
+    assert row["lock_timeout"] == "0", "only that transaction was impatient"
 
 
 async def test_the_doctor_tells_who_holds_a_job_and_since_when(hand: Hand, url: str) -> None:

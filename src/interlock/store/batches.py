@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import orjson
 import psycopg
 
-from interlock.errors import DisconnectedError, StatementError
+from interlock.errors import DisconnectedError, StatementError, StoreError
 from interlock.store.database import as_json, run, translated
 from interlock.store.resolution import Ended, Resolution, Skipped, Waiting
 from interlock.store.submission import JOBS, ORCHESTRATION, STEPS
@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 COMPENSATION = "compensate:"
 PATIENCE = "500ms"  # with others who have locked what we need; less than a deadlock takes, so that we give way
+A_PERSON_S = "10s"  # patience, before he is told
+HELD = "another transaction holds the job and does not let it go; `interlock doctor` names it"
 ENDED = frozenset({"COMPLETED", "FAILED", "CANCELED"})
 
 
@@ -243,23 +245,35 @@ class Batch:
 
 
 async def lock_jobs(
-    connection: Connection, ids: Iterable[UUID], *, actor: str, now: datetime | None, own: bool = False
+    connection: Connection,
+    ids: Iterable[UUID],
+    *,
+    actor: str,
+    now: datetime | None,
+    own: bool = False,
+    patience: str = PATIENCE,
 ) -> Batch:
     """Lock jobs and begin a batch with them. Must run in a transaction; its settings are changed if it is our own."""
     batch = Batch(actor, now)
-    parameters = {"ids": sorted(set(ids)), "actor": actor, "now": now, "own": own, "patience": PATIENCE}
+    parameters = {"ids": sorted(set(ids)), "actor": actor, "now": now, "own": own, "patience": patience}
     batch.note_locked(await run(connection, ORCHESTRATION["lock_jobs"], parameters))
     return batch
 
 
-async def despite_deadlock(work: Callable[[], Awaitable[T]]) -> T:
-    """Do it, and once more if it waited in a circle with others, who went on when this one was stopped."""
+async def for_a_person(connection: Connection, work: Callable[[bool], Awaitable[T]]) -> T:
+    """Do what somebody asked for, who waits for it; `work` is told whether the transaction is its own.
+
+    If it waited in a circle with others, it is done once more: they went on when this one was stopped.
+    """
+    own = connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE
     try:
-        return await work()
+        return await work(own)
     except StatementError as error:
+        if is_held(error):
+            raise StoreError(HELD) from error
         if not isinstance(error.__cause__, psycopg.errors.DeadlockDetected):
             raise
-    return await work()
+    return await work(own)
 
 
 def is_held(error: Exception) -> bool:

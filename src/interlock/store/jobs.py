@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InputError
-from interlock.store.batches import ENDED, despite_deadlock, lock_jobs
+from interlock.store.batches import A_PERSON_S, ENDED, for_a_person, lock_jobs
 from interlock.store.database import run
 from interlock.store.opening import begin_jobs, carry_out
 from interlock.store.retries import retry_job_from
@@ -144,16 +144,16 @@ async def cancel_job(
     What does not run is canceled at once, what runs is asked to stop; the job ends with the last of them.
     """
 
-    async def cancel() -> bool:
+    async def cancel(own: bool) -> bool:  # noqa: FBT001 - the one thing that it is told
         async with connection.transaction():
-            batch = await lock_jobs(connection, [job_id], actor=actor, now=now)
+            batch = await lock_jobs(connection, [job_id], actor=actor, now=now, own=own, patience=A_PERSON_S)
             job = batch.jobs.get(job_id)
             canceled = job is not None and await cancel_locked_job(connection, batch, job, reason=reason)
             if canceled:
                 await carry_out(connection, batch)
         return canceled
 
-    return await despite_deadlock(cancel)
+    return await for_a_person(connection, cancel)
 
 
 async def cancel_locked_job(connection: Connection, batch: Batch, job: LockedJob, *, reason: str | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InputError
-from interlock.store.batches import ENDED, despite_deadlock, lock_jobs, together_or_apart
+from interlock.store.batches import A_PERSON_S, ENDED, for_a_person, lock_jobs, together_or_apart
 from interlock.store.database import as_json, run
 from interlock.store.opening import carry_out
 from interlock.store.resolution import Waiting
@@ -32,9 +32,9 @@ async def send_signal(
     An approval is a signal with the name of its step: {"approved": true or false, "by": …, "comment": …}.
     """
 
-    async def send() -> bool:
+    async def send(own: bool) -> bool:  # noqa: FBT001 - the one thing that it is told
         async with connection.transaction():
-            batch = await lock_jobs(connection, [job_id], actor=actor, now=now)
+            batch = await lock_jobs(connection, [job_id], actor=actor, now=now, own=own, patience=A_PERSON_S)
             rows = await run(connection, ORCHESTRATION["read_waits_for_signal"], {"job_id": job_id})
             reached = _reached(batch.jobs.get(job_id), job_id, name, rows)
             _check_payload(name, payload, {row["kind"] for row in reached})
@@ -48,7 +48,7 @@ async def send_signal(
                 await carry_out(connection, batch)
         return sent
 
-    return await despite_deadlock(send)
+    return await for_a_person(connection, send)
 
 
 async def expire_overdue_signals(
