@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from cli_forks import Result, forks
 from interlock.store.embedded import EmbeddedServer
 from interlock.store.migrate import known_migrations
 from support import eventually
@@ -27,15 +28,8 @@ COMMAND = [sys.executable, "-m", "interlock"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "150"}
 
 
-def interlock(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env=ENVIRONMENT | variables,
-    )
+def interlock(*arguments: str, **variables: str) -> Result:
+    return forks().run(list(arguments), ENVIRONMENT | variables, 100)
 
 
 def begin(*command: str, **variables: str) -> subprocess.Popen[str]:
