@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from interlock import Backoff, Interlock, PermanentError, RetryableError, TaskContext
+from interlock import Backoff, Interlock, PermanentError, RetryableError, StepContext, TaskContext
 from interlock.errors import DefinitionError, InputError
 from interlock.store.tasks import cancel_unfinished_tasks
 from interlock.testing import Clock, Recorder, drain, make_context, run_inline, run_with
@@ -186,3 +186,49 @@ async def test_progress_cost_and_checkpoints_are_stored(app: Interlock, database
     assert (status.cost, status.progress) == (1.5, {"fraction": 1, "message": "done", "rows": 2})
     stored = await (await database.execute("select checkpoint from interlock.tasks")).fetchone()
     assert stored == {"checkpoint": [1, 2]}
+
+
+@pytest.mark.store
+async def test_a_drain_carries_jobs_through_everything_that_they_wait_for(url: str) -> None:
+    clock = Clock(NOON)
+    undone: list[str] = []
+    app = Interlock(url, clock=clock)
+    wf = app.workflow("month", timeout=60 * 86_400)
+
+    def cancel_it(result: str) -> None:
+        undone.append(result)
+
+    @wf.step(namespace="desk", compensate=cancel_it)
+    def book(ctx: StepContext, days: int) -> str:
+        assert ctx.step == "book"
+        return f"booked for {days} days"
+
+    wf.sleep("rest", 30 * 86_400, after=[book])
+    wf.approval("agreed", after=["rest"], timeout=86_400, namespace="desk")
+
+    @wf.map(over_input="guests", after=["agreed"])
+    async def invite(item: str) -> str:
+        return f"dear {item}"
+
+    kid = app.workflow("kid")
+
+    @kid.step
+    def greet_all(names: list[str]) -> str:
+        return ", ".join(names)
+
+    wf.child("letter", kid, input={"names": "invite"}, after=["invite"])
+    async with app:
+        job = await app.submit("month", {"days": 3, "guests": ["eva", "bob"]})
+        late = await app.submit("month", {"days": 1, "guests": []})
+        assert (await job.status()).status == "PENDING"
+        assert [ran.type for ran in await drain(app)] == ["month/1/book", "month/1/book"]
+        clock.advance(timedelta(days=30, seconds=1))
+        assert [ran.type for ran in await drain(app)] == ["interlock.pass"] * 2, "they have slept"
+        await job.approve("agreed")
+        ran = [ran.type for ran in await drain(app)]
+        assert (ran.count("month/1/invite"), ran.count("kid/1/greet_all")) == (2, 1)
+        assert await job.wait(5) == {"letter": {"greet_all": "dear eva, dear bob"}}
+        clock.advance(timedelta(days=2))
+        await drain(app)
+        assert (await late.status()).reason == "step agreed failed: no signal 'agreed' within 86400 s"
+        assert undone == ["booked for 1 days"]

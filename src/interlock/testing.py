@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import time
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -19,9 +19,12 @@ import orjson
 
 from interlock.client.context import TaskContext
 from interlock.client.interpreter import Ended, Failed, Verdict, dry_run
+from interlock.client.steps import bind
 from interlock.errors import DefinitionError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.ids import new_id
+from interlock.store.orchestration import advance, cancel_overdue_jobs, expire_overdue_signals, start_waiting_jobs
+from interlock.store.presence import Process, leave_worker, register_worker
 from interlock.store.tasks import (
     ClaimedTask,
     Outcome,
@@ -34,7 +37,7 @@ from interlock.store.tasks import (
 from interlock.worker.attempt import TaskStateMachine
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from uuid import UUID
 
     from interlock.client.app import Interlock
@@ -157,15 +160,17 @@ async def drain(
 ) -> list[Ran]:
     """Run what is due, one after the other, in this process; what the tasks enqueue is run too, if it is due.
 
-    Tries that are to be made later stay pending: advance the clock and drain again. With `until_empty=False` only what
-    was due at the start of the call is run.
+    Jobs are carried on as well, without a worker or an orchestrator. Tries and sleeps that are to end later stay
+    pending: advance the clock and drain again. With `until_empty=False` only what was due at the start of the call is
+    run.
     """
     runner = _Runner(app, list(namespaces or _namespaces(app)))
     ran: list[Ran] = []
-    while batch := await runner.claim(limit - len(ran), one=until_empty):
-        ran += [await runner.run(claimed) for claimed in batch]
-        if not until_empty:
-            break
+    async with runner.present():
+        while batch := await runner.claim(limit - len(ran), one=until_empty):
+            ran += [await runner.run(claimed) for claimed in batch]
+            if not until_empty:
+                break
     return ran
 
 
@@ -178,7 +183,40 @@ class _Runner:
         self._types = [task.name for task in app.tasks.values() if task.command is None]
         self._actor = f"drain-{new_id()}"
 
+    @asynccontextmanager
+    async def present(self) -> AsyncIterator[None]:
+        """Be a worker for the jobs that wait for one."""
+        if not self._app.workflows:
+            yield
+            return
+        process = Process(self._actor, namespaces=tuple(self._namespaces), types=tuple(self._types))
+        async with self._app.connection() as connection:
+            await register_worker(connection, process, lease=LEASE, now=self._app.now())
+        try:
+            yield
+        finally:
+            async with self._app.connection() as connection:
+                await leave_worker(connection, self._actor, now=self._app.now())
+
     async def claim(self, limit: int, *, one: bool) -> list[ClaimedTask]:
+        """Claim what is due, after the jobs were carried on as far as they go without it."""
+        while not (claimed := await self._claim(limit, one=one)) and limit > 0 and await self._carry_on():
+            pass
+        return claimed
+
+    async def _carry_on(self) -> bool:
+        """Do what an orchestrator does; tell whether there was anything."""
+        if not self._app.workflows:
+            return False
+        common: Any = {"actor": self._actor, "now": self._app.now()}
+        async with self._app.connection() as connection:
+            by_time = [
+                await duty(connection, **common)
+                for duty in (start_waiting_jobs, cancel_overdue_jobs, expire_overdue_signals)
+            ]
+            return any(by_time) or (await advance(connection, **common)).received > 0
+
+    async def _claim(self, limit: int, *, one: bool) -> list[ClaimedTask]:
         if limit <= 0:
             return []
         async with self._app.connection() as connection:
@@ -264,7 +302,9 @@ class _Inline:
             raise RuntimeError("an attempt that was never claimed has no handler")
         context = attempt.context
         context.connection = self._connection if task.transactional else None
-        return task.encode_result(await _call(task, context, task.decode(attempt.claimed.input)))
+        given = attempt.claimed.input
+        arguments = task.decode(given) if attempt.job is None else bind(task, given, attempt.job)
+        return task.encode_result(await _call(task, context, arguments))
 
     async def settle(self, _: TaskStateMachine, __: Outcome, /) -> bool:
         """Say no: whoever drains settles by himself, in the handler's transaction."""
@@ -302,7 +342,8 @@ async def _call(task: Task[..., Any], context: TaskContext, arguments: dict[str,
 
 
 def _namespaces(app: Interlock) -> set[str]:
-    return {task.namespace for task in app.tasks.values()} | {"default"}
+    of_steps = {step["namespace"] for workflow in app.workflows.values() for step in workflow.document["steps"]}
+    return {task.namespace for task in app.tasks.values()} | of_steps | {"default"}
 
 
 def _through_json(value: Any) -> Any:
