@@ -139,7 +139,8 @@ async def _holders(connection: Connection, moment: datetime, now: datetime | Non
         _wrong(
             "locks",
             f"a transaction of {row['role']} ({row['application'] or 'unnamed'}, {row['state']}) has been open for "
-            f"{_seconds(moment - row['since'])} and holds rows of {' and '.join(row['relations'])}, which stand still",
+            f"{_seconds(moment - row['since'])} and has locked or written {' and '.join(row['relations'])}: they stand "
+            "still",
             f"let it end, or end it: select pg_terminate_backend({row['pid']})",
             **row,
         )
