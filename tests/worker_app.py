@@ -148,3 +148,12 @@ async def stubborn() -> None:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
             continue
+
+
+@app.task
+async def grow(megabytes: int, seconds: float) -> int:
+    """Take memory, and keep it for a while."""
+    taken = bytearray(megabytes * 1_000_000)
+    taken[::4096] = b"x" * len(taken[::4096])  # untouched pages do not count
+    await asyncio.sleep(seconds)
+    return len(taken)

@@ -6,6 +6,7 @@ it came from and what would be right; a database URL never appears in a message.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tomllib
@@ -26,6 +27,7 @@ WAKE_MODES = ("hybrid", "events", "polling")
 _NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f]|%(?![0-9A-Fa-f]{2})|%00")
 _QUEUE_NAME = re.compile(r"[a-z0-9_]{1,47}")
 FOREVER = timedelta.max
+LONGEST_LIFETIME = timedelta(days=365)
 AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 SWITCHED = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -55,6 +57,14 @@ class Config:
     retention_skipped: timedelta = timedelta(days=7)
     retention_error: timedelta = timedelta(days=30)
     retention_records: timedelta = timedelta(days=90)
+    supervisor_host: str = "127.0.0.1"
+    supervisor_port: int = 8321
+    supervisor_names: tuple[str, ...] = ()
+    supervisor_require_token: bool = False
+    supervisor_body_limit: int = 1_048_576
+    supervisor_timeout: float = 30.0
+    supervisor_connections: int = 10
+    idempotency_lifetime: timedelta = timedelta(days=1)
 
     @classmethod
     def load(
@@ -75,6 +85,16 @@ class Config:
             **_checked_all(flags or {}, lambda name: f"--{name.replace('_', '-')}"),
         }
         return cls(**values)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether an address is reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name, or empty, which means every address
 
 
 def _variable(name: str) -> str:
@@ -171,6 +191,12 @@ def _age(value: Any) -> timedelta:
     return timedelta(seconds=int(said[:-1]) * AGES[said[-1]])
 
 
+def _lifetime(value: Any) -> timedelta:
+    if not timedelta(0) < _age(value) <= LONGEST_LIFETIME:
+        raise ValueError(f"must be from 1s to {LONGEST_LIFETIME.days}d, not {value!r}")
+    return _age(value)
+
+
 def _choice(*options: str) -> Callable[[Any], str]:
     def read(value: Any) -> str:
         if _text(value).lower() not in options:
@@ -212,4 +238,11 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "retention_skipped": _age,
     "retention_error": _age,
     "retention_records": _age,
+    "supervisor_port": _number(int, 0, 65_535),
+    "supervisor_names": _names,
+    "supervisor_require_token": _switch,
+    "supervisor_body_limit": _number(int, 1024, 1_073_741_824),
+    "supervisor_timeout": _number(float, 1, 3600),
+    "supervisor_connections": _number(int, 2, 1000),
+    "idempotency_lifetime": _lifetime,
 }

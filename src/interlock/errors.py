@@ -91,6 +91,10 @@ class UnknownJobError(InterlockError):
     """There is no job with this id: it was never submitted, its transaction is still open, or it was pruned."""
 
 
+class UnknownWorkerError(InterlockError):
+    """There is no worker with this id: it was never made, or its row was deleted."""
+
+
 class StoreError(InterlockError):
     """The database refused or could not be used."""
 

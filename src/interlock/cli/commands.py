@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli import db, demo, jobs, migrate, namespaces, tasks
+from interlock.cli import db, demo, jobs, migrate, namespaces, tasks, token
 from interlock.cli.diagram import diagram
 from interlock.cli.doctor import doctor
 from interlock.cli.enqueue import enqueue
@@ -19,6 +19,8 @@ from interlock.cli.explain import explain
 from interlock.cli.orchestrator import orchestrator
 from interlock.cli.status import history, status
 from interlock.cli.submit import submit
+from interlock.cli.supervisor import supervisor
+from interlock.cli.up import up
 from interlock.cli.worker import worker
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError, InterlockError, UnknownJobError, UnknownTaskError
@@ -35,10 +37,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo.demo)
+app.command()(up)
 app.command()(migrate.migrate)
 app.command()(diagram)
 app.command()(worker)
 app.command()(orchestrator)
+app.command()(supervisor)
 app.command()(enqueue)
 app.command()(submit)
 app.command()(status)
@@ -48,6 +52,7 @@ app.command()(doctor)
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(namespaces.app, name="namespaces")
+app.add_typer(token.app, name="token")
 app.add_typer(db.app, name="db")
 
 

@@ -23,7 +23,7 @@ from interlock.client.app import Interlock
 from interlock.client.graph import BUILT_IN
 from interlock.client.handle import TaskHandle
 from interlock.client.options import checked
-from interlock.client.values import ValueRefusedError, check_json
+from interlock.client.unchecked import unchecked_task
 from interlock.errors import ConfigError, InterlockError
 from interlock.store.tasks import NewTask
 
@@ -107,7 +107,7 @@ def enqueue(
     )
     config = settings(context, app=app)
     if config.app is None or unchecked:
-        used, task = Interlock(config=config), _unchecked_task(type_, given, options)
+        used, task = Interlock(config=config), unchecked_task(type_, given, options)
     else:
         used = loaded(context, config.app)
         task = _checked_task(used, config.app, type_, given, options)
@@ -173,19 +173,6 @@ def _checked_task(
         known = ", ".join(sorted(app.tasks.keys() - {BUILT_IN})) or "none"
         raise ConfigError(f"the app {reference} has no task {type_!r}; it has {known}")
     return task.options(**options).prepare(**task.decode(given))
-
-
-def _unchecked_task(type_: str, given: dict[str, Any], options: dict[str, Any]) -> NewTask:
-    """Make a task of which nothing is known here but its name."""
-    try:
-        check_json(given)
-        stored = checked(options)
-    except (ValueRefusedError, ValueError) as error:
-        raise ConfigError(f"task {type_}: {error}") from None
-    stored["timeout_seconds"] = stored.pop("timeout", None)
-    if not type_.strip():
-        raise ConfigError("the name of a task must not be empty")
-    return NewTask(type_, given, **stored)
 
 
 def _options(**given: Any) -> dict[str, Any]:

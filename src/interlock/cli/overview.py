@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from interlock.cli.tables import age, distance, fields, table
 from interlock.lifecycle import JobState, TaskRowState
 from interlock.store.presence import LiveProcess
 from interlock.store.schedules import ScheduleState
-from interlock.store.status import LimitUse, Overview, StateCount
+from interlock.store.status import LimitUse, Overview, StateCount, jobs_by_namespace
 
 UNFINISHED = ("waiting", "pending", "running")
 OPEN = (JobState.SUBMITTED, JobState.PENDING, JobState.RUNNING)
@@ -40,28 +39,6 @@ def overview(seen: Overview) -> str:
     return "\n\n".join(parts)
 
 
-def overview_json(seen: Overview) -> dict[str, Any]:
-    """Give the same as a document, complete."""
-    counted: dict[str, dict[str, Any]] = {}
-    for count in seen.counts:
-        entry = counted.setdefault(count.namespace, {"oldest_due_at": None, "tasks": {}})
-        entry["tasks"][count.state] = count.tasks
-        entry["oldest_due_at"] = count.oldest_due_at or entry["oldest_due_at"]
-    return {
-        "now": seen.now,
-        "schema": seen.schema,
-        "leader": None if seen.leader is None else seen.leader._asdict(),
-        "namespaces": counted,
-        "ended_are_counted": seen.complete,
-        "paused": [paused._asdict() for paused in seen.paused],
-        "limits": [limit._asdict() for limit in seen.limits],
-        "schedules": [schedule._asdict() for schedule in seen.schedules],
-        "jobs": _jobs_by_namespace(seen),
-        "orchestration": seen.orchestration,
-        "processes": [{**process._asdict(), "role": process.role} for process in seen.processes],
-    }
-
-
 def _tasks(seen: Overview) -> str:
     """Count the tasks of each namespace by state."""
     states = [str(state) for state in TaskRowState if seen.complete or state in UNFINISHED]
@@ -80,7 +57,7 @@ def _tasks(seen: Overview) -> str:
 
 def _jobs(seen: Overview) -> list[str]:
     """Count the jobs of each namespace by state, and what waits for an orchestrator."""
-    counted = _jobs_by_namespace(seen)
+    counted = jobs_by_namespace(seen)
     queue = seen.orchestration
     if not counted and not queue["waiting"] and not queue["archived"]:
         return []
@@ -105,13 +82,6 @@ def _orchestration(seen: Overview) -> str:
             ("set aside", f"{queue['archived']}, which failed repeatedly" if queue["archived"] else None),
         )
     )
-
-
-def _jobs_by_namespace(seen: Overview) -> dict[str, dict[str, int]]:
-    counted: dict[str, dict[str, int]] = {}
-    for count in seen.jobs:
-        counted.setdefault(count.namespace, {})[count.status] = count.jobs
-    return counted
 
 
 def _processes(seen: Overview) -> Iterable[Sequence[object]]:

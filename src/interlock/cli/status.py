@@ -17,13 +17,13 @@ import typer
 
 from interlock.cli.opening import run
 from interlock.cli.output import tell
-from interlock.cli.overview import overview, overview_json
+from interlock.cli.overview import overview
 from interlock.cli.tables import as_json, distance, fields, moment, table
 from interlock.client.app import Interlock
 from interlock.client.handle import ENDED
 from interlock.errors import UnknownTaskError
 from interlock.store.leaders import read_clock
-from interlock.store.status import read_overview, read_task_details
+from interlock.store.status import overview_document, read_overview, read_task_details
 
 INTERVAL = 1.0  # seconds between two looks of --watch
 CLEAR = "\x1b[H\x1b[2J"
@@ -102,7 +102,7 @@ async def _watch(app: Interlock, *, look: Look, clear: str) -> None:
 async def _look_at_queue(app: Interlock, *, in_json: bool, whole: bool, pretty: bool) -> tuple[str, bool]:
     async with app.connection() as connection:
         seen = await read_overview(connection, whole=whole)
-    return as_json(overview_json(seen), pretty=pretty) if in_json else overview(seen), True
+    return as_json(overview_document(seen), pretty=pretty) if in_json else overview(seen), True
 
 
 async def _look_at_task(app: Interlock, *, task_id: str, in_json: bool, pretty: bool) -> tuple[str, bool]:

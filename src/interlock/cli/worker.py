@@ -5,7 +5,6 @@ Invariant: metrics have no token, so they leave this machine only when a flag on
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated
 
 import typer
@@ -14,7 +13,7 @@ from interlock.cli.opening import loaded, located, settings
 from interlock.cli.output import tell
 from interlock.client.app import Interlock
 from interlock.client.graph import BUILT_IN
-from interlock.config import Config
+from interlock.config import Config, is_loopback
 from interlock.errors import ConfigError
 from interlock.worker.run import run_worker
 from interlock.worker.settings import WakeMode
@@ -62,18 +61,18 @@ def worker(
     )
     if config.app is None:
         raise ConfigError("which app? Set --app, INTERLOCK_APP or `app` in interlock.toml to package.module:app")
-    if config.metrics_port is not None and metrics_host is None and not _is_loopback(config.metrics_host):
+    if config.metrics_port is not None and metrics_host is None and not is_loopback(config.metrics_host):
         raise ConfigError(
             f"metrics would be served on {config.metrics_host} to whoever can reach it, without a token; "
             "if that is meant, say so with --metrics-host"
         )
     found = loaded(context, config.app)
-    _warn(found, config)
+    warn_of_idleness(found, config)
     with located(found):
         run_worker(config)
 
 
-def _warn(app: Interlock, config: Config) -> None:
+def warn_of_idleness(app: Interlock, config: Config) -> None:
     """Say what would leave the worker without anything to do."""
     homes = sorted({task.namespace for task in app.tasks.values() if task.name != BUILT_IN})
     if not homes:
@@ -83,12 +82,3 @@ def _warn(app: Interlock, config: Config) -> None:
             f"warning: the tasks of {config.app} are enqueued to {', '.join(homes)}, "
             f"and this worker takes from {', '.join(config.namespaces)} only; see --namespaces"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name, or empty, which means every address

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from interlock.errors import InputError
 from interlock.store.batches import A_PERSON_S, ENDED, for_a_person, lock_jobs
-from interlock.store.database import run
+from interlock.store.database import as_json, run
 from interlock.store.opening import begin_jobs, carry_out
 from interlock.store.retries import retry_job_from
 from interlock.store.signals import send_signal
@@ -46,6 +48,7 @@ __all__ = [
     "read_job_history",
     "read_jobs",
     "read_steps",
+    "reject_job",
     "retry_job_from",
     "send_signal",
     "submit_job",
@@ -71,6 +74,23 @@ async def submit_jobs(
             await begin_jobs(connection, opening, actor=actor, now=now)
         there = await find_submitted_jobs(connection, [row for row in rows if row.id not in made])
     return [Submitted(there.get(row.id, row.id), row.id in made) for row in rows]
+
+
+async def reject_job(
+    connection: Connection, job: NewJob, reason: str, *, actor: str, now: datetime | None = None
+) -> UUID | None:
+    """Store a job that does not fit its workflow as FAILED, without steps; None when there is no such workflow."""
+    (found,) = await find_workflows(connection, [(job.workflow, job.version)], now=now)
+    if found.id is None:
+        return None
+    row = prepared(job, found)
+    error = {"type": "InputError", "message": reason, "traceback": None, "retryable": False}
+    common = {"actor": actor, "now": now}
+    async with connection.transaction():
+        await run(connection, JOBS["insert_jobs"], {"jobs": orjson.dumps([row.row]).decode(), **common})
+        rejected = {"ids": [row.id], "reason": reason, "error": as_json(error), **common}
+        await run(connection, JOBS["reject_submitted_jobs"], rejected)
+    return row.id
 
 
 async def _prepare(
@@ -118,11 +138,19 @@ async def find_jobs(
     status: str | None = None,
     workflow: str | None = None,
     namespace: str | None = None,
+    parent: UUID | None = None,
     before: UUID | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
     """Find jobs, newest first, without their documents; `before` is the last id of the page before."""
-    parameters = {"status": status, "workflow": workflow, "namespace": namespace, "before": before, "limit": limit}
+    parameters = {
+        "status": status,
+        "workflow": workflow,
+        "namespace": namespace,
+        "parent": parent,
+        "before": before,
+        "limit": limit,
+    }
     return await run(connection, JOBS["find_jobs"], parameters)
 
 

@@ -1,7 +1,8 @@
 """Which processes are here: rows of `workers` that say until when they were last heard of.
 
 Invariant: a row is live while it was started, has not ended and `seen_until` lies ahead. Losing it costs nobody a task:
-a process whose row is gone says anew that it is here.
+a process whose row is gone says anew that it is here. A supervised row outlives its processes: one of an earlier
+generation than the row's has been replaced, and can write nothing of it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
     from interlock.store.database import Connection
 
 WORKERS = load_statements("workers")
+SUPERVISION = load_statements("supervision")
 PRESENCE = timedelta(seconds=15)
 BEATS = 3  # heartbeats in the time for which one of them lasts
+RUNNING = "RUNNING"
+ENDED = ("COMPLETED", "FAILED", "TERMINATED")
 UNSTARTED = ("IDLE", "PAUSED")
+REPLACED = "TERMINATED"  # what a supervised process is told whose row has another process by now, or is gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,8 @@ class Process:
     types: tuple[str, ...] = ()
     # by event system: received, dispatched, completed, failed, mismatched, fallback_hits
     statistics: Mapping[str, Any] = field(default_factory=dict)
+    # of a process that a supervisor started for this row; None when the row is the process's own
+    generation: int | None = None
 
 
 class LiveProcess(NamedTuple):
@@ -80,7 +87,10 @@ async def prolong_worker(
 ) -> str | None:
     """Say that a process is still here; give the status of its row, None when there is none."""
     rows = await run(connection, WORKERS["prolong_worker"], _parameters(process, lease, now))
-    return rows[0]["status"] if rows else await read_worker_status(connection, process.id)
+    if rows or process.generation is None:
+        return rows[0]["status"] if rows else await read_worker_status(connection, process.id)
+    status = await read_worker_status(connection, process.id)
+    return status if status in ENDED else REPLACED
 
 
 async def keep_worker(
@@ -106,6 +116,17 @@ async def leave_worker(
             await run(connection, WORKERS["terminate_worker"], ended)
 
 
+async def welcome_worker(connection: Connection) -> None:
+    """Wake the jobs that may wait for a worker that takes tasks from now on."""
+    await run(connection, WORKERS["notify_of_worker"], {})
+
+
+async def part_from_worker(connection: Connection, process: Process, *, now: datetime | None = None) -> None:
+    """Say that a supervised process is gone; what becomes of its row is for its supervisor to say."""
+    parted = {"id": process.id, "generation": process.generation, "now": now}
+    await run(connection, SUPERVISION["part_from_worker"], parted)
+
+
 async def read_worker_status(connection: Connection, worker_id: str) -> str | None:
     """Read the status of a worker's row; None when there is none."""
     rows = await run(connection, WORKERS["read_worker_status"], {"id": worker_id})
@@ -124,6 +145,7 @@ def _parameters(process: Process, lease: timedelta, now: datetime | None) -> dic
         "metadata": as_json({"role": process.role, "statistics": dict(process.statistics)}),
         "namespaces": list(process.namespaces),
         "types": list(process.types),
+        "generation": process.generation,
         "lease": lease,
         "now": now,
     }

@@ -93,7 +93,8 @@ async def requeue_what_can_be(
 ) -> list[UUID]:
     """Requeue tasks; one whose unique key another task has taken stays where it is, and holds up no other."""
     try:
-        return await requeue_ended_tasks(connection, ids, actor=actor, reason=reason, now=now)
+        async with connection.transaction():  # a refusal leaves the caller's transaction, if there is one, as it was
+            return await requeue_ended_tasks(connection, ids, actor=actor, reason=reason, now=now)
     except Exception as error:
         if not isinstance(error.__cause__ or error, psycopg.errors.UniqueViolation):
             raise

@@ -143,3 +143,33 @@ async def read_task_details(connection: Connection, task_id: UUID) -> dict[str, 
     """Read everything that is stored of a task; None when there is none."""
     rows = await run(connection, STATUS["read_task_details"], {"id": task_id})
     return rows[0] if rows else None
+
+
+def jobs_by_namespace(seen: Overview) -> dict[str, dict[str, int]]:
+    """Count the jobs of each namespace by state."""
+    counted: dict[str, dict[str, int]] = {}
+    for count in seen.jobs:
+        counted.setdefault(count.namespace, {})[count.status] = count.jobs
+    return counted
+
+
+def overview_document(seen: Overview) -> dict[str, Any]:
+    """Give the whole queue as a document, complete."""
+    counted: dict[str, dict[str, Any]] = {}
+    for count in seen.counts:
+        entry = counted.setdefault(count.namespace, {"oldest_due_at": None, "tasks": {}})
+        entry["tasks"][count.state] = count.tasks
+        entry["oldest_due_at"] = count.oldest_due_at or entry["oldest_due_at"]
+    return {
+        "now": seen.now,
+        "schema": seen.schema,
+        "leader": None if seen.leader is None else seen.leader._asdict(),
+        "namespaces": counted,
+        "ended_are_counted": seen.complete,
+        "paused": [paused._asdict() for paused in seen.paused],
+        "limits": [limit._asdict() for limit in seen.limits],
+        "schedules": [schedule._asdict() for schedule in seen.schedules],
+        "jobs": jobs_by_namespace(seen),
+        "orchestration": seen.orchestration,
+        "processes": [{**process._asdict(), "role": process.role} for process in seen.processes],
+    }

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interlock.store.database import connect
+from interlock.store.presence import Process
 from interlock.worker.claims import Claims
 from interlock.worker.duties import Duties
 from interlock.worker.gauges import keep_gauges
@@ -67,10 +68,14 @@ class Parts:
         self.services = AttemptServices(app, settings, self.settler, self.url)
         self.listener = Listener(self.url, self._hear, settings.probe_interval)
         self.statistics = WorkerStatistics(self.services.events.statistics)
+        self._row = Process(
+            settings.row or worker_id,
+            namespaces=settings.namespaces,
+            types=tuple(sorted(self._types)),
+            generation=settings.generation,
+        )
         self.registration = Registration(
-            worker_id,
-            settings.namespaces,
-            self._types,
+            self._row,
             self.statistics,
             connect=lambda: connect(self.url),
             clock=app.now,
@@ -117,7 +122,7 @@ class Parts:
             self._obey(payload)
 
     def _obey(self, payload: str) -> None:
-        if payload == self._worker_id:
+        if payload in {self._worker_id, self._row.id}:
             self.keeper.poke()
             self.registration.poke()
         elif payload == "*":

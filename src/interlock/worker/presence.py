@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import StoreError
 from interlock.store.listening import heed_cancellation
-from interlock.store.presence import BEATS, PRESENCE, keep_worker, leave_worker
+from interlock.store.presence import (
+    BEATS,
+    PRESENCE,
+    RUNNING,
+    keep_worker,
+    leave_worker,
+    part_from_worker,
+    welcome_worker,
+)
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
@@ -84,12 +92,20 @@ class Presence:
                 status = await keep_worker(connection, said, lease=self._lease, now=self._clock())
             if status != self.status:
                 log.info("worker_presence", worker_id=self.process.id, status=status)
+                if status == RUNNING and (self.status is not None or self.process.generation is not None):
+                    await welcome_worker(connection)  # no row was made for it, which would have told of it
                 self.status = status
                 self._told(status)
             await self._rest()
         with suppress(StoreError, TimeoutError):  # without it, the row is not live for long anyway
             async with asyncio.timeout(LAST_WORD):
-                await leave_worker(connection, self.process.id, now=self._clock())
+                await self._leave(connection)
+
+    async def _leave(self, connection: Connection) -> None:
+        if self.process.generation is None:
+            await leave_worker(connection, self.process.id, now=self._clock())
+        else:
+            await part_from_worker(connection, self.process, now=self._clock())
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import InputError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
 from interlock.store.control import send_answer
-from interlock.store.presence import Process
 from interlock.telemetry import log
 from interlock.worker.cancellation import heed_cancellation
 from interlock.worker.control import Control
 from interlock.worker.presence import Presence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime
 
     from interlock.store.database import Connection
+    from interlock.store.presence import Process
     from interlock.worker.control import Answer
     from interlock.worker.statistics import WorkerStatistics
 
@@ -36,9 +36,7 @@ class Registration:
 
     def __init__(
         self,
-        worker_id: str,
-        namespaces: tuple[str, ...],
-        types: Iterable[str],
+        row: Process,
         statistics: WorkerStatistics,
         *,
         connect: Callable[[], AbstractAsyncContextManager[Connection]],
@@ -47,8 +45,8 @@ class Registration:
         dismissed: Callable[[], None],
         describe: Callable[[], dict[str, Any]],
     ) -> None:
-        self._worker_id = worker_id
-        self.namespaces = namespaces
+        self._worker_id = row.id
+        self.namespaces = row.namespaces
         self._statistics = statistics
         self._connect = connect
         self._changed = changed
@@ -56,10 +54,10 @@ class Registration:
         self._describe = describe
         self._enabled = True
         self._paused = False
-        self._control = Control(worker_id, orchestration=self, handlers=self, system=self)
+        self._control = Control(row.id, orchestration=self, handlers=self, system=self)
         self._presence = Presence(
             connect,
-            Process(worker_id, namespaces=namespaces, types=tuple(sorted(types))),
+            row,
             statistics=statistics.document,
             told=self._hear_status,
             clock=clock,

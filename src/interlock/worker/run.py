@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import start_http_server
@@ -18,13 +19,23 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from interlock.client.app import Interlock
+    from interlock.worker.assignment import Assignment
 
 
-def run_worker(config: Config | None = None) -> None:
-    """Run a worker named after this instance until it is asked to stop."""
+def run_worker(config: Config | None = None, assignment: Assignment | None = None) -> None:
+    """Run a worker named after this instance, or for the row of a supervisor, until it is asked to stop."""
     settings = config or Config.load()
-    worker_id = get_instance_name(settings.worker_name)
-    state_machine = WorkerStateMachine(worker_id, _app_of(settings), WorkerSettings.of(settings))
+    if assignment is not None:  # one of many that are set up alike: they cannot share a port
+        settings = replace(settings, metrics_port=None)
+    app, wanted = _app_of(settings), WorkerSettings.of(settings)
+    if assignment is None:
+        worker_id = get_instance_name(settings.worker_name)
+    else:
+        worker_id = assignment.instance
+        wanted = replace(wanted, row=assignment.row, generation=assignment.generation)
+        # the row is in the supervisor's database, whatever the app says of itself
+        app.config = replace(app.config, database_url=settings.database_url, data_dir=settings.data_dir)
+    state_machine = WorkerStateMachine(worker_id, app, wanted)
     state_machine.run()
 
 

@@ -46,6 +46,9 @@ class WorkerSettings:
     processes: int = os.cpu_count() or 1
     app_reference: str | None = None
     duties: bool = True
+    # the supervised row that it works for, and which of that row's processes it is; None makes a row of its own
+    row: str | None = None
+    generation: int | None = None
 
     def __post_init__(self) -> None:
         for name, value, least in (

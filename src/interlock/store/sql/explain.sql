@@ -17,7 +17,7 @@ select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.reason, tasks.h
     aside.failed_at as aside_at, aside.error as aside_error
 from interlock.tasks
     left join interlock.jobs on jobs.id = tasks.job_id
-    left join interlock.workers on workers.id = tasks.worker_id and tasks.state = 'running'
+    left join interlock.workers on tasks.worker_id in (workers.id, workers.instance) and tasks.state = 'running'
     left join interlock.namespaces on namespaces.name = tasks.namespace and namespaces.paused_at is not null
     left join interlock.limits on limits.key = tasks.limit_key and tasks.state = 'waiting'
     left join lateral (

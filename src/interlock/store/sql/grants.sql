@@ -4,8 +4,8 @@
 grant usage on schema interlock to {role};
 grant select, insert, update, delete on interlock.tasks, interlock.jobs, interlock.workers,
     interlock.idempotency_keys, interlock.namespaces, interlock.limits, interlock.limit_starts, interlock.schedules,
-    interlock.callbacks, interlock.leaders, interlock.waiters, interlock.signals, interlock.orchestration_failures
-    to {role};
+    interlock.callbacks, interlock.leaders, interlock.waiters, interlock.signals, interlock.orchestration_failures,
+    interlock.tokens to {role};
 grant select, insert on interlock.workflows, interlock.workflow_steps, interlock.workflow_edges to {role};
 grant select on interlock.settings to {role};
 grant select on interlock.audit_logs, interlock.job_state_transitions, interlock.worker_state_transitions,

@@ -43,7 +43,7 @@ returning jobs.id
 -- name: reject_submitted_jobs
 -- moves: job SUBMITTED -reject-> FAILED
 update interlock.jobs
-set status = 'FAILED', event = 'reject', reason = %(reason)s, error = %(error)s,
+set status = 'FAILED', event = 'reject', reason = %(reason)s, error = %(error)s, open_steps = 0,
     completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
 where id = any (%(ids)s::uuid[]) and status = 'SUBMITTED'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
@@ -146,6 +146,7 @@ where (%(status)s::text is null or jobs.status = %(status)s::text)
         select id from interlock.workflows where name = %(workflow)s::text
     )))
     and (%(namespace)s::text is null or jobs.namespace = %(namespace)s::text)
+    and (%(parent)s::uuid is null or jobs.parent_job_id = %(parent)s::uuid)
     and (%(before)s::uuid is null or jobs.id < %(before)s::uuid)
 order by jobs.id desc
 limit %(limit)s

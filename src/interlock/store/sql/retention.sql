@@ -92,11 +92,11 @@ select id
 from deleted
 
 -- name: read_unseen_workers
--- Processes that ended without a word, long ago.
+-- Processes that ended without a word, long ago. A supervised row may rest without a process for as long as it likes.
 select id
 from interlock.workers
 where seen_until <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
-    and status in ('IDLE', 'RUNNING', 'PAUSED')
+    and status in ('IDLE', 'RUNNING', 'PAUSED') and (not metadata ? 'spec' or metadata ? 'bound_to')
 order by id
 limit %(batch)s
 

@@ -70,12 +70,14 @@ on conflict (id) do nothing
 returning id
 
 -- name: prolong_worker
--- The heartbeat. No row: there is none, or it has ended, and whoever beats must look what became of it.
+-- The heartbeat. No row: there is none, or it has ended, or a process of a later generation has it, and whoever beats
+-- must look what became of it.
 update interlock.workers
 set seen_until = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
     heartbeat_at = coalesce(%(now)s::timestamptz, now()), namespaces = %(namespaces)s::text[], types = %(types)s::text[],
     metadata = metadata || %(metadata)s, updated_at = coalesce(%(now)s::timestamptz, now())
 where id = %(id)s and status in ('IDLE', 'RUNNING', 'PAUSED')
+    and generation = coalesce(%(generation)s::int, generation)
 returning status
 
 -- name: read_worker_status
@@ -99,6 +101,45 @@ select pg_notify('interlock_control', %(payload)s)
 
 -- name: notify_answer
 select pg_notify('interlock_answers', %(payload)s)
+
+-- name: lock_worker
+select status
+from interlock.workers
+where id = %(id)s
+for update
+
+-- name: read_worker
+select id, workspace_id, status, event, reason, metadata, namespaces, types, heartbeat_at, seen_until, created_at,
+    updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live, supervisor_id, host,
+    pid, generation, instance, process_note, restart_at, memory_bytes
+from interlock.workers
+where id = %(id)s
+
+-- name: find_workers
+select id, workspace_id, status, event, reason, metadata, namespaces, types, heartbeat_at, seen_until, created_at,
+    updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live, supervisor_id, host,
+    pid, generation, instance, process_note, restart_at, memory_bytes
+from interlock.workers
+where (%(status)s::text is null or status = %(status)s)
+    and (%(workspace_id)s::text is null or workspace_id = %(workspace_id)s)
+    and (%(role)s::text is null or coalesce(metadata ->> 'role', 'worker') = %(role)s)
+    and (%(before_time)s::timestamptz is null or (created_at, id) < (%(before_time)s, %(before_id)s))
+order by created_at desc, id desc
+limit %(limit)s
+
+-- name: read_worker_moves
+select id, from_state, to_state, event, reason, actor, recorded_at
+from interlock.worker_state_transitions
+where worker_id = %(id)s and id > %(after)s
+order by id
+limit %(limit)s
+
+-- name: read_last_worker_move
+select from_state, to_state, event, reason, actor, recorded_at
+from interlock.worker_state_transitions
+where worker_id = %(id)s
+order by id desc
+limit 1
 
 -- name: read_worker_history
 select from_state, to_state, event, reason, actor, recorded_at

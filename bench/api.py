@@ -1,0 +1,243 @@
+"""The supervisor's API under load: many clients at once, reading and moving the same things, and no update lost.
+
+Run: `./dev bench api`. One embedded server, durable, in a temporary directory; one `interlock supervisor` process, and
+the clients in this one. In the end the records are read: every move that was answered with 200 must be there once, and
+each must begin where the one before it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import httpx
+
+from interlock.store.database import connect
+from interlock.store.embedded import EmbeddedServer
+from interlock.store.migrate import migrate
+from interlock.store.presence import Process, prolong_worker, register_worker
+from machine import described
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from api_support import supervisor_at
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+DAY = timedelta(days=1)
+EXPECTED = frozenset({200, 201, 409})
+READS = 0.6  # of all requests
+BEAT = 5.0  # seconds between two heartbeats
+
+
+def options() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--workers", type=int, default=10, help="rows that all clients pause and resume")
+    parser.add_argument("--seed", type=int, default=0, help="of the die that says what a client does next")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    return parser.parse_args()
+
+
+class Load:
+    """What the clients do, and what came of it."""
+
+    def __init__(self, client: httpx.AsyncClient, workers: list[str], seed: int) -> None:
+        self._client = client
+        self._workers = workers
+        self._die = random.Random(seed)  # noqa: S311 - it decides what to do next, and no more
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+        self.statuses: Counter[str] = Counter()
+        self.faults: list[str] = []
+        self.used = 0.0  # seconds of the supervisor's processor time
+        self.moved: Counter[str] = Counter()  # moves of each worker or task that were answered with 200
+        self._reads: list[Callable[[], Awaitable[None]]] = [self._show, self._list, self._history, self._tasks]
+        self._acts: list[Callable[[], Awaitable[None]]] = [self._move, self._move_twice, self._enqueue]
+
+    async def work(self, until: float) -> None:
+        """Be one client."""
+        while time.monotonic() < until:
+            await self._die.choice(self._reads if self._die.random() < READS else self._acts)()
+
+    async def _ask(self, kind: str, method: str, path: str, **given: Any) -> httpx.Response | None:
+        began = time.perf_counter()
+        try:
+            answer = await self._client.request(method, path, **given)
+        except httpx.HTTPError as error:
+            self.faults.append(f"{kind}: {type(error).__name__} {error}")
+            return None
+        self.seconds[kind].append(time.perf_counter() - began)
+        self.statuses[f"{kind} {answer.status_code}"] += 1
+        if answer.status_code not in EXPECTED:
+            self.faults.append(f"{kind}: {answer.status_code} {answer.text[:200]}")
+        return answer
+
+    async def _show(self) -> None:
+        await self._ask("read", "GET", f"/api/workers/{self._die.choice(self._workers)}")
+
+    async def _list(self) -> None:
+        await self._ask("list", "GET", "/api/workers", params={"limit": 20})
+
+    async def _history(self) -> None:
+        await self._ask("read", "GET", f"/api/workers/{self._die.choice(self._workers)}/history", params={"limit": 5})
+
+    async def _tasks(self) -> None:
+        await self._ask("list", "GET", "/api/tasks", params={"limit": 20})
+
+    async def _move(self) -> None:
+        worker, act = self._die.choice(self._workers), self._die.choice(("pause", "resume"))
+        answer = await self._ask("move", "POST", f"/api/supervisor/workers/{worker}/{act}")
+        if answer is not None and answer.is_success:
+            self.moved[worker] += 1
+
+    async def _move_twice(self) -> None:
+        """Send one request twice at once, under one key: it may move the worker once."""
+        worker, act = self._die.choice(self._workers), self._die.choice(("pause", "resume"))
+        path, body = f"/api/supervisor/workers/{worker}/{act}", {"request_id": str(uuid4())}
+        both = await asyncio.gather(*(self._ask("move with a key", "POST", path, json=body) for _ in range(2)))
+        answers = [answer for answer in both if answer is not None]
+        if len({(answer.status_code, answer.content) for answer in answers}) > 1:
+            self.faults.append("one key had two answers")
+        if answers and answers[0].is_success:
+            self.moved[worker] += 1
+
+    async def _enqueue(self) -> None:
+        body = {"type": "nothing", "request_id": str(uuid4())}
+        made = await self._ask("enqueue", "POST", "/api/tasks", json=body)
+        if made is None or not made.is_success:
+            return
+        task = made.json()["id"]
+        answers = await asyncio.gather(*(self._ask("cancel", "POST", f"/api/tasks/{task}/cancel") for _ in range(2)))
+        if sorted(answer.status_code for answer in answers if answer is not None) != [200, 409]:
+            self.faults.append("a task was canceled twice, or not at all")
+
+
+async def play(given: argparse.Namespace, url: str) -> tuple[Load, float]:
+    """Run it, and hold the records against what was answered."""
+    workers = [f"w_bench_{number}" for number in range(given.workers)]
+    async with connect(url) as connection:
+        await migrate(connection)
+        for worker in workers:
+            await register_worker(connection, Process(worker), lease=DAY)
+    with supervisor_at(url) as (process, address, _):
+        limits = httpx.Limits(max_connections=given.clients * 2, max_keepalive_connections=given.clients * 2)
+        async with httpx.AsyncClient(base_url=address, limits=limits, timeout=30) as client:
+            load = Load(client, workers, given.seed)
+            beating = asyncio.create_task(beat(url, workers))
+            began, used = time.monotonic(), processor_time(process.pid)
+            await asyncio.gather(*(load.work(began + given.seconds) for _ in range(given.clients)))
+            took, load.used = time.monotonic() - began, processor_time(process.pid) - used
+            beating.cancel()
+            for name, value in (await metrics(client)).items():
+                load.statuses[name] = value
+    async with connect(url) as connection:
+        for worker in workers:
+            load.faults += await lost(connection, worker, load.moved[worker])
+    return load, took
+
+
+async def beat(url: str, workers: list[str]) -> None:
+    """Let the workers be heard of, since the supervisor terminates those that are silent."""
+    async with connect(url) as connection:
+        while True:
+            for worker in workers:
+                await prolong_worker(connection, Process(worker), lease=DAY)
+            await asyncio.sleep(BEAT)
+
+
+def processor_time(pid: int) -> float:
+    """Give the seconds of processor time that a process has used; 0 where that cannot be told."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def metrics(client: httpx.AsyncClient) -> dict[str, int]:
+    """Give what the supervisor counted of keys."""
+    lines = (await client.get("/metrics")).text.splitlines()
+    return {
+        line.partition(" ")[0]: int(float(line.rpartition(" ")[2]))
+        for line in lines
+        if line.startswith("idempotency_requests_total")
+    }
+
+
+async def lost(connection: Any, worker: str, moved: int) -> list[str]:
+    """Find what is wrong with the records of a worker."""
+    found = await connection.execute(
+        "select from_state, to_state from interlock.worker_state_transitions where worker_id = %s order by id", [worker]
+    )
+    records = await found.fetchall()
+    row = await (await connection.execute("select status from interlock.workers where id = %s", [worker])).fetchone()
+    faults = []
+    if len(records) != moved + 2:  # it was made, and started
+        faults.append(f"{worker}: {moved} moves were answered, {len(records) - 2} were recorded")
+    if any(one["to_state"] != two["from_state"] for one, two in itertools.pairwise(records)):
+        faults.append(f"{worker}: a move began where none had ended")
+    if records[-1]["to_state"] != row["status"]:
+        faults.append(f"{worker}: the row is {row['status']}, and the last record {records[-1]['to_state']}")
+    return faults
+
+
+def report(load: Load, took: float, clients: int) -> dict[str, Any]:
+    """Print the figures, and give them."""
+    total = sum(map(len, load.seconds.values()))
+    print(f"{described()}\n{clients} clients, {took:.0f} s, {total} requests, {total / took:.0f} a second")
+    print(f"the supervisor used {load.used / max(total, 1) * 1000:.1f} ms of processor time per request")
+    print(f"{'request':18}{'number':>8}{'median ms':>11}{'95 % ms':>9}{'99 % ms':>9}")
+    figures: dict[str, Any] = {}
+    for kind, seconds in sorted(load.seconds.items()):
+        marks = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else seconds * 99
+        figures[kind] = [len(seconds), *(round(marks[place] * 1000, 1) for place in (49, 94, 98))]
+        print(f"{kind:18}{figures[kind][0]:8}{figures[kind][1]:11}{figures[kind][2]:9}{figures[kind][3]:9}")
+    print(f"moves recorded: {sum(load.moved.values())}; answers: {dict(sorted(load.statuses.items()))}")
+    for fault in load.faults[:20]:
+        print(f"FAULT {fault}")
+    print(f"{len(load.faults)} faults")
+    answers = dict(load.statuses)
+    return {
+        "seconds": took,
+        "requests": total,
+        "used": load.used,
+        "kinds": figures,
+        "answers": answers,
+        "faults": load.faults,
+    }
+
+
+def main() -> None:
+    """Run in a temporary directory; fail if anything is wrong."""
+    given = options()
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
+        Path(scratch).chmod(0o755)  # the server may run under an account of its own
+        server = EmbeddedServer(Path(scratch) / "db")
+        server.acquire()
+        try:
+            load, took = asyncio.run(play(given, server.url("postgres")))
+        finally:
+            server.stop()
+    found = report(load, took, given.clients)
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    sys.exit(1 if found["faults"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The supervisor: takes calls over REST, and keeps the processes of workers in the state that their rows ask for."""

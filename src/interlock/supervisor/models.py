@@ -1,0 +1,186 @@
+"""What requests say: each body is checked here before anything is done, and an unknown member is refused.
+
+Invariant: what passes can be stored: text without NUL, numbers that fit their columns, JSON that PostgreSQL can hold.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Path
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from interlock.client.options import PRIORITY, TRIES
+from interlock.client.values import ValueRefusedError, check_json
+
+DEEPEST = 100
+LONGEST_TIME = 315_360_000  # ten years, in seconds
+FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+WITHOUT_NUL = r"^[^\x00]*$"
+APP = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
+
+
+def _storable(value: Any) -> Any:
+    """Refuse JSON that cannot be stored, and say where in it."""
+    if _is_deeper(value, DEEPEST):
+        raise ValueError(f"is nested deeper than {DEEPEST} levels")
+    try:
+        check_json(value)
+    except ValueRefusedError as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            item
+            for outer in layer
+            if isinstance(outer, dict | list)
+            for item in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not layer:
+            return False
+    return True
+
+
+def _within_time(value: datetime) -> datetime:
+    if value.tzinfo is None:
+        raise ValueError("needs a time zone, such as 2030-01-01T09:00:00Z")
+    if not FIRST <= value < LAST:
+        raise ValueError(f"must be from {FIRST.year} to {LAST.year - 1}")
+    return value
+
+
+def _unicode(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be blank")
+    return value
+
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=WITHOUT_NUL), AfterValidator(_unicode)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=WITHOUT_NUL), AfterValidator(_unicode)]
+Document = Annotated[dict[str, Any], AfterValidator(_storable)]
+Moment = Annotated[datetime, AfterValidator(_within_time)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIME, allow_inf_nan=False)]
+
+WorkerId = Annotated[str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$", description="The worker.")]
+JobId = Annotated[UUID, Path(description="The job.")]
+TaskId = Annotated[UUID, Path(description="The task.")]
+NamespaceName = Annotated[
+    str, Path(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$", description="The namespace.")
+]
+
+
+class Command(BaseModel):
+    """What every request that changes something can say."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    request_id: Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=WITHOUT_NUL)] | None = Field(
+        default=None,
+        description="The same request again gives the same answer; an Idempotency-Key header does the same.",
+    )
+
+
+class Reasoned(Command):
+    """A move, and why."""
+
+    reason: Text | None = Field(default=None, description="Why, for the records.")
+
+
+class NewWorker(Command):
+    """A worker to be made. What is left out is as the supervisor's own settings say."""
+
+    workspace_id: Name = Field(default="default", description="To whom it belongs; a label, and no more.")
+    namespaces: Annotated[list[Name], Field(min_length=1, max_length=100)] | None = Field(
+        default=None, description="It takes tasks of these."
+    )
+    concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        default=None, description="Tasks that it runs at once."
+    )
+    app: Annotated[str, StringConstraints(pattern=APP, max_length=200)] | None = Field(
+        default=None, description="Whose tasks it runs, as package.module:app."
+    )
+    memory_limit_mb: Annotated[float, Field(gt=0, le=1_048_576, allow_inf_nan=False)] | None = Field(
+        default=None, description="With more memory than this it is paused."
+    )
+    lease: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] | None = Field(
+        default=None, description="Seconds after which a silent process loses its tasks."
+    )
+    grace: Annotated[float, Field(ge=0, le=25, allow_inf_nan=False)] | None = Field(
+        default=None, description="Seconds that its tasks get when it stops."
+    )
+    labels: Document = Field(default_factory=dict, description="Whatever you want to find with it again.")
+
+
+class NewJob(Command):
+    """A job to be submitted."""
+
+    workflow: Name
+    input: Document = Field(default_factory=dict)
+    version: Name | None = Field(default=None, description="Of the workflow; the newest unless given.")
+    parent_job_id: UUID | None = Field(default=None, description="The job of which it is a child.")
+    worker_count: Annotated[int, Field(ge=1, le=10)] | None = Field(
+        default=None, description="Steps that may run at once."
+    )
+    timeout: Seconds | None = Field(default=None, description="Seconds after which it is canceled.")
+    correlation_id: UUID | None = None
+
+
+class Retry(Command):
+    """From which step on a job is to be done again."""
+
+    step: Name
+
+
+class SignalSent(Command):
+    """A signal that a step waits for."""
+
+    name: Name
+    payload: Annotated[Any, AfterValidator(_storable)] = None
+
+
+class Approval(Command):
+    """The answer to a step that waits for a person."""
+
+    step: Name
+    approved: bool = True
+    comment: Text | None = None
+
+
+class NewTask(Command):
+    """A task to be enqueued."""
+
+    type: Name
+    input: Document = Field(default_factory=dict, description="The task's arguments, by name.")
+    namespace: Name | None = None
+    priority: Annotated[int, Field(ge=-PRIORITY - 1, le=PRIORITY)] | None = Field(
+        default=None, description="Higher is sooner."
+    )
+    run_at: Moment | None = Field(default=None, description="Not before this time.")
+    delay: Annotated[float, Field(ge=0, le=LONGEST_TIME, allow_inf_nan=False)] | None = Field(
+        default=None, description="Not before so many seconds from now."
+    )
+    max_tries: Annotated[int, Field(ge=1, le=TRIES)] | None = None
+    timeout: Seconds | None = Field(default=None, description="Seconds that one attempt may take.")
+    unique_key: Name | None = Field(default=None, description="Only one unfinished task has it.")
+    limit_key: Name | None = None
+    tags: Annotated[list[Name], Field(max_length=100)] | None = None
+    callback_url: Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=2000)] | None = None
+    correlation_id: UUID | None = None
+
+    @model_validator(mode="after")
+    def _one_time(self) -> NewTask:
+        if self.run_at is not None and self.delay is not None:
+            raise ValueError("run_at and delay exclude each other")
+        return self
+
+
+class CancelTask(Reasoned):
+    """A cancellation."""
+
+    force: bool = Field(default=False, description="Also a running one at once, without waiting for its worker.")

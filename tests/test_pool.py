@@ -1,0 +1,179 @@
+"""The pool in command of real processes: what a row asks for happens to a process, within a second."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from cli_support import APP, Shell
+from pool_support import Event, Fleet, exists, fleet_at, kill, pooling, supervisor_process
+from support import eventually, run_sql
+from worker_support import until, worker_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.flow
+
+
+@pytest.fixture
+def fleet(url: str) -> Iterator[Fleet]:
+    with fleet_at(url) as rows:
+        yield rows
+
+
+async def test_a_worker_that_is_started_paused_resumed_and_terminated_is_a_process_that_does_so(
+    url: str, fleet: Fleet
+) -> None:
+    worker = await fleet.add()
+    async with pooling(url):
+        row = await fleet.alive(worker)
+        assert exists(row["pid"])
+        await fleet.state_of(await fleet.enqueue("add", a=1, b=2), "done")
+        await fleet.move(worker, Event.PAUSE)
+        await fleet.obeys(worker, paused=True)
+        held = await fleet.enqueue("add", a=1, b=2)
+        await fleet.move(worker, Event.RESUME)
+        await fleet.obeys(worker, paused=False)
+        done = await fleet.state_of(held, "done")
+        assert done["worker_id"] == row["instance"] != worker
+        began = time.monotonic()
+        await fleet.move(worker, Event.TERMINATE)
+        row = await fleet.seen(worker, lambda row: row["supervisor_id"] is None)
+        assert time.monotonic() - began < 3
+    assert (row["status"], row["pid"], row["generation"]) == ("TERMINATED", None, 1)
+
+
+async def test_pausing_a_worker_over_the_api_pauses_a_process(url: str, fleet: Fleet) -> None:
+    with Shell(url).begun("--log-level", "warning", "supervisor", *APP, "--port", "0") as process:
+        assert process.stderr is not None
+        api = process.stderr.readline().split()[4].rstrip(",")
+        async with httpx.AsyncClient(base_url=api) as client:
+
+            async def call(path: str) -> str:
+                answer = await client.post(path)
+                assert answer.status_code == 200, answer.text
+                return str(answer.json()["status"])
+
+            worker = (await client.post("/api/workers", json={})).json()["id"]
+            await call(f"/api/workers/{worker}/start")
+            row = await fleet.alive(worker)
+            assert await call(f"/api/supervisor/workers/{worker}/pause") == "PAUSED"
+            await fleet.obeys(worker, paused=True)
+            await call(f"/api/supervisor/workers/{worker}/resume")
+            await fleet.obeys(worker, paused=False)
+            await call(f"/api/supervisor/workers/{worker}/terminate")
+            await until(lambda: not exists(row["pid"]))
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+
+
+async def test_a_process_that_does_not_end_is_killed_and_its_tasks_are_free_at_once(url: str, fleet: Fleet) -> None:
+    worker = await fleet.add(lease=3600)
+    async with pooling(url, stop_limit=0.3):
+        row = await fleet.alive(worker)
+        task = await fleet.enqueue("block_the_loop", seconds=3600)
+        await fleet.state_of(task, "running")
+        await fleet.move(worker, Event.TERMINATE)
+        await fleet.state_of(task, "pending")
+        row = await fleet.seen(worker, lambda row: row["pid"] is None)
+    assert row["process_note"] == "it was killed by SIGKILL"
+
+
+async def test_a_pool_that_stops_ends_its_processes_and_the_next_one_starts_them_anew(url: str, fleet: Fleet) -> None:
+    worker = await fleet.add()
+    async with pooling(url):
+        first = await fleet.alive(worker)
+    row = fleet.row(worker)
+    assert not exists(first["pid"])
+    assert (row["status"], row["supervisor_id"], row["pid"], row["crashes"]) == ("RUNNING", None, None, 0)
+    async with pooling(url, leave=True):
+        second = await fleet.alive(worker, generation=2)
+    assert exists(second["pid"])
+    async with pooling(url):  # it finds alive what was left, and stops it in the end
+        await fleet.seen(worker, lambda row: row["supervisor_id"] is not None)
+        assert fleet.row(worker)["pid"] == second["pid"]
+    assert not exists(second["pid"])
+
+
+async def test_the_processes_of_a_killed_supervisor_work_on_and_the_next_one_adopts_or_replaces_them(
+    url: str, fleet: Fleet
+) -> None:
+    survivor, victim = await fleet.add(), await fleet.add(namespaces=("elsewhere",))
+    with supervisor_process(url) as supervisor:
+        first, second = await fleet.alive(survivor), await fleet.alive(victim)
+        supervisor.kill()
+        supervisor.wait()
+    await fleet.state_of(await fleet.enqueue("add", a=1, b=2), "done")
+    kill(second["pid"])
+    eventually(lambda: not exists(second["pid"]))
+    async with pooling(url) as pool:
+        await fleet.alive(victim, generation=2)
+        row = fleet.row(survivor)
+        assert (row["pid"], row["generation"], row["supervisor_id"]) == (first["pid"], 1, pool.id)
+        kill(first["pid"])  # nobody's child any more, and missed all the same
+        await fleet.alive(survivor, generation=2)
+
+
+async def test_two_supervisors_share_the_rows_and_neither_touches_the_other_s(url: str, fleet: Fleet) -> None:
+    async with pooling(url, most=2, lease=0.5, leave=True) as one:
+        early = [await fleet.add(), await fleet.add()]
+        for worker in early:
+            await fleet.alive(worker)
+        async with pooling(url, most=3, lease=0.5) as other:
+            late = await fleet.add()
+            await fleet.alive(late)
+            await asyncio.sleep(0.7)  # longer than a lease lasts that nobody renews
+            holders = [fleet.row(worker)["supervisor_id"] for worker in (*early, late)]
+            assert holders == [one.id, one.id, other.id]
+            # a row is moved by whoever holds it, and by nobody else
+            run_sql(url, f"update interlock.workers set supervisor_id = '{other.id}' where id = '{early[0]}'")
+            await fleet.seen(early[0], lambda row: row["pid"] in [child.pid for child in other.children.values()])
+            await until(lambda: early[0] not in one.children)
+        assert {fleet.row(worker)["generation"] for worker in (*early, late)} == {1}
+        assert exists(fleet.row(early[1])["pid"])
+    async with pooling(url):
+        await fleet.seen(early[1], lambda row: row["supervisor_id"] is not None)
+
+
+async def test_a_process_whose_row_has_a_later_one_stops_by_itself(url: str, fleet: Fleet) -> None:
+    worker = await fleet.add()
+    async with pooling(url, leave=True):
+        row = await fleet.alive(worker)
+    run_sql(url, f"update interlock.workers set generation = 2 where id = '{worker}'")
+    run_sql(url, f"select pg_notify('interlock_control', '{worker}')")
+    eventually(lambda: not exists(row["pid"]))
+    assert fleet.row(worker)["status"] == "RUNNING"
+
+
+async def test_a_worker_that_nobody_here_started_obeys_the_same_calls_within_a_second(url: str, fleet: Fleet) -> None:
+    async with pooling(url) as pool:
+        with worker_process(url) as process:
+            running = "select id from interlock.workers where status = 'RUNNING'"
+            await until(lambda: fleet.rows(running))
+            worker = fleet.rows(running)[0]["id"]
+            await fleet.move(worker, Event.PAUSE)
+            await fleet.obeys(worker, paused=True)
+            await fleet.move(worker, Event.RESUME)
+            await fleet.obeys(worker, paused=False)
+            began = time.monotonic()
+            await fleet.move(worker, Event.TERMINATE)
+            await asyncio.to_thread(process.wait, 10)
+            assert time.monotonic() - began < 2
+        assert not pool.children
+    assert fleet.row(worker)["supervisor_id"] is None
+
+
+async def test_rows_that_belong_to_a_pool_end_with_it(url: str, fleet: Fleet) -> None:
+    async with pooling(url, tied=True) as pool:
+        worker, paused = await pool.add(2, {"namespaces": ["mail"]})
+        await fleet.alive(worker)
+        assert fleet.row(worker)["namespaces"] == ["mail"]
+        await fleet.move(paused, Event.PAUSE)
+    assert [fleet.row(each)["status"] for each in (worker, paused)] == ["COMPLETED", "TERMINATED"]
