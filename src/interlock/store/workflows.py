@@ -111,7 +111,7 @@ def described_edges(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give the rows of `workflow_steps`."""
     edges = described_edges(document)
-    waits: dict[str, list[str]] = {}
+    waits: dict[str, list[str]] = {step["name"]: [] for step in document["steps"]}
     for edge in edges:
         waits.setdefault(edge["downstream"], []).append(edge["upstream"])
     followed = Counter(edge["upstream"] for edge in edges)
@@ -120,12 +120,12 @@ def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             **_described(step, document.get("namespace") or "default"),
-            "simple": step["name"] not in failures and _is_simple(step, waits.get(step["name"], []), maps),
+            "simple": step["name"] not in failures and _is_simple(step, waits[step["name"]], maps),
             "handed": _handed(step, document),
             "position": position,
-            "edges": len(waits.get(step["name"], ())),
+            "edges": len(waits[step["name"]]),
             "sink": not followed[step["name"]],
-            "waits_for": _listed(waits.get(step["name"], [])),
+            "waits_for": _listed(waits[step["name"]]),
         }
         for position, step in enumerate(document["steps"])
     ]
