@@ -95,6 +95,14 @@ class UnknownWorkerError(InterlockError):
     """There is no worker with this id: it was never made, or its row was deleted."""
 
 
+class SortError(InterlockError):
+    """A distributed sort could not be done; the message names the worker, the phase and the reason."""
+
+
+class SortInputError(SortError):
+    """A sort was given something that it cannot sort or must not write to; nothing was changed."""
+
+
 class StoreError(InterlockError):
     """The database refused or could not be used."""
 

@@ -111,9 +111,7 @@ def described_edges(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Give the rows of `workflow_steps`."""
     edges = described_edges(document)
-    waits: dict[str, list[str]] = {step["name"]: [] for step in document["steps"]}
-    for edge in edges:
-        waits.setdefault(edge["downstream"], []).append(edge["upstream"])
+    waits = _upstream(document, edges)
     followed = Counter(edge["upstream"] for edge in edges)
     failures = {edge["downstream"] for edge in edges if edge["condition"] == "failure"}
     maps = {step["name"] for step in document["steps"] if step.get("kind") == MAP}
@@ -129,6 +127,14 @@ def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
         }
         for position, step in enumerate(document["steps"])
     ]
+
+
+def _upstream(document: Mapping[str, Any], edges: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Give the steps that each step comes after."""
+    found: dict[str, list[str]] = {step["name"]: [] for step in document["steps"]}
+    for edge in edges:
+        found[edge["downstream"]].append(edge["upstream"])
+    return found
 
 
 def _is_simple(step: Mapping[str, Any], upstream: list[str], maps: set[str]) -> bool:

@@ -1,0 +1,80 @@
+"""What every command has around it: the settings that all share, and errors as one clear line.
+
+Invariant: a user's mistake never shows a traceback; it exits with 2, a failure of the system with 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from interlock.config import Config
+from interlock.errors import (
+    ConfigError,
+    InputError,
+    InterlockError,
+    SortInputError,
+    UnknownJobError,
+    UnknownTaskError,
+)
+from interlock.telemetry import configure_logging
+
+MISTAKES = (ConfigError, InputError, SortInputError, UnknownTaskError, UnknownJobError)
+
+
+def rooted() -> typer.Typer:
+    """Make the command `interlock`, without its subcommands."""
+    app = typer.Typer(
+        name="interlock",
+        help="Durable tasks and workflows on PostgreSQL, every lifecycle a state machine that the database enforces.",
+        epilog="Settings come from flags, else INTERLOCK_* variables, else interlock.toml. "
+        "Without a database URL an embedded PostgreSQL is started, and stopped when nobody uses it any more.",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(settings)
+    return app
+
+
+def run_app(app: typer.Typer) -> None:
+    """Run a command line and end with its exit code."""
+    try:
+        app()
+    except InterlockError as error:
+        typer.secho(f"interlock: {error}", err=True, fg=typer.colors.RED)
+        sys.exit(2 if isinstance(error, MISTAKES) else 1)
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(version("interlock"))
+        raise typer.Exit
+
+
+def settings(
+    context: typer.Context,
+    database_url: Annotated[
+        str | None,
+        typer.Option(help="The PostgreSQL server to use, as postgresql://…; the embedded one if unset.", metavar="URL"),
+    ] = None,
+    data_dir: Annotated[  # no Path, which takes an empty name for this directory
+        str | None, typer.Option(help="Where the embedded server keeps its data.", metavar="DIR")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="console for people, json for machines.")] = None,
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Read the settings that all commands share."""
+    del show_version
+    config = Config.load(
+        {"database_url": database_url, "data_dir": data_dir, "log_level": log_level, "log_format": log_format}
+    )
+    configure_logging(config.log_level, "json" if config.log_format == "json" else "console")
+    context.obj = config

@@ -1,0 +1,216 @@
+"""Sorts: what `interlock sort run`, `sort master` and `sort worker` do.
+
+Invariant: everything is checked before anything is written; standard output has the answer alone, and progress, tables
+beside an answer and complaints are on standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from interlock.cli.output import tell
+from interlock.cli.sizes import read_size
+from interlock.cli.tables import as_json
+from interlock.config import Config
+from interlock.errors import SortError, SortInputError
+from interlock.sort.display import history_table, phase_table, report_tables, size_of, summary_line, view_on
+from interlock.sort.engines import run_on
+from interlock.sort.job import HIDDEN, Progress, Report, Settings, WorkerReport
+from interlock.sort.journal import is_resumable
+from interlock.sort.master import run_master
+from interlock.sort.places import check_places, claim_output, held_partitions, make_directory, prepare_output
+from interlock.sort.records import Source, open_source
+from interlock.sort.worker import run_worker
+
+WIDE = 160  # columns
+ADDRESS = re.compile(r"\S+:\d{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How much is shown, and where the report goes."""
+
+    history: bool
+    quiet: bool
+    in_json: bool
+    report: Path | None
+
+
+def run(
+    config: Config,
+    inputs: Sequence[Path],
+    output: Path,
+    *,
+    workers: int | None,
+    settings: dict[str, Any],
+    temp: Path | None,
+    lengths: tuple[int, int],
+    is_ascii: bool | None,
+    engine: str,
+    ray_address: str | None,
+    overwrite: bool,
+    telling: Telling,
+) -> None:
+    """Sort with everything that is needed on this machine, or on the cluster of an engine."""
+    used = _settings(settings)
+    start = run_on(engine, config, ray_address)
+    temp = _own(temp, output)
+    prepared = _prepared(inputs, output, temp, lengths, is_ascii, overwrite=overwrite, quiet=telling.quiet)
+    with prepared as source, _shown(telling) as told:
+        report = start(source, output, workers=workers or os.cpu_count() or 1, settings=used, temp=temp, told=told)
+        _forget_others(output, [one.path for one in report.partitions])
+    _keep(telling.report, report.json())
+    if telling.in_json:
+        typer.echo(as_json(report.json()))
+        return
+    _print_report(report, telling, _console())
+
+
+def master(
+    workers: int, *, host: str, port: int, temp: Path | None, settings: dict[str, Any], telling: Telling
+) -> None:
+    """Lead a sort on many machines."""
+    used = _settings(settings)
+    with _shown(telling) as told:
+        report = run_master(workers, settings=used, host=host, port=port, temp=temp, listening=_say, told=told)
+    _keep(telling.report, report.json())
+    _print_report(report, telling, _console(stderr=True))
+    for one in report.workers:
+        _say(one.address)
+
+
+def worker(
+    address: str,
+    inputs: Sequence[Path],
+    output: Path,
+    *,
+    host: str,
+    settings: dict[str, Any],
+    temp: Path | None,
+    lengths: tuple[int, int],
+    is_ascii: bool | None,
+    overwrite: bool,
+    telling: Telling,
+) -> None:
+    """Take part in a sort on many machines."""
+    used = _settings(settings)
+    if not ADDRESS.fullmatch(address):
+        raise SortInputError(f"{address!r} is not the address of a master; it looks like 10.0.0.1:40123")
+    temp = _own(temp, output)
+    prepared = _prepared(inputs, output, temp, lengths, is_ascii, overwrite=overwrite, quiet=telling.quiet)
+    with prepared as source, _shown(telling) as told:
+        report = run_worker(address, source, output, settings=used, temp=temp, host=host, told=told)
+        if temp is not None:
+            shutil.rmtree(temp, ignore_errors=True)
+        _forget_others(output, [one.path for one in report.partitions])
+    _keep(telling.report, report.json())
+    if telling.in_json:
+        typer.echo(as_json(report.json()))
+    else:
+        _print_worker(report, telling)
+
+
+def _own(temp: Path | None, output: Path) -> Path | None:
+    """Give a directory in the given one that is for this output alone: it is removed with all that is in it."""
+    name = blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
+    return None if temp is None else temp / f"{HIDDEN}-{name}"
+
+
+@contextmanager
+def _prepared(
+    inputs: Sequence[Path],
+    output: Path,
+    temp: Path | None,
+    lengths: tuple[int, int],
+    is_ascii: bool | None,
+    *,
+    overwrite: bool,
+    quiet: bool,
+) -> Iterator[Source]:
+    """Check everything before anything is written; hold the output while it is sorted to."""
+    source = open_source(inputs, record_length=lengths[0], key_length=lengths[1], ascii=is_ascii)
+    check_places(inputs, output, temp)
+    resumed = is_resumable(temp or output / HIDDEN)
+    prepare_output(output, overwrite=overwrite or resumed)
+    if temp is not None:
+        make_directory("temporary", temp)
+    with claim_output(output):
+        if not quiet:
+            begins = "going on with" if resumed else "sorting"
+            tell(f"{begins} {source.records:,} {source.format}, {size_of(source.size)}")
+        yield source
+
+
+def _forget_others(output: Path, partitions: Sequence[str]) -> None:
+    """Remove partitions that --overwrite allowed to replace, and that have no successor of their name."""
+    names = {Path(path).name for path in partitions}
+    for path in held_partitions(output):
+        if path.name not in names:
+            path.unlink()
+
+
+@contextmanager
+def _shown(telling: Telling) -> Iterator[Callable[[Progress], None]]:
+    """Show progress on standard error; say in words what the system refused."""
+    try:
+        if telling.quiet:
+            yield lambda _: None
+            return
+        with view_on(Console(stderr=True)) as view:
+            yield view.show
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        raise SortError(f"the sort failed: {where}{error.strerror or error}") from error
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    if "memory" in given:
+        given = {**given, "memory": read_size("--memory", given["memory"])}
+    return Settings(**given)
+
+
+def _say(text: str) -> None:
+    """Write an answer at once, for whoever reads it through a pipe."""
+    print(text, flush=True)  # noqa: T201 - the command's answer
+
+
+def _keep(place: Path | None, document: dict[str, Any]) -> None:
+    if place is not None:
+        try:
+            place.write_text(as_json(document) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SortInputError(f"the report cannot be written to {place}: {error.strerror}") from error
+
+
+def _console(*, stderr: bool = False) -> Console:
+    """Give a console for tables; a narrow one lets its lines run over the edge instead of breaking every cell."""
+    console = Console(stderr=stderr)
+    console.width = max(console.width, WIDE)
+    return console
+
+
+def _print_report(report: Report, telling: Telling, console: Console) -> None:
+    for drawing in report_tables(report, history=telling.history):
+        console.print(drawing)
+        console.print()
+    console.print(summary_line(report), highlight=False)
+
+
+def _print_worker(report: WorkerReport, telling: Telling) -> None:
+    console = _console(stderr=True)
+    console.print(phase_table([report]))
+    if telling.history:
+        console.print(history_table([(f"worker {report.index}", report.history)]))
+    for one in report.partitions:
+        _say(one.path)

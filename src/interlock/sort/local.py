@@ -1,0 +1,198 @@
+"""A whole sort on this machine: the master in this process, the workers as processes of their own.
+
+Invariant: no worker outlives this process: each ends when the pipe from it closes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import orjson
+
+from interlock.errors import SortError, SortInputError
+from interlock.sort.job import FAILED, HIDDEN, LEAST_MEMORY, MEBIBYTE, Settings
+from interlock.sort.journal import STATE
+from interlock.sort.master import run_master
+from interlock.sort.runs import fingerprint
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from interlock.sort.job import Report, Told
+    from interlock.sort.records import Source
+
+LEADING = 96 * MEBIBYTE  # what the master takes of the memory
+MARK = "sort"  # a file that tells which sort the unfinished work in a directory is of
+RESTARTS = 3
+ENDED_WITHIN = 10.0
+
+
+def run_local(
+    source: Source,
+    output: Path,
+    *,
+    workers: int = 2,
+    settings: Settings | None = None,
+    temp: Path | None = None,
+    told: Told | None = None,
+) -> Report:
+    """Sort a source into partition files in the output directory with so many worker processes."""
+    settings = settings or Settings()
+    if workers < 1:
+        raise SortInputError(f"a sort needs at least one worker, not {workers}")
+    each = max((settings.memory - LEADING) // workers, 0)
+    if each < LEAST_MEMORY:
+        raise SortInputError(
+            f"{settings.memory:,} bytes of memory are too few for {workers} workers: "
+            f"they need {LEADING + workers * LEAST_MEMORY:,}"
+        )
+    place = temp or output / HIDDEN
+    output.mkdir(parents=True, exist_ok=True)
+    _make_place(place, f"{fingerprint(source)} {workers} {settings.partitions} {output.resolve()}")
+    before = {path.name for path in output.iterdir()}
+    crew = Crew(source, output, place, workers, replace(settings, memory=each))
+    try:
+        with crew:
+            report = run_master(
+                workers, settings=settings, temp=place, listening=crew.assign, told=told, stop=crew.given_up
+            )
+            crew.wait()
+    except BaseException as error:
+        _remove_output(output, before)
+        if isinstance(error, SortError) and crew.trouble:
+            raise SortError(crew.trouble) from error
+        raise
+    finally:
+        _remove_place(place)
+    return report
+
+
+class Crew:
+    """The worker processes; one that is killed is started again."""
+
+    def __init__(self, source: Source, output: Path, temp: Path, workers: int, settings: Settings) -> None:
+        self.given_up = threading.Event()
+        self.trouble = ""
+        self._orders = [
+            {
+                "source": source.share(index, workers).json(),
+                "output": str(output),
+                "temp": str(temp / f"worker-{index}"),
+                "index": index,
+                "settings": asdict(settings),
+            }
+            for index in range(workers)
+        ]
+        self._address: str | None = None
+        self._lock = threading.Lock()
+        self._closing = False
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> None:
+        for index in range(len(self._orders)):
+            self._start(index)
+
+    def __exit__(self, *_: object) -> None:
+        """End what still runs."""
+        with self._lock:
+            self._closing = True
+            for process in self._processes.values():
+                if process.stdin is not None:
+                    process.stdin.close()
+        for process in self._processes.values():
+            try:
+                process.wait(ENDED_WITHIN)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for thread in self._threads:
+            thread.join()
+
+    def assign(self, address: str) -> None:
+        """Tell the workers where their master is."""
+        with self._lock:
+            self._address = address
+            for index in self._processes:
+                self._brief(index)
+        for index in range(len(self._orders)):
+            thread = threading.Thread(target=self._watch, args=(index,), name=f"interlock-sort-{index}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def wait(self) -> None:
+        """Wait for the workers to end by themselves."""
+        for thread in self._threads:
+            thread.join(ENDED_WITHIN)
+
+    def _start(self, index: int) -> None:
+        self._processes[index] = subprocess.Popen(
+            [sys.executable, "-m", "interlock.sort"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        )
+
+    def _brief(self, index: int) -> None:
+        pipe = self._processes[index].stdin
+        if pipe is not None:
+            try:
+                pipe.write(orjson.dumps({**self._orders[index], "master": self._address}) + b"\n")
+                pipe.flush()
+            except BrokenPipeError:
+                return  # it has ended: whoever watches it will see
+
+    def _watch(self, index: int) -> None:
+        """Start a worker again that was killed; give the sort up when one ends in another way."""
+        for left in range(RESTARTS, -1, -1):
+            code = self._processes[index].wait()
+            with self._lock:
+                if self._closing or code == 0:
+                    return
+                if code > 0 or not left:
+                    what = f"exit code {code}" if code > 0 else f"signal {-code}, {RESTARTS + 1} times"
+                    self.trouble = self.trouble if code == FAILED else f"worker {index} ended with {what}"
+                    self.given_up.set()
+                    return
+                pipe = self._processes[index].stdin
+                if pipe is not None:
+                    pipe.close()
+                self._start(index)
+                self._brief(index)
+
+
+def _make_place(place: Path, stamp: str) -> None:
+    """Make the directory for unfinished work; what another sort left there is removed."""
+    mark = place / MARK
+    place.mkdir(parents=True, exist_ok=True)
+    if not mark.exists() or mark.read_text() != stamp:
+        _clear(place)
+    mark.write_text(stamp)
+
+
+def _clear(place: Path) -> None:
+    """Remove what a sort left in a directory, and nothing else."""
+    for path in place.glob("worker-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for name in (MARK, STATE, f"{STATE}.part"):
+        (place / name).unlink(missing_ok=True)
+
+
+def _remove_place(place: Path) -> None:
+    """Remove the directory for unfinished work, unless something else is in it."""
+    _clear(place)
+    if not any(place.iterdir()):
+        place.rmdir()
+
+
+def _remove_output(output: Path, before: set[str]) -> None:
+    """Remove the files that a failed sort wrote."""
+    for path in output.iterdir():
+        if path.name not in before and path.name.lstrip(".").startswith("partition."):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""Merges sorted slices into one output file, window by window: read, sort, write at the window's own place.
+
+Sorting a whole window takes a few calls of numpy, where a heap would take a step of Python for every record. Several
+windows are under way at a time, so that the disk works while others are sorted.
+
+Invariant: rows with equal keys keep their input order; a file has its final name only when it is whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from interlock.sort.direct import DirectReader, DirectWriter, placed
+from interlock.sort.keys import gather, order
+from interlock.sort.runs import Buffers
+from interlock.sort.windows import fitting_windows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from interlock.sort.windows import Slice, Window
+
+
+class Merger:
+    """Writes output files, several windows at a time."""
+
+    def __init__(self, record_length: int, key_length: int, most_rows: int, threads: int = 2) -> None:
+        self._length = record_length
+        self._key_length = key_length
+        self._most = most_rows
+        self._threads = threads
+        self._buffers: Buffers | None = None
+
+    def merge(self, slices: Sequence[Slice], path: Path, done: Callable[[int], None]) -> dict[str, Any]:
+        """Write the rows of all slices in order to a file and give a note by which it can be proven later.
+
+        `done` is told of bytes as they are written.
+        """
+        windows = fitting_windows(slices, self._most, self._length, self._key_length)
+        rows = sum(window.rows for window in windows)
+        part = path.with_name(f".{path.name}.part")
+        try:
+            sums = self._write_all(part, rows, windows, done)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        part.rename(path)
+        _sync_directory(path.parent)
+        return {"rows": rows, "sums": sums}
+
+    def _write_all(
+        self, path: Path, rows: int, windows: list[Window], done: Callable[[int], None]
+    ) -> list[tuple[int, str]]:
+        buffers = self._room(max((window.rows for window in windows), default=0))
+        file = DirectWriter(path, rows * self._length)
+
+        def write(window: Window) -> tuple[int, str]:
+            checksum = self._write(file, window, buffers)
+            size = window.rows * self._length
+            done(size)
+            return size, checksum
+
+        try:
+            with ThreadPoolExecutor(self._threads) as pool:
+                try:
+                    sums = list(pool.map(write, windows))
+                except BaseException:
+                    pool.shutdown(wait=True, cancel_futures=True)
+                    raise
+            file.sync()
+        finally:
+            file.close()
+        return sums
+
+    def _write(self, file: DirectWriter, window: Window, buffers: Buffers) -> str:
+        with buffers.pair() as (unsorted, room):
+            done = 0
+            for rows, low, high in window.stretches:
+                rows.read(low, unsorted[done : done + high - low])
+                done += high - low
+            offset = window.first * self._length
+            into = placed(room, done, self._length, offset)
+            gather(unsorted[:done], order(unsorted[:done], self._key_length), into)
+            data = into.reshape(-1).data
+            file.write(data, offset)
+            return xxhash.xxh3_64_hexdigest(data)
+
+    def _room(self, rows: int) -> Buffers:
+        if self._buffers is None or self._buffers.rows < rows:
+            self._buffers = Buffers(self._threads, rows, self._length)
+        return self._buffers
+
+
+def is_proven(path: Path, note: dict[str, Any]) -> bool:
+    """Tell whether a file still holds exactly what was once merged into it."""
+    if not path.exists() or path.stat().st_size != sum(size for size, _ in note["sums"]):
+        return False
+    file = DirectReader(path)
+    try:
+        offset = 0
+        for size, checksum in note["sums"]:
+            room = np.empty(size, dtype=np.uint8).data
+            file.read(room, offset)
+            if xxhash.xxh3_64_hexdigest(room) != checksum:
+                return False
+            offset += size
+        return True
+    finally:
+        file.close()
+
+
+def _sync_directory(place: Path) -> None:
+    directory = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

@@ -1,0 +1,198 @@
+"""The calls of master and workers: which there are, how they are served, and how they are tried again.
+
+Invariant: a call that may succeed later is tried again, with growing pauses, until its time is up; every other failure
+is an error at once that names who was called and what was said.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read once, when the library is loaded: what matters is raised
+
+import grpc
+
+from interlock.errors import SortError
+from interlock.sort import wire_pb2 as wire
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterable
+
+    from google.protobuf.message import Message
+
+Answer = TypeVar("Answer")
+
+RETRIED = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        grpc.StatusCode.ABORTED,
+    }
+)
+FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
+CALL_TIMEOUT = 30.0
+LARGEST_MESSAGE = 4 << 20
+OPTIONS = (
+    ("grpc.max_receive_message_length", LARGEST_MESSAGE),
+    ("grpc.max_send_message_length", LARGEST_MESSAGE),
+    ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second server on it
+    ("grpc.enable_http_proxy", 0),  # workers are named by their own addresses
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+# A field's tag is its number and, for bytes, a 2 in the lowest bits.
+DATA_TAG = bytes([wire.ShuffleDataChunk.DATA_FIELD_NUMBER << 3 | 2])
+
+
+class Method(NamedTuple):
+    """One call: what goes in, what comes out, whether what goes in is a stream."""
+
+    asks: type[Message]
+    answers: type[Message]
+    streams: bool = False
+
+
+MASTER = "interlock.sort.MasterService"
+WORKER = "interlock.sort.WorkerService"
+METHODS: dict[str, dict[str, Method]] = {
+    MASTER: {
+        "RegisterWorker": Method(wire.Registration, wire.Registered),
+        "SendSample": Method(wire.Sample, wire.Ack),
+        "NotifyPhaseComplete": Method(wire.PhaseComplete, wire.Ack),
+        "ReportCompletion": Method(wire.Completion, wire.CompletionAck),
+    },
+    WORKER: {
+        "SetPartitionBoundaries": Method(wire.PartitionConfig, wire.Ack),
+        "StartShuffle": Method(wire.ShuffleStart, wire.Ack),
+        "ShuffleData": Method(wire.ShuffleDataChunk, wire.ShuffleAck, streams=True),
+        "StartMerge": Method(wire.MergeStart, wire.Ack),
+        "GetStatus": Method(wire.StatusRequest, wire.WorkerStatus),
+    },
+}
+
+
+class Piece(NamedTuple):
+    """A ShuffleDataChunk whose data is still where it was read: it is copied once, into the message."""
+
+    head: wire.ShuffleDataChunk
+    data: memoryview
+
+
+def encode_piece(piece: Piece | wire.ShuffleDataChunk) -> bytes:
+    """Encode a piece as the ShuffleDataChunk that it stands for."""
+    if isinstance(piece, wire.ShuffleDataChunk):
+        return piece.SerializeToString()
+    return b"".join((piece.head.SerializeToString(), DATA_TAG, _varint(len(piece.data)), piece.data))
+
+
+def _varint(number: int) -> bytes:
+    encoded = bytearray()
+    while number >= 0x80:  # noqa: PLR2004 - seven bits a byte, the eighth says that more follow
+        encoded.append(number & 0x7F | 0x80)
+        number >>= 7
+    encoded.append(number)
+    return bytes(encoded)
+
+
+class Unreachable(SortError):  # noqa: N818 - a named outcome
+    """Somebody did not answer in the time there was."""
+
+
+class Server:
+    """Serves one service on a port of its own."""
+
+    def __init__(self, service: str, handlers: Any, host: str, port: int = 0, threads: int = 32) -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="interlock-sort-rpc")
+        self._server = grpc.server(self._pool, options=OPTIONS)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, _handlers(service, handlers)),)
+        )
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise SortError(f"cannot listen on {host}:{port}: is the address one of this machine, and free?") from error
+        self.address = f"{host}:{self.port}"
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._server.start()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Answer no more; safe to call twice."""
+        self._server.stop(grace).wait()
+        self._pool.shutdown(wait=True)
+
+
+class Peer:
+    """Somebody who is called: the master, or another worker. The connection is made when it is first needed."""
+
+    def __init__(self, service: str, address: str, who: str) -> None:
+        self.address = address
+        self.who = who
+        self._channel = grpc.insecure_channel(address, options=OPTIONS)
+        self._calls: dict[str, Any] = {
+            name: (self._channel.stream_unary if method.streams else self._channel.unary_unary)(
+                f"/{service}/{name}",
+                request_serializer=encode_piece if method.streams else method.asks.SerializeToString,
+                response_deserializer=method.answers.FromString,
+            )
+            for name, method in METHODS[service].items()
+        }
+
+    def once(self, method: str, message: Message | Iterable[Message | Piece], timeout: float = CALL_TIMEOUT) -> Any:
+        """Call once; raises grpc.RpcError."""
+        return self._calls[method](message, timeout=timeout)
+
+    def start(self, method: str, message: Message | Iterable[Message | Piece], timeout: float = CALL_TIMEOUT) -> Any:
+        """Begin a call and give its future."""
+        return self._calls[method].future(message, timeout=timeout)
+
+    def call(self, method: str, message: Message, patience: float, stop: threading.Event | None = None) -> Any:
+        """Call until it succeeds, for so many seconds at most."""
+        return persist(lambda: self.once(method, message), f"{method} at {self.who} ({self.address})", patience, stop)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+
+def persist(call: Callable[[], Answer], what: str, patience: float, stop: threading.Event | None = None) -> Answer:
+    """Make a call, again and again with growing pauses when it may succeed later."""
+    until = time.monotonic() + patience
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            if code not in RETRIED:
+                raise SortError(f"{what} was refused: {code.name}: {details}") from error
+            if time.monotonic() + pause > until or (stop is not None and stop.is_set()):
+                raise Unreachable(f"{what}: no answer within {patience:g} s: {code.name}: {details}") from error
+        wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
+        if stop is None:
+            time.sleep(wait)
+        else:
+            stop.wait(wait)
+        pause = min(pause * 2, LONGEST_PAUSE)
+
+
+def _handlers(service: str, handlers: Any) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+    made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+    for name, method in METHODS[service].items():
+        make = grpc.stream_unary_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
+        made[name] = make(
+            getattr(handlers, name),
+            request_deserializer=method.asks.FromString,
+            response_serializer=method.answers.SerializeToString,
+        )
+    return made

@@ -1,0 +1,230 @@
+"""Sorted rows, in memory or in a file, and the sorting of source blocks into them.
+
+Invariant: a file has its final name only when all of it is written, and beside it a note with its checksum; a file that
+is found again is used only when note and checksum are right.
+"""
+
+from __future__ import annotations
+
+import queue
+from bisect import bisect_right
+from contextlib import contextmanager
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import orjson
+import xxhash
+
+from interlock.sort.direct import DirectReader, DirectWriter, aligned, placed
+from interlock.sort.keys import boundary_cuts, gather, order
+from interlock.sort.plan import first_position
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from interlock.sort.keys import Rows
+    from interlock.sort.plan import Plan
+    from interlock.sort.records import Source
+
+
+class Rowstore(Protocol):
+    """Rows that can be read by their numbers."""
+
+    def read(self, low: int, into: Rows) -> None:
+        """Fill a contiguous array with rows from number `low` on."""
+
+    def view(self, low: int, count: int) -> Rows | None:
+        """Give rows without copying them, if they lie in memory in a row."""
+
+    def close(self) -> None:
+        """Let go of files and memory."""
+
+
+class Resident:
+    """Rows in memory, in one or several arrays."""
+
+    def __init__(self, pieces: list[Rows]) -> None:
+        self._pieces = pieces
+        self._ends = list(accumulate(len(piece) for piece in pieces))
+
+    def read(self, low: int, into: Rows) -> None:
+        """Fill a contiguous array with rows from number `low` on."""
+        at, done = bisect_right(self._ends, low), 0
+        while done < len(into):
+            piece = self._pieces[at]
+            start = low - (self._ends[at] - len(piece))
+            taken = min(len(into) - done, len(piece) - start)
+            into[done : done + taken] = piece[start : start + taken]
+            low, done, at = low + taken, done + taken, at + 1
+
+    def view(self, low: int, count: int) -> Rows | None:
+        """Give rows without copying them, if they lie in memory in a row."""
+        return self._pieces[0][low : low + count] if len(self._pieces) == 1 else None
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._pieces = []
+
+
+class Spilled:
+    """Rows in a file."""
+
+    def __init__(self, path: Path, record_length: int) -> None:
+        self._length = record_length
+        self._file = DirectReader(path)
+
+    def read(self, low: int, into: Rows) -> None:
+        """Fill a contiguous array with rows from number `low` on."""
+        self._file.read(into.reshape(-1).data, low * self._length)
+
+    def view(self, low: int, count: int) -> None:
+        """Give nothing: the rows are not in memory."""
+        del low, count
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Run:
+    """The sorted rows of one source block; `cuts` are the row numbers at which windows begin and end."""
+
+    def __init__(self, block: int, cuts: list[int], rows: Rowstore) -> None:
+        self.block = block
+        self.cuts = cuts
+        self.rows = rows
+
+
+class Buffers:
+    """Pairs of arrays that are used again and again: touching fresh memory costs as much as reading a disk.
+
+    The first of a pair holds rows as they are read, the second, which begins at a page, what is written of them.
+    """
+
+    def __init__(self, pairs: int, rows: int, record_length: int) -> None:
+        self.rows = rows
+        self._free: queue.SimpleQueue[tuple[Rows, NDArray[np.uint8]]] = queue.SimpleQueue()
+        for _ in range(pairs):
+            self._free.put((_empty(rows, record_length), aligned(rows * record_length)))
+
+    @contextmanager
+    def pair(self) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
+        """Lend a pair."""
+        lent = self._free.get()
+        try:
+            yield lent
+        finally:
+            self._free.put(lent)
+
+
+class BlockSorter:
+    """Sorts the blocks of one worker's source, each into a run."""
+
+    def __init__(
+        self, source: Source, block_records: int, plan: Plan, worker: int, buffers: Buffers, place: Path | None
+    ) -> None:
+        self.source = source
+        self._block_records = block_records
+        self._plan = plan
+        self._first = first_position(worker)
+        self._buffers = buffers
+        self._place = place
+        self._stamp = f"{plan.digest()} {worker} {block_records} {fingerprint(source)}" if place else ""
+
+    def sort(self, block: int) -> tuple[Run, bool]:
+        """Sort one block, or find it sorted already; tell which."""
+        start = block * self._block_records
+        count = min(self._block_records, self.source.records - start)
+        if self._place is not None:
+            found = self._found(self._place, block, count)
+            if found is not None:
+                return found, True
+        with self._buffers.pair() as (unsorted, room):
+            rows = unsorted[:count]
+            spilled = self._place is not None
+            into = placed(room, count, rows.shape[1], 0) if spilled else _empty(count, rows.shape[1])
+            self.source.part(start, count).read(rows)
+            key_length = self.source.format.key_length
+            index = order(rows, key_length)
+            gather(rows, index, into)
+            inner = boundary_cuts(into, index, self._first + start, key_length, self._plan.boundaries)
+            cuts = [0, *inner, count]
+            if self._place is None:
+                return Run(block, cuts, Resident([into])), False
+            return self._spill(self._place, block, cuts, into), False
+
+    def _spill(self, place: Path, block: int, cuts: list[int], rows: Rows) -> Run:
+        path = place / f"run-{block:06}"
+        data = rows.reshape(-1).data
+        write_file(path, data, {"stamp": self._stamp, "cuts": cuts, "checksum": xxhash.xxh3_64_hexdigest(data)})
+        return Run(block, cuts, Spilled(path, rows.shape[1]))
+
+    def _found(self, place: Path, block: int, count: int) -> Run | None:
+        path = place / f"run-{block:06}"
+        note = read_note(path)
+        if note is None or note.get("stamp") != self._stamp:
+            return None
+        with self._buffers.pair() as (room, _):
+            rows = room[:count]
+            if not holds(path, rows, note["checksum"]):
+                return None
+        return Run(block, note["cuts"], Spilled(path, rows.shape[1]))
+
+
+def fingerprint(source: Source) -> str:
+    """Give what tells two sources apart: their extents, and the sizes and times of their files."""
+    digest = xxhash.xxh3_64()
+    for extent in source.extents:
+        status = Path(extent.path).stat()
+        digest.update(f"{extent}{status.st_size}{status.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def holds(path: Path, room: Rows, checksum: str) -> bool:
+    """Read a file into an array of exactly its size and tell whether its checksum is right."""
+    if not path.exists() or path.stat().st_size != room.nbytes:
+        return False
+    file = DirectReader(path)
+    try:
+        data = room.reshape(-1).data
+        file.read(data, 0)
+        return bool(xxhash.xxh3_64_hexdigest(data) == checksum)
+    finally:
+        file.close()
+
+
+def write_file(path: Path, data: memoryview, note: dict[str, Any]) -> None:
+    """Write a file and the note beside it; neither has its name before it is whole."""
+    part = path.with_name(f"{path.name}.part")
+    file = DirectWriter(part, len(data))
+    try:
+        file.write(data, 0)
+    finally:
+        file.close()
+    part.rename(path)
+    write_note(path, note)
+
+
+def write_note(path: Path, note: dict[str, Any]) -> None:
+    """Write the note beside a file."""
+    final = path.with_name(f"{path.name}.json")
+    part = path.with_name(f"{path.name}.json.part")
+    part.write_bytes(orjson.dumps(note))
+    part.rename(final)
+
+
+def read_note(path: Path) -> dict[str, Any] | None:
+    """Read the note beside a file; None when there is none, or none that can be read."""
+    try:
+        found = orjson.loads(path.with_name(f"{path.name}.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _empty(rows: int, record_length: int) -> Rows:
+    return np.empty((rows, record_length), dtype=np.uint8)

@@ -1,0 +1,264 @@
+"""What a sort worker does with its records: sample, sort, send, merge, and clean up by the state it was in.
+
+Invariant: it reads the input and never writes there; all that is unfinished is in the temporary directory or has a
+hidden name in the output directory.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from interlock.errors import SortError
+from interlock.lifecycle import SortWorkerState
+from interlock.sort.inbox import Inbox, Name
+from interlock.sort.job import MEBIBYTE, Partition
+from interlock.sort.merge import Merger, is_proven
+from interlock.sort.plan import block_size, first_position, window_size
+from interlock.sort.runs import BlockSorter, Buffers, Run, read_note, write_note
+from interlock.sort.sampling import PER_PARTITION, PER_WINDOW, Sample, take_sample
+from interlock.sort.shuffle import Sender
+from interlock.sort.windows import Slice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from interlock.sort.job import Settings
+    from interlock.sort.plan import Plan
+    from interlock.sort.records import Source
+
+THREADS = 2
+OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries and what is under way between processes
+RUNS, SLICES, NOTES = "runs", "slices", "outputs"
+
+
+class Workshop:
+    """The records of one worker on their way, and how far they are."""
+
+    def __init__(
+        self,
+        source: Source,
+        output: Path,
+        temp: Path,
+        settings: Settings,
+        changed: threading.Condition,
+        failed: Callable[[BaseException], None],
+        check: Callable[[], None],
+    ) -> None:
+        self.source = source
+        self.output = output
+        self.temp = temp
+        self.settings = settings
+        self.block_records = block_size(source, settings)
+        self.window_records = window_size(source, settings)
+        self.plan: Plan | None = None
+        self.worker = -1
+        self.inbox: Inbox | None = None
+        self.sender: Sender | None = None
+        self.reused = 0
+        self.done = 0
+        self._runs: list[Run] = []
+        self._changed = changed
+        self._failed = failed
+        self._check = check
+        self._counting = threading.Lock()
+
+    def sample(self, worker: int, workers: int, partitions: int) -> Sample:
+        """Take this worker's part of the sample."""
+        records = self.source.records
+        wanted = max(PER_PARTITION * partitions // workers, PER_WINDOW * records // self.window_records)
+        return take_sample(self.source, first_position(worker), wanted)
+
+    def accept(self, plan: Plan, worker: int) -> None:
+        """Make ready for a plan: from now on slices of others can be taken in."""
+        inbox = Inbox(plan, worker, self._length, self._place(SLICES, plan, worker), self._changed)
+        self.reused += inbox.find()
+        self.plan, self.worker, self.inbox = plan, worker, inbox
+
+    def sort(self) -> None:
+        """Sort all blocks."""
+        plan = self._planned()
+        blocks = -(-self.source.records // self.block_records)
+        rows = min(self.block_records, self.source.records)
+        place = self._place(RUNS, plan, self.worker)
+        sorter = BlockSorter(
+            self.source, self.block_records, plan, self.worker, Buffers(THREADS, rows, self._length), place
+        )
+
+        def sort(block: int) -> Run:
+            self._check()
+            run, reused = sorter.sort(block)
+            self.count(run.cuts[-1] * self._length, reused=reused)
+            return run
+
+        self.done = 0
+        with ThreadPoolExecutor(THREADS) as pool:
+            try:
+                self._runs = list(pool.map(sort, range(blocks)))
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+
+    def begin_shuffle(self, patience: float) -> Sender:
+        """Make ready to send."""
+        self.done = 0
+        self.sender = Sender(
+            self._planned(), self.worker, self._runs, self._length, patience, self._changed, self._failed
+        )
+        return self.sender
+
+    def is_shuffled(self) -> bool:
+        """Tell whether everything was sent and received."""
+        return self.sender is not None and self.inbox is not None and self.inbox.is_complete() and self.sender.is_done()
+
+    def merge(self) -> list[Partition]:
+        """Write this worker's partitions."""
+        plan = self._planned()
+        most = max(2 * self.window_records, self.settings.memory // (8 * self._length))
+        merger = Merger(self._length, self.source.format.key_length, most, THREADS)
+        self.done = 0
+        return [self._merge(plan, merger, partition) for partition in plan.owned(self.worker)]
+
+    def progress(self, state: SortWorkerState) -> float:
+        """Say how far a phase is, from 0 to 1."""
+        if state is SortWorkerState.SORTING:
+            return self.done / self.source.size if self.source.size else 1.0
+        if state is SortWorkerState.SHUFFLING and self.sender is not None and self.inbox is not None:
+            return (self.sender.progress() + self.inbox.progress()) / 2
+        if state is SortWorkerState.MERGING and self.inbox is not None:
+            expected = self.inbox.size + self._own_size()
+            return self.done / expected if expected else 1.0
+        return 0.0
+
+    def bytes_done(self, state: SortWorkerState) -> int:
+        """Count the bytes that the present phase has dealt with."""
+        if state is SortWorkerState.SHUFFLING and self.sender is not None:
+            return self.sender.sent
+        return self.done
+
+    def close(self) -> None:
+        """Send no more, and let go of files and memory."""
+        if self.sender is not None:
+            self.sender.stop()
+        for run in self._runs:
+            run.rows.close()
+        self._runs = []
+        if self.inbox is not None:
+            self.inbox.close()
+
+    def clean_after_failure(self, state: SortWorkerState) -> None:
+        """Remove what a failure in a state leaves behind, and nothing that an earlier phase finished."""
+        if state in {SortWorkerState.SORTING, SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL}:
+            shutil.rmtree(self.temp / RUNS, ignore_errors=True)
+        elif state in {SortWorkerState.SHUFFLING, SortWorkerState.WAITING_FOR_MERGE_SIGNAL}:
+            shutil.rmtree(self.temp / SLICES, ignore_errors=True)
+        elif state is SortWorkerState.MERGING:
+            self._remove_outputs()
+        else:
+            self.clean_all()
+
+    def clean_after_kill(self) -> None:
+        """Remove what a killed process had not finished; what it had is used again if its checksum proves it."""
+        for path in [*self.temp.glob("*/*.part"), *self.temp.glob("*.part")]:
+            path.unlink(missing_ok=True)
+
+    def clean_after_completion(self) -> None:
+        """Remove what only an unfinished sort needs; the notes that prove the output stay."""
+        for name in (RUNS, SLICES):
+            shutil.rmtree(self.temp / name, ignore_errors=True)
+
+    def forget(self) -> None:
+        """Begin anew, with another plan."""
+        self.plan, self.inbox, self.sender, self._runs, self.done = None, None, None, [], 0
+
+    def clean_all(self) -> None:
+        """Remove all temporary files."""
+        for name in (RUNS, SLICES, NOTES):
+            shutil.rmtree(self.temp / name, ignore_errors=True)
+
+    @property
+    def _length(self) -> int:
+        return self.source.format.record_length
+
+    def _planned(self) -> Plan:
+        if self.plan is None:
+            raise SortError("there is no plan yet")
+        return self.plan
+
+    def count(self, size: int, *, reused: bool = False) -> None:
+        """Count bytes that the present phase has dealt with."""
+        with self._counting:
+            self.done += size
+            self.reused += reused
+
+    def _own_size(self) -> int:
+        plan = self._planned()
+        edges = [plan.edges(run.cuts, partition) for run in self._runs for partition in plan.owned(self.worker)]
+        return sum(one[-1] - one[0] for one in edges) * self._length
+
+    def _place(self, name: str, plan: Plan, worker: int) -> Path | None:
+        """Give the directory for sorted rows, or None when they fit the memory."""
+        if not self._spills(plan, worker):
+            return None
+        place = self.temp / name
+        place.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def _spills(self, plan: Plan, worker: int) -> bool:
+        if self.settings.spill is not None:
+            return self.settings.spill
+        total = sum(member.records for member in plan.roster.members) * self._length
+        share = total * len(plan.owned(worker)) // plan.partitions
+        incoming = share - share * self.source.size // total if total else 0
+        buffers = (THREADS * self.block_records + 3 * THREADS * self.window_records) * self._length
+        return self.source.size + incoming * 21 // 20 + buffers + OVERHEAD > self.settings.memory
+
+    def _merge(self, plan: Plan, merger: Merger, partition: int) -> Partition:
+        path = self.output / f"partition.{partition}"
+        beside = self.temp / NOTES / path.name
+        stamp = f"{plan.epoch} {plan.digest()} {partition}"
+        note = read_note(beside)
+        if note is not None and note.get("stamp") == stamp and is_proven(path, note):
+            self.count(note["rows"] * self._length, reused=True)
+        else:
+            note = {**merger.merge(self._slices(plan, partition), path, self._written), "stamp": stamp}
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            write_note(beside, note)
+        return Partition(partition, str(path), note["rows"], note["rows"] * self._length)
+
+    def _written(self, size: int) -> None:
+        self._check()
+        self.count(size)
+
+    def _slices(self, plan: Plan, partition: int) -> list[Slice]:
+        """List the slices of a partition in input order."""
+        slices: list[Slice] = []
+        for member in plan.roster.members:
+            if member.index == self.worker:
+                slices += [Slice(run.rows, plan.edges(run.cuts, partition)) for run in self._runs]
+            elif self.inbox is not None:
+                names = (Name(member.index, block, partition) for block in range(member.blocks))
+                slices += [self.inbox.slice(name) for name in names]
+        return slices
+
+    def _remove_outputs(self) -> None:
+        for partition in self.plan.owned(self.worker) if self.plan is not None else ():
+            for name in (f"partition.{partition}", f".partition.{partition}.part"):
+                (self.output / name).unlink(missing_ok=True)
+            (self.temp / NOTES / f"partition.{partition}.json").unlink(missing_ok=True)
+
+
+def disk_of(place: Path) -> str:
+    """Name the file system of a directory, so that two workers on one can be told from two on two."""
+    return f"{platform.node()}:{place.stat().st_dev}"
+
+
+def free_space(place: Path) -> int:
+    """Give the bytes that can still be written to the file system of a directory."""
+    status = os.statvfs(place)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,173 @@
+"""Blocks become runs, runs become slices, slices become partitions: in input order, proven by checksums, never half."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from interlock.errors import SortError
+from interlock.sort.job import Settings
+from interlock.sort.keys import Boundary
+from interlock.sort.merge import Merger, is_proven
+from interlock.sort.plan import Member, Plan, Roster, block_size, first_position, window_count, window_size
+from interlock.sort.records import Extent, RecordFormat, Source
+from interlock.sort.runs import BlockSorter, Buffers, Resident
+from interlock.sort.sampling import choose_boundaries, take_sample
+from interlock.sort.windows import Slice, divide, fitting_windows, windows_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+pytestmark = pytest.mark.unit
+
+
+def rows_of(seed: int, count: int, letters: int, length: int = 100) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, letters, (count, length), dtype=np.uint8)
+
+
+def source_of(path: Path, rows: NDArray[np.uint8], key_length: int = 10) -> Source:
+    path.write_bytes(rows.tobytes())
+    return Source(RecordFormat(rows.shape[1], key_length), (Extent(str(path), 0, len(rows)),))
+
+
+def in_order(rows: NDArray[np.uint8], key_length: int = 10) -> bytes:
+    records = [rows[at].tobytes() for at in range(len(rows))]
+    records.sort(key=lambda record: record[:key_length])
+    return b"".join(records)
+
+
+def planned(source: Source, workers: int, partitions: int, windows: int, block: int) -> Plan:
+    shares = [source.share(number, workers) for number in range(workers)]
+    samples = [take_sample(share, first_position(number), 400) for number, share in enumerate(shares)]
+    boundaries = tuple(choose_boundaries(samples, partitions * windows))
+    members = tuple(Member(number, "", 1, share.records, block) for number, share in enumerate(shares))
+    return Plan(1, partitions, windows, boundaries, Roster(1, members))
+
+
+@pytest.mark.parametrize("letters", [1, 2, 256])
+@pytest.mark.parametrize("spill", [False, True])
+def test_sampled_sorted_and_merged_records_are_the_sorted_input(tmp_path: Path, letters: int, spill: bool) -> None:  # noqa: FBT001
+    rows = rows_of(3, 5_000, letters)
+    source = source_of(tmp_path / "in", rows)
+    plan = planned(source, 3, 4, 5, 700)
+    place = tmp_path if spill else None
+    runs = []
+    for worker in range(3):
+        share = source.share(worker, 3)
+        (tmp_path / str(worker)).mkdir()
+        sorter = BlockSorter(share, 700, plan, worker, Buffers(1, 700, 100), place and tmp_path / str(worker))
+        runs += [sorter.sort(block)[0] for block in range(plan.roster.members[worker].blocks)]
+    written = b""
+    for partition in range(4):
+        slices = [Slice(run.rows, plan.edges(run.cuts, partition)) for run in runs]
+        path = tmp_path / f"partition.{partition}"
+        sizes: list[int] = []
+        note = Merger(100, 10, 200).merge(slices, path, sizes.append)
+        assert sum(sizes) == path.stat().st_size == note["rows"] * 100
+        assert is_proven(path, note)
+        written += path.read_bytes()
+    assert written == in_order(rows)
+    for run in runs:
+        run.rows.close()
+
+
+def test_a_sorted_block_is_found_again_only_while_its_checksum_and_its_input_are_the_same(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "in", rows_of(1, 1_000, 256))
+    plan = planned(source, 1, 1, 4, 500)
+    sorter = BlockSorter(source, 500, plan, 0, Buffers(1, 500, 100), tmp_path)
+    first, reused = sorter.sort(0)
+    assert not reused
+    again, reused = sorter.sort(0)
+    assert reused
+    assert again.cuts == first.cuts
+    path = tmp_path / "run-000000"
+    path.write_bytes(path.read_bytes()[::-1])
+    mended, reused = sorter.sort(0)
+    assert not reused
+    os.utime(tmp_path / "in", ns=(1, 1))
+    changed, reused = BlockSorter(source, 500, plan, 0, Buffers(1, 500, 100), tmp_path).sort(0)
+    assert not reused
+    for run in (first, again, mended, changed):
+        run.rows.close()
+
+
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 40), st.sampled_from([1, 2, 256]))
+@settings(max_examples=100, deadline=None)
+def test_a_window_that_is_too_large_is_divided_without_losing_or_disordering_rows(
+    seed: int, pieces: int, most: int, letters: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    slices = []
+    every = []
+    for number in range(pieces):
+        rows = rows_of(seed + number, int(rng.integers(0, 50)), letters, 4)
+        rows = rows[np.argsort([row[:2].tobytes() for row in rows], kind="stable")] if len(rows) else rows
+        every.append(rows)
+        slices.append(Slice(Resident([rows[: len(rows) // 2], rows[len(rows) // 2 :]]), [0, len(rows)]))
+    written = b""
+    for window in fitting_windows(slices, most, 4, 2):
+        assert window.rows <= most
+        assert window.first * 4 == len(written)
+        part = np.empty((window.rows, 4), np.uint8)
+        done = 0
+        for stretch in window.stretches:
+            stretch.rows.read(stretch.low, part[done : done + stretch.size])
+            done += stretch.size
+        written += in_order(part, 2)
+    assert written == in_order(np.concatenate(every), 2)
+
+
+def test_both_parts_of_a_divided_window_have_rows() -> None:
+    rows = np.zeros((2, 4), np.uint8)
+    slices = [Slice(Resident([rows[:1]]), [0, 1]), Slice(Resident([rows[1:]]), [0, 1])]
+    (window,) = windows_of(slices)
+    assert [part.rows for part in divide(window, 4, 2)] == [1, 1]
+
+
+class Broken:
+    def read(self, low: int, into: NDArray[np.uint8]) -> None:
+        raise SortError(f"row {low} of {len(into)} cannot be read")
+
+    def view(self, low: int, count: int) -> None:
+        del low, count
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_merge_that_fails_leaves_no_file_and_raises_what_happened(tmp_path: Path) -> None:
+    with pytest.raises(SortError, match="row 0 of 10 cannot be read"):
+        Merger(100, 10, 100).merge([Slice(Broken(), [0, 10])], tmp_path / "partition.0", print)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_partition_whose_bytes_changed_is_not_proven(tmp_path: Path) -> None:
+    rows = rows_of(1, 100, 256)[np.argsort(np.arange(100))]
+    path = tmp_path / "partition.0"
+    note = Merger(100, 10, 30).merge([Slice(Resident([rows[:1]]), [0, 1])], path, lambda _: None)
+    assert is_proven(path, note)
+    path.write_bytes(b"x" * 100)
+    assert not is_proven(path, note)
+    path.unlink()
+    assert not is_proven(path, note)
+
+
+def test_blocks_and_windows_stay_within_the_memory(tmp_path: Path) -> None:
+    source = Source(RecordFormat(), (Extent(str(tmp_path), 0, 10**9),))
+    settings_ = Settings(memory=1 << 30)
+    assert block_size(source, settings_) * 100 <= (1 << 30) // 12
+    assert window_size(source, settings_) * 100 <= (1 << 30) // 12
+    assert block_size(Source(RecordFormat(), ()), settings_) == 131_072
+    assert window_count(0, 2, 10) == 1
+    assert window_count(1_000, 2, 100) == 5
+
+
+def test_boundaries_of_no_records_share_nothing_out() -> None:
+    assert choose_boundaries([], 3) == [Boundary(b"", 0)] * 2

@@ -1,0 +1,62 @@
+"""The sort on Ray: actors that Ray starts again, and the same output. Runs where Ray is installed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from interlock.sort.validate import validate
+from sort_support import begun, make_input, names, sort
+from support import eventually
+
+pytest.importorskip("ray", reason="comes with the extra `ray`")
+pytestmark = pytest.mark.flow
+
+
+def actors() -> list[int]:
+    """List the processes that are sort actors."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if command.startswith(b"ray::SortActor.run"):
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_actors_sort_and_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 100_000)
+    with begun("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 3, "--engine", "ray") as process:
+        victim = eventually(actors, within=90)[0]
+        eventually((tmp_path / "out" / ".interlock-sort" / "worker-0").exists, within=90)
+        os.kill(victim, signal.SIGKILL)
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert "State history" in output
+    assert names(tmp_path / "out") == ["partition.0", "partition.1", "partition.2"]
+    assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
+
+
+def test_what_is_wrong_with_the_input_ends_the_sort_and_names_the_place(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 3_000, files=1, is_ascii=True)
+    with (tmp_path / "in" / "part-00000").open("r+b") as file:
+        file.seek(120_000)
+        file.write(b"y" * 100)
+    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "ray")
+    assert done.returncode in {1, 2}
+    assert "part-00000, byte 120,000: this line of 100 bytes does not end in CR LF" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert names(tmp_path / "out") == []
+
+
+def test_a_cluster_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 100)
+    address = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
+    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", *address)
+    assert done.returncode == 2
+    assert "there is no Ray cluster at 127.0.0.1:1" in done.stderr

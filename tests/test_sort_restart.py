@@ -1,0 +1,100 @@
+"""Whoever is killed, in whatever state, and started again: the output is the same, and finished work is used again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from interlock.lifecycle import SortMasterState, SortWorkerState
+from sort_crew import Crew, output_bytes, random_rows, sorted_bytes, write_source, write_source_again
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.chaos
+
+WORKER_STATES = tuple(str(state) for state in SortWorkerState if state is not SortWorkerState.FAILED)
+MASTER_STATES = tuple(str(state) for state in SortMasterState if state is not SortMasterState.FAILED)
+ROWS = random_rows(17, 4_000, letters=3)
+
+
+def test_a_worker_killed_in_every_state_goes_on_and_uses_what_it_had_finished(tmp_path: Path) -> None:
+    die_at = ("Sampling", "WaitingForPartitionConfig", "Sorting", "Sorting+", "WaitingForShuffleSignal", "Shuffling",
+              "WaitingForMergeSignal", "Merging", "Merging+")  # fmt: skip
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), spill=True, partitions=4) as crew:
+        crew.start_master()
+        crew.start_worker(0)
+        crew.start_worker(1, die_at)
+        report = crew.wait("master")
+        first, second = crew.wait("worker-0"), crew.wait("worker-1")
+    assert crew.deaths == ["worker-1"] * len(die_at)
+    assert output_bytes(crew.output) == sorted_bytes(ROWS)
+    assert [move["to_state"] for move in report["history"]] == list(MASTER_STATES[1:])
+    assert first["starts"] == 1
+    assert sum(move["event"] == "restart" for move in second["history"]) == len(die_at) == second["starts"] - 1
+    blocks, slices = 4, 4 * 2
+    assert second["reused"] == blocks + slices
+    assert sorted(path.name for path in crew.output.iterdir()) == [f"partition.{number}" for number in range(4)]
+
+
+def test_a_killed_worker_that_kept_all_in_memory_is_served_again_by_the_others(tmp_path: Path) -> None:
+    die_at = ("Sorting+", "Shuffling", "WaitingForMergeSignal", "Merging+", "Completed")
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), spill=False, workers=3) as crew:
+        crew.start_master()
+        crew.start_worker(0, ("WaitingForShuffleSignal", "WaitingForMergeSignal"))
+        crew.start_worker(1, die_at)
+        crew.start_worker(2)
+        report = crew.wait("master")
+        assert [crew.wait(f"worker-{index}")["index"] for index in range(3)] == [0, 1, 2]
+    assert sorted(crew.deaths) == ["worker-0"] * 2 + ["worker-1"] * len(die_at)
+    assert output_bytes(crew.output) == sorted_bytes(ROWS)
+    assert [worker["index"] for worker in report["workers"]] == [0, 1, 2]
+    assert report["records"] == len(ROWS)
+
+
+def test_a_master_killed_in_every_state_goes_on_with_the_same_workers(tmp_path: Path) -> None:
+    die_at = MASTER_STATES[1:]
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), spill=False) as crew:
+        crew.start_master(die_at)
+        crew.start_worker(0)
+        crew.start_worker(1)
+        report = crew.wait("master")
+        assert [crew.wait(f"worker-{index}")["starts"] for index in range(2)] == [1, 1]
+    assert crew.deaths == ["master"] * len(die_at)
+    assert output_bytes(crew.output) == sorted_bytes(ROWS)
+    assert sum(worker["records"] for worker in report["workers"]) == len(ROWS)
+    assert report["history"][-1]["to_state"] == "Completed"
+
+
+def test_a_worker_that_had_completed_has_nothing_to_do_while_its_files_are_right(tmp_path: Path) -> None:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), workers=1, partitions=2) as crew:
+        crew.start_master()
+        crew.start_worker(0)
+        crew.wait("master")
+        done = crew.wait("worker-0")
+    times = [path.stat().st_mtime_ns for path in sorted(crew.output.iterdir())]
+    with Crew(tmp_path, write_source_again(tmp_path / "in"), workers=1, partitions=2) as again:
+        again.address = crew.address
+        again.start_worker(0)
+        assert again.wait("worker-0")["partitions"] == done["partitions"]
+    assert [path.stat().st_mtime_ns for path in sorted(crew.output.iterdir())] == times
+    (crew.output / "partition.1").write_bytes(b"damaged")
+    with Crew(tmp_path, write_source_again(tmp_path / "in"), workers=1, partitions=2) as again:
+        again.start_master()
+        again.start_worker(0)
+        again.wait("master")
+    assert output_bytes(crew.output) == sorted_bytes(ROWS)
+
+
+def test_workers_begin_anew_when_their_master_has_lost_its_memory(tmp_path: Path) -> None:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), forgetful=True) as crew:
+        crew.start_master(("Sorting",))
+        crew.start_worker(0)
+        crew.start_worker(1)
+        crew.wait("master")
+        workers = [crew.wait(f"worker-{index}") for index in range(2)]
+    assert output_bytes(crew.output) == sorted_bytes(ROWS)
+    for worker in workers:
+        moves = [(move["from_state"], move["to_state"]) for move in worker["history"]]
+        assert ("Failed", "Initializing") in moves
