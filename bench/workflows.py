@@ -7,6 +7,7 @@ Interlock and then every peer. Only the ratios inside one run mean anything; see
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import shutil
 import socket
@@ -23,7 +24,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 
+from interlock.client.steps import step_result
+from interlock.lifecycle import TaskRowEvent
+from interlock.store.database import connect
 from interlock.store.embedded import EmbeddedServer
+from interlock.store.jobs import NewJob, submit_job
+from interlock.store.presence import Process, register_worker
+from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
+from interlock.store.workflows import put_workflow
 from machine import described
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
@@ -225,12 +233,47 @@ class Bench:
                 rows.append(Row(f"{kind} of {size:,} steps", "µs/step", {OURS.name: [1e6 / rate / size]}))
         return rows
 
+    def persistence(self) -> list[Row]:
+        """Settle steps one at a time: result, state, record and message, in one transaction."""
+        middle = Row("persistence of a result, p50", "ms", target="< 10")
+        late = Row("persistence of a result, p99", "ms")
+        with self.arena.place(OURS) as url:
+            took = sorted(asyncio.run(settled_singly(url, 300)))
+        middle.add(OURS.name, statistics.median(took) * 1e3)
+        late.add(OURS.name, took[int(len(took) * 0.99)] * 1e3)
+        return [middle, late]
+
+
+async def settled_singly(url: str, steps: int) -> list[float]:
+    """Give the seconds that it takes to write each result, of two kilobytes."""
+    names = [f"s{number}" for number in range(steps)]
+    document = {
+        "name": "wide",
+        "version": "1",
+        "namespace": "default",
+        "steps": [{"name": name, "type": "noop"} for name in names],
+    }
+    took = []
+    async with connect(url) as connection:
+        await put_workflow(connection, document)
+        await register_worker(connection, Process("bench", namespaces=("default",), types=("noop",)))
+        await submit_job(connection, NewJob("wide", {}), actor="bench")
+        claimed = await claim_pending_tasks(connection, actor="bench", types=["noop"], limit=steps)
+        for task in claimed:
+            result = step_result(task.step or "", success=True, result="x" * 2_000, attempt=task.attempt)
+            outcome = Outcome(task.id, task.attempt, TaskRowEvent.SUCCEED, output=result)
+            began = time.perf_counter()
+            await settle_running_tasks(connection, [outcome], actor="bench")
+            took.append(time.perf_counter() - began)
+    return took
+
 
 MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
     "chains": Bench.chains,
     "fans": Bench.fans,
     "latency": Bench.latency,
     "growth": Bench.growth,
+    "persistence": Bench.persistence,
 }
 
 

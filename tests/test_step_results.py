@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -11,8 +9,7 @@ import pytest
 
 from interlock import Interlock, PermanentError, StepContext
 from interlock.config import Config
-from interlock.lifecycle import TaskRowEvent
-from interlock.store.tasks import Outcome, read_task_history, settle_running_tasks
+from interlock.store.tasks import read_task_history
 from interlock.worker import WorkerSettings, serving
 from jobs_support import orchestrator_at
 from workflow_support import Hand, serve, step
@@ -24,7 +21,6 @@ pytestmark = pytest.mark.store
 
 FIELDS = {"step", "success", "result", "status", "error", "metadata", "orchestration_metadata"}
 METADATA = {"started_at", "completed_at", "execution_ms", "worker_id", "attempt", "retryable"}
-ADDED = 0.010  # seconds that the persistence of a result may add
 QUEUE = "select message from pgmq.q_orchestration_step_results order by msg_id"
 
 
@@ -104,18 +100,3 @@ async def test_a_message_is_a_few_dozen_bytes_however_large_the_result(database:
     await hand.advance()
     (after,) = await hand.claim()
     assert len(after.own("job")["results"]["a"]) == 1_000_000, "it was read from the database"
-
-
-async def test_the_persistence_of_a_result_adds_less_than_ten_milliseconds(database: Connection) -> None:
-    await serve(database)
-    hand = Hand(database)
-    await hand.submit(*(step(f"s{number}") for number in range(30)))
-    times = []
-    for task in await hand.claim():
-        document = {"step": "s", "success": True, "result": "x" * 2_000, "orchestration_metadata": {}}
-        outcome = Outcome(task.id, task.attempt, TaskRowEvent.SUCCEED, output=document)
-        began = time.perf_counter()
-        await settle_running_tasks(database, [outcome], actor="w_1")
-        times.append(time.perf_counter() - began)
-    assert len(times) == 30
-    assert median(times) < ADDED, "state, result, record and message, in one transaction"

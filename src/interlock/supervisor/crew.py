@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from interlock.store.supervision import HeldWorker
     from interlock.supervisor.pool_settings import PoolSettings
 
-HURRY = 5.0  # seconds that processes get once somebody is in a hurry
+HURRY = 8.0  # seconds that processes get once somebody is in a hurry
+AGAIN = 0.5  # seconds after which they are told so again
 LOOK = 0.05
 
 
@@ -93,12 +94,22 @@ class Crew:
         for child in self.children.values():
             if child.asked_at is None:
                 child.ask_to_stop(time.monotonic())
+        repeated_at = time.monotonic()
         while any(child.look() is None for child in self.children.values()):
-            for child in self.children.values():
-                limit = HURRY if self._in_a_hurry else child.stop_limit
-                if child.asked_at is not None and time.monotonic() - child.asked_at > limit:
-                    child.kill()
+            now = time.monotonic()
+            if self._in_a_hurry and now - repeated_at >= AGAIN:
+                # two signals that come at once are one: who has heard but the first would take his time
+                repeated_at = now
+                for child in self.children.values():
+                    child.ask_to_stop(now)
+            self._kill_overdue(now)
             await asyncio.sleep(LOOK)
+
+    def _kill_overdue(self, now: float) -> None:
+        for child in self.children.values():
+            limit = HURRY if self._in_a_hurry else child.stop_limit
+            if child.asked_at is not None and now - child.asked_at > limit:
+                child.kill()
 
     def disband(self) -> None:
         """Kill what is still here, whatever went wrong before; what is to be left is left."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class Claims:
         self._reread_paused = True
         self._rotation = 0
         self._recovered_at = -1e9
+        self.is_exhausted = False  # the latest claim found all that was due
 
     def reread_paused_namespaces(self) -> None:
         """Have the next look find out which namespaces are paused."""
@@ -63,6 +65,9 @@ class Claims:
             lease=self._settings.lease_time,
         )
         claim_batch_size.observe(len(claimed))
+        share = -(-free // len(namespaces))
+        found = Counter(task.namespace for task in claimed) if len(claimed) >= share else {}
+        self.is_exhausted = all(count < share for count in found.values())
         return claimed
 
     async def give_back(self, connection: Connection | None, claimed: Sequence[ClaimedTask]) -> None:

@@ -56,6 +56,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._watchdog: Watchdog | None = None
         self._asked_at: float | None = None
         self._by_looking = False
+        self._has_all = False  # the latest claim left nothing that was due
         self._breakable = Breakable(PATIENCE)
         self._steps: dict[WorkerState, Callable[[], Awaitable[None]]] = {
             WorkerState.CONNECTING: self._connect,
@@ -218,9 +219,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         free = await self._free_slots()
         if self.state is not WorkerState.RUNNING:
             return
-        self._wake.clear()
-        if not self._takes_tasks:
-            self.transition(WorkerEvent.NO_TASKS_AVAILABLE, "it takes no tasks for the time being")
+        if not self._is_to_ask():
+            self.transition(WorkerEvent.NO_TASKS_AVAILABLE, "there is nothing to ask for")
             return
         began = time.monotonic()
         try:
@@ -232,11 +232,18 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if not self.is_accepting_tasks():
             await self.parts.claims.give_back(self.context.connection, claimed)
             return
+        self._has_all = bool(claimed) and self.parts.claims.is_exhausted
         if claimed:
             self._count(len(claimed))
         for task in claimed:
             self._start(task, began + self.settings.lease)
         self.transition(WorkerEvent.POLL_CYCLE_COMPLETE if claimed else WorkerEvent.NO_TASKS_AVAILABLE)
+
+    def _is_to_ask(self) -> bool:
+        """Tell whether there may be more than the latest claim got; if not, to ask keeps only that from running."""
+        has_all, self._has_all = self._has_all and not self._wake.is_set(), False
+        self._wake.clear()
+        return self._takes_tasks and not has_all
 
     async def _free_slots(self) -> int:
         """Wait until there is a free slot; if only few of many are, a moment longer for others to claim along."""
