@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -22,7 +24,9 @@ from interlock.sort.master import run_master
 from interlock.sort.runs import fingerprint
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+    from types import FrameType
 
     from interlock.sort.job import Report, Told
     from interlock.sort.records import Source
@@ -44,27 +48,22 @@ def run_local(
 ) -> Report:
     """Sort a source into partition files in the output directory with so many worker processes."""
     settings = settings or Settings()
-    if workers < 1:
-        raise SortInputError(f"a sort needs at least one worker, not {workers}")
-    each = max((settings.memory - LEADING) // workers, 0)
-    if each < LEAST_MEMORY:
-        raise SortInputError(
-            f"{settings.memory:,} bytes of memory are too few for {workers} workers: "
-            f"they need {LEADING + workers * LEAST_MEMORY:,}"
-        )
+    each = _memory_of_each(settings, workers)
     place = temp or output / HIDDEN
     output.mkdir(parents=True, exist_ok=True)
     _make_place(place, f"{fingerprint(source)} {workers} {settings.partitions} {output.resolve()}")
     before = {path.name for path in output.iterdir()}
     crew = Crew(source, output, place, workers, replace(settings, memory=each))
     try:
-        with crew:
+        with _interruptible(crew), crew:
             report = run_master(
                 workers, settings=settings, temp=place, listening=crew.assign, told=told, stop=crew.given_up
             )
             crew.wait()
     except BaseException as error:
         _remove_output(output, before)
+        if crew.interrupted:
+            raise KeyboardInterrupt from error
         if isinstance(error, SortError) and crew.trouble:
             raise SortError(crew.trouble) from error
         raise
@@ -73,11 +72,45 @@ def run_local(
     return report
 
 
+def _memory_of_each(settings: Settings, workers: int) -> int:
+    """Give the bytes that every worker gets; refuse what is too few."""
+    if workers < 1:
+        raise SortInputError(f"a sort needs at least one worker, not {workers}")
+    each = max((settings.memory - LEADING) // workers, 0)
+    if each < LEAST_MEMORY:
+        raise SortInputError(
+            f"{settings.memory:,} bytes of memory are too few for {workers} workers: "
+            f"they need {LEADING + workers * LEAST_MEMORY:,}"
+        )
+    return each
+
+
+@contextmanager
+def _interruptible(crew: Crew) -> Iterator[None]:
+    """Have Ctrl-C give the sort up, even where the exception that it raises is lost: in a callback, say."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        crew.interrupted = True
+        crew.given_up.set()
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class Crew:
     """The worker processes; one that is killed is started again."""
 
     def __init__(self, source: Source, output: Path, temp: Path, workers: int, settings: Settings) -> None:
         self.given_up = threading.Event()
+        self.interrupted = False
         self.trouble = ""
         self._orders = [
             {
