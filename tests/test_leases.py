@@ -44,7 +44,6 @@ async def test_a_lease_runs_out_in_time_while_its_renewal_hangs(url: str, databa
             first = await blocked_by(database, holder)
             await blocked_by(database, holder, but=first)  # the first renewal was given up, and this is another
             await until(attempt.is_terminal)
-            assert await blocked_by(database, holder), "which hangs still"
         assert attempt.state is TaskState.ABANDONED
         assert not worker.context.active, "its slot is free"
         assert (await row(database, task))["state"] == "running"
