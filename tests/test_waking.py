@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interlock.lifecycle import WorkerState
+from interlock.store.listening import Listener
 from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task
-from interlock.worker.listener import Listener
+from interlock.worker.parts import CHANNELS
 from interlock.worker.settings import WakeMode
 from worker_support import serving, until
 
@@ -61,7 +62,13 @@ async def test_a_worker_hears_only_of_its_own_namespaces(url: str, database: Con
 
 async def test_a_listener_that_lost_its_connection_is_rebuilt_and_hears_again(url: str, database: Connection) -> None:
     heard: list[tuple[str, str]] = []
-    listener = Listener(url, lambda channel, payload: heard.append((channel, payload)), probe_interval=0.05)
+    listener = Listener(
+        url,
+        CHANNELS,
+        lambda channel, payload: heard.append((channel, payload)),
+        lambda: heard.append(("interlock_tasks", "*")),
+        probe_interval=0.05,
+    )
     running = asyncio.create_task(listener.run())
     await until(lambda: listener.is_hearing)
     await database.execute(
@@ -78,7 +85,14 @@ async def test_a_listener_that_lost_its_connection_is_rebuilt_and_hears_again(ur
 async def test_a_listener_that_went_deaf_without_a_word_is_rebuilt(url: str, database: Connection) -> None:
     """The connection lives, but nothing arrives, as behind a pooler: the probe tells."""
     heard: list[tuple[str, str]] = []
-    listener = Listener(url, lambda channel, payload: heard.append((channel, payload)), 0.2, probe_timeout=0.2)
+    listener = Listener(
+        url,
+        CHANNELS,
+        lambda channel, payload: heard.append((channel, payload)),
+        lambda: heard.append(("interlock_tasks", "*")),
+        probe_interval=0.2,
+        probe_timeout=0.2,
+    )
     running = asyncio.create_task(listener.run())
     await until(lambda: listener.is_hearing)
     assert listener.connection is not None

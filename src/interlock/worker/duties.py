@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlock.config import FOREVER
 from interlock.store.leaders import LEAD_LEASE, resign_lead, take_lead
+from interlock.store.listening import heed_cancellation
 from interlock.store.retention import Retention
 from interlock.telemetry import log
 from interlock.worker.callbacks import Callbacks, CallbackSettings
-from interlock.worker.cancellation import heed_cancellation
 from interlock.worker.limits import Limits
 from interlock.worker.retention import RetentionDuty
 from interlock.worker.schedules import Schedules

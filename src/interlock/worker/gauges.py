@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from interlock.errors import StoreError
 from interlock.lifecycle import TaskRowState
+from interlock.store.listening import heed_cancellation
 from interlock.store.status import count_unfinished_tasks
 from interlock.telemetry import log, oldest_pending_age_seconds, queue_depth
-from interlock.worker.cancellation import heed_cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from interlock.errors import StatementError
 from interlock.lifecycle import TaskState
 from interlock.store.database import connect
+from interlock.store.listening import heed_cancellation
 from interlock.store.tasks import Held, renew_running_tasks, save_checkpoint
 from interlock.telemetry import leases_lost_total, log
-from interlock.worker.cancellation import heed_cancellation
 from interlock.worker.interruption import Interruption
 from interlock.worker.patience import end, within
 

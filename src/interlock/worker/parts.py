@@ -11,17 +11,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interlock.store.database import connect
+from interlock.store.listening import Listener, WakeMode
 from interlock.store.presence import Process
 from interlock.worker.claims import Claims
 from interlock.worker.duties import Duties
 from interlock.worker.gauges import keep_gauges
 from interlock.worker.leases import LeaseKeeper
-from interlock.worker.listener import Listener
 from interlock.worker.patience import within
 from interlock.worker.registration import Registration
 from interlock.worker.running import Running
 from interlock.worker.services import AttemptServices
-from interlock.worker.settings import WakeMode
 from interlock.worker.settler import Settler
 from interlock.worker.statistics import WorkerStatistics
 
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from interlock.client.app import Interlock
     from interlock.worker.running import WorkerContext
     from interlock.worker.settings import WorkerSettings
+
+CHANNELS = ("interlock_tasks", "interlock_control", "interlock_duties")
 
 
 class Parts:
@@ -66,7 +67,9 @@ class Parts:
         self.claims = Claims(worker_id, settings, self._types)
         self.settler = Settler(worker_id, self.running.reported)
         self.services = AttemptServices(app, settings, self.settler, self.url)
-        self.listener = Listener(self.url, self._hear, settings.probe_interval)
+        self.listener = Listener(
+            self.url, CHANNELS, self._hear, self._look_once, probe_interval=settings.probe_interval
+        )
         self.statistics = WorkerStatistics(self.services.events.statistics)
         self._row = Process(
             settings.row or worker_id,
@@ -99,6 +102,10 @@ class Parts:
             self._spawn(self._duties.run(self._stop_duties))
         if self._config.metrics_port is not None:
             self._spawn(keep_gauges(lambda: connect(self.url)))
+
+    def _look_once(self) -> None:
+        """Find what was sent while nobody listened."""
+        self._hear("interlock_tasks", "*")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the background until it ends or the worker does."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import InputError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
 from interlock.store.control import send_answer
+from interlock.store.listening import heed_cancellation
 from interlock.telemetry import log
-from interlock.worker.cancellation import heed_cancellation
 from interlock.worker.control import Control
 from interlock.worker.presence import Presence
 

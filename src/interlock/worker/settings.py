@@ -7,22 +7,16 @@ import secrets
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from interlock.store.listening import WakeMode
 
 if TYPE_CHECKING:
     from interlock.config import Config
 
+__all__ = ["LONGEST_SHUTDOWN", "WakeMode", "WorkerSettings", "get_instance_name"]
 
 LONGEST_SHUTDOWN = 30.0
-
-
-class WakeMode(StrEnum):
-    """How an idle worker learns of new tasks."""
-
-    HYBRID = "hybrid"
-    EVENTS = "events"
-    POLLING = "polling"
 
 
 @dataclass(frozen=True, slots=True)
