@@ -44,7 +44,7 @@ class Completions:
         self.rebuilt = 0  # how often the listening connection was lost
 
     async def wait(self, task_id: UUID) -> None:
-        """Wait until a task or a job has ended, or is gone."""
+        """Wait until a task or a job has ended, or is gone, or until somebody said so."""
         if not self._running:
             self._running = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -160,9 +160,7 @@ class Completions:
             task_id = UUID(payload)
         except ValueError:
             return  # a stranger's notification
-        if task_id in self._futures:
-            self._to_look_at.add(task_id)
-            self._wake.set()
+        self._tell(task_id)  # whoever waits looks for himself
 
     def _look_at_all(self) -> None:
         if self._futures:

@@ -7,12 +7,10 @@
 -- ids, each statement sees what the last one who held the locks left, and a transaction that ends no job need not wait
 -- for the disk. Its plans are kept for as long as a session lives: none of them may scan a table.
 create function interlock.advance_plainly(
-    acting text, most int, visibility int, patience text, moment timestamptz,
+    acting text, most int, patience text, moment timestamptz,
     out received int, out released int, out finalized int
 ) language plpgsql as $$
 declare
-    queue text;
-    messages bigint[];
     ends uuid[];
     wanted uuid[];
     is_plain boolean;
@@ -23,15 +21,14 @@ begin
     perform set_config('lock_timeout', patience, true), set_config('interlock.actor', acting, true),
         set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
 
-    select settings.orchestration_queue, count(*), array_agg(given.msg_id), array_agg((given.message ->> 'task_id')::uuid),
+    select count(*), array_agg((given.message ->> 'task_id')::uuid),
         array_agg(distinct (given.message ->> 'job_id')::uuid),
         bool_and(given.message ?& '{job_id,task_id}' and not given.message ?| '{cancel,admit,failure}')
-    into queue, received, messages, ends, wanted, is_plain
+    into received, ends, wanted, is_plain
     from interlock.settings
-        cross join lateral pgmq.read(settings.orchestration_queue, visibility, most) as given
-    group by settings.orchestration_queue;
-    if received is null then
-        received := 0; released := 0; finalized := 0;
+        cross join lateral pgmq.pop(settings.orchestration_queue, most) as given;
+    if received = 0 then
+        released := 0; finalized := 0;
         return;
     end if;
 
@@ -157,7 +154,6 @@ begin
         raise sqlstate 'IL010';
     end if;
 
-    perform pgmq.delete(queue, messages);
     perform pg_notify('interlock_tasks', name) from unnest(namespaces) as name;
     if completed is null then
         perform set_config('synchronous_commit', 'off', true);
@@ -167,8 +163,8 @@ begin
         where exists (select from interlock.waiters where task_id = over.id);
     end if;
     finalized := coalesce(cardinality(completed), 0);
-exception when sqlstate 'IL010' or invalid_text_representation then
-    -- with this, the taking of the messages is undone too
+exception when sqlstate 'IL010' or invalid_text_representation or undefined_function then
+    -- with this, the taking of the messages is undone too; an old PGMQ cannot give several at once
     received := null; released := null; finalized := null;
 end
 $$;

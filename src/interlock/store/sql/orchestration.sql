@@ -25,7 +25,7 @@ where set_config('interlock.actor', %(actor)s, true) is not null
 -- name: advance_plainly
 -- A whole batch, if there is nothing to judge in it; if there is, nothing, and nulls.
 select received, released, finalized
-from interlock.advance_plainly(%(actor)s, %(limit)s::int, %(visibility)s::int, %(patience)s, %(now)s::timestamptz)
+from interlock.advance_plainly(%(actor)s, %(limit)s::int, %(patience)s, %(now)s::timestamptz)
 
 -- name: take_messages
 -- Messages of the queue, which nobody else gets until the transaction ends, with their jobs, which are locked. What is
