@@ -103,7 +103,8 @@ class Completions:
 
     async def _look(self) -> None:
         note, look = self._to_note & self._futures.keys(), self._to_look_at & self._futures.keys()
-        forget = self._to_forget - self._futures.keys()
+        # not on the way of somebody who begins to wait: the next look will do
+        forget = set() if note else self._to_forget - self._futures.keys()
         if note or look or forget:
             async with self._app.connection() as connection:
                 if note:
