@@ -94,7 +94,7 @@ async def advance(
 
 
 async def _advance_plainly(connection: Connection, parameters: dict[str, Any]) -> Advanced | None:
-    """Have the database carry a batch on, if there is nothing to judge in it; None if there is, and nothing was done."""
+    """Have the database carry a batch on; None if there is something to judge in it, and nothing was done."""
     (row,) = await run(connection, ORCHESTRATION["advance_plainly"], parameters)
     received = row["received"]
     if received is None:
