@@ -61,6 +61,7 @@ ENGINES = {
         Engine("interlock", "interlock", has_orchestrator=True),
         Engine("dramatiq", "dramatiq", needs_redis=True),
         Engine("celery", "celery", share=0.5, needs_redis=True),
+        Engine("absurd", "absurd-sdk", share=0.5),
         Engine("dbos", "dbos", share=0.2),
     )
 }
@@ -143,7 +144,7 @@ class Bench:
 
     def chains(self) -> list[Row]:
         """Drain chains of three steps that were submitted before."""
-        row = Row("chains of 3", "chains/s", ratios={"dramatiq": 2.5, "celery": 8.0, "dbos": 20.0})
+        row = Row("chains of 3", "chains/s", ratios={"dramatiq": 2.5, "celery": 8.0, "absurd": 8.0, "dbos": 20.0})
         for engine in turns(self.engines, self.rounds):
             row.add(engine.name, self._rate(engine, "chain", self.flows))
         return [row]
@@ -257,7 +258,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--flows", type=int, default=2_000, help="chains of one run; a fiftieth of it are fans")
     parser.add_argument("--rounds", type=int, default=3, help="paired rounds of each measurement")
     parser.add_argument("--only", action="append", choices=list(MEASUREMENTS), help="measure this; may be repeated")
-    parser.add_argument("--peers", default="dramatiq,celery,dbos", help="of these; '' for none")
+    parser.add_argument("--peers", default="dramatiq,celery,absurd,dbos", help="of these; '' for none")
     parser.add_argument("--largest", type=int, default=GROWTH[-1], help="steps of the largest job of `growth`")
     parser.add_argument("--json", type=Path, help="write all samples to this file")
     return parser.parse_args()
