@@ -107,17 +107,22 @@ class Completions:
         forget = set() if note else self._to_forget - self._futures.keys()
         if note or look or forget:
             async with self._app.connection() as connection:
-                if note:
-                    await insert_waiters(connection, note, self._waiter)
-                # after the note: what ends from here on is notified
-                ended = await find_ended(connection, note | look) if note or look else []
-                if forget:
-                    await delete_waiters(connection, forget, self._waiter)
+                ended = await self._ask(connection, note, look, forget)
             for task_id in ended:
                 self._tell(task_id)
         self._to_note -= note
         self._to_look_at -= look
         self._to_forget -= forget
+
+    async def _ask(self, connection: Connection, note: set[UUID], look: set[UUID], forget: set[UUID]) -> list[UUID]:
+        """Say what is waited for and what is no more; give what has ended."""
+        if note:
+            await insert_waiters(connection, note, self._waiter)
+        # after the note: what ends from here on is notified
+        ended = await find_ended(connection, note | look) if note or look else []
+        if forget:
+            await delete_waiters(connection, forget, self._waiter)
+        return ended
 
     def _tell(self, task_id: UUID) -> None:
         for future in self._futures.get(task_id, ()):
