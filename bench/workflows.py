@@ -136,7 +136,7 @@ class Bench:
     largest: int
 
     def _rate(self, engine: Engine, shape: str, flows: int) -> float:
-        some = max(int(flows * engine.share), 10)
+        some = max(int(flows * engine.share), min(flows, 10))
         with self.arena.place(engine) as url:
             engine.ask("submit", url=url, shape=shape, flows=some)
             with self.arena.running(engine, url) as workers:
