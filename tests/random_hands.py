@@ -14,6 +14,7 @@ from interlock.client.interpreter import Failed
 from interlock.client.steps import StepContext, chosen, end_step, step_result
 from interlock.errors import DisconnectedError, InputError, PermanentError
 from interlock.lifecycle import TaskRowEvent
+from interlock.store.acts import cancel_unfinished_tasks
 from interlock.store.jobs import NewJob, cancel_job, send_signal, submit_job
 from interlock.store.limits import pause_namespace, resume_namespace
 from interlock.store.orchestration import (
@@ -23,15 +24,8 @@ from interlock.store.orchestration import (
     expire_overdue_signals,
     start_waiting_jobs,
 )
-from interlock.store.tasks import (
-    Held,
-    Outcome,
-    cancel_unfinished_tasks,
-    claim_pending_tasks,
-    recover_expired_tasks,
-    renew_running_tasks,
-    settle_running_tasks,
-)
+from interlock.store.recovery import recover_expired_tasks
+from interlock.store.tasks import Held, Outcome, claim_pending_tasks, renew_running_tasks, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from random_crew import QUEUE, Act, Brittle, Crew
 from random_support import INPUT, LATE, MAIN, PATIENCE, Case, renamed

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
+from interlock.store.acts import cancel_unfinished_tasks
 from interlock.store.callbacks import (
     claim_due_callbacks,
     delete_delivered_callbacks,
     list_given_up_callbacks,
     retry_given_up_callbacks,
 )
-from interlock.store.tasks import NewTask, cancel_unfinished_tasks, enqueue_task
+from interlock.store.tasks import NewTask, enqueue_task
 from interlock.worker.addresses import is_public
 from interlock.worker.callbacks import IDLE, Callbacks, CallbackSettings, signature
 from receiver import Receiver

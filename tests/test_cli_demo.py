@@ -19,7 +19,7 @@ from cli_support import COMMAND, Shell
 from interlock import Interlock
 from interlock.store.database import connect
 from interlock.store.embedded import EmbeddedServer
-from interlock.store.tasks import recover_expired_tasks
+from interlock.store.recovery import recover_expired_tasks
 from support import eventually, run_sql
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import pytest
 from interlock import Interlock, PermanentError, TaskFailedError
 from interlock.client import completions
 from interlock.errors import InputError, StoreError
-from interlock.store.tasks import claim_pending_tasks, requeue_ended_tasks
+from interlock.store.acts import requeue_ended_tasks
+from interlock.store.tasks import claim_pending_tasks
 from interlock.testing import drain
 from workflow_support import Failed, Hand, serve, step
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from interlock.errors import ConfigError
 from interlock.lifecycle import TaskRowEvent
+from interlock.store.acts import requeue_ended_tasks
 from interlock.store.database import connect
 from interlock.store.limits import (
     Limit,
@@ -22,14 +23,7 @@ from interlock.store.limits import (
     read_limits,
     sweep_limits,
 )
-from interlock.store.tasks import (
-    NewTask,
-    Outcome,
-    claim_pending_tasks,
-    enqueue_task,
-    requeue_ended_tasks,
-    settle_running_tasks,
-)
+from interlock.store.tasks import NewTask, Outcome, claim_pending_tasks, enqueue_task, settle_running_tasks
 from interlock.worker.limits import SWEEP, Limits
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interlock.errors import InputError
+from interlock.store.acts import cancel_unfinished_tasks
 from interlock.store.database import connect
 from interlock.store.jobs import cancel_job, find_jobs, send_signal
 from interlock.store.orchestration import advance, cancel_overdue_jobs, queue_state, start_waiting_jobs
-from interlock.store.tasks import cancel_unfinished_tasks
 from interlock.store.workflows import put_workflow
 from workflow_support import Failed, Hand, serve, step, workflow
 

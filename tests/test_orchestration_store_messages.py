@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from interlock.store.acts import cancel_unfinished_tasks
 from interlock.store.database import connect
 from interlock.store.orchestration import (
     MOST_READS,
@@ -15,7 +16,6 @@ from interlock.store.orchestration import (
     read_orchestration_failures,
     start_waiting_jobs,
 )
-from interlock.store.tasks import cancel_unfinished_tasks
 from workflow_support import Failed, Hand, serve, step
 
 if TYPE_CHECKING:

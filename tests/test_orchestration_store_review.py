@@ -12,6 +12,7 @@ from interlock.client.graph import check
 from interlock.client.interpreter import dry_run
 from interlock.errors import DefinitionError, InputError
 from interlock.lifecycle import TaskRowEvent
+from interlock.store.acts import cancel_unfinished_tasks
 from interlock.store.database import connect
 from interlock.store.jobs import NewJob, cancel_job, retry_job_from, submit_job
 from interlock.store.orchestration import (
@@ -24,7 +25,7 @@ from interlock.store.orchestration import (
 from interlock.store.resolution import MOST_PARTS
 from interlock.store.retention import Retention, delete_ended_tasks
 from interlock.store.submission import ORCHESTRATION
-from interlock.store.tasks import Outcome, cancel_unfinished_tasks, settle_running_tasks
+from interlock.store.tasks import Outcome, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from workflow_support import Failed, Hand, name_of, serve, step, workflow
 

@@ -14,6 +14,7 @@ import pytest
 from interlock import Interlock, PermanentError, RetryableError, TaskContext
 from interlock.config import Config
 from interlock.lifecycle import TaskRowEvent, TaskState, WorkerState
+from interlock.store.recovery import recover_expired_tasks
 from interlock.store.tasks import (
     NewTask,
     Outcome,
@@ -21,7 +22,6 @@ from interlock.store.tasks import (
     enqueue_task,
     read_task_history,
     read_tasks,
-    recover_expired_tasks,
     settle_running_tasks,
 )
 from interlock.worker import TaskStateMachine, WakeMode, WorkerSettings, serving

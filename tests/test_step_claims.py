@@ -17,8 +17,9 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.store.database import run
 from interlock.store.jobs import cancel_job
 from interlock.store.limits import LIMITS, pause_namespace, resume_namespace
+from interlock.store.recovery import recover_expired_tasks
 from interlock.store.submission import STEPS
-from interlock.store.tasks import Outcome, read_task_history, recover_expired_tasks, settle_running_tasks
+from interlock.store.tasks import Outcome, read_task_history, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.worker import TaskStateMachine
 from interlock.worker.patience import end

@@ -10,24 +10,26 @@ from uuid import uuid4
 import pytest
 
 from interlock.lifecycle import TaskRowEvent
+from interlock.store.acts import (
+    cancel_unfinished_tasks,
+    hold_pending_tasks,
+    release_waiting_tasks,
+    requeue_ended_tasks,
+    skip_waiting_tasks,
+)
 from interlock.store.database import connect
+from interlock.store.recovery import recover_expired_tasks
 from interlock.store.tasks import (
     ClaimedTask,
     Held,
     Lost,
     NewTask,
     Outcome,
-    cancel_unfinished_tasks,
     claim_pending_tasks,
     enqueue_task,
-    hold_pending_tasks,
     read_task_history,
-    recover_expired_tasks,
-    release_waiting_tasks,
     renew_running_tasks,
-    requeue_ended_tasks,
     settle_running_tasks,
-    skip_waiting_tasks,
 )
 
 if TYPE_CHECKING:

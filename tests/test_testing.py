@@ -9,7 +9,7 @@ import pytest
 
 from interlock import Backoff, Interlock, PermanentError, RetryableError, StepContext, TaskContext
 from interlock.errors import DefinitionError, InputError
-from interlock.store.tasks import cancel_unfinished_tasks
+from interlock.store.acts import cancel_unfinished_tasks
 from interlock.testing import Clock, Recorder, drain, make_context, run_inline, run_with
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from interlock.store.tasks import NewTask, enqueue_task, read_tasks, recover_expired_tasks
+from interlock.store.recovery import recover_expired_tasks
+from interlock.store.tasks import NewTask, enqueue_task, read_tasks
 from support import eventually, run_sql
 from worker_support import TESTS, serving, until
 

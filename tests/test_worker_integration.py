@@ -15,14 +15,8 @@ import psycopg
 import pytest
 
 from interlock.lifecycle import WorkerState
-from interlock.store.tasks import (
-    NewTask,
-    claim_pending_tasks,
-    enqueue_task,
-    read_task_history,
-    read_tasks,
-    request_cancel_of_running_tasks,
-)
+from interlock.store.acts import request_cancel_of_running_tasks
+from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_task_history, read_tasks
 from support import eventually
 from worker_support import app_at, serving, until, worker_process
 

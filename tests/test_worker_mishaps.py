@@ -10,14 +10,9 @@ import psycopg
 import pytest
 
 from interlock.lifecycle import WorkerEvent, WorkerState
-from interlock.store.tasks import (
-    NewTask,
-    claim_pending_tasks,
-    enqueue_task,
-    read_tasks,
-    recover_expired_tasks,
-    request_cancel_of_running_tasks,
-)
+from interlock.store.acts import request_cancel_of_running_tasks
+from interlock.store.recovery import recover_expired_tasks
+from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_tasks
 from support import eventually
 from worker_support import serving, until, worker_process
 

@@ -13,13 +13,13 @@ from rich.table import Table
 from interlock.errors import StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.database import translated
+from interlock.store.recovery import recover_expired_tasks
 from interlock.store.tasks import (
     NewTask,
     Outcome,
     claim_pending_tasks,
     enqueue_task,
     read_task_history,
-    recover_expired_tasks,
     settle_running_tasks,
 )
 

@@ -24,12 +24,12 @@ from interlock.client.workflow import check_nesting
 from interlock.config import Config
 from interlock.errors import InputError, StoreError
 from interlock.lifecycle import TaskRowState
+from interlock.store.acts import cancel_unfinished_tasks, request_cancel_of_running_tasks
 from interlock.store.database import connect
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
 from interlock.store.pool import Pool
 from interlock.store.schedules import put_schedules
 from interlock.store.selection import Filter, TaskSummary, count_steps, find_pages, find_tasks, requeue_what_can_be
-from interlock.store.tasks import cancel_unfinished_tasks, request_cancel_of_running_tasks
 from interlock.store.workflows import put_workflow
 
 if TYPE_CHECKING:

@@ -10,13 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from interlock.errors import InputError, StoreError, TaskFailedError, UnknownTaskError
+from interlock.store.acts import cancel_unfinished_tasks, request_cancel_of_running_tasks
 from interlock.store.selection import requeue_what_can_be
-from interlock.store.tasks import (
-    cancel_unfinished_tasks,
-    read_task_history,
-    read_tasks,
-    request_cancel_of_running_tasks,
-)
+from interlock.store.tasks import read_task_history, read_tasks
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from interlock.errors import InputError
+from interlock.store.acts import cancel_unfinished_tasks, request_cancel_of_running_tasks
 from interlock.store.batches import A_PERSON_S, ENDED, for_a_person, lock_jobs
 from interlock.store.database import as_json, run
 from interlock.store.opening import begin_jobs, carry_out
@@ -28,7 +29,6 @@ from interlock.store.submission import (
     prepared,
     unknown_workflow,
 )
-from interlock.store.tasks import cancel_unfinished_tasks, request_cancel_of_running_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from interlock.errors import ConfigError
+from interlock.store.acts import hold_pending_tasks, release_waiting_tasks
 from interlock.store.database import run
 from interlock.store.leaders import duty_transaction
 from interlock.store.statements import load_statements
-from interlock.store.tasks import TASKS, hold_pending_tasks, release_waiting_tasks
+from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from interlock.store.acts import requeue_ended_tasks
 from interlock.store.database import run
-from interlock.store.tasks import TASKS, requeue_ended_tasks
+from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

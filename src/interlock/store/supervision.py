@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.store.database import as_json, run
 from interlock.store.presence import SUPERVISION, WORKERS, leave_worker
-from interlock.store.tasks import recover_expired_tasks
+from interlock.store.recovery import recover_expired_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence

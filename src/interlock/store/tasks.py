@@ -1,4 +1,4 @@
-"""The moves of task rows: each function runs the statement of the same name in `sql/tasks.sql`.
+"""The moves of task rows that attempts make: each function runs the statement of the same name in `sql/tasks.sql`.
 
 Invariant: whoever settles, renews or saves names the attempt that it holds; an attempt that is no longer the one
 that runs is answered with Lost, and has written nothing.
@@ -18,7 +18,7 @@ from interlock.store.database import as_json, run, translated
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
 
     from interlock.lifecycle import TaskRowEvent
@@ -137,15 +137,6 @@ class Lost:
 
     id: UUID
     attempt: int
-
-
-class Recovered(NamedTuple):
-    """A task whose lease had run out: `expire` put it back; `exhaust` ended it, or a `cancel` that was asked for."""
-
-    id: UUID
-    event: str
-    namespace: str
-    limit_key: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,135 +296,9 @@ async def insert_callbacks(connection: Connection, ids: Sequence[UUID]) -> None:
         await connection.execute(TASKS["insert_callbacks"].sql, {"ids": list(ids)})
 
 
-async def recover_expired_tasks(
-    connection: Connection, *, actor: str, limit: int = 500, now: datetime | None = None
-) -> list[Recovered]:
-    """Take back tasks whose lease ran out, and tell what became of each: us, and whoever waits for it.
-
-    What somebody wants canceled is canceled: there may be no worker any more that could be asked.
-    """
-    parameters = {"limit": limit, "actor": actor, "now": now}
-    async with connection.transaction():
-        unwanted = await _cancel_unwanted_tasks(connection, parameters)
-        recovered = [Recovered(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
-        if recovered:
-            ended = [task.id for task in recovered if task.event == "exhaust"]
-            await insert_callbacks(connection, ended)
-            await notify_ended(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
-            await notify_tasks(connection, {task.namespace for task in recovered if task.event == "expire"})
-    return unwanted + recovered
-
-
-async def _cancel_unwanted_tasks(connection: Connection, parameters: Mapping[str, Any]) -> list[Recovered]:
-    rows = await run(connection, TASKS["lock_unwanted_tasks"], parameters)
-    for reason in {row["reason"] for row in rows}:
-        alike = [row for row in rows if row["reason"] == reason]
-        await cancel_unfinished_tasks(
-            connection,
-            [row["id"] for row in alike],
-            attempts=[row["attempt"] for row in alike],
-            running=True,
-            actor=parameters["actor"],
-            reason=reason,
-            now=parameters["now"],
-        )
-    return [Recovered(row["id"], "cancel", row["namespace"], row["limit_key"]) for row in rows]
-
-
 async def notify_tasks(connection: Connection, namespaces: Iterable[str]) -> None:
     """Tell idle workers that there are tasks to claim in these namespaces."""
     await run(connection, TASKS["notify_tasks"], {"namespaces": list(namespaces)})
-
-
-async def release_waiting_tasks(
-    connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None = None, now: datetime | None = None
-) -> list[UUID]:
-    """Let waiting tasks become claimable, and say so to the workers; give those that were waiting."""
-    parameters = {"ids": list(ids), "run_ats": [], "inputs": [], "actor": actor, "reason": reason, "now": now}
-    return [id_ for row in await run(connection, TASKS["release_waiting_tasks"], parameters) for id_ in row["ids"]]
-
-
-async def requeue_ended_tasks(
-    connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None = None, now: datetime | None = None
-) -> list[UUID]:
-    """Give tasks that ended in error or were canceled a new set of tries; give those that had ended so.
-
-    Steps are left alone: they belong to their job, which is retried instead. Tasks with a limit wait for it anew: an
-    operator's act must not run past it either.
-    """
-    parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
-    async with connection.transaction():
-        rows = await run(connection, TASKS["requeue_ended_tasks"], parameters)
-        limited = [row["id"] for row in rows if row["limit_key"] is not None]
-        if limited:
-            why = "requeued, waits for its limit"
-            await hold_pending_tasks(connection, limited, actor=actor, reason=why, held_by="limit", now=now)
-            await run(connection, TASKS["notify_duties"], {"duties": ["limits"]})
-        if rows:
-            await run(connection, TASKS["notify_tasks"], {"namespaces": [row["namespace"] for row in rows]})
-    return [row["id"] for row in rows]
-
-
-async def hold_pending_tasks(
-    connection: Connection,
-    ids: Sequence[UUID],
-    *,
-    actor: str,
-    reason: str,
-    held_by: str,
-    now: datetime | None = None,
-) -> list[UUID]:
-    """Keep pending tasks from being claimed, with the reason; give those that were pending."""
-    parameters = {"ids": list(ids), "actor": actor, "reason": reason, "held_by": held_by, "now": now}
-    return [row["id"] for row in await run(connection, TASKS["hold_pending_tasks"], parameters)]
-
-
-async def cancel_unfinished_tasks(
-    connection: Connection,
-    ids: Sequence[UUID],
-    *,
-    actor: str,
-    reason: str | None = None,
-    attempts: Sequence[int | None] | None = None,
-    running: bool = False,
-    now: datetime | None = None,
-) -> list[UUID]:
-    """Cancel tasks that have not ended, running ones only if told so; give those that were canceled.
-
-    A task with a callback is told of in the same transaction, and whoever waits for it is woken.
-    """
-    parameters = {
-        "ids": list(ids),
-        "attempts": list(attempts) if attempts is not None else [None] * len(ids),
-        "running": running,
-        "actor": actor,
-        "reason": reason,
-        "now": now,
-    }
-    async with connection.transaction():
-        if attempts is None:
-            await run(connection, TASKS["lock_jobs_of_steps"], {"ids": list(ids)})
-        rows = await run(connection, TASKS["cancel_unfinished_tasks"], parameters)
-        canceled = [row["id"] for row in rows]
-        if canceled:
-            await insert_callbacks(connection, canceled)
-            await notify_ended(
-                connection,
-                awaited=[row["id"] for row in rows if row["awaited"]],
-                limited=any(row["limit_key"] for row in rows),
-            )
-    return canceled
-
-
-async def request_cancel_of_running_tasks(
-    connection: Connection, ids: Sequence[UUID], *, reason: str | None = None, now: datetime | None = None
-) -> list[UUID]:
-    """Ask the workers that run these tasks to cancel them; give those that were running."""
-    parameters = {"ids": list(ids), "reason": reason, "now": now}
-    rows = await run(connection, TASKS["request_cancel_of_running_tasks"], parameters)
-    if rows:
-        await run(connection, TASKS["notify_worker"], {"workers": [row["worker_id"] for row in rows]})
-    return [row["id"] for row in rows]
 
 
 async def notify_ended(connection: Connection, *, awaited: Sequence[UUID], limited: bool) -> None:
@@ -442,21 +307,6 @@ async def notify_ended(connection: Connection, *, awaited: Sequence[UUID], limit
         await run(connection, TASKS["notify_done"], {"ids": [str(id_) for id_ in awaited]})
     if limited:
         await run(connection, TASKS["notify_duties"], {"duties": ["limits"]})
-
-
-async def skip_waiting_tasks(
-    connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str, now: datetime | None = None
-) -> list[UUID]:
-    """Skip waiting tasks whose branch was not taken; give those that were waiting."""
-    parameters = {
-        "ids": list(ids),
-        "reasons": [reason] * len(ids),
-        "poisoned": [False] * len(ids),
-        "errors": [None] * len(ids),
-        "actor": actor,
-        "now": now,
-    }
-    return [row["id"] for row in await run(connection, TASKS["skip_waiting_tasks"], parameters)]
 
 
 async def read_tasks(connection: Connection, ids: Sequence[UUID]) -> list[dict[str, Any]]:

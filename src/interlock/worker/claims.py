@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.limits import paused_namespaces
-from interlock.store.tasks import (
-    Outcome,
-    claim_pending_tasks,
-    notify_tasks,
-    recover_expired_tasks,
-    settle_running_tasks,
-    until_next_run,
-)
+from interlock.store.recovery import recover_expired_tasks
+from interlock.store.tasks import Outcome, claim_pending_tasks, notify_tasks, settle_running_tasks, until_next_run
 from interlock.telemetry import claim_batch_size
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.steps import bind
 from interlock.errors import DisconnectedError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
+from interlock.store.acts import cancel_unfinished_tasks
 from interlock.store.database import connect, translated
-from interlock.store.tasks import cancel_unfinished_tasks, insert_callbacks, notify_ended, settle_running_tasks
+from interlock.store.tasks import insert_callbacks, notify_ended, settle_running_tasks
 from interlock.worker.events import HandlerEvents
 from interlock.worker.executors import Executors, run_coroutine
 
