@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINE_END = b"\r\n"
+LINE_END_NUMBER = int.from_bytes(LINE_END, "little")
 RECORD_LENGTH = 100
 KEY_LENGTH = 10
 LONGEST_RECORD = 1 << 20
@@ -162,7 +163,8 @@ class Source:
             first, records, at = first + taken, records - taken, at + 1
 
     def _check_lines(self, rows: NDArray[np.uint8]) -> None:
-        wrong = (rows[:, -2] != LINE_END[0]) | (rows[:, -1] != LINE_END[1])
+        count, length = rows.shape
+        wrong = np.ndarray((count,), "<u2", rows.data, length - len(LINE_END), (length,)) != LINE_END_NUMBER
         if wrong.any():
             raise SortInputError(
                 f"{self.place(int(wrong.argmax()))}: this line of {self.format.record_length} bytes does not end in "
