@@ -15,6 +15,7 @@ from interlock.errors import SortError
 from interlock.lifecycle import SORT_WORKER, SortWorkerEvent, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
+from interlock.sort.allocation import keep_freed_memory
 from interlock.sort.job import HIDDEN, Partition, Settings, WorkerReport
 from interlock.sort.journal import Journal, new_identity, new_incarnation
 from interlock.sort.master_peer import Forgotten, MasterPeer
@@ -56,6 +57,7 @@ def run_worker(
     place in the order of workers, which the master chooses when it is not given. `host` is the address of this machine
     at which the other workers reach it. Setting `stop` makes the worker give up.
     """
+    keep_freed_memory()
     place = temp or output / HIDDEN
     output.mkdir(parents=True, exist_ok=True)
     place.mkdir(parents=True, exist_ok=True)
