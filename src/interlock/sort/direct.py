@@ -171,11 +171,17 @@ class DirectReader:
             got += more
 
 
+def no_reading_ahead(file: int) -> None:
+    """Have the system read what is asked for and no more; it would read megabytes for a few bytes."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 def read_cached(file: int, room: memoryview, offset: int) -> int:
     """Read from a place on what is in the page cache already, and no more; give how many bytes."""
     done = 0
+    no_reading_ahead(file)
     try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)  # else a miss makes the system read megabytes ahead
         while done < len(room):
             got = os.preadv(file, [room[done : done + LOOKED_AT]], offset + done, os.RWF_NOWAIT)
             if not got:

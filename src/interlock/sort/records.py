@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interlock.errors import SortInputError
-from interlock.sort.direct import ShorterError, read_cached, read_fully, read_uncached
+from interlock.sort.direct import ShorterError, no_reading_ahead, read_cached, read_fully, read_uncached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -272,16 +272,24 @@ def _refuse_other_lines(path: Path, head: bytes, record_length: int) -> None:
 
 
 def _fill(extent: Extent, room: memoryview) -> None:
-    path = Path(extent.path)
     try:
-        with path.open("rb", buffering=0) as file:
-            # What is not in memory already is read past the page cache, which costs more than the disk.
-            done = read_cached(file.fileno(), room, extent.offset) if len(room) >= LARGE else 0
-            if done < len(room) and len(room) < LARGE:
-                read_fully(file.fileno(), room[done:], extent.offset + done, path)
-            elif done < len(room):
-                read_uncached(path, room[done:], extent.offset + done)
+        file = os.open(extent.path, os.O_RDONLY)
+        try:
+            _fill_from(file, Path(extent.path), room, extent.offset)
+        finally:
+            os.close(file)
     except ShorterError as error:
         raise SortInputError(f"input {extent.path} became shorter while it was sorted") from error
     except OSError as error:
         raise SortInputError(f"input {extent.path} cannot be read: {error.strerror}") from error
+
+
+def _fill_from(file: int, path: Path, room: memoryview, offset: int) -> None:
+    if len(room) < LARGE:
+        no_reading_ahead(file)
+        read_fully(file, room, offset, path)
+        return
+    # What is not in memory already is read past the page cache, which costs more than the disk.
+    done = read_cached(file, room, offset)
+    if done < len(room):
+        read_uncached(path, room[done:], offset + done)

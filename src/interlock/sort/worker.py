@@ -157,6 +157,7 @@ class Worker:
         sample = self._sample()
         self._master.send_sample(sample)
         machine.transition(SortWorkerEvent.SEND_SAMPLE, "Sampling complete, waiting for config")
+        self._master.notify()
         self._await(SortWorkerState.WAITING_FOR_PARTITION_CONFIG, lambda: self._master.send_sample(sample))
         workshop.sort()
         machine.transition(SortWorkerEvent.FINISH_SORTING, "Sorting complete, waiting for signal")
