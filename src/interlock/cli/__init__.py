@@ -34,15 +34,29 @@ def main() -> None:
 def _run(*, is_sort: bool) -> None:
     # To import the commands takes most of the time, and a sort is measured with it.
     if is_sort:
-        gc.set_threshold(SELDOM)
-        from interlock.sort.standby import foresee  # noqa: PLC0415
-
-        foresee(sys.argv[3:])
-    if sys.argv[1:2] == ["sort"]:
+        _sort()
+    elif sys.argv[1:2] == ["sort"]:
         from interlock.cli.sort import run  # noqa: PLC0415
+
+        run()
     else:
         from interlock.cli.commands import run  # noqa: PLC0415
-    run()
+
+        run()
+
+
+def _sort() -> None:
+    """Have the workers load while the command line is read."""
+    from interlock.sort.standby import dismiss, foresee  # noqa: PLC0415
+
+    gc.set_threshold(SELDOM)
+    foresee(sys.argv[3:])
+    try:
+        from interlock.cli.sort import run  # noqa: PLC0415
+
+        run()
+    finally:
+        dismiss()
 
 
 def _leave() -> None:

@@ -35,12 +35,10 @@ def take() -> subprocess.Popen[bytes]:
 
 
 def dismiss() -> None:
-    """End those that nobody took."""
+    """End those that nobody took; they have done nothing yet."""
     while _waiting:
-        process = _waiting.pop()
-        if process.stdin is not None:
-            process.stdin.close()
-        process.wait()
+        with _waiting.pop() as process:
+            process.kill()
 
 
 def _started() -> subprocess.Popen[bytes]:
