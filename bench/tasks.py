@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from field import Queue, Workers
 
 OURS = QUEUES["interlock"]
-CONCURRENCY = 500
+CONCURRENCY = 1500
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
 SINGLY = 500
 PICKUPS = 250

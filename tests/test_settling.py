@@ -28,7 +28,7 @@ from interlock.worker import TaskStateMachine, WakeMode, WorkerSettings, serving
 from interlock.worker.failures import described, error_document
 from interlock.worker.handlers import HandlerError
 from interlock.worker.patience import end
-from interlock.worker.settler import Settler
+from interlock.worker.settler import Settler, largest_batch
 from mishap_support import Network, blocked_by, fail_with_nul, gated_app, kill, locked
 from worker_support import until
 
@@ -161,7 +161,7 @@ async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str,
     definition = app.tasks["gated"]
     await enqueue(database)
     answers: list[tuple[int, bool]] = []
-    settler = Settler("w", lambda attempt, written: answers.append((attempt.key[1], written)))
+    settler = Settler("w", lambda attempt, written: answers.append((attempt.key[1], written)), largest=100)
     for lease in (timedelta(milliseconds=1), timedelta(minutes=1)):
         (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"], lease=lease)
         attempt = TaskStateMachine.of_claim(claimed, "w", definition, lease_until=0)
@@ -171,6 +171,12 @@ async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str,
     await until(lambda: len(answers) == 2)
     await end(running)
     assert answers == [(1, False), (2, True)]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("slots", "outcomes"), [(1, 100), (299, 100), (600, 200), (1500, 500), (100_000, 500)])
+def test_a_batch_leaves_two_thirds_of_many_slots_to_what_is_claimed_and_what_runs(slots: int, outcomes: int) -> None:
+    assert largest_batch(slots) == outcomes
 
 
 @pytest.mark.parametrize("kind", ["process", "command"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import pytest
+from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 
 from interlock.lifecycle import JOB, SUPERVISED_WORKER
 from interlock.store.database import as_json, run
@@ -50,6 +51,13 @@ def test_a_statement_has_the_literals_of_its_headers_and_writes_no_state_without
 @pytest.mark.unit
 def test_statement_names_are_unique_across_files() -> None:
     assert len(ALL) == sum(len(load_statements(aggregate)) for aggregate in AGGREGATES)
+
+
+@pytest.mark.unit
+def test_the_driver_keeps_what_it_found_in_every_statement() -> None:
+    """To look for the parameters of a long one, again at every claim, takes the client longer than to send it."""
+    for statement in ALL.values():
+        assert len(statement.sql) <= MAX_CACHED_STATEMENT_LENGTH, f"{statement.name} is too long"
 
 
 @pytest.mark.lifecycle

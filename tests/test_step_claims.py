@@ -282,7 +282,7 @@ async def test_a_step_whose_outcome_the_database_refuses_has_a_document(hand: Ha
     def handler() -> None: ...
 
     answers: list[bool] = []
-    settler = Settler("w_1", lambda _, written: answers.append(written))
+    settler = Settler("w_1", lambda _, written: answers.append(written), largest=100)
     attempt = TaskStateMachine.of_claim(claimed, "w_1", handler, lease_until=0.0)
     settler.report(attempt, Outcome(claimed.id, claimed.attempt, TaskRowEvent.SUCCEED, {"result": "\0"}))
     running = asyncio.create_task(settler.run(hand.connection))

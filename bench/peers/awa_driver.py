@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 QUEUE = "bench"
+WORKERS = 500
 
 
 @dataclass
@@ -80,7 +81,7 @@ class AwaDriver:
         async def noop(_job: Any) -> None:
             handled()
 
-        await client.start([(QUEUE, concurrency)])
+        await client.start([(QUEUE, min(concurrency, WORKERS))])
         await asyncio.Event().wait()
 
 

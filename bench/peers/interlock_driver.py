@@ -39,7 +39,7 @@ def defined(url: str, handled: Callable[[], None] = nothing) -> tuple[Interlock,
 class InterlockDriver:
     """Interlock."""
 
-    setting = "a worker of 500 slots; enqueue_many, which is a COPY"
+    setting = "a worker of 1,500 slots, so batches of at most 500; enqueue_many, which is a COPY"
     remaining = (
         "select (exists (select from interlock.tasks where state = 'pending'))::int"
         " + (exists (select from interlock.tasks where lease_expires_at is not null))::int"

@@ -52,7 +52,7 @@ def _parse(block: str, aggregate: str) -> Statement:
     for line in block.splitlines():
         header = _HEADER.match(line)
         if header is None:
-            body.append(line)
+            body.append(line.strip())
         elif header[1] == "name":
             name = header[2].strip()
         else:
@@ -60,4 +60,5 @@ def _parse(block: str, aggregate: str) -> Statement:
             if move is None:
                 raise ValueError(f"{aggregate}.sql: {name}: cannot read the header {line!r}")
             moves.append(WrittenMove(**move.groupdict()))
-    return Statement(name, "\n".join(body).strip(), tuple(moves))
+    # What is only for readers stays here: the driver keeps what it found in a statement only if that is a short one.
+    return Statement(name, "\n".join(line for line in body if line and not line.startswith("--")), tuple(moves))

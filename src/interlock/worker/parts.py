@@ -21,7 +21,7 @@ from interlock.worker.patience import within
 from interlock.worker.registration import Registration
 from interlock.worker.running import Running
 from interlock.worker.services import AttemptServices
-from interlock.worker.settler import Settler
+from interlock.worker.settler import Settler, largest_batch
 from interlock.worker.statistics import WorkerStatistics
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Parts:
             slot_freed=slot_freed,
         )
         self.claims = Claims(worker_id, settings, self._types)
-        self.settler = Settler(worker_id, self.running.reported)
+        self.settler = Settler(worker_id, self.running.reported, largest_batch(settings.concurrency))
         self.services = AttemptServices(app, settings, self.settler, self.url)
         self.listener = Listener(
             self.url, CHANNELS, self._hear, self._look_once, probe_interval=settings.probe_interval

@@ -31,14 +31,24 @@ if TYPE_CHECKING:
     from interlock.store.database import Connection
     from interlock.worker.attempt import TaskStateMachine
 
-LARGEST_BATCH = 200
+SMALLEST_LIMIT, LARGEST_LIMIT = 100, 500
+
+
+def largest_batch(concurrency: int) -> int:
+    """Tell how many outcomes go into one statement at most.
+
+    A third of the slots: while the outcomes of one third are written, another third is claimed, and one runs. Larger
+    batches than of some hundred cost the database no less per task.
+    """
+    return max(SMALLEST_LIMIT, min(LARGEST_LIMIT, concurrency // 3))
 
 
 class Settler:
     """The way of all outcomes into the database."""
 
-    def __init__(self, worker_id: str, reported: Callable[[TaskStateMachine, bool], None]) -> None:
+    def __init__(self, worker_id: str, reported: Callable[[TaskStateMachine, bool], None], largest: int) -> None:
         self._worker_id = worker_id
+        self._largest = largest
         self._reported = reported
         self._waiting: list[TaskStateMachine] = []
         self._uncertain: set[UUID] = set()
@@ -72,7 +82,7 @@ class Settler:
 
     def _next_batch(self) -> list[TaskStateMachine]:
         """Take what waits, but of no task two attempts: the answer to a batch is by task."""
-        batch = self._waiting[:LARGEST_BATCH]
+        batch = self._waiting[: self._largest]
         tasks = {attempt.key[0].int for attempt in batch}
         if len(tasks) == len(batch):
             return batch
@@ -118,7 +128,11 @@ class Settler:
         return {row["id"] for row in rows if (row["attempt"], row["event"]) == said[row["id"]]}
 
     def _answer(self, batch: list[TaskStateMachine], missing: set[UUID]) -> None:
+        """Let go of a batch; who waits for it is told as soon as the next one is under way."""
         self._forget(batch)
+        asyncio.get_running_loop().call_soon(self._tell, batch, missing)
+
+    def _tell(self, batch: list[TaskStateMachine], missing: set[UUID]) -> None:
         for attempt in batch:
             lost = bool(missing) and attempt.key[0] in missing
             if lost:
