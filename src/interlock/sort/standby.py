@@ -13,7 +13,7 @@ import threading
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's own would only be in the way
 MOST = 16
-_waiting: list[subprocess.Popen[bytes]] = []
+waiting: list[subprocess.Popen[bytes]] = []
 
 
 def foresee(arguments: list[str]) -> None:
@@ -26,18 +26,18 @@ def foresee(arguments: list[str]) -> None:
             break
     else:
         wanted = os.cpu_count() or 1
-    _waiting.extend(_started() for _ in range(min(wanted, MOST)))
+    waiting.extend(_started() for _ in range(min(wanted, MOST)))
 
 
 def take() -> subprocess.Popen[bytes]:
     """Give a worker process that waits for orders."""
-    return _waiting.pop() if _waiting else _started()
+    return waiting.pop() if waiting else _started()
 
 
 def dismiss() -> None:
     """End those that nobody took; they have done nothing yet."""
-    while _waiting:
-        with _waiting.pop() as process:
+    while waiting:
+        with waiting.pop() as process:
             process.kill()
 
 
