@@ -7,13 +7,11 @@ round runs Interlock and then every peer. Only the ratios inside one run mean an
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,43 +19,19 @@ from interlock.store.embedded import EmbeddedServer
 from machine import described
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
-from field import QUEUES, Field, load, settle_environment
+from field import QUEUES, Field, load
+
+from report import SETTINGS, Row, head, line, run_in_scratch, turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from field import Queue, Workers
 
 OURS = QUEUES["interlock"]
 CONCURRENCY = 1500
-SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
 SINGLY = 500
 PICKUPS = 250
-
-
-@dataclass(slots=True)
-class Row:
-    """One line of the report: what was measured of each queue, round by round, and what Interlock shall reach."""
-
-    name: str
-    unit: str
-    samples: dict[str, list[float]] = field(default_factory=dict)
-    # at least so many times the peer's
-    ratios: dict[str, float] = field(default_factory=dict)
-    target: str = ""
-
-    def add(self, queue: str, value: float) -> None:
-        """Note a sample."""
-        self.samples.setdefault(queue, []).append(value)
-
-    def median(self, queue: str) -> float | None:
-        """Give the middle sample of a queue."""
-        return statistics.median(self.samples[queue]) if queue in self.samples else None
-
-    def ratio(self, peer: str) -> float | None:
-        """Give the middle of the ratios of the rounds, each within itself."""
-        pairs = list(zip(self.samples.get(OURS.name, []), self.samples.get(peer, []), strict=False))
-        return statistics.median(ours / theirs for ours, theirs in pairs if theirs) if pairs else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +43,6 @@ class Bench:
     tasks: int
     rounds: int
     finished: int
-
-    def _turns(self, rounds: int, most: int | None = None) -> Iterator[Queue]:
-        for number in range(rounds):
-            for queue in self.queues[:most]:
-                print(f"\r  round {number + 1} of {rounds}: {queue.name:14}", end="", file=sys.stderr, flush=True)
-                yield queue
-        print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
 
     def _drained(self, queue: Queue, processes: int, *, pinned: bool = False) -> tuple[float, float | None]:
         """Give the tasks per second, and the microseconds of processor time that each took."""
@@ -103,7 +70,7 @@ class Bench:
         for processes, ratios in ((1, {"pgqueuer": 1.5, "awa": 4.0}), (2, {"pgqueuer": 1.3, "awa": 3.0})):
             name = f"drain, {processes} process{'es' * (processes > 1)}"
             rate, cost = Row(name, "tasks/s", ratios=ratios), Row(f"{name}, processor time", "µs/task")
-            for queue in self._turns(self.rounds):
+            for queue in turns(self.queues, self.rounds):
                 speed, used = self._drained(queue, processes)
                 rate.add(queue.name, speed)
                 if used is not None:
@@ -115,7 +82,7 @@ class Bench:
         """Enqueue many at once, and one after the other."""
         bulk = Row("enqueue, bulk", "tasks/s", ratios={"pgqueuer": 2.0})
         singly = Row("enqueue, one by one", "tasks/s", target="≥ 1200")
-        for queue in self._turns(self.rounds):
+        for queue in turns(self.queues, self.rounds):
             with self.field.database(queue) as database:
                 url = self.field.url(database)
                 bulk.add(queue.name, self.tasks / queue.ask("bulk", url=url, tasks=self.tasks))
@@ -127,7 +94,7 @@ class Bench:
         middle = Row("pickup from commit, p50", "ms", target="≤ 2.5")
         late = Row("pickup from commit, p99", "ms", target="≤ 10")
         called = Row("pickup from the call, p50", "ms")
-        for queue in self._turns(1):
+        for queue in turns(self.queues, 1):
             with self.field.database(queue) as database:
                 url = self.field.url(database)
                 with self.field.workers(queue, database, 1, CONCURRENCY) as workers:
@@ -144,7 +111,7 @@ class Bench:
     def pinned(self) -> list[Row]:
         """Drain while a transaction elsewhere holds a snapshot open."""
         row = Row("loss while a snapshot is held open", "%", target="≤ 25")
-        for queue in self._turns(self.rounds, most=2):
+        for queue in turns(self.queues[:2], self.rounds):
             free, _ = self._drained(queue, 1)
             held, _ = self._drained(queue, 1, pinned=True)
             row.add(queue.name, (1 - held / free) * 100)
@@ -191,23 +158,6 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
-def shown(value: float | None) -> str:
-    """Write a figure as short as it is telling."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004 - three digits that count
-
-
-def lines(row: Row, queues: tuple[Queue, ...]) -> str:
-    """Write one line of the table."""
-    cells = [f"{row.name}, {row.unit}", *(shown(row.median(queue.name)) for queue in queues)]
-    for peer in queues[1:]:
-        ratio, least = row.ratio(peer.name), row.ratios.get(peer.name)
-        wanted = f" (≥ {least})" if least is not None else ""
-        cells.append(shown(ratio) + wanted if ratio is not None and row.unit == "tasks/s" else "")
-    return "| " + " | ".join([*cells, row.target]) + " |"
-
-
 def chosen(given: argparse.Namespace) -> tuple[tuple[Queue, ...], list[str]]:
     """Find the queues that take part, and say which of those that were asked for cannot."""
     wanted = [QUEUES[name] for name in given.peers.split(",") if name and name != OURS.name]
@@ -242,14 +192,13 @@ def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             print(f"- {name} {setting}")
         for name in missing:
             print(f"- {name} is left out: it is not installed (pip install 'interlock[bench]')")
-        head = ["", *(queue.name for queue in queues), *(f"times {queue.name}" for queue in queues[1:]), "target"]
-        print("\n| " + " | ".join(head) + " |\n|" + " --- |" * len(head), flush=True)
+        print(head(queues), flush=True)
         bench = Bench(arena, queues, given.tasks, given.rounds, given.big)
         rows = []
         for name in given.only or MEASUREMENTS:
             for row in MEASUREMENTS[name](bench):
                 rows.append(row)
-                print(lines(row, queues), flush=True)
+                print(line(row, queues), flush=True)
     return {
         "machine": about,
         "commit_ms": commit,
@@ -261,13 +210,7 @@ def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run in a temporary directory."""
-    given = options()
-    settle_environment()
-    with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
-        Path(scratch).chmod(0o755)  # the server may run under an account of its own
-        found = run(given, Path(scratch))
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    run_in_scratch(options(), run)
 
 
 if __name__ == "__main__":

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import shutil
 import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 
@@ -36,50 +33,26 @@ from machine import described
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from driver import Board
-from field import settle_environment
+from field import Entrant, Workers
 
-from tasks import SETTINGS, Row, shown
+from report import SETTINGS, Row, head, line, run_in_scratch, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-HERE = Path(__file__).parent / "peers"
 PATIENCE = 1_800.0
 CONCURRENCY = 100
 GROWTH = (1_000, 10_000, 100_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
-    """One engine that takes part; a slow one gets a share of the flows, so that it is done in time."""
+class Engine(Entrant):
+    """One engine that takes part."""
 
-    name: str
-    distribution: str
-    share: float = 1.0
+    script: ClassVar[str] = "flows"
+    patience: ClassVar[float] = PATIENCE
     needs_redis: bool = False
     has_orchestrator: bool = False
-
-    @property
-    def version(self) -> str | None:
-        """The installed version, if it is installed."""
-        try:
-            return version(self.distribution)
-        except PackageNotFoundError:
-            return None
-
-    def command(self, command: str, **options: object) -> list[str]:
-        """Spell out a command of its driver."""
-        given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-        return [sys.executable, str(HERE / f"{self.name}_flows.py"), command, *given]
-
-    def ask(self, command: str, **options: object) -> Any:
-        """Run a command of its driver and give the answer."""
-        done = subprocess.run(  # noqa: S603 - our own scripts
-            self.command(command, **options), capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-        if done.returncode:
-            raise RuntimeError(f"{self.name} {command} failed:\n{done.stderr}")
-        return json.loads(done.stdout) if done.stdout else None
 
 
 ENGINES = {
@@ -88,6 +61,7 @@ ENGINES = {
         Engine("interlock", "interlock", has_orchestrator=True),
         Engine("dramatiq", "dramatiq", needs_redis=True),
         Engine("celery", "celery", share=0.5, needs_redis=True),
+        Engine("absurd", "absurd-sdk", share=0.5),
         Engine("dbos", "dbos", share=0.2),
     )
 }
@@ -128,40 +102,16 @@ class Arena:
         finally:
             self._run(f"drop database {name} with (force)")
 
-    @contextmanager
-    def running(self, engine: Engine, url: str) -> Iterator[Board]:
-        """Run one worker process, and the orchestrator where there is one."""
-        board = Board.create(self._board, 1)
+    def running(self, engine: Engine, url: str) -> Workers:
+        """Get one worker process ready, and the orchestrator where there is one."""
         wanted = [engine.command("work", url=url, concurrency=CONCURRENCY, board=self._board)]
         wanted += [engine.command("orchestrate", url=url)] if engine.has_orchestrator else []
-        processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own
-            for command in wanted
-        ]
-        try:
-            for process in processes:
-                cast("Any", process.stdout).readline()
-            for process in processes:
-                cast("Any", process.stdin).write("go\n")
-                cast("Any", process.stdin).flush()
-            yield board
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                try:
-                    process.wait(15)
-                except subprocess.TimeoutExpired:
-                    process.kill()
+        return Workers(wanted, Board.create(self._board, 1))
 
-    def await_ended(self, engine: Engine, url: str, board: Board, flows: int) -> float:
+    def await_ended(self, engine: Engine, url: str, workers: Workers, flows: int) -> float:
         """Wait until all flows have ended; give the seconds since the first step of the first one."""
-        deadline = time.monotonic() + PATIENCE
-        while board.read()[0] < flows * 2:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{engine.name} has not done its flows")
-            time.sleep(0.002)
-        _, first, latest = board.read()
+        workers.await_handled(flows * 2, PATIENCE)
+        _, first, latest = workers.board.read()
         query = self._described[engine.name]["remaining"]
         if query:
             with psycopg.connect(url, autocommit=True) as connection:
@@ -185,31 +135,24 @@ class Bench:
     rounds: int
     largest: int
 
-    def _turns(self, rounds: int) -> Iterator[Engine]:
-        for number in range(rounds):
-            for engine in self.engines:
-                print(f"\r  round {number + 1} of {rounds}: {engine.name:14}", end="", file=sys.stderr, flush=True)
-                yield engine
-        print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
-
     def _rate(self, engine: Engine, shape: str, flows: int) -> float:
-        some = max(int(flows * engine.share), 10)
+        some = max(int(flows * engine.share), min(flows, 10))
         with self.arena.place(engine) as url:
             engine.ask("submit", url=url, shape=shape, flows=some)
-            with self.arena.running(engine, url) as board:
-                return some / self.arena.await_ended(engine, url, board, some)
+            with self.arena.running(engine, url) as workers:
+                return some / self.arena.await_ended(engine, url, workers, some)
 
     def chains(self) -> list[Row]:
         """Drain chains of three steps that were submitted before."""
-        row = Row("chains of 3", "chains/s", ratios={"dramatiq": 2.5, "celery": 8.0, "dbos": 20.0})
-        for engine in self._turns(self.rounds):
+        row = Row("chains of 3", "chains/s", ratios={"dramatiq": 2.5, "celery": 8.0, "absurd": 8.0, "dbos": 20.0})
+        for engine in turns(self.engines, self.rounds):
             row.add(engine.name, self._rate(engine, "chain", self.flows))
         return [row]
 
     def fans(self) -> list[Row]:
         """Drain fans of a hundred parts that were submitted before."""
         row = Row("fans 1 -> 100 -> 1", "fans/s", ratios={"celery": 8.0, "dbos": 20.0})
-        for engine in self._turns(self.rounds):
+        for engine in turns(self.engines, self.rounds):
             row.add(engine.name, self._rate(engine, "fan", max(self.flows // 50, 5)))
         return [row]
 
@@ -217,7 +160,7 @@ class Bench:
         """Run one chain after the other in an idle system, from the commit of its submit to its end."""
         middle = Row("chain of 3, idle, p50", "ms", target="≤ 15")
         late = Row("chain of 3, idle, p99", "ms", target="≤ 50")
-        for engine in self._turns(1):
+        for engine in turns(self.engines, 1):
             with self.arena.place(engine) as url, self.arena.running(engine, url):
                 took = sorted(engine.ask("time", url=url, shape="chain", flows=200))
             middle.add(engine.name, statistics.median(took))
@@ -277,16 +220,6 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
-def line(row: Row, engines: tuple[Engine, ...]) -> str:
-    """Write one line of the table."""
-    cells = [f"{row.name}, {row.unit}", *(shown(row.median(engine.name)) for engine in engines)]
-    for peer in engines[1:]:
-        ratio, least = row.ratio(peer.name), row.ratios.get(peer.name)
-        wanted = f" (≥ {least})" if least is not None else ""
-        cells.append(shown(ratio) + wanted if ratio is not None and row.unit.endswith("/s") else "")
-    return "| " + " | ".join([*cells, row.target]) + " |"
-
-
 def chosen(names: str) -> tuple[tuple[Engine, ...], list[str]]:
     """Find the engines that take part, and say why others do not."""
     wanted = [ENGINES[name] for name in names.split(",") if name and name != OURS.name]
@@ -325,7 +258,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--flows", type=int, default=2_000, help="chains of one run; a fiftieth of it are fans")
     parser.add_argument("--rounds", type=int, default=3, help="paired rounds of each measurement")
     parser.add_argument("--only", action="append", choices=list(MEASUREMENTS), help="measure this; may be repeated")
-    parser.add_argument("--peers", default="dramatiq,celery,dbos", help="of these; '' for none")
+    parser.add_argument("--peers", default="dramatiq,celery,absurd,dbos", help="of these; '' for none")
     parser.add_argument("--largest", type=int, default=GROWTH[-1], help="steps of the largest job of `growth`")
     parser.add_argument("--json", type=Path, help="write all samples to this file")
     return parser.parse_args()
@@ -345,8 +278,7 @@ def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
             print(f"- {name} {setting}")
         for why in left_out:
             print(f"- {why}")
-        head = ["", *(engine.name for engine in engines), *(f"times {peer.name}" for peer in engines[1:]), "target"]
-        print("\n| " + " | ".join(head) + " |\n|" + " --- |" * len(head), flush=True)
+        print(head(engines), flush=True)
         bench = Bench(arena, engines, given.flows, given.rounds, given.largest)
         rows = []
         for name in given.only or MEASUREMENTS:
@@ -358,13 +290,7 @@ def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run in a temporary directory."""
-    given = options()
-    settle_environment()
-    with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
-        Path(scratch).chmod(0o755)  # the server may run under an account of its own
-        found = run(given, Path(scratch))
-    if given.json is not None:
-        given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    run_in_scratch(options(), run)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import psycopg
 from driver import Board
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from interlock.store.embedded import EmbeddedServer
 
@@ -32,12 +32,14 @@ DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
-    """One queue that takes part; `share` is the part of the tasks that a slow one gets, so that it is done in time."""
+class Entrant:
+    """One that takes part; `share` is the part of the work that a slow one gets, so that it is done in time."""
 
     name: str
     distribution: str
     share: float = 1.0
+    script: ClassVar[str] = "driver"
+    patience: ClassVar[float] = PATIENCE
 
     @property
     def version(self) -> str | None:
@@ -50,16 +52,22 @@ class Queue:
     def command(self, command: str, **options: object) -> list[str]:
         """Spell out a command of its driver."""
         given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-        return [sys.executable, str(HERE / f"{self.name}_driver.py"), command, *given]
+        return [sys.executable, str(HERE / f"{self.name}_{self.script}.py"), command, *given]
 
     def ask(self, command: str, **options: object) -> Any:
         """Run a command of its driver and give the answer."""
         done = subprocess.run(  # noqa: S603 - our own scripts
-            self.command(command, **options), capture_output=True, text=True, timeout=PATIENCE, check=False
+            self.command(command, **options), capture_output=True, text=True, timeout=self.patience, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{self.name} {command} failed:\n{done.stderr}")
         return json.loads(done.stdout) if done.stdout else None
+
+
+class Queue(Entrant):
+    """One queue."""
+
+    __slots__ = ()
 
 
 QUEUES = {
@@ -74,18 +82,13 @@ QUEUES = {
 
 
 class Workers:
-    """Worker processes of one queue, which begin all at once and are gone in the end."""
+    """The processes of one entrant, which begin all at once and are gone in the end."""
 
-    def __init__(self, queue: Queue, url: str, board: Path, count: int, concurrency: int) -> None:
-        self.board = Board.create(board, count)
+    def __init__(self, commands: Sequence[list[str]], board: Board) -> None:
+        self.board = board
         self._processes = [
-            subprocess.Popen(  # noqa: S603 - our own scripts
-                queue.command("work", url=url, concurrency=concurrency, board=board, slot=slot),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for slot in range(count)
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own
+            for command in commands
         ]
 
     def __enter__(self) -> Self:
@@ -110,9 +113,9 @@ class Workers:
                 process.kill()
                 process.wait()
 
-    def await_handled(self, tasks: int) -> None:
+    def await_handled(self, tasks: int, patience: float = PATIENCE) -> None:
         """Wait until so many handlers have been started."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + patience
         while self.board.read()[0] < tasks:
             if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes):
                 raise RuntimeError(f"the workers stopped after {self.board.read()[0]} of {tasks} tasks")
@@ -203,7 +206,9 @@ class Field:
 
     def workers(self, queue: Queue, database: str, count: int, concurrency: int) -> Workers:
         """Get worker processes ready."""
-        return Workers(queue, self.url(database), self._board, count, concurrency)
+        given = {"url": self.url(database), "concurrency": concurrency, "board": self._board}
+        board = Board.create(self._board, count)
+        return Workers([queue.command("work", **given, slot=slot) for slot in range(count)], board)
 
     @property
     def board(self) -> Path:

@@ -44,7 +44,7 @@ class Completions:
         self.rebuilt = 0  # how often the listening connection was lost
 
     async def wait(self, task_id: UUID) -> None:
-        """Wait until a task or a job has ended, or is gone."""
+        """Wait until a task or a job has ended, or is gone, or until somebody said so."""
         if not self._running:
             self._running = [asyncio.create_task(self._watch()), asyncio.create_task(self._listen())]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -103,20 +103,26 @@ class Completions:
 
     async def _look(self) -> None:
         note, look = self._to_note & self._futures.keys(), self._to_look_at & self._futures.keys()
-        forget = self._to_forget - self._futures.keys()
+        # not on the way of somebody who begins to wait: the next look will do
+        forget = set() if note else self._to_forget - self._futures.keys()
         if note or look or forget:
             async with self._app.connection() as connection:
-                if note:
-                    await insert_waiters(connection, note, self._waiter)
-                # after the note: what ends from here on is notified
-                ended = await find_ended(connection, note | look) if note or look else []
-                if forget:
-                    await delete_waiters(connection, forget, self._waiter)
+                ended = await self._ask(connection, note, look, forget)
             for task_id in ended:
                 self._tell(task_id)
         self._to_note -= note
         self._to_look_at -= look
         self._to_forget -= forget
+
+    async def _ask(self, connection: Connection, note: set[UUID], look: set[UUID], forget: set[UUID]) -> list[UUID]:
+        """Say what is waited for and what is no more; give what has ended."""
+        if note:
+            await insert_waiters(connection, note, self._waiter)
+        # after the note: what ends from here on is notified
+        ended = await find_ended(connection, note | look) if note or look else []
+        if forget:
+            await delete_waiters(connection, forget, self._waiter)
+        return ended
 
     def _tell(self, task_id: UUID) -> None:
         for future in self._futures.get(task_id, ()):
@@ -160,9 +166,7 @@ class Completions:
             task_id = UUID(payload)
         except ValueError:
             return  # a stranger's notification
-        if task_id in self._futures:
-            self._to_look_at.add(task_id)
-            self._wake.set()
+        self._tell(task_id)  # whoever waits looks for himself
 
     def _look_at_all(self) -> None:
         if self._futures:

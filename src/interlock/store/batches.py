@@ -7,6 +7,7 @@ ids; the counters of a job change only here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import orjson
@@ -57,6 +58,7 @@ class LockedJob:
     error: dict[str, Any] | None
     reason: str | None = None  # a new one
     changed: bool = False
+    known: tuple[Any, ...] = ()  # what the database has of it
 
     @property
     def goes_on(self) -> bool:
@@ -64,7 +66,9 @@ class LockedJob:
         return self.status == "RUNNING" and self.ending is None
 
 
-_OF_A_JOB = tuple(column.name for column in fields(LockedJob) if column.name not in {"reason", "changed"})
+_OF_A_JOB = tuple(column.name for column in fields(LockedJob) if column.name not in {"reason", "changed", "known"})
+_WRITTEN = ("open_steps", "failed_steps", "ending", "ending_reason", "compensating", "reason", "error")
+_written = attrgetter(*_WRITTEN)
 
 
 class Release(NamedTuple):
@@ -108,7 +112,8 @@ class Batch:
             self.moment = row["now"]
             if row["id"] is not None and row["id"] not in self.jobs:
                 self.paused = frozenset(row["paused"])
-                self.jobs[row["id"]] = LockedJob(**{name: row[name] for name in _OF_A_JOB})
+                job = self.jobs[row["id"]] = LockedJob(**{name: row[name] for name in _OF_A_JOB})
+                job.known = _written(job)
 
     def note_ended(self, ended: Iterable[Ended]) -> None:
         """Count steps that have ended, or are skipped because others did."""
@@ -179,7 +184,7 @@ class Batch:
         return [*self._counters(messages), *self._failures(), *self._messages()]
 
     def _counters(self, messages: Sequence[int]) -> list[Asked]:
-        going = [job for job in self.jobs.values() if job.changed]
+        going = [job for job in self.jobs.values() if job.changed and _written(job) != job.known]
         if not going and not messages:
             return []
         parameters = {
@@ -332,17 +337,5 @@ def _woken(job: LockedJob) -> dict[str, Any]:
 
 
 def _rows(jobs: Iterable[LockedJob]) -> str:
-    rows = [
-        {
-            "id": job.id,
-            "open_steps": job.open_steps,
-            "failed_steps": job.failed_steps,
-            "ending": job.ending,
-            "ending_reason": job.ending_reason,
-            "compensating": job.compensating,
-            "reason": job.reason,
-            "error": job.error,
-        }
-        for job in jobs
-    ]
+    rows = [{"id": job.id, **dict(zip(_WRITTEN, _written(job), strict=True))} for job in jobs]
     return orjson.dumps(rows).decode()

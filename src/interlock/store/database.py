@@ -112,8 +112,16 @@ async def connect(url: str, *, few_statements: bool = False) -> AsyncIterator[Co
 
 def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
     """Make a connection read JSON and write arrays fast; for this one only, since the driver may be the user's too."""
-    set_json_loads(orjson.loads, connection)
+    set_json_loads(_read_json, connection)
     connection.adapters.register_dumper(list, ArrayDumper)
+
+
+def _read_json(data: str | bytes) -> Any:
+    """Read JSON; PostgreSQL keeps numbers beyond all floats, which the fast reader refuses: those are infinite."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return json.loads(data)
 
 
 async def run(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[DictRow]:

@@ -77,6 +77,9 @@ async def advance(
     """Take up to `limit` messages and carry their jobs on; when that fails, one message at a time."""
     parameters = {"limit": limit, "visibility": math.ceil(visibility), "actor": actor, "now": now, "patience": PATIENCE}
     try:
+        plain = await _advance_plainly(connection, parameters)
+        if plain is not None:
+            return plain
         async with connection.transaction():
             rows = await run(connection, ORCHESTRATION["take_messages"], parameters)
             return await _advance(connection, rows, actor=actor, now=now) if rows else Advanced()
@@ -88,6 +91,15 @@ async def advance(
     held: set[UUID] = set()  # jobs that somebody does not let go
     done = [await _advance_one(connection, row, held, actor=actor, now=now) for row in rows]
     return Advanced(*(sum(counts) for counts in zip(*done, strict=True))) if done else Advanced()
+
+
+async def _advance_plainly(connection: Connection, parameters: dict[str, Any]) -> Advanced | None:
+    """Have the database carry a batch on; None if there is something to judge in it, and nothing was done."""
+    (row,) = await run(connection, ORCHESTRATION["advance_plainly"], parameters)
+    received = row["received"]
+    if received is None:
+        return None
+    return Advanced(received, advanced=received, released=row["released"], finalized=row["finalized"])
 
 
 async def _advance_one(

@@ -10,7 +10,6 @@ import re
 from typing import TYPE_CHECKING
 
 import psycopg
-from pgmq.install import get_embedded_install_sql, get_embedded_sql_version
 
 from interlock.errors import ConfigError
 
@@ -107,20 +106,25 @@ async def _install(connection: Connection) -> str:
         return f"PGMQ is there already ({found['version'] or 'version unknown'})"
     if found["extension_possible"] and await _try(connection, "create extension pgmq"):
         return "installed PGMQ as an extension"
-    if found["sql_possible"] and await _try(connection, _script(schema_there=found["schema_there"])):
-        return f"installed PGMQ {get_embedded_sql_version()} from its SQL"
+    script, version = _script(schema_there=found["schema_there"])
+    if found["sql_possible"] and await _try(connection, script):
+        return f"installed PGMQ {version} from its SQL"
     return (
         "PGMQ could not be installed, because this role may not create its schema. Tasks work without it; jobs need "
         f"it. An administrator can run: create schema pgmq authorization {found['role']} (then migrate again)"
     )
 
 
-def _script(*, schema_there: bool) -> str:
-    script = get_embedded_install_sql()
+def _script(*, schema_there: bool) -> tuple[str, str]:
+    """Give PGMQ's own SQL, and which version it is."""
+    # not at the top: the package imports all of its clients, and SQLAlchemy, for the sake of a file
+    from pgmq.install import get_embedded_install_sql, get_embedded_sql_version  # noqa: PLC0415 - heavy, seldom needed
+
+    script, version = get_embedded_install_sql(), get_embedded_sql_version()
     if schema_there:
         # Even with IF NOT EXISTS this statement asks for the right to create schemas, which an owner need not have.
         script = script.replace("CREATE SCHEMA IF NOT EXISTS pgmq;", "NULL;", 1)
-    return f"{script}\n;comment on schema pgmq is 'PGMQ {get_embedded_sql_version()}, installed from SQL';"
+    return f"{script}\n;comment on schema pgmq is 'PGMQ {version}, installed from SQL';", version
 
 
 async def _try(connection: Connection, script: str) -> bool:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from interlock.store.tasks import ClaimedTask
 
 GATHERING = 0.002
+MOMENT = 0.01  # to wait for news before asking when the next task is due: what follows from a step comes at once
 PATIENCE = 2.0  # with what is under way when a shutdown is asked for
 
 
@@ -288,7 +289,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         pause = backoff(self.settings, self.context.backoff_count)
         if self.settings.mode is WakeMode.EVENTS and self.parts.listener.is_hearing:
             pause = self.settings.poll_cap * 12  # only in case that everything else fails
-        if self._takes_tasks:
+        await self._heard(min(pause, MOMENT))
+        if self._takes_tasks and not self._wake.is_set():
             pause = await self.parts.claims.until_next(self.context.connection, pause)
         await self._heard(pause)
         self._by_looking = self.settings.mode is not WakeMode.POLLING and not self._wake.is_set()

@@ -22,6 +22,11 @@ where set_config('interlock.actor', %(actor)s, true) is not null
         else ''
     end is not null
 
+-- name: advance_plainly
+-- A whole batch, if there is nothing to judge in it; if there is, nothing, and nulls.
+select received, released, finalized
+from interlock.advance_plainly(%(actor)s, %(limit)s::int, %(patience)s, %(now)s::timestamptz)
+
 -- name: take_messages
 -- Messages of the queue, which nobody else gets until the transaction ends, with their jobs, which are locked. What is
 -- read by later statements is what the last one who held the locks left. Nobody is waited for longer than `patience`.

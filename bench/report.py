@@ -1,0 +1,93 @@
+"""What benchmarks with peers share: paired rounds, the rows of the table, and a scratch directory for the run.
+
+Invariant: a ratio is taken within one round; what is printed is the median of the ratios of all rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+sys.path.insert(0, str(Path(__file__).parent / "peers"))
+from field import Entrant, settle_environment
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator, Sequence
+
+E = TypeVar("E", bound=Entrant)
+
+OURS = "interlock"
+SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of the report: what was measured of each entrant, round by round, and what Interlock shall reach."""
+
+    name: str
+    unit: str
+    samples: dict[str, list[float]] = field(default_factory=dict)
+    # at least so many times the peer's
+    ratios: dict[str, float] = field(default_factory=dict)
+    target: str = ""
+
+    def add(self, entrant: str, value: float) -> None:
+        """Note a sample."""
+        self.samples.setdefault(entrant, []).append(value)
+
+    def median(self, entrant: str) -> float | None:
+        """Give the middle sample of an entrant."""
+        return statistics.median(self.samples[entrant]) if entrant in self.samples else None
+
+    def ratio(self, peer: str) -> float | None:
+        """Give the middle of the ratios of the rounds, each within itself."""
+        pairs = list(zip(self.samples.get(OURS, []), self.samples.get(peer, []), strict=False))
+        return statistics.median(ours / theirs for ours, theirs in pairs if theirs) if pairs else None
+
+
+def turns(entrants: Sequence[E], rounds: int) -> Iterator[E]:
+    """Let each have its turn, round by round, and show whose it is."""
+    for number in range(rounds):
+        for entrant in entrants:
+            print(f"\r  round {number + 1} of {rounds}: {entrant.name:14}", end="", file=sys.stderr, flush=True)
+            yield entrant
+    print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+
+
+def shown(value: float | None) -> str:
+    """Write a figure as short as it is telling."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004 - three digits that count
+
+
+def head(entrants: Sequence[Entrant]) -> str:
+    """Write the head of the table."""
+    cells = ["", *(entrant.name for entrant in entrants), *(f"times {peer.name}" for peer in entrants[1:]), "target"]
+    return "\n| " + " | ".join(cells) + " |\n|" + " --- |" * len(cells)
+
+
+def line(row: Row, entrants: Sequence[Entrant]) -> str:
+    """Write one line of the table; ratios where more is better."""
+    cells = [f"{row.name}, {row.unit}", *(shown(row.median(entrant.name)) for entrant in entrants)]
+    for peer in entrants[1:]:
+        ratio, least = row.ratio(peer.name), row.ratios.get(peer.name)
+        wanted = f" (≥ {least})" if least is not None else ""
+        cells.append(shown(ratio) + wanted if ratio is not None and row.unit.endswith("/s") else "")
+    return "| " + " | ".join([*cells, row.target]) + " |"
+
+
+def run_in_scratch(given: argparse.Namespace, run: Callable[[argparse.Namespace, Path], dict[str, Any]]) -> None:
+    """Run a benchmark in a temporary directory, and write its samples to where they are wanted."""
+    settle_environment()
+    with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
+        Path(scratch).chmod(0o755)  # the server may run under an account of its own
+        found = run(given, Path(scratch))
+    if given.json is not None:
+        given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
