@@ -6,8 +6,9 @@ import asyncio
 import os
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from interlock import Interlock
@@ -17,6 +18,8 @@ from sort_support import begun, make_input, members, names
 from support import eventually
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from interlock.client.jobs import JobStatus, StepStatus
 
 pytestmark = pytest.mark.flow
@@ -32,6 +35,15 @@ def look(url: str) -> tuple[JobStatus, list[StepStatus]]:
             return await handle.status(), [step for step in await handle.steps() if step.kind == "part"]
 
     return asyncio.run(read())
+
+
+def checkpoint(url: str, task: UUID) -> dict[str, Any]:
+    """Read what a sort worker last saved in the database."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("select checkpoint from interlock.tasks where id = %s", [task]).fetchone()
+    assert row is not None
+    found: dict[str, Any] = row[0]
+    return found
 
 
 def sorters(session: int) -> list[int]:
@@ -66,6 +78,9 @@ def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -
     for index, step in enumerate(steps):
         assert step.result["index"] == index
         assert step.result["history"][-1]["to_state"] == "Completed"
+        stored = checkpoint(url, step.id)
+        assert stored["state"] == "Completed", "every move is saved in the database too"
+        assert stored["history"] == step.result["history"]
 
 
 def test_a_sort_worker_that_is_killed_is_tried_again_and_the_output_is_the_same(tmp_path: Path, url: str) -> None:

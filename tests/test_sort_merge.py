@@ -69,7 +69,7 @@ def test_sampled_sorted_and_merged_records_are_the_sorted_input(tmp_path: Path, 
         slices = [Slice(run.rows, plan.edges(run.cuts, partition)) for run in runs]
         path = tmp_path / f"partition.{partition}"
         sizes: list[int] = []
-        note = Merger(100, 10, 200).merge(slices, path, sizes.append)
+        note = Merger(100, 10, Buffers(2, 200, 100)).merge(slices, path, sizes.append)
         assert sum(sizes) == path.stat().st_size == note["rows"] * 100
         assert is_proven(path, note)
         written += path.read_bytes()
@@ -135,8 +135,8 @@ class Broken:
     def read(self, low: int, into: NDArray[np.uint8]) -> None:
         raise SortError(f"row {low} of {len(into)} cannot be read")
 
-    def view(self, low: int, count: int) -> None:
-        del low, count
+    def view(self, low: int, count: int, room: object) -> memoryview:
+        raise SortError(f"rows {low} to {low + count} cannot be seen in {room}")
 
     def close(self) -> None:
         pass
@@ -144,14 +144,14 @@ class Broken:
 
 def test_a_merge_that_fails_leaves_no_file_and_raises_what_happened(tmp_path: Path) -> None:
     with pytest.raises(SortError, match="row 0 of 10 cannot be read"):
-        Merger(100, 10, 100).merge([Slice(Broken(), [0, 10])], tmp_path / "partition.0", print)
+        Merger(100, 10, Buffers(2, 100, 100)).merge([Slice(Broken(), [0, 10])], tmp_path / "partition.0", print)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_partition_whose_bytes_changed_is_not_proven(tmp_path: Path) -> None:
     rows = rows_of(1, 100, 256)[np.argsort(np.arange(100))]
     path = tmp_path / "partition.0"
-    note = Merger(100, 10, 30).merge([Slice(Resident([rows[:1]]), [0, 1])], path, lambda _: None)
+    note = Merger(100, 10, Buffers(2, 30, 100)).merge([Slice(Resident([rows[:1]]), [0, 1])], path, lambda _: None)
     assert is_proven(path, note)
     path.write_bytes(b"x" * 100)
     assert not is_proven(path, note)

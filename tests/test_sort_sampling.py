@@ -50,7 +50,7 @@ def test_the_largest_partition_is_within_five_percent_of_even(kind: str, tmp_pat
     for number in range(2):
         rows = shares[number].read_at(0, shares[number].records)
         index = order(rows, 10)
-        cuts = boundary_cuts(rows[index], index, first_position(number), 10, boundaries)
+        cuts = boundary_cuts(rows, index, first_position(number), 10, boundaries)
         sizes += np.diff([0, *cuts, len(rows)])
     assert sizes.sum() == RECORDS
     assert sizes.max() <= RECORDS / partitions * 1.05

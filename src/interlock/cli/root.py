@@ -20,8 +20,8 @@ from interlock.errors import (
     UnknownJobError,
     UnknownTaskError,
 )
-from interlock.telemetry import configure_logging
 
+SORT = "sort"  # sets logging up by itself: what the engine logs with takes longer to load than a small sort to run
 MISTAKES = (ConfigError, InputError, SortInputError, UnknownTaskError, UnknownJobError)
 
 
@@ -76,5 +76,13 @@ def settings(
     config = Config.load(
         {"database_url": database_url, "data_dir": data_dir, "log_level": log_level, "log_format": log_format}
     )
-    configure_logging(config.log_level, "json" if config.log_format == "json" else "console")
     context.obj = config
+    if context.invoked_subcommand != SORT:
+        set_logging_up(config.log_level, config.log_format)
+
+
+def set_logging_up(level: str, form: str) -> None:
+    """Have the engine log from a level on."""
+    from interlock.telemetry import configure_logging  # noqa: PLC0415 - see above
+
+    configure_logging(level, "json" if form == "json" else "console")

@@ -13,10 +13,9 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.root import rooted, run_app
+from interlock.cli.root import rooted, run_app, set_logging_up
 from interlock.config import Config
 from interlock.errors import ConfigError
-from interlock.telemetry import configure_logging
 
 app = typer.Typer(
     help="Sort records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
@@ -82,14 +81,6 @@ Lost = Annotated[
     float | None,
     typer.Option(help="Seconds of silence after which a process is given up; 60 unless given.", metavar="S"),
 ]
-
-
-@app.callback()
-def quieten(context: typer.Context) -> None:
-    """Let the display tell of what goes on, and the log of warnings only, unless more is asked for."""
-    config: Config = context.obj
-    if context.find_root().params.get("log_level") is None and config.log_level == "info":
-        configure_logging("warning", "json" if config.log_format == "json" else "console")
 
 
 @app.command()
@@ -164,6 +155,8 @@ def sort(
 
     Example: interlock sort run data --output sorted --workers 2 --memory 2GB
     """
+    if engine is not Engine.LOCAL:
+        _quieten(context)
     _loaded(SORTING).run(
         context.obj,
         inputs,
@@ -292,6 +285,13 @@ def run() -> None:
     alone = rooted()
     alone.add_typer(app, name="sort")
     run_app(alone)
+
+
+def _quieten(context: typer.Context) -> None:
+    """Let the display tell of what goes on, and the engine's log of warnings only, unless more is asked for."""
+    config: Config = context.obj
+    is_asked = context.find_root().params.get("log_level") is not None or config.log_level != "info"
+    set_logging_up(config.log_level if is_asked else "warning", config.log_format)
 
 
 def _loaded(name: str) -> ModuleType:

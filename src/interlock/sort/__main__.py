@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -19,7 +18,6 @@ PIPE = 0
 
 def main() -> int:
     """Do what the orders say."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is for the master, which closes the pipe
     line = b""
     while not line.endswith(b"\n") and (read := os.read(PIPE, 1 << 20)):
         line += read

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 AT_ONCE = 4 << 20
+LOOKED_AT = 128 << 10  # bytes of the page cache that are asked for at once: a miss makes the system read as many
 _bounce = threading.local()
 
 
@@ -34,10 +35,10 @@ class ShorterError(SortError):
 
 
 def aligned(size: int) -> NDArray[np.uint8]:
-    """Give an array of bytes that begins at a page, with a page to spare, so that data can be placed within it."""
-    raw = np.empty(size + 2 * PAGE, dtype=np.uint8)
+    """Give an array of bytes that begins at a page, with two to spare, so that data can be placed within it."""
+    raw = np.empty(size + 3 * PAGE, dtype=np.uint8)
     start = -raw.ctypes.data % PAGE
-    return raw[start : start + size + PAGE]
+    return raw[start : start + size + 2 * PAGE]
 
 
 def placed(room: NDArray[np.uint8], rows: int, record_length: int, offset: int) -> Rows:
@@ -106,21 +107,32 @@ class DirectReader:
         self._direct = _open_direct(path, os.O_RDONLY)
 
     def read(self, into: memoryview, offset: int) -> None:
-        """Fill a buffer from a place in the file."""
+        """Fill a buffer from a place in the file; memory as `placed` gives it is mostly filled by the disk."""
+        head = min(-offset % PAGE, len(into))
+        whole = (len(into) - head) // PAGE * PAGE
         if self._direct < 0:
             read_fully(self._file, into, offset, self.path)
-            return
-        done = 0
-        while done < len(into):
-            taken = min(AT_ONCE, len(into) - done)
-            piece = into[done : done + taken]
-            try:
-                self._read_pages(piece, offset + done)
-            except OSError as error:
-                if error.errno != errno.EINVAL:
-                    raise
-                read_fully(self._file, piece, offset + done, self.path)  # this file system wants it otherwise
-            done += taken
+        elif whole and (_address(into) + head) % PAGE == 0:
+            self._read_aside(into[:head], offset)
+            self._read_here(into[head : head + whole], offset + head)
+            self._read_aside(into[head + whole :], offset + head + whole)
+        else:
+            self._read_aside(into, offset)
+
+    def view(self, room: NDArray[np.uint8], offset: int, size: int) -> memoryview:
+        """Give a piece of the file, in an aligned array that has room for it and two pages more."""
+        first = offset % PAGE
+        found = room.data[first : first + size]
+        if self._direct < 0:
+            read_fully(self._file, found, offset, self.path)
+            return found
+        try:
+            self._read_pages(room, offset, size)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            read_fully(self._file, found, offset, self.path)
+        return found
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -129,27 +141,51 @@ class DirectReader:
                 os.close(file)
         self._file = self._direct = -1
 
-    def _read_pages(self, into: memoryview, offset: int) -> None:
-        """Read the pages that hold a piece into memory of this thread's own, and copy the piece."""
-        first = offset // PAGE * PAGE
-        end = -(-(offset + len(into)) // PAGE) * PAGE
+    def _read_here(self, into: memoryview, offset: int) -> None:
+        """Read whole pages to where they belong."""
+        try:
+            read_fully(self._direct, into, offset, self.path)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            read_fully(self._file, into, offset, self.path)  # this file system wants it otherwise
+
+    def _read_aside(self, into: memoryview, offset: int) -> None:
+        """Read a piece into memory of this thread's own, and copy it."""
         room: NDArray[np.uint8] | None = getattr(_bounce, "room", None)
         if room is None:
             room = _bounce.room = aligned(AT_ONCE + PAGE)
-        needed, got = offset + len(into) - first, 0
+        for done in range(0, len(into), AT_ONCE):
+            piece = into[done : done + AT_ONCE]
+            piece[:] = self.view(room, offset + done, len(piece))
+
+    def _read_pages(self, room: NDArray[np.uint8], offset: int, size: int) -> None:
+        """Read the pages that hold a piece; the last one may end with the file."""
+        first = offset // PAGE * PAGE
+        end = -(-(offset + size) // PAGE) * PAGE
+        needed, got = offset + size - first, 0
         while got < needed:
             more = os.preadv(self._direct, [room.data[got : end - first]], first + got)
             if not more:
                 raise ShorterError(f"{self.path} became shorter while it was used")
             got += more
-        into[:] = room.data[offset - first : needed]
+
+
+def no_reading_ahead(file: int) -> None:
+    """Have the system read what is asked for and no more; it would read megabytes for a few bytes."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def read_cached(file: int, room: memoryview, offset: int) -> int:
     """Read from a place on what is in the page cache already, and no more; give how many bytes."""
     done = 0
+    no_reading_ahead(file)
     try:
-        while done < len(room) and (got := os.preadv(file, [room[done:]], offset + done, os.RWF_NOWAIT)):
+        while done < len(room):
+            got = os.preadv(file, [room[done : done + LOOKED_AT]], offset + done, os.RWF_NOWAIT)
+            if not got:
+                break
             done += got
     except (OSError, AttributeError):
         return done  # it is not in memory, or this system cannot tell

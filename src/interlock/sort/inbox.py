@@ -7,6 +7,7 @@ nothing. A slice is named by its source worker, the block there and the partitio
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -18,17 +19,20 @@ from interlock.sort.runs import Resident, Spilled, holds, read_note, write_note
 from interlock.sort.windows import Slice
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterable
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
     from interlock.sort.keys import Rows
     from interlock.sort.plan import Plan
+    from interlock.sort.rpc import Piece
     from interlock.sort.runs import Rowstore
     from interlock.sort.wire_pb2 import ShuffleDataChunk
 
 
-GATHERED = 4 << 20  # bytes of a slice that are written at once; a multiple of a page
+GATHERED = 2 << 20  # bytes of a slice that are written at once; a multiple of a page
+_local = threading.local()
 
 
 class Name(NamedTuple):
@@ -156,11 +160,11 @@ class Intake:
         self._epoch = epoch
         self._draft: Draft | None = None
 
-    def take_all(self, chunks: Iterable[ShuffleDataChunk]) -> None:
+    def take_all(self, pieces: Iterable[Piece]) -> None:
         """Take in all that is new; stop early when the rest is known to be here."""
         try:
-            for chunk in chunks:
-                if not self._take(chunk):
+            for piece in pieces:
+                if not self._take(piece.head, piece.data):
                     break
             if self._draft is not None:
                 raise Damaged(f"{self._draft} ended too early")
@@ -168,7 +172,7 @@ class Intake:
             if self._draft is not None:
                 self._draft.drop()
 
-    def _take(self, chunk: ShuffleDataChunk) -> bool:
+    def _take(self, chunk: ShuffleDataChunk, data: memoryview) -> bool:
         name = Name(chunk.worker, chunk.block, chunk.partition)
         if chunk.epoch != self._epoch or not self._inbox.expects(name):
             raise Stranger(f"this worker expects no slice {tuple(name)} of sort {chunk.epoch}")
@@ -176,7 +180,7 @@ class Intake:
             return not self._inbox.has_all(name.worker, name.block)
         if self._draft is None:
             self._draft = self._inbox.draft(name, list(chunk.counts))
-        self._draft.take(name, chunk)
+        self._draft.take(name, chunk, data)
         if self._draft.is_whole:
             self._draft.finish()
             self._draft = None
@@ -194,9 +198,8 @@ class Draft:
         self._done = 0
         self._sheet = sheet
 
-    def take(self, name: Name, chunk: ShuffleDataChunk) -> None:
+    def take(self, name: Name, chunk: ShuffleDataChunk, data: memoryview) -> None:
         """Check and add the next piece."""
-        data = chunk.data
         if name != self._name:
             raise Damaged(f"{self} ended too early")
         if xxhash.xxh3_64_intdigest(data) != chunk.checksum:
@@ -226,7 +229,7 @@ class Draft:
 class _Sheet(Protocol):
     """Where the bytes of a draft go."""
 
-    def add(self, data: bytes, offset: int) -> None:
+    def add(self, data: memoryview, offset: int) -> None:
         """Add bytes."""
 
     def finish(self, counts: list[int]) -> Rowstore:
@@ -241,7 +244,7 @@ class _Memory:
         self._length = record_length
         self._pieces: list[Rows] = []
 
-    def add(self, data: bytes, offset: int) -> None:
+    def add(self, data: memoryview, offset: int) -> None:
         if len(data) % self._length:
             raise Damaged(f"{len(data)} bytes at {offset} are not a whole number of records of {self._length} bytes")
         self._pieces.append(np.frombuffer(data, dtype=np.uint8).reshape(-1, self._length))
@@ -265,18 +268,17 @@ class _File:
         self._part = path.with_name(f"{path.name}.{suffix}")
         self._file = DirectWriter(self._part, size)
         self._digest = xxhash.xxh3_64()
-        self._room = aligned(min(size, GATHERED))
+        self._room = _room_of_this_thread()
         self._held, self._written = 0, 0
 
-    def add(self, data: bytes, offset: int) -> None:
+    def add(self, data: memoryview, offset: int) -> None:
         del offset
         self._digest.update(data)
-        left = memoryview(data)
-        while left:
-            taken = min(len(left), GATHERED - self._held)
-            self._room.data[self._held : self._held + taken] = left[:taken]
+        while data:
+            taken = min(len(data), GATHERED - self._held)
+            self._room.data[self._held : self._held + taken] = data[:taken]
             self._held += taken
-            left = left[taken:]
+            data = data[taken:]
             if self._held == GATHERED:
                 self._flush()
 
@@ -295,3 +297,11 @@ class _File:
         self._file.write(self._room.data[: self._held], self._written)
         self._written += self._held
         self._held = 0
+
+
+def _room_of_this_thread() -> NDArray[np.uint8]:
+    """Give the same array again and again: a thread takes in one slice at a time."""
+    room: NDArray[np.uint8] | None = getattr(_local, "room", None)
+    if room is None:
+        room = _local.room = aligned(GATHERED)
+    return room

@@ -16,6 +16,7 @@ from interlock.lifecycle import SORT_WORKER, SortMasterState, SortWorkerState
 from interlock.sort.job import Moved
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from interlock.errors import InvalidTransitionError
@@ -36,6 +37,7 @@ class Journal:
         self.kept: dict[str, Any] = {}
         self.history: list[Moved] = []
         self.phases: dict[str, float] = {}
+        self.also: Callable[[dict[str, Any]], object] | None = None  # where else a saved state goes: a database
         self._path = place / STATE if place is not None else None
 
     def load(self) -> dict[str, Any] | None:
@@ -57,7 +59,9 @@ class Journal:
         self.kept = dict(found.get("kept", {}))
 
     def save(self, state: str) -> None:
-        """Replace the file."""
+        """Replace the file, and pass the state on to whoever else keeps it."""
+        if self.also is not None:
+            self.also({"who": self.who, "state": state, "history": [move._asdict() for move in self.history]})
         if self._path is None:
             return
         try:

@@ -81,15 +81,15 @@ def gather(rows: Rows, index: Index, into: Rows) -> None:
 
 
 def boundary_cuts(rows: Rows, index: Index, first: int, key_length: int, boundaries: Sequence[Boundary]) -> list[int]:
-    """Count, for every boundary, the sorted rows before it.
+    """Count, for every boundary, the rows before it.
 
-    `index` says which row of the block each sorted row was, and `first` is the input position of the block's first row.
+    `index` is the order of the rows, and `first` the input position of the first of them.
     """
     if not boundaries:
         return []
     head = words(rows, 0, key_length)
     sought = np.array([int.from_bytes(one.key[:WORD].ljust(WORD, b"\0"), "big") for one in boundaries], dtype=np.uint64)
-    lows, highs = np.searchsorted(head, sought, "left"), np.searchsorted(head, sought, "right")
+    lows, highs = (np.searchsorted(head, sought, side, sorter=index) for side in ("left", "right"))
     return [
         _cut_within(rows, index, first, key_length, boundary, int(low), int(high)) if low < high else int(low)
         for boundary, low, high in zip(boundaries, lows, highs, strict=True)
@@ -97,10 +97,10 @@ def boundary_cuts(rows: Rows, index: Index, first: int, key_length: int, boundar
 
 
 def _cut_within(rows: Rows, index: Index, first: int, key_length: int, boundary: Boundary, low: int, high: int) -> int:
-    """Find the place of a boundary among sorted rows whose keys begin alike."""
+    """Find the place of a boundary among rows whose keys begin alike; `low` and `high` are places in the order."""
 
     def key(at: int) -> bytes:
-        return rows[at, :key_length].tobytes()
+        return rows[index[at], :key_length].tobytes()
 
     if key_length > WORD:
         span = range(low, high)

@@ -5,11 +5,9 @@ Invariant: no worker outlives this process: each ends when the pipe from it clos
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -18,6 +16,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from interlock.errors import SortError, SortInputError
+from interlock.sort import standby
 from interlock.sort.job import FAILED, HIDDEN, LEAST_MEMORY, MEBIBYTE, Settings
 from interlock.sort.journal import STATE
 from interlock.sort.master import run_master
@@ -131,6 +130,7 @@ class Crew:
     def __enter__(self) -> None:
         for index in range(len(self._orders)):
             self._start(index)
+        standby.dismiss()
 
     def __exit__(self, *_: object) -> None:
         """End what still runs."""
@@ -165,12 +165,7 @@ class Crew:
             thread.join(ENDED_WITHIN)
 
     def _start(self, index: int) -> None:
-        self._processes[index] = subprocess.Popen(
-            [sys.executable, "-m", "interlock.sort"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-        )
+        self._processes[index] = standby.take()
 
     def _brief(self, index: int) -> None:
         pipe = self._processes[index].stdin

@@ -16,33 +16,33 @@ import numpy as np
 import xxhash
 
 from interlock.sort.direct import DirectReader, DirectWriter, placed
-from interlock.sort.keys import gather, order
-from interlock.sort.runs import Buffers
+from interlock.sort.keys import order
+from interlock.sort.runs import pour
 from interlock.sort.windows import fitting_windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from interlock.sort.runs import Buffers
     from interlock.sort.windows import Slice, Window
 
 
 class Merger:
     """Writes output files, several windows at a time."""
 
-    def __init__(self, record_length: int, key_length: int, most_rows: int, threads: int = 2) -> None:
+    def __init__(self, record_length: int, key_length: int, buffers: Buffers, threads: int = 2) -> None:
         self._length = record_length
         self._key_length = key_length
-        self._most = most_rows
+        self._buffers = buffers
         self._threads = threads
-        self._buffers: Buffers | None = None
 
     def merge(self, slices: Sequence[Slice], path: Path, done: Callable[[int], None]) -> dict[str, Any]:
         """Write the rows of all slices in order to a file and give a note by which it can be proven later.
 
         `done` is told of bytes as they are written.
         """
-        windows = fitting_windows(slices, self._most, self._length, self._key_length)
+        windows = fitting_windows(slices, self._buffers.rows, self._length, self._key_length)
         rows = sum(window.rows for window in windows)
         part = path.with_name(f".{path.name}.part")
         try:
@@ -57,11 +57,10 @@ class Merger:
     def _write_all(
         self, path: Path, rows: int, windows: list[Window], done: Callable[[int], None]
     ) -> list[tuple[int, str]]:
-        buffers = self._room(max((window.rows for window in windows), default=0))
         file = DirectWriter(path, rows * self._length)
 
         def write(window: Window) -> tuple[int, str]:
-            checksum = self._write(file, window, buffers)
+            checksum = self._write(file, window)
             size = window.rows * self._length
             done(size)
             return size, checksum
@@ -78,23 +77,14 @@ class Merger:
             file.close()
         return sums
 
-    def _write(self, file: DirectWriter, window: Window, buffers: Buffers) -> str:
-        with buffers.pair() as (unsorted, room):
+    def _write(self, file: DirectWriter, window: Window) -> str:
+        with self._buffers.pair() as (unsorted, room):
+            gathered = placed(unsorted, window.rows, self._length, 0)
             done = 0
             for rows, low, high in window.stretches:
-                rows.read(low, unsorted[done : done + high - low])
+                rows.read(low, gathered[done : done + high - low])
                 done += high - low
-            offset = window.first * self._length
-            into = placed(room, done, self._length, offset)
-            gather(unsorted[:done], order(unsorted[:done], self._key_length), into)
-            data = into.reshape(-1).data
-            file.write(data, offset)
-            return xxhash.xxh3_64_hexdigest(data)
-
-    def _room(self, rows: int) -> Buffers:
-        if self._buffers is None or self._buffers.rows < rows:
-            self._buffers = Buffers(self._threads, rows, self._length)
-        return self._buffers
+            return pour(gathered, order(gathered, self._key_length), file, window.first * self._length, room)
 
 
 def is_proven(path: Path, note: dict[str, Any]) -> bool:

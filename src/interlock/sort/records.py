@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from interlock.errors import SortInputError
-from interlock.sort.direct import ShorterError, read_cached, read_fully, read_uncached
+from interlock.sort.direct import ShorterError, no_reading_ahead, read_cached, read_fully, read_uncached
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINE_END = b"\r\n"
+LINE_END_NUMBER = int.from_bytes(LINE_END, "little")
 RECORD_LENGTH = 100
 KEY_LENGTH = 10
 LONGEST_RECORD = 1 << 20
@@ -162,7 +163,8 @@ class Source:
             first, records, at = first + taken, records - taken, at + 1
 
     def _check_lines(self, rows: NDArray[np.uint8]) -> None:
-        wrong = (rows[:, -2] != LINE_END[0]) | (rows[:, -1] != LINE_END[1])
+        count, length = rows.shape
+        wrong = np.ndarray((count,), "<u2", rows.data, length - len(LINE_END), (length,)) != LINE_END_NUMBER
         if wrong.any():
             raise SortInputError(
                 f"{self.place(int(wrong.argmax()))}: this line of {self.format.record_length} bytes does not end in "
@@ -270,16 +272,24 @@ def _refuse_other_lines(path: Path, head: bytes, record_length: int) -> None:
 
 
 def _fill(extent: Extent, room: memoryview) -> None:
-    path = Path(extent.path)
     try:
-        with path.open("rb", buffering=0) as file:
-            # What is not in memory already is read past the page cache, which costs more than the disk.
-            done = read_cached(file.fileno(), room, extent.offset) if len(room) >= LARGE else 0
-            if done < len(room) and len(room) < LARGE:
-                read_fully(file.fileno(), room[done:], extent.offset + done, path)
-            elif done < len(room):
-                read_uncached(path, room[done:], extent.offset + done)
+        file = os.open(extent.path, os.O_RDONLY)
+        try:
+            _fill_from(file, Path(extent.path), room, extent.offset)
+        finally:
+            os.close(file)
     except ShorterError as error:
         raise SortInputError(f"input {extent.path} became shorter while it was sorted") from error
     except OSError as error:
         raise SortInputError(f"input {extent.path} cannot be read: {error.strerror}") from error
+
+
+def _fill_from(file: int, path: Path, room: memoryview, offset: int) -> None:
+    if len(room) < LARGE:
+        no_reading_ahead(file)
+        read_fully(file, room, offset, path)
+        return
+    # What is not in memory already is read past the page cache, which costs more than the disk.
+    done = read_cached(file, room, offset)
+    if done < len(room):
+        read_uncached(path, room[done:], offset + done)

@@ -50,7 +50,9 @@ OPTIONS = (
 
 
 # A field's tag is its number and, for bytes, a 2 in the lowest bits.
-DATA_TAG = bytes([wire.ShuffleDataChunk.DATA_FIELD_NUMBER << 3 | 2])
+VARINT, BYTES = 0, 2
+FIXED = {1: 8, 5: 4}  # bytes of the kinds of one length
+DATA_TAG = bytes([wire.ShuffleDataChunk.DATA_FIELD_NUMBER << 3 | BYTES])
 
 
 class Method(NamedTuple):
@@ -81,7 +83,7 @@ METHODS: dict[str, dict[str, Method]] = {
 
 
 class Piece(NamedTuple):
-    """A ShuffleDataChunk whose data is still where it was read: it is copied once, into the message."""
+    """A ShuffleDataChunk whose data is where it was read or received: it is copied once, into the message."""
 
     head: wire.ShuffleDataChunk
     data: memoryview
@@ -92,6 +94,46 @@ def encode_piece(piece: Piece | wire.ShuffleDataChunk) -> bytes:
     if isinstance(piece, wire.ShuffleDataChunk):
         return piece.SerializeToString()
     return b"".join((piece.head.SerializeToString(), DATA_TAG, _varint(len(piece.data)), piece.data))
+
+
+def decode_piece(message: bytes) -> Piece:
+    """Take a ShuffleDataChunk apart without copying its data."""
+    rest: list[memoryview] = []
+    data, whole, at = memoryview(b""), memoryview(message), 0
+    while at < len(message):
+        tag, begin = _number(message, at)
+        begin, end = _extent(message, tag & 7, begin)
+        if end > len(message):
+            raise ValueError("a message ends within a field")
+        if tag == DATA_TAG[0]:
+            data = whole[begin:end]
+        else:
+            rest.append(whole[at:end])
+        at = end
+    return Piece(wire.ShuffleDataChunk.FromString(b"".join(rest)), data)
+
+
+def _extent(message: bytes, kind: int, at: int) -> tuple[int, int]:
+    """Give where the value of a field of a kind begins and ends."""
+    if kind == VARINT:
+        return at, _number(message, at)[1]
+    if kind == BYTES:
+        size, begin = _number(message, at)
+        return begin, begin + size
+    if kind in FIXED:
+        return at, at + FIXED[kind]
+    raise ValueError(f"a message has a field of the unknown kind {kind}")
+
+
+def _number(message: bytes, at: int) -> tuple[int, int]:
+    """Read a number of seven bits a byte; give it and where it ends."""
+    number = shift = 0
+    while True:
+        byte = message[at]
+        number |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:  # noqa: PLR2004 - the eighth bit says that more follow
+            return number, at
 
 
 def _varint(number: int) -> bytes:
@@ -110,7 +152,7 @@ class Unreachable(SortError):  # noqa: N818 - a named outcome
 class Server:
     """Serves one service on a port of its own."""
 
-    def __init__(self, service: str, handlers: Any, host: str, port: int = 0, threads: int = 32) -> None:
+    def __init__(self, service: str, handlers: Any, host: str, port: int = 0, threads: int = 64) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="interlock-sort-rpc")
         self._server = grpc.server(self._pool, options=OPTIONS)
         self._server.add_generic_rpc_handlers(
@@ -192,7 +234,7 @@ def _handlers(service: str, handlers: Any) -> dict[str, grpc.RpcMethodHandler[An
         make = grpc.stream_unary_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
         made[name] = make(
             getattr(handlers, name),
-            request_deserializer=method.asks.FromString,
+            request_deserializer=decode_piece if method.streams else method.asks.FromString,
             response_serializer=method.answers.SerializeToString,
         )
     return made

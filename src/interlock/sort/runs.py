@@ -17,18 +17,20 @@ import numpy as np
 import orjson
 import xxhash
 
-from interlock.sort.direct import DirectReader, DirectWriter, aligned, placed
+from interlock.sort.direct import PAGE, DirectReader, DirectWriter, aligned, placed
 from interlock.sort.keys import boundary_cuts, gather, order
 from interlock.sort.plan import first_position
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from interlock.sort.keys import Rows
+    from interlock.sort.keys import Index, Rows
     from interlock.sort.plan import Plan
     from interlock.sort.records import Source
+
+POURED = 2 << 20  # bytes that are brought in order and written at once
 
 
 class Rowstore(Protocol):
@@ -37,8 +39,8 @@ class Rowstore(Protocol):
     def read(self, low: int, into: Rows) -> None:
         """Fill a contiguous array with rows from number `low` on."""
 
-    def view(self, low: int, count: int) -> Rows | None:
-        """Give rows without copying them, if they lie in memory in a row."""
+    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Give the bytes of some rows: where they are, or else in an aligned array that has room for them."""
 
     def close(self) -> None:
         """Let go of files and memory."""
@@ -61,9 +63,13 @@ class Resident:
             into[done : done + taken] = piece[start : start + taken]
             low, done, at = low + taken, done + taken, at + 1
 
-    def view(self, low: int, count: int) -> Rows | None:
-        """Give rows without copying them, if they lie in memory in a row."""
-        return self._pieces[0][low : low + count] if len(self._pieces) == 1 else None
+    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Give the bytes of some rows: where they are, or else in an aligned array that has room for them."""
+        if len(self._pieces) == 1:
+            return self._pieces[0][low : low + count].reshape(-1).data
+        rows = placed(room(), count, self._pieces[0].shape[1], 0) if count else np.empty((0, 1), dtype=np.uint8)
+        self.read(low, rows)
+        return rows.reshape(-1).data
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -81,9 +87,9 @@ class Spilled:
         """Fill a contiguous array with rows from number `low` on."""
         self._file.read(into.reshape(-1).data, low * self._length)
 
-    def view(self, low: int, count: int) -> None:
-        """Give nothing: the rows are not in memory."""
-        del low, count
+    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Give the bytes of some rows, in an aligned array that has room for them."""
+        return self._file.view(room(), low * self._length, count * self._length)
 
     def close(self) -> None:
         """Close the file."""
@@ -100,25 +106,50 @@ class Run:
 
 
 class Buffers:
-    """Pairs of arrays that are used again and again: touching fresh memory costs as much as reading a disk.
+    """Pairs of arrays that are used again and again: touching fresh memory costs as much as reading a disk, or more.
 
-    The first of a pair holds rows as they are read, the second, which begins at a page, what is written of them.
+    The first of a pair holds so many rows as they are read, the second a part of them, in order, that is written next.
+    Both begin at a page.
     """
 
     def __init__(self, pairs: int, rows: int, record_length: int) -> None:
         self.rows = rows
-        self._free: queue.SimpleQueue[tuple[Rows, NDArray[np.uint8]]] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = queue.SimpleQueue()
         for _ in range(pairs):
-            self._free.put((_empty(rows, record_length), aligned(rows * record_length)))
+            self._free.put((aligned(rows * record_length), aligned(max(POURED, 2 * record_length))))
 
     @contextmanager
-    def pair(self) -> Iterator[tuple[Rows, NDArray[np.uint8]]]:
+    def pair(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
         """Lend a pair."""
         lent = self._free.get()
         try:
             yield lent
         finally:
             self._free.put(lent)
+
+
+def pour(rows: Rows, index: Index, file: DirectWriter, offset: int, room: NDArray[np.uint8]) -> str:
+    """Write rows in the order of their numbers to a place in a file, and give their checksum.
+
+    They go through a small aligned array, which stays in the processor's cache; what does not fill a page waits in it
+    for the rows behind it.
+    """
+    length = rows.shape[1]
+    digest = xxhash.xxh3_64()
+    begun = held = offset % PAGE
+    at = 0
+    while at < len(index):
+        taken = min((len(room) - held) // length, len(index) - at)
+        piece = room[held : held + taken * length]
+        gather(rows, index[at : at + taken], piece.reshape(taken, length))
+        digest.update(piece.data)
+        held, at = held + taken * length, at + taken
+        end = held // PAGE * PAGE if at < len(index) else held
+        file.write(room.data[begun:end], offset)
+        offset += end - begun
+        room[: held - end] = room[end:held]
+        begun, held = 0, held - end
+    return digest.hexdigest()
 
 
 class BlockSorter:
@@ -143,24 +174,32 @@ class BlockSorter:
             found = self._found(self._place, block, count)
             if found is not None:
                 return found, True
+        part, key_length = self.source.part(start, count), self.source.format.key_length
         with self._buffers.pair() as (unsorted, room):
-            rows = unsorted[:count]
-            spilled = self._place is not None
-            into = placed(room, count, rows.shape[1], 0) if spilled else _empty(count, rows.shape[1])
-            self.source.part(start, count).read(rows)
-            key_length = self.source.format.key_length
+            rows = placed(unsorted, count, self.source.format.record_length, part.extents[0].offset)
+            part.read(rows)
             index = order(rows, key_length)
-            gather(rows, index, into)
-            inner = boundary_cuts(into, index, self._first + start, key_length, self._plan.boundaries)
+            inner = boundary_cuts(rows, index, self._first + start, key_length, self._plan.boundaries)
             cuts = [0, *inner, count]
-            if self._place is None:
-                return Run(block, cuts, Resident([into])), False
-            return self._spill(self._place, block, cuts, into), False
+            if self._place is not None:
+                return self._spill(self._place, block, cuts, rows, index, room), False
+            into = np.empty_like(rows)
+            gather(rows, index, into)
+            return Run(block, cuts, Resident([into])), False
 
-    def _spill(self, place: Path, block: int, cuts: list[int], rows: Rows) -> Run:
+    def _spill(
+        self, place: Path, block: int, cuts: list[int], rows: Rows, index: Index, room: NDArray[np.uint8]
+    ) -> Run:
+        """Write a run and the note beside it; neither has its name before it is whole."""
         path = place / f"run-{block:06}"
-        data = rows.reshape(-1).data
-        write_file(path, data, {"stamp": self._stamp, "cuts": cuts, "checksum": xxhash.xxh3_64_hexdigest(data)})
+        part = path.with_name(f"{path.name}.part")
+        file = DirectWriter(part, rows.nbytes)
+        try:
+            checksum = pour(rows, index, file, 0, room)
+        finally:
+            file.close()
+        part.rename(path)
+        write_note(path, {"stamp": self._stamp, "cuts": cuts, "checksum": checksum})
         return Run(block, cuts, Spilled(path, rows.shape[1]))
 
     def _found(self, place: Path, block: int, count: int) -> Run | None:
@@ -169,7 +208,7 @@ class BlockSorter:
         if note is None or note.get("stamp") != self._stamp:
             return None
         with self._buffers.pair() as (room, _):
-            rows = room[:count]
+            rows = placed(room, count, self.source.format.record_length, 0)
             if not holds(path, rows, note["checksum"]):
                 return None
         return Run(block, note["cuts"], Spilled(path, rows.shape[1]))
@@ -197,18 +236,6 @@ def holds(path: Path, room: Rows, checksum: str) -> bool:
         file.close()
 
 
-def write_file(path: Path, data: memoryview, note: dict[str, Any]) -> None:
-    """Write a file and the note beside it; neither has its name before it is whole."""
-    part = path.with_name(f"{path.name}.part")
-    file = DirectWriter(part, len(data))
-    try:
-        file.write(data, 0)
-    finally:
-        file.close()
-    part.rename(path)
-    write_note(path, note)
-
-
 def write_note(path: Path, note: dict[str, Any]) -> None:
     """Write the note beside a file."""
     final = path.with_name(f"{path.name}.json")
@@ -224,7 +251,3 @@ def read_note(path: Path) -> dict[str, Any] | None:
     except (OSError, orjson.JSONDecodeError):
         return None
     return found if isinstance(found, dict) else None
-
-
-def _empty(rows: int, record_length: int) -> Rows:
-    return np.empty((rows, record_length), dtype=np.uint8)

@@ -5,8 +5,10 @@ Invariant: a worker has been served when it acknowledged every slice of every ru
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,18 +17,20 @@ import xxhash
 
 from interlock.errors import SortError
 from interlock.sort import wire_pb2 as wire
+from interlock.sort.direct import aligned
 from interlock.sort.rpc import FIRST_PAUSE, LONGEST_PAUSE, RETRIED, WORKER, Peer, Piece, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from interlock.sort.keys import Rows
     from interlock.sort.plan import Member, Plan, Roster
     from interlock.sort.runs import Run
 
-PIECE = 2 << 20
+PIECE = 1 << 20
 STREAM_TIMEOUT = 60.0
 SLOWEST = 1 << 20  # bytes per second: a connection that is slower is as good as broken
+STREAMS = 2  # to one worker at a time: one is read from the disk while the other is sent
+CROWD = 8  # workers from which on there are streams enough
 
 
 class Sender:
@@ -53,7 +57,7 @@ class Sender:
         self._changed = changed
         self._stopping = False
         self._threads: list[threading.Thread] = []
-        self._calls: dict[int, Any] = {}
+        self._calls: dict[tuple[int, int], Any] = {}
         self.version = 0
         self.sent = 0
 
@@ -128,9 +132,12 @@ class Sender:
             member = self._members[index]
         peer = Peer(WORKER, member.address, f"worker {index}")
         try:
-            for run in self._runs:
-                if not self._persist(peer, member, run):
-                    return
+            with ThreadPoolExecutor(STREAMS if len(self._members) < CROWD else 1) as streams:
+                try:
+                    if not all(streams.map(lambda run: self._persist(peer, member, run), self._runs)):
+                        return
+                finally:
+                    streams.shutdown(wait=True, cancel_futures=True)
         finally:
             peer.close()
         with self._changed:
@@ -144,7 +151,8 @@ class Sender:
         while True:
             answer = self._attempt(peer, member.index, run)
             if answer is None:
-                self.sent += self._size(member.index, run)
+                with self._changed:
+                    self.sent += self._size(member.index, run)
                 return True
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or self._moved(member), pause)
@@ -167,7 +175,7 @@ class Sender:
                     return "it was stopped"
                 size = self._size(index, run)
                 call = peer.start("ShuffleData", self._pieces(index, run), STREAM_TIMEOUT + size / SLOWEST)
-                self._calls[index] = call
+                self._calls[index, run.block] = call
             answer = call.result()
         except grpc.FutureCancelledError:
             return "it was stopped"
@@ -181,13 +189,13 @@ class Sender:
 
     def _pieces(self, index: int, run: Run) -> Iterator[Piece]:
         rows_at_once = max(1, PIECE // self._length)
-        room = np.empty((rows_at_once, self._length), dtype=np.uint8)
+        room = functools.cache(lambda: aligned(rows_at_once * self._length))
         for partition in self._plan.owned(index):
             edges = self._plan.edges(run.cuts, partition)
             counts = np.diff(edges).tolist()
             first, last = edges[0], edges[-1]
             for low in range(first, last, rows_at_once) if first < last else (first,):
-                data = self._data(run, low, room[: min(rows_at_once, last - low)])
+                data = run.rows.view(low, min(rows_at_once, last - low), room)
                 head = wire.ShuffleDataChunk(
                     epoch=self._plan.epoch,
                     worker=self._worker,
@@ -199,11 +207,3 @@ class Sender:
                     checksum=xxhash.xxh3_64_intdigest(data),
                 )
                 yield Piece(head, data)
-
-    def _data(self, run: Run, low: int, room: Rows) -> memoryview:
-        """Give rows where they are, or else a copy."""
-        found = run.rows.view(low, len(room))
-        if found is None:
-            run.rows.read(low, room)
-            found = room
-        return found.reshape(-1).data

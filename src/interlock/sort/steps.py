@@ -63,6 +63,7 @@ def sort_worker(
             index=index,
             told=telling.hear,
             stop=telling.stop,
+            saved=context.checkpoint,
         )
     except SortInputError as error:
         raise PermanentError(str(error)) from error
@@ -70,15 +71,11 @@ def sort_worker(
 
 
 class Telling:
-    """Passes on what a sort worker says: progress for who watches, and each state for who comes after a crash.
-
-    The other way it passes on that the step was canceled.
-    """
+    """Passes on how far a sort worker is and, the other way, that its step was canceled."""
 
     def __init__(self, context: StepContext) -> None:
         self.stop = threading.Event()
         self._context = context
-        self._state = ""
 
     def hear(self, seen: Progress) -> None:
         """Pass it on."""
@@ -91,9 +88,6 @@ class Telling:
                 state=worker.state,
                 bytes_done=worker.bytes_done,
             )
-            if worker.state != self._state:
-                self._state = worker.state
-                self._context.checkpoint({"state": worker.state, "worker": worker.index})
 
 
 def run_steps(

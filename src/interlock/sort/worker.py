@@ -9,12 +9,13 @@ from __future__ import annotations
 import resource
 import shutil
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.errors import SortError
 from interlock.lifecycle import SORT_WORKER, SortWorkerEvent, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
+from interlock.sort.allocation import keep_freed_memory
 from interlock.sort.job import HIDDEN, Partition, Settings, WorkerReport
 from interlock.sort.journal import Journal, new_identity, new_incarnation
 from interlock.sort.master_peer import Forgotten, MasterPeer
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from interlock.sort.plan import Roster
     from interlock.sort.records import Source
 
+    Saved = Callable[[dict[str, Any]], object]
+
 HEARTBEAT = 1.0
 NOTHING_TO_DO = 2.0  # seconds for which a completed worker looks for its master
 RESTARTS = 3
@@ -49,17 +52,20 @@ def run_worker(
     host: str = "127.0.0.1",
     told: Told | None = None,
     stop: threading.Event | None = None,
+    saved: Saved | None = None,
 ) -> WorkerReport:
     """Take part in the sort of the master at an address: sort a source, write partitions to the output directory.
 
     Unfinished work goes to `temp`; a worker that is started again with the same one goes on from there. `index` is the
     place in the order of workers, which the master chooses when it is not given. `host` is the address of this machine
-    at which the other workers reach it. Setting `stop` makes the worker give up.
+    at which the other workers reach it. Setting `stop` makes the worker give up. `saved` gets what every move saves.
     """
+    keep_freed_memory()
     place = temp or output / HIDDEN
     output.mkdir(parents=True, exist_ok=True)
     place.mkdir(parents=True, exist_ok=True)
     worker = Worker(master, source, output, settings or Settings(), place, index, host)
+    worker.journal.also = saved
     with watching(worker, told, stop):
         report = worker.run()
     if temp is None:
@@ -155,6 +161,7 @@ class Worker:
         sample = self._sample()
         self._master.send_sample(sample)
         machine.transition(SortWorkerEvent.SEND_SAMPLE, "Sampling complete, waiting for config")
+        self._master.notify()
         self._await(SortWorkerState.WAITING_FOR_PARTITION_CONFIG, lambda: self._master.send_sample(sample))
         workshop.sort()
         machine.transition(SortWorkerEvent.FINISH_SORTING, "Sorting complete, waiting for signal")

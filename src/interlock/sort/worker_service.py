@@ -20,10 +20,11 @@ from interlock.sort.status import status_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from interlock.sort.rpc import Piece
     from interlock.sort.worker import Worker
 
     Context = grpc.ServicerContext
-    Chunks = Iterator[wire.ShuffleDataChunk]
+    Pieces = Iterator[Piece]
 
 TAKING_DATA = (SortWorkerState.SHUFFLING, SortWorkerState.WAITING_FOR_MERGE_SIGNAL)
 STARTED = (*TAKING_DATA, SortWorkerState.MERGING, SortWorkerState.COMPLETED)
@@ -94,7 +95,7 @@ class WorkerHandlers:
         status.epoch = worker.epoch
         return status
 
-    def ShuffleData(self, chunks: Chunks, context: Context) -> wire.ShuffleAck:  # noqa: N802 - RPC
+    def ShuffleData(self, pieces: Pieces, context: Context) -> wire.ShuffleAck:  # noqa: N802 - RPC
         """Take in slices; data that comes in another state than it should is taken all the same, and logged."""
         worker = self._worker
         inbox = worker.workshop.inbox
@@ -105,7 +106,7 @@ class WorkerHandlers:
             log.info("%s: received shuffle data in state %s", worker.journal.who, state)
         intake = Intake(inbox, worker.epoch)
         try:
-            intake.take_all(chunks)
+            intake.take_all(pieces)
             return wire.ShuffleAck(success=True, state=str(worker.machine.state))
         except Stranger as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))

@@ -56,6 +56,9 @@ class Workshop:
         self.settings = settings
         self.block_records = block_size(source, settings)
         self.window_records = window_size(source, settings)
+        # Memory that is not touched is not used: room for windows that turn out larger than planned costs nothing.
+        largest = max(self.block_records, self.window_records * 3 // 2)
+        self._buffers = Buffers(THREADS, largest, source.format.record_length)
         self.plan: Plan | None = None
         self.worker = -1
         self.inbox: Inbox | None = None
@@ -84,11 +87,8 @@ class Workshop:
         """Sort all blocks."""
         plan = self._planned()
         blocks = -(-self.source.records // self.block_records)
-        rows = min(self.block_records, self.source.records)
         place = self._place(RUNS, plan, self.worker)
-        sorter = BlockSorter(
-            self.source, self.block_records, plan, self.worker, Buffers(THREADS, rows, self._length), place
-        )
+        sorter = BlockSorter(self.source, self.block_records, plan, self.worker, self._buffers, place)
 
         def sort(block: int) -> Run:
             self._check()
@@ -119,8 +119,7 @@ class Workshop:
     def merge(self) -> list[Partition]:
         """Write this worker's partitions."""
         plan = self._planned()
-        most = max(2 * self.window_records, self.settings.memory // (8 * self._length))
-        merger = Merger(self._length, self.source.format.key_length, most, THREADS)
+        merger = Merger(self._length, self.source.format.key_length, self._buffers, THREADS)
         self.done = 0
         return [self._merge(plan, merger, partition) for partition in plan.owned(self.worker)]
 

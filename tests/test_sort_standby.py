@@ -1,0 +1,58 @@
+"""Workers that are started before the command is read: as many as it seems to ask for, and none is left behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from interlock.sort import standby
+from interlock.sort.allocation import keep_freed_memory
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["in", "-O", "out", "--workers", "2"], 2),
+        (["in", "-n", "1"], 1),
+        (["in", "--workers", "many"], 0),
+        (["in", "--workers"], 0),
+        (["in", "-n", "2", "--engine", "ray"], 0),
+        (["--help"], 0),
+        (["in"], min(os.cpu_count() or 1, standby.MOST)),
+    ],
+)
+def test_as_many_workers_are_foreseen_as_the_arguments_ask_for(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: int
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/cat")
+    standby.foresee(arguments)
+    waiting = list(standby.waiting)
+    assert len(waiting) == expected
+    standby.dismiss()
+    assert all(process.returncode is not None for process in waiting)
+    assert standby.waiting == []
+
+
+def test_a_worker_without_orders_ends_when_the_pipe_closes() -> None:
+    process = standby.take()
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(20) == 0
+
+
+def test_a_mistake_in_the_command_leaves_no_worker_behind() -> None:
+    command = [sys.executable, "-m", "interlock", "sort", "run", "none", "-O", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # the pipes end with the last process
+    assert done.returncode == 2
+    assert "input none does not exist" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_memory_settings_can_be_made_more_than_once() -> None:
+    keep_freed_memory()
+    keep_freed_memory()
