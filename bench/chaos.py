@@ -37,7 +37,7 @@ def options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000, help="steps in all, in mixed workflows")
-    parser.add_argument("--seconds", type=float, default=2.0, help="between two harms")
+    parser.add_argument("--seconds", type=float, default=0.7, help="between two harms")
     parser.add_argument("--seed", type=int, default=0, help="of the die that says what happens to whom")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--orchestrators", type=int, default=2)

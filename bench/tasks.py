@@ -135,16 +135,26 @@ class Bench:
                 return handled / (latest - first) * 1e9
 
     def memory(self) -> list[Row]:
-        """Look at the memory of one worker process at concurrency 1, idle and while it works."""
-        rows = [Row("memory, idle", "MB", target="< 80")]
-        tasks = self.tasks // 4
+        """Look at the memory of a worker process: at concurrency 1, and of one of many slots over very many tasks."""
+        rows = [Row("memory at concurrency 1, idle", "MB", target="< 80")]
         with self.field.database(OURS) as database, self.field.workers(OURS, database, 1, 1) as workers:
             time.sleep(2)
             rows[0].add(OURS.name, workers.memory())
-            OURS.ask("bulk", url=self.field.url(database), tasks=tasks)
-            for part in (tasks // 2, tasks):
-                workers.await_handled(part)
-                rows.append(Row(f"memory after {part:,} tasks", "MB", {OURS.name: [workers.memory()]}, target="< 80"))
+            rows += self._memory_over(workers, database, self.tasks // 4, "at concurrency 1", target="< 80")
+        with self.field.database(OURS) as database, self.field.workers(OURS, database, 1, CONCURRENCY) as workers:
+            rows += self._memory_over(
+                workers, database, self.finished, f"at concurrency {CONCURRENCY:,}", target="flat"
+            )
+        return rows
+
+    def _memory_over(self, workers: Workers, database: str, tasks: int, name: str, *, target: str) -> list[Row]:
+        rows = []
+        OURS.ask("bulk", url=self.field.url(database), tasks=tasks)
+        for part in (tasks // 10, tasks // 2, tasks):
+            workers.await_handled(part)
+            rows.append(
+                Row(f"memory {name} after {part:,} tasks", "MB", {OURS.name: [workers.memory()]}, target=target)
+            )
         return rows
 
 
@@ -172,7 +182,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="paired rounds of each measurement")
     parser.add_argument("--only", action="append", choices=list(MEASUREMENTS), help="measure this; may be repeated")
     parser.add_argument("--peers", default="pgqueuer,awa", help=f"of {', '.join(list(QUEUES)[1:])}; '' for none")
-    parser.add_argument("--big", type=int, default=200_000, help="finished tasks in the big table")
+    parser.add_argument("--big", type=int, default=200_000, help="tasks in the big table, and of the look at memory")
     parser.add_argument("--json", type=Path, help="write all samples to this file")
     return parser.parse_args()
 

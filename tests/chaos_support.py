@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 QUEUE = "pgmq.q_orchestration_step_results"
-BACKLOG = 1_500  # unfinished jobs, at most
 WORKER, ORCHESTRATOR = "worker", "orchestrator"
+MANY = 10
 # what happens to whom, and how often
 HARMS = {"kill": 60, "cut": 20, "freeze": 10, "repeat": 10}
 
@@ -47,7 +47,7 @@ class Running:
 
 @dataclass(slots=True)
 class Findings:
-    """What is left when all is done. Everything but the first two must be empty."""
+    """What is left when all is done. Everything but the first two must be empty, or nothing was shown."""
 
     jobs: int = 0
     steps: int = 0
@@ -55,12 +55,14 @@ class Findings:
     wrong: list[str] = field(default_factory=list)  # jobs that ended otherwise than they must
     ends: list[str] = field(default_factory=list)  # jobs and steps that did not end once
     left: dict[str, int] = field(default_factory=dict)  # messages, leases, failures
+    idle_deaths: int = 0  # workers that were killed, if not one of them had anything to do
 
     @property
     def faults(self) -> list[str]:
         """Say what is wrong, at most a few of each kind."""
         said = [f"job {id_} has not ended" for id_ in self.missing[:5]] + self.wrong[:5] + self.ends[:5]
-        return said + [f"{count} {what} left" for what, count in self.left.items() if count]
+        said += [f"{count} {what} left" for what, count in self.left.items() if count]
+        return said + [f"none of {self.idle_deaths} killed workers had anything to do"] * (self.idle_deaths >= MANY)
 
 
 class Chaos:
@@ -76,6 +78,7 @@ class Chaos:
         orchestrators: int = 2,
         concurrency: int = 20,
         at_once: int = 200,
+        backlog: int = 1_500,
         told: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.counts = Counter[str]()
@@ -85,7 +88,8 @@ class Chaos:
         self._random = random.Random(seed)  # noqa: S311 - a die
         self._wanted = [WORKER] * workers + [ORCHESTRATOR] * orchestrators
         self._concurrency = concurrency
-        self._at_once = at_once  # jobs that are submitted together, and not more in the time between two harms
+        self._at_once = at_once  # jobs that are submitted together
+        self._backlog = backlog  # unfinished jobs, as long as there are enough: harm is to meet those who work
         self._told = told
         self._running: list[Running] = []
         self._thawing: set[asyncio.Task[None]] = set()
@@ -118,10 +122,10 @@ class Chaos:
     async def _rage(self, connection: Connection, every: float, harms: int | None, until: float) -> None:
         while True:
             unfinished = await self._unfinished(connection)
-            if self._left and unfinished < BACKLOG:
-                await self._submit(connection)
-            elif not unfinished and not self._left:
+            if not unfinished and not self._left:
                 return
+            while self._left and unfinished < self._backlog:
+                unfinished += await self._submit(connection)
             if time.monotonic() > until:
                 return
             ended = max(len(self.jobs) - unfinished, 0)
@@ -144,7 +148,7 @@ class Chaos:
         found: int = row["unfinished"]
         return found
 
-    async def _submit(self, connection: Connection) -> None:
+    async def _submit(self, connection: Connection) -> int:
         some = [self._left.pop() for _ in range(min(self._at_once, len(self._left)))]
         new = [
             NewJob(name, input_of(name, n), version="1", worker_count=2 if name == "fan" and n % 2 else None)
@@ -155,6 +159,7 @@ class Chaos:
             self.jobs[job.id] = (name, n)
             if name == "gate":
                 await send_signal(connection, job.id, GATE, n, actor="chaos")
+        return len(some)
 
     # --- the processes
 
@@ -314,6 +319,7 @@ class Chaos:
         times = {row["event"]: row["times"] for row in events}
         self.counts["recoveries"] = times.get("expire", 0) + times.get("exhaust", 0)
         self.counts["attempts"] = row["attempts"]
+        found.idle_deaths = 0 if self.counts["recoveries"] else self.counts["killed workers"]
 
 
 async def _rows(connection: Connection, query: str) -> list[dict[str, Any]]:
