@@ -6,6 +6,7 @@ output and temporary directory are on a disk that all nodes see.
 
 from __future__ import annotations
 
+import logging
 import socket
 from dataclasses import asdict
 from pathlib import Path
@@ -89,7 +90,7 @@ def _join(address: str | None, workers: int) -> None:
     try:
         if host and port.isdecimal():
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-        ray.init(**room, log_to_driver=False, logging_level="error")
+        ray.init(**room, log_to_driver=False, logging_level=logging.ERROR)
     except OSError as error:
         raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
 
