@@ -18,9 +18,10 @@ from field import Entrant, settle_environment
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 E = TypeVar("E", bound=Entrant)
+V = TypeVar("V")
 
 OURS = "interlock"
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
@@ -49,6 +50,15 @@ class Row:
         """Give the middle of the ratios of the rounds, each within itself."""
         pairs = list(zip(self.samples.get(OURS, []), self.samples.get(peer, []), strict=False))
         return statistics.median(ours / theirs for ours, theirs in pairs if theirs) if pairs else None
+
+
+def asked(names: str, known: Mapping[str, V]) -> list[V]:
+    """Find the peers that `--peers` names; a name that is none ends the run before anything is measured."""
+    wanted = [name.strip() for name in names.split(",") if name.strip() not in ("", OURS)]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        sys.exit(f"--peers: there is no {', '.join(unknown)}; there are {', '.join(sorted(known.keys() - {OURS}))}")
+    return [known[name] for name in wanted]
 
 
 def turns(entrants: Sequence[E], rounds: int) -> Iterator[E]:

@@ -27,6 +27,7 @@ from interlock.sort.generate import Distribution, Recipe, generate
 from interlock.sort.records import RecordFormat
 from interlock.sort.validate import validate
 from machine import described
+from report import asked
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -324,11 +325,11 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     """Print the tables."""
     options = read_options()
-    wanted = [name for name in options.peers.split(",") if name]
-    peers = [SORTERS[name] for name in wanted if SORTERS[name].version is not None]
-    for name in wanted:
-        if SORTERS[name].version is None:
-            print(f"{name} is not installed, and left out: pip install 'interlock[bench]'")
+    wanted = asked(options.peers, SORTERS)
+    peers = [peer for peer in wanted if peer.version is not None]
+    for peer in wanted:
+        if peer.version is None:
+            print(f"{peer.name} is not installed, and left out: pip install 'interlock[bench]'")
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(dir=options.place) as place:
         arena = Arena(Path(place))

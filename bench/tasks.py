@@ -21,7 +21,7 @@ from machine import described
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from field import QUEUES, Field, load
 
-from report import SETTINGS, Row, head, line, run_in_scratch, turns
+from report import SETTINGS, Row, asked, head, line, run_in_scratch, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,7 +170,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
 
 def chosen(given: argparse.Namespace) -> tuple[tuple[Queue, ...], list[str]]:
     """Find the queues that take part, and say which of those that were asked for cannot."""
-    wanted = [QUEUES[name] for name in given.peers.split(",") if name and name != OURS.name]
+    wanted = asked(given.peers, QUEUES)
     missing = [queue.name for queue in wanted if queue.version is None]
     return (OURS, *(queue for queue in wanted if queue.version is not None)), missing
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(Path(__file__).parent / "peers"))
 from driver import Board
 from field import Entrant, Workers
 
-from report import SETTINGS, Row, head, line, run_in_scratch, turns
+from report import SETTINGS, Row, asked, head, line, run_in_scratch, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -222,7 +222,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
 
 def chosen(names: str) -> tuple[tuple[Engine, ...], list[str]]:
     """Find the engines that take part, and say why others do not."""
-    wanted = [ENGINES[name] for name in names.split(",") if name and name != OURS.name]
+    wanted = asked(names, ENGINES)
     has_redis = shutil.which("redis-server") is not None and shutil.which("redis-cli") is not None
     left_out = [f"{engine.name} is left out: it is not installed" for engine in wanted if engine.version is None]
     left_out += [
