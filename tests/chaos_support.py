@@ -86,6 +86,7 @@ class Chaos:
         self._url = url
         self._logs = logs
         self._random = random.Random(seed)  # noqa: S311 - a die
+        self._fate = random.Random(seed)  # noqa: S311 - one more, so that what happens does not hang on whom it meets
         self._wanted = [WORKER] * workers + [ORCHESTRATOR] * orchestrators
         self._concurrency = concurrency
         self._at_once = at_once  # jobs that are submitted together
@@ -95,7 +96,10 @@ class Chaos:
         self._thawing: set[asyncio.Task[None]] = set()
 
     async def run(self, steps: int, *, every: float, harms: int | None = None, within: float = 3600) -> Findings:
-        """Run jobs of so many steps in all; do some harm every so many seconds, so many times or until all is done."""
+        """Run jobs of so many steps in all; do some harm every so many seconds, so many times or until all is done.
+
+        With a number of harms, the last jobs come after the last harm, so that all of them meet something.
+        """
         began = time.monotonic()
         self._plan(steps)
         async with connect(self._url) as connection:
@@ -120,24 +124,31 @@ class Chaos:
         self._left.reverse()
 
     async def _rage(self, connection: Connection, every: float, harms: int | None, until: float) -> None:
+        fates = self._fate.choices(list(HARMS), weights=list(HARMS.values()), k=harms or 0)
         while True:
             unfinished = await self._unfinished(connection)
             if not unfinished and not self._left:
                 return
-            while self._left and unfinished < self._backlog:
+            kept = self._at_once if fates else 0
+            while len(self._left) > kept and unfinished < self._backlog:
                 unfinished += await self._submit(connection)
             if time.monotonic() > until:
                 return
             ended = max(len(self.jobs) - unfinished, 0)
             self._told(f"about {ended:,} of {self.counts['jobs']:,} jobs have ended, {self.counts['killed']:,} kills")
             await asyncio.sleep(every)
-            if harms is None or self.counts["harms"] < harms:
-                self.counts["harms"] += 1
-                (harm,) = self._random.choices(list(HARMS), weights=list(HARMS.values()))
-                await {"kill": self._kill, "cut": self._cut, "freeze": self._freeze, "repeat": self._repeat}[harm](
-                    connection
-                )
+            if harms is None:
+                await self._harm(connection, *self._fate.choices(list(HARMS), weights=list(HARMS.values())))
+            elif fates and await self._harm(connection, fates[-1]):
+                fates.pop()
             self._replace()
+
+    async def _harm(self, connection: Connection, harm: str) -> bool:
+        """Do a harm; tell whether it met somebody."""
+        act = {"kill": self._kill, "cut": self._cut, "freeze": self._freeze, "repeat": self._repeat}[harm]
+        has_met = await act(connection)
+        self.counts["harms"] += has_met
+        return has_met
 
     async def _unfinished(self, connection: Connection) -> int:
         query = (
@@ -214,15 +225,17 @@ class Chaos:
 
     # --- the harms
 
-    async def _kill(self, connection: Connection) -> None:
+    async def _kill(self, connection: Connection) -> bool:
         victim = await self._victim(connection)
-        if victim is not None:
-            victim.process.kill()
-            victim.process.wait()
-            self.counts["killed"] += 1
-            self.counts[f"killed {victim.role}s"] += 1
+        if victim is None:
+            return False
+        victim.process.kill()
+        victim.process.wait()
+        self.counts["killed"] += 1
+        self.counts[f"killed {victim.role}s"] += 1
+        return True
 
-    async def _cut(self, connection: Connection) -> None:
+    async def _cut(self, connection: Connection) -> bool:
         """Cut some connections, whoever has them."""
         rows = await (
             await connection.execute(
@@ -233,17 +246,20 @@ class Chaos:
         for row in self._random.sample(rows, min(len(rows), self._random.randint(1, 3))):
             await connection.execute("select pg_terminate_backend(%s)", [row["pid"]])
             self.counts["cut connections"] += 1
+        return bool(rows)
 
-    async def _freeze(self, connection: Connection) -> None:
+    async def _freeze(self, connection: Connection) -> bool:
         """Stop a process for longer than its leases last; then let it go on, as if nothing had happened."""
         victim = await self._victim(connection)
-        if victim is not None and not victim.frozen:
-            victim.process.send_signal(signal.SIGSTOP)
-            victim.frozen = True
-            self.counts["frozen"] += 1
-            task = asyncio.create_task(self._thaw(victim))
-            self._thawing.add(task)
-            task.add_done_callback(self._thawing.discard)
+        if victim is None or victim.frozen:
+            return False
+        victim.process.send_signal(signal.SIGSTOP)
+        victim.frozen = True
+        self.counts["frozen"] += 1
+        task = asyncio.create_task(self._thaw(victim))
+        self._thawing.add(task)
+        task.add_done_callback(self._thawing.discard)
+        return True
 
     async def _thaw(self, victim: Running) -> None:
         await asyncio.sleep(self._random.uniform(1.2, 2.5))
@@ -251,7 +267,7 @@ class Chaos:
             victim.process.send_signal(signal.SIGCONT)
         victim.frozen = False
 
-    async def _repeat(self, connection: Connection) -> None:
+    async def _repeat(self, connection: Connection) -> bool:
         """Send messages again that were taken long ago, or are about to be."""
         rows = await (
             await connection.execute(
@@ -261,6 +277,7 @@ class Chaos:
             )
         ).fetchall()
         self.counts["repeated messages"] += len(rows)
+        return bool(rows)
 
     # --- what is left
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +15,8 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 
+from interlock.errors import SortError
+from interlock.sort.interrupts import heeding_interrupts
 from interlock.sort.validate import validate
 from sort_support import begun, first_line, make_input, names, sort
 
@@ -175,3 +179,52 @@ def test_an_interrupted_sort_leaves_no_process_and_no_partition(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert names(tmp_path / "out") == ["partition.0", "partition.1"]
     assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
+
+
+def interrupted(stop: threading.Event, times: int, reached: list[int]) -> None:
+    with heeding_interrupts(stop):
+        for time in range(times):
+            signal.raise_signal(signal.SIGINT)
+            reached.append(time)
+        raise SortError("given up")
+
+
+def test_an_interrupt_tells_the_sort_first_and_raises_when_it_has_ended() -> None:
+    stop, reached = threading.Event(), list[int]()
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt) as raised:
+        interrupted(stop, 1, reached)
+    assert stop.is_set()
+    assert reached == [0]
+    assert isinstance(raised.value.__cause__, SortError)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    reached = list[int]()
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(threading.Event(), 2, reached)
+    assert reached == [0]
+
+
+def test_what_was_done_before_an_interrupt_was_heard_stands() -> None:
+    stop = threading.Event()
+    with heeding_interrupts(stop):
+        signal.raise_signal(signal.SIGINT)
+    assert stop.is_set()
+
+
+def test_a_master_and_a_worker_that_wait_for_others_can_be_interrupted(tmp_path: Path, source: Path) -> None:
+    with begun("master", 2) as master:
+        with begun("worker", first_line(master), "-I", source, "-O", tmp_path / "out") as worker:
+            assert worker.stderr is not None
+            while "WaitingForPartitionConfig" not in (line := worker.stderr.readline()):
+                assert line, "it ended before it was interrupted"
+            worker.send_signal(signal.SIGINT)
+            worker.communicate(timeout=60)
+            assert worker.returncode == 130
+        master.send_signal(signal.SIGINT)
+        _, errors = master.communicate(timeout=60)
+    assert master.returncode in {1, 130}, errors  # it may have heard of its worker's end before
+    assert "Traceback" not in errors
+    assert not any(name.startswith("partition") for name in names(tmp_path / "out"))

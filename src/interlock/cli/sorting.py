@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import typer
@@ -26,6 +27,7 @@ from interlock.config import Config
 from interlock.errors import SortError, SortInputError
 from interlock.sort.display import history_table, phase_table, report_tables, size_of, summary_line, view_on
 from interlock.sort.engines import run_on
+from interlock.sort.interrupts import heeding_interrupts
 from interlock.sort.job import HIDDEN, Progress, Report, Settings, WorkerReport
 from interlock.sort.journal import is_resumable
 from interlock.sort.master import run_master
@@ -82,8 +84,11 @@ def master(
 ) -> None:
     """Lead a sort on many machines."""
     used = _settings(settings)
-    with _shown(telling) as told:
-        report = run_master(workers, settings=used, host=host, port=port, temp=temp, listening=_say, told=told)
+    stop = Event()
+    with _shown(telling) as told, heeding_interrupts(stop):
+        report = run_master(
+            workers, settings=used, host=host, port=port, temp=temp, listening=_say, told=told, stop=stop
+        )
     _keep(telling.report, report.json())
     _print_report(report, telling, _console(stderr=True))
     for one in report.workers:
@@ -109,8 +114,9 @@ def worker(
         raise SortInputError(f"{address!r} is not the address of a master; it looks like 10.0.0.1:40123")
     temp = _own(temp, output)
     prepared = _prepared(inputs, output, temp, lengths, is_ascii, overwrite=overwrite, quiet=telling.quiet)
-    with prepared as source, _shown(telling) as told:
-        report = run_worker(address, source, output, settings=used, temp=temp, host=host, told=told)
+    stop = Event()
+    with prepared as source, _shown(telling) as told, heeding_interrupts(stop):
+        report = run_worker(address, source, output, settings=used, temp=temp, host=host, told=told, stop=stop)
         if temp is not None:
             shutil.rmtree(temp, ignore_errors=True)
         _forget_others(output, [one.path for one in report.partitions])

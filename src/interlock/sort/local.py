@@ -6,10 +6,8 @@ Invariant: no worker outlives this process: each ends when the pipe from it clos
 from __future__ import annotations
 
 import shutil
-import signal
 import subprocess
 import threading
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -17,15 +15,14 @@ import orjson
 
 from interlock.errors import SortError, SortInputError
 from interlock.sort import standby
+from interlock.sort.interrupts import heeding_interrupts
 from interlock.sort.job import FAILED, HIDDEN, LEAST_MEMORY, MEBIBYTE, Settings
 from interlock.sort.journal import STATE
 from interlock.sort.master import run_master
 from interlock.sort.runs import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
-    from types import FrameType
 
     from interlock.sort.job import Report, Told
     from interlock.sort.records import Source
@@ -54,15 +51,13 @@ def run_local(
     before = {path.name for path in output.iterdir()}
     crew = Crew(source, output, place, workers, replace(settings, memory=each))
     try:
-        with _interruptible(crew), crew:
+        with heeding_interrupts(crew.given_up), crew:
             report = run_master(
                 workers, settings=settings, temp=place, listening=crew.assign, told=told, stop=crew.given_up
             )
             crew.wait()
     except BaseException as error:
         _remove_output(output, before)
-        if crew.interrupted:
-            raise KeyboardInterrupt from error
         if isinstance(error, SortError) and crew.trouble:
             raise SortError(crew.trouble) from error
         raise
@@ -84,32 +79,11 @@ def _memory_of_each(settings: Settings, workers: int) -> int:
     return each
 
 
-@contextmanager
-def _interruptible(crew: Crew) -> Iterator[None]:
-    """Have Ctrl-C give the sort up, even where the exception that it raises is lost: in a callback, say."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        crew.interrupted = True
-        crew.given_up.set()
-        before(number, frame)
-
-    signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 class Crew:
     """The worker processes; one that is killed is started again."""
 
     def __init__(self, source: Source, output: Path, temp: Path, workers: int, settings: Settings) -> None:
         self.given_up = threading.Event()
-        self.interrupted = False
         self.trouble = ""
         self._orders = [
             {

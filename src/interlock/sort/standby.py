@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's own would only be in the way
 MOST = 16
@@ -43,8 +42,8 @@ def dismiss() -> None:
 
 def _started() -> subprocess.Popen[bytes]:
     """Start one, deaf to a terminal's interrupt, which is for this process: it closes the pipe."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main else None
+    # A mask is inherited; an interrupt of this process that comes meanwhile is not lost, only late.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "interlock.sort"],
@@ -53,5 +52,4 @@ def _started() -> subprocess.Popen[bytes]:
             env={**os.environ, **ONE_THREAD},
         )
     finally:
-        if is_main:
-            signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
