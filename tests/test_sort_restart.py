@@ -19,10 +19,11 @@ MASTER_STATES = tuple(str(state) for state in SortMasterState if state is not So
 ROWS = random_rows(17, 4_000, letters=3)
 
 
-def test_a_worker_killed_in_every_state_goes_on_and_uses_what_it_had_finished(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resident", [0.0, 0.5, 1.0])
+def test_a_worker_killed_in_every_state_goes_on_and_uses_what_it_had_finished(tmp_path: Path, resident: float) -> None:
     die_at = ("Sampling", "WaitingForPartitionConfig", "Sorting", "Sorting+", "WaitingForShuffleSignal", "Shuffling",
               "WaitingForMergeSignal", "Merging", "Merging+")  # fmt: skip
-    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), spill=True, partitions=4) as crew:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), resident=resident, partitions=4) as crew:
         crew.start_master()
         crew.start_worker(0)
         crew.start_worker(1, die_at)
@@ -34,13 +35,13 @@ def test_a_worker_killed_in_every_state_goes_on_and_uses_what_it_had_finished(tm
     assert first["starts"] == 1
     assert sum(move["event"] == "restart" for move in second["history"]) == len(die_at) == second["starts"] - 1
     blocks, slices = 4, 4 * 2
-    assert second["reused"] == blocks + slices
+    assert second["reused"] == (blocks + slices) * (1 - resident), "what was in memory alone is done again"
     assert sorted(path.name for path in crew.output.iterdir()) == [f"partition.{number}" for number in range(4)]
 
 
 def test_a_killed_worker_that_kept_all_in_memory_is_served_again_by_the_others(tmp_path: Path) -> None:
     die_at = ("Sorting+", "Shuffling", "WaitingForMergeSignal", "Merging+", "Completed")
-    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), spill=False, workers=3) as crew:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), resident=1.0, workers=3) as crew:
         crew.start_master()
         crew.start_worker(0, ("WaitingForShuffleSignal", "WaitingForMergeSignal"))
         crew.start_worker(1, die_at)
@@ -55,7 +56,7 @@ def test_a_killed_worker_that_kept_all_in_memory_is_served_again_by_the_others(t
 
 def test_a_master_killed_in_every_state_goes_on_with_the_same_workers(tmp_path: Path) -> None:
     die_at = MASTER_STATES[1:]
-    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), spill=False) as crew:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), resident=1.0) as crew:
         crew.start_master(die_at)
         crew.start_worker(0)
         crew.start_worker(1)

@@ -26,16 +26,37 @@ pytestmark = pytest.mark.unit
         (["in"], min(os.cpu_count() or 1, standby.MOST)),
     ],
 )
-def test_as_many_workers_are_foreseen_as_the_arguments_ask_for(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: int
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/cat")
-    standby.foresee(arguments)
-    waiting = list(standby.waiting)
-    assert len(waiting) == expected
-    standby.dismiss()
-    assert all(process.returncode is not None for process in waiting)
-    assert standby.waiting == []
+def test_as_many_workers_are_foreseen_as_the_arguments_ask_for(arguments: list[str], expected: int) -> None:
+    assert standby.foreseen(arguments) == expected
+
+
+FORKED = """
+import os, signal, subprocess, sys
+from interlock.sort import standby
+standby.foresee(["in", "-n", "3"])
+one, other, third = standby.take(), standby.take(), standby.take()
+assert standby.waiting == [] and len({one.pid, other.pid, third.pid}) == 3
+one.stdin.close()
+assert one.wait(20) == one.wait() == 0, "each has a pipe of its own"
+one.kill()
+try:
+    other.wait(0.01)
+except subprocess.TimeoutExpired:
+    os.kill(other.pid, signal.SIGINT)
+    other.kill()
+assert other.wait() == -signal.SIGKILL, "deaf to an interrupt"
+standby.waiting.append(third)
+standby.dismiss()
+assert third.returncode == -signal.SIGKILL and standby.waiting == []
+third = standby.take()
+third.stdin.close()
+assert isinstance(third, subprocess.Popen) and third.wait(20) == 0, "a later one is started anew"
+"""
+
+
+def test_forked_workers_are_waited_for_ended_and_dismissed_like_started_ones() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_worker_without_orders_ends_when_the_pipe_closes() -> None:

@@ -178,9 +178,11 @@ def no_reading_ahead(file: int) -> None:
 
 
 def read_cached(file: int, room: memoryview, offset: int) -> int:
-    """Read from a place on what is in the page cache already, and no more; give how many bytes."""
+    """Read from a place on what is in the page cache already, and no more; give how many bytes.
+
+    The file must be one without reading ahead: the question alone would make the system begin with that.
+    """
     done = 0
-    no_reading_ahead(file)
     try:
         while done < len(room):
             got = os.preadv(file, [room[done : done + LOOKED_AT]], offset + done, os.RWF_NOWAIT)

@@ -15,6 +15,7 @@ import xxhash
 
 from interlock.errors import SortError
 from interlock.sort.direct import DirectWriter, aligned
+from interlock.sort.plan import stays
 from interlock.sort.runs import Resident, Spilled, holds, read_note, write_note
 from interlock.sort.windows import Slice
 
@@ -55,13 +56,20 @@ class Inbox:
     """The slices that one worker expects from the others."""
 
     def __init__(
-        self, plan: Plan, worker: int, record_length: int, place: Path | None, changed: threading.Condition
+        self,
+        plan: Plan,
+        worker: int,
+        record_length: int,
+        place: Path,
+        resident: float,
+        changed: threading.Condition,
     ) -> None:
         self.changed = changed
         self.size = 0
         self._plan = plan
         self._length = record_length
         self._place = place
+        self._resident = resident
         self._slices: dict[Name, Slice] = {}
         self._drafts = itertools.count()
         self._owned = plan.owned(worker)
@@ -120,7 +128,9 @@ class Inbox:
     def find(self) -> int:
         """Take in the slices that an earlier start of this worker received whole; give their number."""
         found = 0
-        for name in sorted(self._expected) if self._place is not None else ():
+        for name in sorted(self._expected):
+            if stays(name.block, self._resident):
+                continue
             path = self._path(name)
             note = read_note(path)
             if note is None or note.get("stamp") != self._stamp(name):
@@ -139,13 +149,11 @@ class Inbox:
             self._slices.clear()
 
     def _sheet(self, name: Name, size: int) -> _Sheet:
-        if self._place is None:
+        if stays(name.block, self._resident):
             return _Memory(self._length)
         return _File(self, name, self._path(name), f"{next(self._drafts)}.part", self._length, size)
 
     def _path(self, name: Name) -> Path:
-        if self._place is None:
-            raise SortError("slices in memory have no path")
         return self._place / f"slice-{name.worker:04}-{name.block:06}-{name.partition:05}"
 
     def _stamp(self, name: Name) -> str:

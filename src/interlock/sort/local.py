@@ -98,7 +98,7 @@ class Crew:
         self._address: str | None = None
         self._lock = threading.Lock()
         self._closing = False
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._processes: dict[int, standby.Process] = {}
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> None:

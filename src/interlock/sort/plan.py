@@ -146,6 +146,11 @@ def window_size(source: Source, settings: Settings) -> int:
     return max(CHUNK // source.format.record_length, block_size(source, settings) // 2)
 
 
+def stays(block: int, share: float) -> bool:
+    """Say whether a sorted block is one of those that stay in memory, which are spread evenly over all."""
+    return int((block + 1) * share) > int(block * share)
+
+
 def window_count(records: int, partitions: int, window_records: int) -> int:
     """Say into how many windows a partition is divided."""
     return max(1, min(-(-records // (partitions * window_records)), MOST_WINDOWS // partitions))

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from interlock.errors import SortInputError
 from interlock.sort.direct import ShorterError, no_reading_ahead, read_cached, read_fully, read_uncached
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -120,12 +120,7 @@ class Source:
         """Fill a contiguous array with exactly the bytes of this source."""
         if into.nbytes != self.size:
             raise ValueError(f"room for {into.nbytes} bytes, not for the {self.size} of this source")
-        room = into.reshape(-1).data
-        done = 0
-        for extent in self.extents:
-            length = extent.records * self.format.record_length
-            _fill(extent, room[done : done + length])
-            done += length
+        self._fill(into, self.extents)
         if self.format.ascii:
             self._check_lines(into.reshape(self.records, self.format.record_length))
 
@@ -133,6 +128,12 @@ class Source:
         """Read some records into a new array of rows."""
         rows = np.empty((records, self.format.record_length), dtype=np.uint8)
         self.part(first, records).read(rows)
+        return rows
+
+    def read_places(self, starts: Sequence[int], records: int) -> NDArray[np.uint8]:
+        """Read so many records from each of some places into a new array of rows; line ends are not looked at."""
+        rows = np.empty((len(starts) * records, self.format.record_length), dtype=np.uint8)
+        self._fill(rows, (extent for first in starts for extent in self._cut(first, records)))
         return rows
 
     def place(self, number: int) -> str:
@@ -152,6 +153,15 @@ class Source:
         """Make it from its JSON document."""
         extents = tuple(Extent(path, offset, records) for path, offset, records in document["extents"])
         return cls(RecordFormat.of(document["format"]), extents, document["position"])
+
+    def _fill(self, into: NDArray[np.uint8], extents: Iterable[Extent]) -> None:
+        room = into.reshape(-1).data
+        done = 0
+        with _Files() as files:
+            for extent in extents:
+                length = extent.records * self.format.record_length
+                files.fill(extent, room[done : done + length])
+                done += length
 
     def _cut(self, first: int, records: int) -> Iterator[Extent]:
         at = bisect_right(self.ends, first)
@@ -271,22 +281,38 @@ def _refuse_other_lines(path: Path, head: bytes, record_length: int) -> None:
         raise SortInputError(f"{path} does not hold records of {record_length} bytes but {advice} (or --binary)")
 
 
-def _fill(extent: Extent, room: memoryview) -> None:
-    try:
-        file = os.open(extent.path, os.O_RDONLY)
+class _Files:
+    """The file that is read from, which stays open for the reads that follow."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._path, self._file = "", -1
+
+    def fill(self, extent: Extent, room: memoryview) -> None:
+        """Fill a buffer with the records of an extent."""
         try:
-            _fill_from(file, Path(extent.path), room, extent.offset)
-        finally:
-            os.close(file)
-    except ShorterError as error:
-        raise SortInputError(f"input {extent.path} became shorter while it was sorted") from error
-    except OSError as error:
-        raise SortInputError(f"input {extent.path} cannot be read: {error.strerror}") from error
+            if extent.path != self._path:
+                self.__exit__()
+                self._file = os.open(extent.path, os.O_RDONLY)
+                self._path = extent.path
+                no_reading_ahead(self._file)
+            _fill_from(self._file, Path(extent.path), room, extent.offset)
+        except ShorterError as error:
+            raise SortInputError(f"input {extent.path} became shorter while it was sorted") from error
+        except OSError as error:
+            raise SortInputError(f"input {extent.path} cannot be read: {error.strerror}") from error
 
 
 def _fill_from(file: int, path: Path, room: memoryview, offset: int) -> None:
     if len(room) < LARGE:
-        no_reading_ahead(file)
         read_fully(file, room, offset, path)
         return
     # What is not in memory already is read past the page cache, which costs more than the disk.

@@ -6,6 +6,7 @@ is found again is used only when note and checksum are right.
 
 from __future__ import annotations
 
+import mmap
 import queue
 from bisect import bisect_right
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import xxhash
 
 from interlock.sort.direct import PAGE, DirectReader, DirectWriter, aligned, placed
 from interlock.sort.keys import boundary_cuts, gather, order
-from interlock.sort.plan import first_position
+from interlock.sort.plan import first_position, stays
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from interlock.sort.records import Source
 
 POURED = 2 << 20  # bytes that are brought in order and written at once
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Rowstore(Protocol):
@@ -152,11 +154,30 @@ def pour(rows: Rows, index: Index, file: DirectWriter, offset: int, room: NDArra
     return digest.hexdigest()
 
 
+def lasting(rows: int, record_length: int) -> Rows:
+    """Give memory for rows that stay, in small pages.
+
+    A machine that has others beside it may have to be given large ones first, which takes longer than to write as much
+    to a disk; they are for what is used again and again.
+    """
+    if not rows:
+        return np.empty((0, record_length), dtype=np.uint8)
+    room = mmap.mmap(-1, rows * record_length, flags=PRIVATE)
+    return np.frombuffer(room, dtype=np.uint8).reshape(rows, record_length)
+
+
 class BlockSorter:
     """Sorts the blocks of one worker's source, each into a run."""
 
     def __init__(
-        self, source: Source, block_records: int, plan: Plan, worker: int, buffers: Buffers, place: Path | None
+        self,
+        source: Source,
+        block_records: int,
+        plan: Plan,
+        worker: int,
+        buffers: Buffers,
+        place: Path,
+        resident: float = 0.0,
     ) -> None:
         self.source = source
         self._block_records = block_records
@@ -164,16 +185,17 @@ class BlockSorter:
         self._first = first_position(worker)
         self._buffers = buffers
         self._place = place
-        self._stamp = f"{plan.digest()} {worker} {block_records} {fingerprint(source)}" if place else ""
+        self._resident = resident
+        self._stamp = f"{plan.digest()} {worker} {block_records} {fingerprint(source)}"
 
     def sort(self, block: int) -> tuple[Run, bool]:
         """Sort one block, or find it sorted already; tell which."""
         start = block * self._block_records
         count = min(self._block_records, self.source.records - start)
-        if self._place is not None:
-            found = self._found(self._place, block, count)
-            if found is not None:
-                return found, True
+        is_resident = stays(block, self._resident)
+        found = None if is_resident else self._found(block, count)
+        if found is not None:
+            return found, True
         part, key_length = self.source.part(start, count), self.source.format.key_length
         with self._buffers.pair() as (unsorted, room):
             rows = placed(unsorted, count, self.source.format.record_length, part.extents[0].offset)
@@ -181,17 +203,15 @@ class BlockSorter:
             index = order(rows, key_length)
             inner = boundary_cuts(rows, index, self._first + start, key_length, self._plan.boundaries)
             cuts = [0, *inner, count]
-            if self._place is not None:
-                return self._spill(self._place, block, cuts, rows, index, room), False
-            into = np.empty_like(rows)
+            if not is_resident:
+                return self._spill(block, cuts, rows, index, room), False
+            into = lasting(count, rows.shape[1])
             gather(rows, index, into)
             return Run(block, cuts, Resident([into])), False
 
-    def _spill(
-        self, place: Path, block: int, cuts: list[int], rows: Rows, index: Index, room: NDArray[np.uint8]
-    ) -> Run:
+    def _spill(self, block: int, cuts: list[int], rows: Rows, index: Index, room: NDArray[np.uint8]) -> Run:
         """Write a run and the note beside it; neither has its name before it is whole."""
-        path = place / f"run-{block:06}"
+        path = self._path(block)
         part = path.with_name(f"{path.name}.part")
         file = DirectWriter(part, rows.nbytes)
         try:
@@ -202,8 +222,11 @@ class BlockSorter:
         write_note(path, {"stamp": self._stamp, "cuts": cuts, "checksum": checksum})
         return Run(block, cuts, Spilled(path, rows.shape[1]))
 
-    def _found(self, place: Path, block: int, count: int) -> Run | None:
-        path = place / f"run-{block:06}"
+    def _path(self, block: int) -> Path:
+        return self._place / f"run-{block:06}"
+
+    def _found(self, block: int, count: int) -> Run | None:
+        path = self._path(block)
         note = read_note(path)
         if note is None or note.get("stamp") != self._stamp:
             return None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from interlock.sort.digest import mixed
 from interlock.sort.keys import Boundary, order
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ PER_WINDOW = 64
 PER_READ = 8
 MOST_READS = 2_000
 MOST = 120_000  # keys of 10 bytes and their positions then fit one message
-READERS = 4
+READERS = 8
 SEED = 20251024
 
 
@@ -50,7 +51,8 @@ def take_sample(source: Source, first: int, wanted: int) -> Sample:
     if not len(starts):
         return Sample(np.empty((0, key_length), np.uint8), np.empty(0, np.uint64), source.records)
     with ThreadPoolExecutor(READERS) as readers:
-        pieces = list(readers.map(lambda at: source.read_at(int(at), count)[:, :key_length], starts))
+        shares = (some.tolist() for some in np.array_split(starts, READERS))
+        pieces = list(readers.map(lambda some: source.read_places(some, count)[:, :key_length], shares))
     numbers = (starts[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
     return Sample(np.concatenate(pieces), numbers.astype(np.uint64) + np.uint64(first), source.records)
 
@@ -64,7 +66,7 @@ def places(records: int, wanted: int) -> tuple[NDArray[np.int64], int]:
     reads = wanted // count
     edges = np.arange(reads + 1, dtype=np.int64) * (records - count + 1) // reads
     widths = np.maximum(edges[1:] - edges[:-1], 1)
-    chance = np.random.default_rng(SEED).random(reads)
+    chance = (mixed(np.arange(SEED, SEED + reads, dtype=np.uint64)) >> np.uint64(11)) * 2.0**-53
     return np.minimum(edges[:-1] + (chance * widths).astype(np.int64), records - count), count
 
 

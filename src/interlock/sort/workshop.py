@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 THREADS = 2
 OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries and what is under way between processes
+INDEXED = 40  # bytes that are used to bring one row in order, beside the row itself
+UNEVEN = 1.05  # how much more than its share a worker may receive
 RUNS, SLICES, NOTES = "runs", "slices", "outputs"
 
 
@@ -65,6 +67,7 @@ class Workshop:
         self.sender: Sender | None = None
         self.reused = 0
         self.done = 0
+        self._resident = 0.0
         self._runs: list[Run] = []
         self._changed = changed
         self._failed = failed
@@ -79,7 +82,8 @@ class Workshop:
 
     def accept(self, plan: Plan, worker: int) -> None:
         """Make ready for a plan: from now on slices of others can be taken in."""
-        inbox = Inbox(plan, worker, self._length, self._place(SLICES, plan, worker), self._changed)
+        self._resident = self._share_in_memory(plan, worker)
+        inbox = Inbox(plan, worker, self._length, self._place(SLICES), self._resident, self._changed)
         self.reused += inbox.find()
         self.plan, self.worker, self.inbox = plan, worker, inbox
 
@@ -87,8 +91,9 @@ class Workshop:
         """Sort all blocks."""
         plan = self._planned()
         blocks = -(-self.source.records // self.block_records)
-        place = self._place(RUNS, plan, self.worker)
-        sorter = BlockSorter(self.source, self.block_records, plan, self.worker, self._buffers, place)
+        sorter = BlockSorter(
+            self.source, self.block_records, plan, self.worker, self._buffers, self._place(RUNS), self._resident
+        )
 
         def sort(block: int) -> Run:
             self._check()
@@ -200,22 +205,23 @@ class Workshop:
         edges = [plan.edges(run.cuts, partition) for run in self._runs for partition in plan.owned(self.worker)]
         return sum(one[-1] - one[0] for one in edges) * self._length
 
-    def _place(self, name: str, plan: Plan, worker: int) -> Path | None:
-        """Give the directory for sorted rows, or None when they fit the memory."""
-        if not self._spills(plan, worker):
-            return None
+    def _place(self, name: str) -> Path:
+        """Give the directory for sorted rows that do not stay in memory."""
         place = self.temp / name
-        place.mkdir(parents=True, exist_ok=True)
+        if self._resident < 1:
+            place.mkdir(parents=True, exist_ok=True)
         return place
 
-    def _spills(self, plan: Plan, worker: int) -> bool:
-        if self.settings.spill is not None:
-            return self.settings.spill
+    def _share_in_memory(self, plan: Plan, worker: int) -> float:
+        """Say what share of the sorted and the received blocks fits the memory beside all else."""
+        if self.settings.resident is not None:
+            return self.settings.resident
         total = sum(member.records for member in plan.roster.members) * self._length
         share = total * len(plan.owned(worker)) // plan.partitions
         incoming = share - share * self.source.size // total if total else 0
-        buffers = (THREADS * self.block_records + 3 * THREADS * self.window_records) * self._length
-        return self.source.size + incoming * 21 // 20 + buffers + OVERHEAD > self.settings.memory
+        needed = self.source.size + incoming * UNEVEN
+        room = self.settings.memory - OVERHEAD - THREADS * self._buffers.rows * (self._length + INDEXED)
+        return max(0.0, min(1.0, room / needed)) if needed else 1.0
 
     def _merge(self, plan: Plan, merger: Merger, partition: int) -> Partition:
         path = self.output / f"partition.{partition}"
