@@ -101,6 +101,13 @@ class Crew:
             },
         )
 
+    def kill_local(self, state: str) -> None:
+        """Start a whole sort on this machine, which dies when its master reaches a state."""
+        orders = {"source": self._source.json(), "output": str(self.output), "workers": self.workers}
+        self._run("local", (state,), role="local", forever=True, **orders)
+        self.ended("local")
+        assert self.results["local"][0] == -signal.SIGKILL, self.results
+
     def wait(self, name: str) -> dict[str, Any]:
         """Wait for the end of a process, and give its report."""
         thread = next(thread for thread in self._threads if thread.name == name)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import InterlockError
 from interlock.sort.job import Settings
 from interlock.sort.journal import Journal
+from interlock.sort.local import run_local
 from interlock.sort.master import run_master
 from interlock.sort.records import Source
 from interlock.sort.worker import run_worker
@@ -70,6 +71,9 @@ def main() -> int:
                 listening=tell,
             )
             document = report.json()
+        elif orders["role"] == "local":
+            source, output = Source.of(orders["source"]), Path(orders["output"])
+            document = run_local(source, output, workers=orders["workers"], settings=settings).json()
         else:
             document = run_worker(
                 orders["master"],

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interlock.lifecycle import SortMasterState, SortWorkerState
-from sort_crew import Crew, output_bytes, random_rows, sorted_bytes, write_source, write_source_again
+from interlock.sort.job import Settings
+from interlock.sort.local import run_local
+from sort_crew import SMALL, Crew, output_bytes, random_rows, sorted_bytes, write_source, write_source_again
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,3 +101,31 @@ def test_workers_begin_anew_when_their_master_has_lost_its_memory(tmp_path: Path
     for worker in workers:
         moves = [(move["from_state"], move["to_state"]) for move in worker["history"]]
         assert ("Failed", "Initializing") in moves
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "key_length"),
+    [("Shuffling", {"block_records": 520}, 10), ("Merging", {"block_records": 520}, 10),
+     ("Merging", {"block_records": 2_000}, 10), ("Merging", {"block_records": 90}, 10),
+     ("Merging", {"memory": 1 << 30}, 10), ("Merging", {}, 7)],
+)  # fmt: skip
+def test_a_whole_sort_that_is_started_again_with_other_arguments_begins_anew(
+    tmp_path: Path, state: str, changes: dict[str, int], key_length: int
+) -> None:
+    settings = {"block_records": 500, "window_records": 400, "resident": 0.0}
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), **settings) as crew:
+        crew.kill_local(state)
+    source = write_source_again(tmp_path / "in", key_length=key_length)
+    report = run_local(source, crew.output, settings=Settings(**{**settings, **changes}))
+    assert output_bytes(crew.output) == sorted_bytes(ROWS, key_length)
+    assert sum(worker.reused for worker in report.workers) == 0
+    assert sum(one.records for one in report.partitions) == len(ROWS)
+
+
+def test_a_whole_sort_that_is_started_again_with_the_same_arguments_goes_on(tmp_path: Path) -> None:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), resident=0.0) as crew:
+        crew.kill_local("Merging")
+    settings = Settings(**SMALL, resident=0.0)
+    report = run_local(write_source_again(tmp_path / "in"), crew.output, settings=settings)
+    assert output_bytes(crew.output) == sorted_bytes(ROWS)
+    assert [worker.reused for worker in report.workers] == [8, 8], "four blocks of its own, four of the other"

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from interlock.sort import rpc, wire_pb2
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.job import Settings
 from interlock.sort.keys import Boundary
-from interlock.sort.master import Master
+from interlock.sort.master import Master, run_master
 from interlock.sort.master_service import MasterHandlers
 from interlock.sort.plan import Member, Plan, Roster
 from interlock.sort.rpc import MASTER, METHODS, WORKER, Peer, Server, Unreachable, persist
@@ -302,6 +302,8 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
     again = ask("a", incarnation=2, address="elsewhere:1")
     assert (again.index, again.starts) == (1, 2)
     assert master.roster().members[1].address == "elsewhere:1"
+    fewer = ask("a", incarnation=3, block_records=5, records=7)
+    assert "7 instead of 0 records; 5 instead of 1 records a block, which follow from --memory" in fewer.message
     stale = handlers.NotifyPhaseComplete(wire.PhaseComplete(epoch=master.epoch, worker=1, incarnation=1), None)
     assert not stale.success
     for seat in master.seats.values():
@@ -313,6 +315,31 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
     with pytest.raises(SortError, match=r"worker 0 \(b:1\) and worker 1 \(elsewhere:1\) need 200,000,000 bytes"):
         check_space([master.seats[0], master.seats[1]])
     master.close()
+
+
+@pytest.mark.parametrize("written", [9, 11])
+def test_a_master_fails_when_other_than_all_records_were_written(written: int) -> None:
+    address: Future[str] = Future()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_master, 1, settings=Settings(lost=20.0), listening=address.set_result)
+        peer = Peer(MASTER, address.result(20), "the master")
+        registered = peer.once(
+            "RegisterWorker",
+            wire.Registration(
+                identity="a", index=-1, records=10, record_length=100, key_length=10, block_records=5, window_records=5,
+                incarnation=1, address="127.0.0.1:1", state="Initializing", free_output=1 << 20, free_temp=1 << 20,
+                memory=1 << 30, output_disk="a", temp_disk="b"),
+        )  # fmt: skip
+        own = {"epoch": registered.epoch, "worker": 0, "incarnation": 1}
+        peer.once("SendSample", wire.Sample(**own, records=10, keys=b"k" * 10, positions=bytes(8)))
+        for state in ("WaitingForPartitionConfig", "WaitingForShuffleSignal", "WaitingForMergeSignal"):
+            peer.once("NotifyPhaseComplete", wire.PhaseComplete(**own, state=state, success=True))
+        answer = peer.once("ReportCompletion", wire.Completion(**own, records=written))
+        with pytest.raises(SortError, match=f"10 records were to be sorted, and {written} were written"):
+            running.result(20)
+        peer.close()
+    assert answer.failed
+    assert "were written" in answer.message
 
 
 def test_a_peer_that_talks_nonsense_is_a_clear_error() -> None:

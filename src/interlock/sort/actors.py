@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import ray  # type: ignore[import-not-found,unused-ignore]
 
 from interlock.errors import ConfigError, SortError, SortInputError
-from interlock.sort.engines import Leader, of_one, tidied
+from interlock.sort.engines import Leader, of_one
 from interlock.sort.job import Settings
 from interlock.sort.records import Source
+from interlock.sort.unfinished import unfinished
 from interlock.sort.worker import run_worker
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def run_actors(
     host = "127.0.0.1" if address is None else ray.util.get_node_ip_address()
     try:
         with (
-            tidied(output, temp) as place,
+            unfinished(source, output, workers, settings, temp) as place,
             Leader(workers, settings=settings, temp=place, told=told, host=host) as leader,
         ):
             actors = _placed(workers)

@@ -5,23 +5,18 @@ Invariant: whoever runs the workers, the machines, the shuffle and the output ar
 
 from __future__ import annotations
 
-import shutil
 import threading
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, Self
 
 from interlock.errors import ConfigError, SortError
-from interlock.sort.job import HIDDEN
-from interlock.sort.journal import STATE
 from interlock.sort.local import run_local
 from interlock.sort.master import run_master
-from interlock.sort.places import held_partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from interlock.config import Config
@@ -63,33 +58,6 @@ def run_on(engine: str, config: Config, ray_address: str | None = None) -> Start
 def of_one(settings: Settings, workers: int) -> Settings:
     """Give the settings of one of several workers that share the memory; refuse a share that is too small."""
     return replace(settings, memory=settings.memory // workers)
-
-
-def temporary(output: Path, temp: Path | None) -> Path:
-    """Give the directory that the workers of one sort keep unfinished work in."""
-    return temp or output / HIDDEN
-
-
-@contextmanager
-def tidied(output: Path, temp: Path | None) -> Iterator[Path]:
-    """Give the directory for unfinished work, and empty it when the sort has ended; one that failed leaves no output.
-
-    Only a kill leaves both behind, for the next start to go on from.
-    """
-    place = temporary(output, temp)
-    before = set(held_partitions(output))
-    try:
-        yield place
-    except BaseException:
-        for path in set(held_partitions(output)) - before:
-            path.unlink(missing_ok=True)
-        raise
-    finally:
-        for worker in place.glob("worker-*"):
-            shutil.rmtree(worker, ignore_errors=True)
-        (place / STATE).unlink(missing_ok=True)
-        if temp is None:
-            shutil.rmtree(place, ignore_errors=True)
 
 
 class Leader:

@@ -157,7 +157,9 @@ class Inbox:
         return self._place / f"slice-{name.worker:04}-{name.block:06}-{name.partition:05}"
 
     def _stamp(self, name: Name) -> str:
-        return f"{self._plan.epoch} {self._plan.digest()} {tuple(name)}"
+        """Give what a slice must be of: block 3 of a sender with smaller blocks holds other records."""
+        blocks = self._plan.roster.members[name.worker].block_records
+        return f"{self._plan.epoch} {self._plan.digest()} {self._length} {blocks} {tuple(name)}"
 
 
 class Intake:

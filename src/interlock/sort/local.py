@@ -5,7 +5,6 @@ Invariant: no worker outlives this process: each ends when the pipe from it clos
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import threading
 from dataclasses import asdict, replace
@@ -16,10 +15,9 @@ import orjson
 from interlock.errors import SortError, SortInputError
 from interlock.sort import standby
 from interlock.sort.interrupts import heeding_interrupts
-from interlock.sort.job import FAILED, HIDDEN, LEAST_MEMORY, MEBIBYTE, Settings
-from interlock.sort.journal import STATE
+from interlock.sort.job import FAILED, LEAST_MEMORY, MEBIBYTE, Settings
 from interlock.sort.master import run_master
-from interlock.sort.runs import fingerprint
+from interlock.sort.unfinished import unfinished
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from interlock.sort.records import Source
 
 LEADING = 96 * MEBIBYTE  # what the master takes of the memory
-MARK = "sort"  # a file that tells which sort the unfinished work in a directory is of
 RESTARTS = 3
 ENDED_WITHIN = 10.0
 
@@ -45,24 +42,18 @@ def run_local(
     """Sort a source into partition files in the output directory with so many worker processes."""
     settings = settings or Settings()
     each = _memory_of_each(settings, workers)
-    place = temp or output / HIDDEN
-    output.mkdir(parents=True, exist_ok=True)
-    _make_place(place, f"{fingerprint(source)} {workers} {settings.partitions} {output.resolve()}")
-    before = {path.name for path in output.iterdir()}
-    crew = Crew(source, output, place, workers, replace(settings, memory=each))
-    try:
-        with heeding_interrupts(crew.given_up), crew:
-            report = run_master(
-                workers, settings=settings, temp=place, listening=crew.assign, told=told, stop=crew.given_up
-            )
-            crew.wait()
-    except BaseException as error:
-        _remove_output(output, before)
-        if isinstance(error, SortError) and crew.trouble:
-            raise SortError(crew.trouble) from error
-        raise
-    finally:
-        _remove_place(place)
+    with unfinished(source, output, workers, settings, temp) as place:
+        crew = Crew(source, output, place, workers, replace(settings, memory=each))
+        try:
+            with heeding_interrupts(crew.given_up), crew:
+                report = run_master(
+                    workers, settings=settings, temp=place, listening=crew.assign, told=told, stop=crew.given_up
+                )
+                crew.wait()
+        except SortError as error:
+            if crew.trouble:
+                raise SortError(crew.trouble) from error
+            raise
     return report
 
 
@@ -167,34 +158,3 @@ class Crew:
                     pipe.close()
                 self._start(index)
                 self._brief(index)
-
-
-def _make_place(place: Path, stamp: str) -> None:
-    """Make the directory for unfinished work; what another sort left there is removed."""
-    mark = place / MARK
-    place.mkdir(parents=True, exist_ok=True)
-    if not mark.exists() or mark.read_text() != stamp:
-        _clear(place)
-    mark.write_text(stamp)
-
-
-def _clear(place: Path) -> None:
-    """Remove what a sort left in a directory, and nothing else."""
-    for path in place.glob("worker-*"):
-        shutil.rmtree(path, ignore_errors=True)
-    for name in (MARK, STATE, f"{STATE}.part"):
-        (place / name).unlink(missing_ok=True)
-
-
-def _remove_place(place: Path) -> None:
-    """Remove the directory for unfinished work, unless something else is in it."""
-    _clear(place)
-    if not any(place.iterdir()):
-        place.rmdir()
-
-
-def _remove_output(output: Path, before: set[str]) -> None:
-    """Remove the files that a failed sort wrote."""
-    for path in output.iterdir():
-        if path.name not in before and path.name.lstrip(".").startswith("partition."):
-            path.unlink(missing_ok=True)

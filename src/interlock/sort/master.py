@@ -155,11 +155,19 @@ class Master:
         self._drive(self._all(SortWorkerState.WAITING_FOR_MERGE_SIGNAL), settings.shuffling, told)
         machine.transition(SortMasterEvent.START_MERGE, "All workers have shuffled")
         self._drive(self._is_reported, settings.merging, told)
+        self._count()
         with self.changed:
             self.journal.kept["reports"] = [seat.report.json() for seat in self.seats.values() if seat.report]
             machine.transition(SortMasterEvent.COMPLETE, "All workers have completed")
         if told is not None:
             told(self._progress())
+
+    def _count(self) -> None:
+        """Fail unless as many records were written as were read: whatever was overlooked, no loss goes unnoticed."""
+        read = sum(seat.records for seat in self.seats.values())
+        written = sum(seat.report.records for seat in self.seats.values() if seat.report is not None)
+        if written != read:
+            raise SortError(f"{read:,} records were to be sorted, and {written:,} were written")
 
     def _drive(self, ready: Callable[[], bool], patience: float, told: Told | None) -> None:
         """Keep the workers going until all are ready; raise when one failed, is lost, or takes too long."""

@@ -37,6 +37,9 @@ class MasterHandlers:
         with master.changed:
             seat = next((one for one in master.seats.values() if one.identity == request.identity), None)
             if seat is not None:
+                changed = seat.changed(request)
+                if changed:
+                    return wire.Registered(message=f"it was started again with other arguments: {changed}")
                 seat.rejoin(request)
             else:
                 problem = self._problem(request)

@@ -7,6 +7,7 @@ is found again is used only when note and checksum are right.
 from __future__ import annotations
 
 import mmap
+import os
 import queue
 from bisect import bisect_right
 from contextlib import contextmanager
@@ -238,11 +239,11 @@ class BlockSorter:
 
 
 def fingerprint(source: Source) -> str:
-    """Give what tells two sources apart: their extents, and the sizes and times of their files."""
-    digest = xxhash.xxh3_64()
+    """Give what tells two sources apart: their format and extents, and the sizes and times of their files."""
+    digest = xxhash.xxh3_64(str(source.format).encode())
     for extent in source.extents:
         status = Path(extent.path).stat()
-        digest.update(f"{extent}{status.st_size}{status.st_mtime_ns}".encode())
+        digest.update(os.fsencode(f"{extent}{status.st_size}{status.st_mtime_ns}"))
     return digest.hexdigest()
 
 

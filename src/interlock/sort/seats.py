@@ -82,6 +82,16 @@ class Seat:
             state=request.state,
         )
 
+    def changed(self, request: wire.Registration) -> str:
+        """Say what a worker that was started again has, that it had not before; nothing when all is the same."""
+        named = {"records": "records", "record_length": "bytes a record", "key_length": "bytes a key",
+                 "block_records": "records a block, which follow from --memory"}  # fmt: skip
+        before = {words: getattr(self, name) for name, words in named.items()}
+        now = {words: getattr(request, name) for name, words in named.items()}
+        return "; ".join(
+            f"{now[words]:,} instead of {before[words]:,} {words}" for words in now if now[words] != before[words]
+        )
+
     def rejoin(self, request: wire.Registration) -> None:
         """Take in a worker that was started again."""
         if request.incarnation == self.incarnation:

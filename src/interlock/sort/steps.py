@@ -17,9 +17,10 @@ from interlock.client.backoff import Backoff
 from interlock.client.steps import StepContext  # noqa: TC001 - the engine reads annotations at run time
 from interlock.errors import JobFailedError, PermanentError, SortError, SortInputError
 from interlock.orchestrator.run import orchestrating
-from interlock.sort.engines import Leader, of_one, tidied
+from interlock.sort.engines import Leader, of_one
 from interlock.sort.job import Progress, Report, Settings
 from interlock.sort.records import Source
+from interlock.sort.unfinished import unfinished
 from interlock.sort.worker import run_worker
 from interlock.store.database import database_url
 from interlock.worker.run import serving
@@ -101,7 +102,7 @@ def run_steps(
     told: Callable[[Progress], None],
 ) -> Report:
     """Sort as a job in the configured database, whose steps run in processes of this command."""
-    with tidied(output, temp) as place, database_url(config) as url:
+    with unfinished(source, output, workers, settings, temp) as place, database_url(config) as url:
         app.config = replace(config, database_url=url)
         return asyncio.run(_run(source, output.absolute(), workers, settings, place.absolute(), told))
 
