@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 PROGRAM = Path(__file__).parent / "sort_process.py"
 PATIENCE = 60.0
-SMALL = {"block_records": 500, "window_records": 400, "lost": 20.0, "registering": 20.0}
+SMALL: dict[str, Any] = {"block_records": 500, "window_records": 400, "lost": 20.0, "registering": 20.0}
 
 
 def random_rows(seed: int, count: int, letters: int = 256, length: int = 100) -> NDArray[np.uint8]:

@@ -166,8 +166,10 @@ def test_blocks_and_windows_stay_within_the_memory(tmp_path: Path) -> None:
     assert block_size(source, settings_) * 100 <= (1 << 30) // 12
     assert window_size(source, settings_) * 100 <= (1 << 30) // 12
     assert block_size(Source(RecordFormat(), ()), settings_) == 131_072
-    assert window_count(0, 2, 10) == 1
-    assert window_count(1_000, 2, 100) == 5
+    assert window_count(0, 2, 10, 10) == 1
+    assert window_count(1_000, 2, 100, 10) == 5
+    assert window_count(10**12, 2, 100, 10) == 10_000
+    assert window_count(10**12, 2, 100, 10_000) == 2_092, "all boundaries fit one message"
 
 
 def test_boundaries_of_no_records_share_nothing_out() -> None:

@@ -65,7 +65,7 @@ def test_the_output_is_the_input_in_order_and_even(tmp_path: Path, kind: str, re
 @pytest.mark.parametrize(
     ("length", "key_length", "count", "workers", "partitions"),
     [(1, 1, 500, 2, 2), (5, 2, 700, 3, 2), (20, 20, 900, 1, 4), (100, 10, 1, 2, None), (100, 10, 0, 2, None),
-     (3000, 12, 900, 2, 2)],
+     (3000, 12, 900, 2, 2), (1_500, 1_400, 6_000, 2, 30)],
 )  # fmt: skip
 def test_any_shape_of_records_any_number_of_workers_and_partitions(
     tmp_path: Path, length: int, key_length: int, count: int, workers: int, partitions: int | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -112,7 +112,7 @@ def test_workers_begin_anew_when_their_master_has_lost_its_memory(tmp_path: Path
 def test_a_whole_sort_that_is_started_again_with_other_arguments_begins_anew(
     tmp_path: Path, state: str, changes: dict[str, int], key_length: int
 ) -> None:
-    settings = {"block_records": 500, "window_records": 400, "resident": 0.0}
+    settings: dict[str, Any] = {"block_records": 500, "window_records": 400, "resident": 0.0}
     with Crew(tmp_path, write_source(tmp_path / "in", ROWS), **settings) as crew:
         crew.kill_local(state)
     source = write_source_again(tmp_path / "in", key_length=key_length)

@@ -86,14 +86,15 @@ def test_a_message_that_makes_no_sense_is_refused(message: bytes) -> None:
 
 
 class Refusal(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str = "said so") -> None:
         self._code = code
+        self._details = details
 
     def code(self) -> grpc.StatusCode:
         return self._code
 
     def details(self) -> str:
-        return "said so"
+        return self._details
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED"])
@@ -117,6 +118,14 @@ def test_what_cannot_succeed_later_is_an_error_at_once() -> None:
 
     with pytest.raises(SortError, match="a call was refused: UNIMPLEMENTED: said so"):
         persist(call, "a call", 10.0)
+
+
+def test_a_message_that_is_too_large_is_an_error_at_once() -> None:
+    def call() -> str:
+        raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "CLIENT: Sent message larger than max (9 vs. 8)")
+
+    with pytest.raises(SortError, match="a call was refused: RESOURCE_EXHAUSTED: CLIENT: Sent message larger than max"):
+        persist(call, "a call", 600.0)
 
 
 class Hand:
@@ -293,6 +302,9 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
         return answer
 
     assert "makes no sense" in ask("a", key_length=0).message
+    assert (
+        "keys of 33,554,432 bytes allow for 1 partitions" in ask("a", key_length=1 << 25, record_length=1 << 25).message
+    )
     assert "no place 2 among 2" in ask("a", index=2).message
     assert ask("a", index=1).index == 1
     assert "another worker has the place 1" in ask("b", index=1).message

@@ -227,7 +227,8 @@ class Master:
         seats = [self.seats[index] for index in sorted(self.seats)]
         samples = [seat.sample for seat in seats if seat.sample is not None]
         records = sum(seat.records for seat in seats)
-        windows = window_count(records, self.partitions, min(seat.window_records for seat in seats))
+        smallest = min(seat.window_records for seat in seats)
+        windows = window_count(records, self.partitions, smallest, seats[0].key_length)
         boundaries = choose_boundaries(samples, self.partitions * windows)
         return Plan(self.epoch, self.partitions, windows, tuple(boundaries), self.roster())
 

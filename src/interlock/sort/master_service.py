@@ -11,6 +11,7 @@ import numpy as np
 
 from interlock.lifecycle import SortMasterState
 from interlock.sort import wire_pb2 as wire
+from interlock.sort.plan import most_boundaries
 from interlock.sort.sampling import Sample
 from interlock.sort.seats import Seat
 
@@ -119,6 +120,7 @@ class MasterHandlers:
         master = self._master
         other = next(iter(master.seats.values()), None)
         form = (request.record_length, request.key_length)
+        most = most_boundaries(request.key_length)
         problems = {
             f"the sort has begun without it: it is in state {master.machine.state}": master.machine.state
             is not SortMasterState.REGISTERING,
@@ -127,6 +129,7 @@ class MasterHandlers:
             f"another worker has the place {request.index}": request.index in master.seats,
             "its registration makes no sense": not 0 < request.key_length <= request.record_length
             or not (request.block_records and request.window_records),
+            f"keys of {request.key_length:,} bytes allow for {most:,} partitions at most": master.partitions > most,
             f"its records have {form[0]} bytes and keys of {form[1]}, unlike those of the worker before it": other
             is not None
             and form != (other.record_length, other.key_length),

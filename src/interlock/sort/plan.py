@@ -24,6 +24,8 @@ BLOCKS = 48
 SHARE = 12  # blocks and windows take at most this part of the memory each
 LARGEST_BLOCK = 1 << 24
 MOST_WINDOWS = 20_000
+MOST_BOUNDARY_BYTES = 40 << 20
+PER_BOUNDARY = 24  # bytes that one takes in a message, at most, beside its key
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,11 @@ def stays(block: int, share: float) -> bool:
     return int((block + 1) * share) > int(block * share)
 
 
-def window_count(records: int, partitions: int, window_records: int) -> int:
+def most_boundaries(key_length: int) -> int:
+    """Say how many boundaries fit the message in which a worker gets them."""
+    return min(MOST_WINDOWS, MOST_BOUNDARY_BYTES // (key_length + PER_BOUNDARY))
+
+
+def window_count(records: int, partitions: int, window_records: int, key_length: int) -> int:
     """Say into how many windows a partition is divided."""
-    return max(1, min(-(-records // (partitions * window_records)), MOST_WINDOWS // partitions))
+    return max(1, min(-(-records // (partitions * window_records)), most_boundaries(key_length) // partitions))

@@ -37,7 +37,8 @@ RETRIED = frozenset(
 )
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
 CALL_TIMEOUT = 30.0
-LARGEST_MESSAGE = 4 << 20
+LARGEST_MESSAGE = 64 << 20  # a sample, or all boundaries; records go in small pieces
+TOO_LARGE = "message larger than max"  # it is RESOURCE_EXHAUSTED, but no smaller the next time
 OPTIONS = (
     ("grpc.max_receive_message_length", LARGEST_MESSAGE),
     ("grpc.max_send_message_length", LARGEST_MESSAGE),
@@ -216,7 +217,7 @@ def persist(call: Callable[[], Answer], what: str, patience: float, stop: thread
             return call()
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-            if code not in RETRIED:
+            if code not in RETRIED or TOO_LARGE in (details or ""):
                 raise SortError(f"{what} was refused: {code.name}: {details}") from error
             if time.monotonic() + pause > until or (stop is not None and stop.is_set()):
                 raise Unreachable(f"{what}: no answer within {patience:g} s: {code.name}: {details}") from error

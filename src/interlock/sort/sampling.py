@@ -5,7 +5,11 @@ quantile of s independent samples per partition, its size is off by a share of a
 about sqrt(2 ln(P) / s): 8,000 samples per partition keep the largest of 256 within 4 % of even, and within 5 % in
 nearly every run. The sample is read in small pieces, one from a random place in each of many equal stretches of the
 input: input that is ordered already is met evenly then, and input that is ordered locally in as many places as there
-are pieces.
+are pieces. Where neighbours have nearly equal keys a piece tells no more than one sample would, and s is the number of
+pieces: 1,000 per partition, up to what `most_reads` says for one worker.
+
+The samples of all workers fit one message together: about 8,000 for each of 256 partitions with keys of 10 bytes, fewer
+for each of more partitions, or with longer keys.
 """
 
 from __future__ import annotations
@@ -29,8 +33,11 @@ if TYPE_CHECKING:
 PER_PARTITION = 8_000
 PER_WINDOW = 64
 PER_READ = 8
-MOST_READS = 2_000
-MOST = 120_000  # keys of 10 bytes and their positions then fit one message
+FEWEST_READS, MOST_READS = 2_000, 32_000  # that one worker may make, by the size of its input:
+PER_READ_BYTES = 128 << 10  # a read somewhere else takes about as long as to read so many bytes in a row
+MOST_BYTES = 40 << 20  # of keys and positions, of all workers together: the master has to hold and to order them
+POSITION = 8  # bytes
+READ_AT_ONCE = 1 << 20  # bytes of records, of which only the keys are kept
 READERS = 8
 SEED = 20251024
 
@@ -44,25 +51,37 @@ class Sample:
         self.records = records
 
 
+def wanted_of(records: int, window_records: int, key_length: int, partitions: int, workers: int) -> int:
+    """Say how many keys one of several workers is to read: enough for its share of the partitions, and its windows."""
+    wanted = max(PER_PARTITION * partitions // workers, PER_WINDOW * records // window_records)
+    return max(1, min(wanted, MOST_BYTES // workers // (key_length + POSITION)))
+
+
 def take_sample(source: Source, first: int, wanted: int) -> Sample:
     """Read about so many keys of a source, of which the first record has the position `first`."""
     key_length = source.format.key_length
-    starts, count = places(source.records, wanted)
+    starts, count = places(source.records, wanted, most_reads(source.size))
     if not len(starts):
         return Sample(np.empty((0, key_length), np.uint8), np.empty(0, np.uint64), source.records)
     with ThreadPoolExecutor(READERS) as readers:
-        shares = (some.tolist() for some in np.array_split(starts, READERS))
-        pieces = list(readers.map(lambda some: source.read_places(some, count)[:, :key_length], shares))
+        parts = max(READERS, len(starts) * count * source.format.record_length // READ_AT_ONCE)
+        shares = (some.tolist() for some in np.array_split(starts, parts))
+        pieces = list(readers.map(lambda some: source.read_places(some, count)[:, :key_length].copy(), shares))
     numbers = (starts[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
     return Sample(np.concatenate(pieces), numbers.astype(np.uint64) + np.uint64(first), source.records)
 
 
-def places(records: int, wanted: int) -> tuple[NDArray[np.int64], int]:
+def most_reads(size: int) -> int:
+    """Say in how many places an input of so many bytes may be read, for the sample to take little of the time."""
+    return min(max(FEWEST_READS, size // PER_READ_BYTES), MOST_READS)
+
+
+def places(records: int, wanted: int, most: int) -> tuple[NDArray[np.int64], int]:
     """Say where to read how many records in a row: one place in each of many equal stretches."""
-    wanted = min(wanted, MOST, records)
+    wanted = min(wanted, records)
     if not wanted:
         return np.empty(0, np.int64), 0
-    count = min(wanted, max(PER_READ, -(-wanted // MOST_READS)))
+    count = min(wanted, max(PER_READ, -(-wanted // most)))
     reads = wanted // count
     edges = np.arange(reads + 1, dtype=np.int64) * (records - count + 1) // reads
     widths = np.maximum(edges[1:] - edges[:-1], 1)

@@ -20,7 +20,7 @@ from interlock.sort.job import MEBIBYTE, Partition
 from interlock.sort.merge import Merger, is_proven
 from interlock.sort.plan import block_size, first_position, window_size
 from interlock.sort.runs import BlockSorter, Buffers, Run, read_note, write_note
-from interlock.sort.sampling import PER_PARTITION, PER_WINDOW, Sample, take_sample
+from interlock.sort.sampling import Sample, take_sample, wanted_of
 from interlock.sort.shuffle import Sender
 from interlock.sort.windows import Slice
 
@@ -76,8 +76,8 @@ class Workshop:
 
     def sample(self, worker: int, workers: int, partitions: int) -> Sample:
         """Take this worker's part of the sample."""
-        records = self.source.records
-        wanted = max(PER_PARTITION * partitions // workers, PER_WINDOW * records // self.window_records)
+        source = self.source
+        wanted = wanted_of(source.records, self.window_records, source.format.key_length, partitions, workers)
         return take_sample(self.source, first_position(worker), wanted)
 
     def accept(self, plan: Plan, worker: int) -> None:
