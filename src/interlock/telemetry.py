@@ -216,11 +216,12 @@ class TaskTypeSeries:
         self.cells: dict[tuple[str, str], _Cell] = {}
         _every_series.append(self)
 
-    def record(self, before: str, after: str, event: str, lasted: float) -> None:
+    def record(self, move: MoveSeen) -> None:
         """Count the move and the time spent in the state that it leaves."""
-        cell = self.cells.get((before, event))
+        key, lasted = (move.from_state, move.event), move.lasted
+        cell = self.cells.get(key)
         if cell is None:
-            cell = self.cells[before, event] = _Cell(after)
+            cell = self.cells[key] = _Cell(move.to_state)
         cell.count += 1
         if lasted > 0.0:  # a clock that was set back must not count backwards
             cell.seconds += lasted
@@ -289,7 +290,7 @@ class TaskTelemetry(_Telemetry):
 
     def moved(self, move: MoveSeen) -> None:
         """Count the move, time the state that it leaves, and log it."""
-        self._series.record(move.from_state, move.to_state, move.event, move.lasted)
+        self._series.record(move)
         if not _levels["info"]:
             return
         log.info(

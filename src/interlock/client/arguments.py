@@ -74,6 +74,8 @@ class Arguments:
         """Turn what is stored into arguments by name."""
         if not isinstance(stored, dict):
             raise InputError(f"task {self._task}: the input must be a JSON object of arguments by name")
+        if not stored and not self._required:
+            return {}
         self._check_names(stored)
         plain = self._plain
         return {
