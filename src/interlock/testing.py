@@ -23,6 +23,7 @@ from interlock.client.steps import bind
 from interlock.errors import DefinitionError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.ids import new_id
+from interlock.store.limits import admit_limited_tasks
 from interlock.store.orchestration import advance, cancel_overdue_jobs, expire_overdue_signals, start_waiting_jobs
 from interlock.store.presence import Process, leave_worker, register_worker
 from interlock.store.tasks import (
@@ -205,16 +206,15 @@ class _Runner:
         return claimed
 
     async def _carry_on(self) -> bool:
-        """Do what an orchestrator does; tell whether there was anything."""
-        if not self._app.workflows:
-            return False
+        """Let in what limits allow, and do what an orchestrator does; tell whether there was anything."""
         common: Any = {"actor": self._actor, "now": self._app.now()}
         async with self._app.connection() as connection:
-            by_time = [
-                await duty(connection, **common)
-                for duty in (start_waiting_jobs, cancel_overdue_jobs, expire_overdue_signals)
-            ]
-            return any(by_time) or (await advance(connection, **common)).received > 0
+            done = (await admit_limited_tasks(connection, **common)).released
+            if self._app.workflows:
+                for duty in (start_waiting_jobs, cancel_overdue_jobs, expire_overdue_signals):
+                    done += await duty(connection, **common)
+                done += (await advance(connection, **common)).received
+        return done > 0
 
     async def _claim(self, limit: int, *, one: bool) -> list[ClaimedTask]:
         if limit <= 0:

@@ -89,6 +89,9 @@ class HandlerOptions(StepOptions, total=False):
     timeout: float | timedelta
     max_tries: int
     backoff: Backoff | Kind | BackoffFunction
+    limit_key: str
+    tags: Sequence[str]
+    callback_url: str
     executor: Literal["coroutine", "thread", "process"]
     transactional: bool
 
@@ -139,6 +142,13 @@ def type_of(handler: Any, own: str) -> str:
     return own
 
 
+def carried(task: Task[..., Any]) -> dict[str, Any]:
+    """Give what a task says of all its rows, steps or not."""
+    tags = None if task.tags is None else list(task.tags)
+    told = {"limit_key": task.limit_key, "tags": tags, "callback_url": task.callback_url}
+    return {key: value for key, value in told.items() if value is not None}
+
+
 def _seconds(value: Any) -> float:
     return seconds("it", value)
 
@@ -152,6 +162,10 @@ def _policy(value: Any) -> dict[str, Any] | None:
     return None if policy.function is not None else policy.to_json()  # a function stays with its task
 
 
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple | set | frozenset) else value
+
+
 def _mapping(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
@@ -162,6 +176,7 @@ PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "seconds": _seconds,
     "until": _moment,
     "backoff": _policy,
+    "tags": _listed,
     "config": _mapping,
     "input": _mapping,
 }

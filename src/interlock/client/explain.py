@@ -29,6 +29,7 @@ WAITS = {
     "job": "a child job",
     "signal": "a signal",
     "namespace": "a paused namespace",
+    "limit": "a limit",
     "start": "the job to start",
 }
 SHARED = "what it waits for is told elsewhere in this answer"

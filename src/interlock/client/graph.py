@@ -30,8 +30,8 @@ STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 VERSION = re.compile(r"[A-Za-z0-9_.+-]+")
 HEAD = ("name", "version", "namespace", "input_schema", "timeout", "steps")
 _EVERYWHERE = ("name", "kind", "type", "namespace", "after", "after_failure", "join", "priority", "config")
-_HANDLED = ("max_tries", "backoff", "timeout")
-_UNDONE = ("compensate", "compensate_tries", "compensate_timeout")
+_HANDLED = ("max_tries", "backoff", "timeout", "limit_key", "tags", "callback_url")
+_UNDONE = ("compensate", *(f"compensate_{of}" for of in ("tries", "timeout", "limit_key", "tags", "callback_url")))
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "plain": (*_EVERYWHERE, *_HANDLED, *_UNDONE),
     "decision": (*_EVERYWHERE, *_HANDLED, *_UNDONE, "branches"),
@@ -321,6 +321,8 @@ def _schema(field: str, value: Any) -> None:
 _MAPPING = _of(dict, "a mapping")
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **{name: CHECKS[name] for name in ("namespace", "priority", "max_tries")},
+    **{name: CHECKS[name] for name in ("limit_key", "tags", "callback_url")},
+    **{f"compensate_{name}": CHECKS[name] for name in ("limit_key", "tags", "callback_url")},
     "compensate_tries": CHECKS["max_tries"],
     **dict.fromkeys(("timeout", "seconds", "compensate_timeout"), _span),
     **dict.fromkeys(("type", "compensate", "over", "over_input", "signal"), CHECKS["unique_key"]),

@@ -6,6 +6,7 @@ Invariant: an Options value that exists makes sense. What is None is left to the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -117,7 +118,8 @@ def _moment(name: str, value: Any) -> datetime:
 
 
 def _tags(name: str, value: Any) -> tuple[str, ...]:
-    if isinstance(value, str) or not all(isinstance(tag, str) and tag and _is_storable(tag) for tag in value):
+    is_several = isinstance(value, Iterable) and not isinstance(value, str)
+    if not is_several or not all(isinstance(tag, str) and tag and _is_storable(tag) for tag in value):
         raise ValueError(f"{name} must be a sequence of texts, not {value!r}")
     return tuple(value)
 

@@ -19,6 +19,7 @@ from interlock.client.declaring import (
     StepDecorator,
     StepLike,
     StepOptions,
+    carried,
     own_name,
     type_of,
 )
@@ -312,13 +313,15 @@ class Workflow:
             return step
         task = self._app.tasks[step["type"]]
         priority = {"priority": task.priority} if task.priority else {}
-        return {**priority, "max_tries": task.max_tries, **step}
+        return {**priority, "max_tries": task.max_tries, **carried(task), **step}
 
     def _undone(self, compensate: str | None) -> dict[str, Any]:
-        """Give what the task says that undoes a step: its own tries, and its timeout if it has one."""
+        """Give what the task says that undoes a step: its own tries, and what else it has of its own."""
         task = self._app.tasks.get(compensate or "")
-        told = {} if task is None else {"compensate_tries": task.max_tries, "compensate_timeout": task.timeout}
-        return {key: value for key, value in told.items() if value is not None}
+        if task is None:
+            return {}
+        told = {"tries": task.max_tries, "timeout": task.timeout, **carried(task)}
+        return {f"compensate_{key}": value for key, value in told.items() if value is not None}
 
 
 def check_nesting(documents: Iterable[Mapping[str, Any]]) -> None:

@@ -131,10 +131,7 @@ class Batch:
                 self.jobs[skip.step.job_id].failed_steps += 1
 
     def release(self, step: Waiting, *, run_at: datetime | None = None, refused: str | None = None) -> None:
-        """Let a step be claimed, unless its job runs enough of them or its namespace is paused.
-
-        One that sleeps does not run, so it takes up no room.
-        """
+        """Let a step go, unless its job runs enough of them. One that sleeps does not run, so it takes up no room."""
         job = self.jobs[step.job_id]
         given = None if refused is None else {"refused": refused}
         sleeps = run_at is not None and self.moment is not None and run_at > self.moment
@@ -142,11 +139,20 @@ class Batch:
             reason = f"the job runs at most {job.worker_count} step{'s' if job.worker_count > 1 else ''} at once"
             self.wait(step.id, held_by="worker_count", reason=reason, run_at=run_at, input=given)
             job.changed = True
-        elif step.namespace in self.paused:
-            reason = f"namespace {step.namespace} is paused"
-            self.wait(step.id, held_by="namespace", reason=reason, run_at=run_at, input=given)
         else:
-            self.releases.append(Release(step.id, step.namespace, run_at, given))
+            self.let_go(Release(step.id, step.namespace, run_at, given), step.limit_key)
+
+    def let_go(self, step: Release, limit_key: str | None) -> None:
+        """Let a step be claimed, unless its namespace is paused; one with a limit is let in by that."""
+        held: dict[str, Any]
+        if step.namespace in self.paused:
+            held = {"held_by": "namespace", "reason": f"namespace {step.namespace} is paused"}
+        elif limit_key is not None:
+            held = {"held_by": "limit", "reason": f"limit {limit_key}"}
+        else:
+            self.releases.append(step)
+            return
+        self.wait(step.id, **held, run_at=step.run_at, input=step.input)
 
     def wait(self, step_id: UUID, *, unresolved: int = 0, **known: Any) -> None:
         """Let a step wait on, with what is known of it by now."""
@@ -239,7 +245,10 @@ class Batch:
         if not waits:
             return []
         document = orjson.dumps(list(waits.values())).decode()
-        return [(STEPS["update_waiting_steps"], {"ids": list(waits), "steps": document})]
+        asked: list[Asked] = [(STEPS["update_waiting_steps"], {"ids": list(waits), "steps": document})]
+        if any(wait.get("held_by") == "limit" for wait in waits.values()):
+            asked.append((TASKS["notify_duties"], {"duties": ["limits"]}))
+        return asked
 
     def _parts(self) -> list[Asked]:
         maps, self.maps = self.maps, []

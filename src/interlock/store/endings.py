@@ -113,10 +113,7 @@ async def _release_next(connection: Connection, batch: Batch, jobs: Iterable[Loc
     if not ids:
         return
     for row in await run(connection, STEPS["read_next_compensations"], {"ids": ids}):
-        if row["namespace"] in batch.paused:
-            batch.wait(row["id"], held_by="namespace", reason=f"namespace {row['namespace']} is paused")
-        else:
-            batch.releases.append(Release(row["id"], row["namespace"]))
+        batch.let_go(Release(row["id"], row["namespace"]), row["limit_key"])
 
 
 async def _note_failed_compensations(connection: Connection, jobs: Sequence[LockedJob]) -> None:

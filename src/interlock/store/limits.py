@@ -261,7 +261,7 @@ async def _hold_namespace(
             ids = await hold_pending_tasks(connection, ids, actor=actor, reason=why, held_by="namespace", now=now)
             held += len(ids)
             await _ask_for_admission(connection, await run(connection, LIMITS["read_capped_jobs"], {"ids": ids}))
-    return held + await _pass_all(connection, "pass_limited_to_namespace", batch)
+    return held + await _pass_steps(connection, "pass_limited_to_namespace", batch)
 
 
 async def _free_namespace(connection: Connection, name: str, *, actor: str, now: datetime | None) -> int:
@@ -270,17 +270,25 @@ async def _free_namespace(connection: Connection, name: str, *, actor: str, now:
     batch = {"name": name, "batch": BATCH, "now": now}
     while ids := [row["id"] for row in await run(connection, LIMITS["read_held_of_namespace"], batch)]:
         freed += len(await release_waiting_tasks(connection, ids, actor=actor, reason=why, now=now))
-    passed = True
-    while passed:
-        async with connection.transaction():
-            rows = await run(connection, LIMITS["pass_capped_to_jobs"], batch)
-            await _ask_for_admission(connection, rows)
-        passed = bool(rows)
-        freed += len(rows)
-    limited = await _pass_all(connection, "pass_limited_to_limits", batch)
+    freed += await _pass_steps(connection, "pass_capped_to_jobs", batch)
+    limited = 0
+    while rows := await run(connection, LIMITS["pass_limited_to_limits"], batch):
+        limited += len(rows)
     if limited:
         await run(connection, TASKS["notify_duties"], {"duties": ["limits"]})
     return freed + limited
+
+
+async def _pass_steps(connection: Connection, name: str, batch: dict[str, Any]) -> int:
+    """Let tasks wait for something else, in batches; what that changes in the jobs of steps is seen to by them."""
+    passed = 0
+    while True:
+        async with connection.transaction():
+            rows = await run(connection, LIMITS[name], batch)
+            await _ask_for_admission(connection, [row for row in rows if row["capped"]])
+        if not rows:
+            return passed
+        passed += len(rows)
 
 
 async def _ask_for_admission(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
@@ -289,10 +297,3 @@ async def _ask_for_admission(connection: Connection, rows: Sequence[dict[str, An
     if ids:
         messages = orjson.dumps([{"job_id": id_, "admit": True} for id_ in ids]).decode()
         await run(connection, ORCHESTRATION["send_messages"], {"messages": messages})
-
-
-async def _pass_all(connection: Connection, name: str, batch: dict[str, Any]) -> int:
-    passed = 0
-    while rows := await run(connection, LIMITS[name], batch):
-        passed += len(rows)
-    return passed

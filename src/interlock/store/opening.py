@@ -145,7 +145,8 @@ async def _reuse(connection: Connection, batch: Batch, rows: Sequence[dict[str, 
 
 
 def _root(row: dict[str, Any]) -> Waiting:
-    return Waiting(**{name: row[name] for name in ("id", "job_id", "step", "kind", "namespace", "priority")})
+    names = ("id", "job_id", "step", "kind", "namespace", "priority", "limit_key")
+    return Waiting(**{name: row[name] for name in names})
 
 
 async def _open_ready(connection: Connection, batch: Batch) -> None:
@@ -260,10 +261,7 @@ async def _admit(connection: Connection, batch: Batch) -> None:
         return
     parameters = {"ids": capped, "paused": list(batch.paused), "now": batch.now}
     for row in await run(connection, STEPS["read_admissible_steps"], parameters):
-        if row["namespace"] in batch.paused:
-            batch.wait(row["id"], held_by="namespace", reason=f"namespace {row['namespace']} is paused")
-        else:
-            batch.releases.append(Release(row["id"], row["namespace"]))
+        batch.let_go(Release(row["id"], row["namespace"]), row["limit_key"])
 
 
 async def start_jobs(connection: Connection, ids: Collection[UUID], *, actor: str, now: datetime | None) -> int:

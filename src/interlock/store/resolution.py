@@ -64,12 +64,18 @@ class Waiting:
     kind: str
     namespace: str
     priority: int = 0
+    limit_key: str | None = None
     rule: float = ALL
     unresolved: int = 0
     taken: int = 0
     failed: int = 0
     by_parts: bool = False
     culprit: str | None = None
+
+
+_OF_A_ROW = (
+    *("id", "job_id", "step", "kind", "namespace", "priority", "limit_key", "rule", "unresolved", "taken", "failed"),
+)
 
 
 class Skipped(NamedTuple):
@@ -151,8 +157,7 @@ class Resolution:
     def _known(self, row: Mapping[str, Any]) -> Waiting:
         known = self.steps.get(row["id"])
         if known is None:
-            names = ("id", "job_id", "step", "kind", "namespace", "priority", "rule", "unresolved", "taken", "failed")
-            known = Waiting(**{name: row[name] for name in names}, by_parts=row["condition"] == PART)
+            known = Waiting(**{name: row[name] for name in _OF_A_ROW}, by_parts=row["condition"] == PART)
             self.steps[known.id] = known
         return known
 

@@ -170,6 +170,9 @@ def _described(step: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         "max_tries": step.get("max_tries") or DEFAULT_TRIES,
         "timeout_seconds": None if waits_itself else step.get("timeout"),
         "backoff": step.get("backoff"),
+        "limit_key": step.get("limit_key"),
+        "tags": step.get("tags"),
+        "callback_url": step.get("callback_url"),
         "spec": dict(step),
     }
 

@@ -154,7 +154,7 @@ from interlock.tasks as asked
             select 'task', id
             from interlock.tasks
             where asked.held_by = 'worker_count' and job_id = asked.job_id and capped
-                and (state in ('pending', 'running') or held_by = 'namespace')
+                and (state in ('pending', 'running') or held_by in ('namespace', 'limit'))
             limit %(limit)s
         )
         union all

@@ -216,14 +216,14 @@ set held_by = 'worker_count', reason = 'waits for room in its job'
 where id = any (array(
         select id
         from interlock.tasks
-        where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null and capped
+        where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and capped
             and step not like 'compensate:%%'
             and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now()))
         order by namespace, id
         limit %(batch)s
     ))
     and state = 'waiting' and held_by = 'namespace'
-returning job_id
+returning job_id, capped
 
 -- name: read_capped_jobs
 -- The jobs of steps that are held now, and leave room for others.
@@ -232,7 +232,8 @@ from interlock.tasks
 where id = any (%(ids)s::uuid[]) and capped
 
 -- name: pass_limited_to_namespace
--- Tasks that wait for a limit now wait for the namespace instead.
+-- Tasks that wait for a limit now wait for the namespace instead, and steps leave the room to others that they had in
+-- their jobs.
 update interlock.tasks
 set held_by = 'namespace', reason = %(reason)s
 where id = any (array(
@@ -242,16 +243,17 @@ where id = any (array(
         limit %(batch)s
     ))
     and state = 'waiting' and held_by = 'limit'
-returning id
+returning job_id, capped
 
 -- name: pass_limited_to_limits
--- And back again: the limit decides when each of them goes on.
+-- And back again: the limit decides when each of them goes on. What its job must find room for first comes to it then.
 update interlock.tasks
 set held_by = 'limit', reason = format('limit %%s', limit_key)
 where id = any (array(
         select id
         from interlock.tasks
         where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is not null
+            and not (capped and step not like 'compensate:%%')
         order by namespace, id
         limit %(batch)s
     ))

@@ -231,7 +231,7 @@ with taken as (
 )
 select ended.id as upstream_id, ended.job_id as upstream_job_id, ended.step as upstream, ended.state, ended.part_of,
     ended.chosen, edges.condition, edges.branch, steps.kind, steps.join_rule as rule, found.id, found.job_id,
-    found.step, found.namespace, found.priority, found.unresolved, found.taken, found.failed
+    found.step, found.namespace, found.priority, found.limit_key, found.unresolved, found.taken, found.failed
 from ended
     left join lateral (
         select downstream, condition, branch
@@ -246,7 +246,7 @@ from ended
         limit 1
     ) as steps on true
     left join lateral (
-        select id, job_id, step, namespace, priority, unresolved, taken, failed
+        select id, job_id, step, namespace, priority, limit_key, unresolved, taken, failed
         from interlock.tasks
         where job_id = ended.job_id and step = edges.downstream and state = 'waiting' and unresolved > 0
         limit 1
@@ -255,8 +255,8 @@ from ended
 where ended.part_of is null
 union all
 select ended.id, ended.job_id, ended.step, ended.state, ended.part_of, null, 'part', false, steps.kind,
-    steps.strategy, found.id, found.job_id, found.step, found.namespace, found.priority, found.unresolved, found.taken,
-    found.failed
+    steps.strategy, found.id, found.job_id, found.step, found.namespace, found.priority, null, found.unresolved,
+    found.taken, found.failed
 from ended
     left join lateral (
         select id, job_id, step, namespace, priority, unresolved, taken, failed

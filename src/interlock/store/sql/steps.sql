@@ -3,25 +3,27 @@
 -- name: insert_steps
 -- All steps of new jobs. The first ones of a job that has started are claimable at once, as many as it may run.
 insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
-    backoff, job_id, step, unresolved, correlation_id, capped, reused, output)
-select namespace, type, case when goes and paused is null then 'pending' else 'waiting' end,
+    backoff, limit_key, tags, callback_url, job_id, step, unresolved, correlation_id, capped, reused, output)
+select namespace, type, case when goes and paused is null and limit_key is null then 'pending' else 'waiting' end,
     case
-        when goes and paused is null then null
-        when goes then 'namespace'
+        when goes and paused is not null then 'namespace'
+        when goes and limit_key is not null then 'limit'
+        when goes then null
         when edges > 0 then 'dependency'
         when may_go then 'worker_count'
         else 'start'
     end,
     case
-        when goes and paused is null then null
-        when goes then format('namespace %%s is paused%%s', paused, ': ' || pause_reason)
+        when goes and paused is not null then format('namespace %%s is paused%%s', paused, ': ' || pause_reason)
+        when goes and limit_key is not null then format('limit %%s', limit_key)
+        when goes then null
         when edges > 0 then waits_for
         when may_go then format('the job runs at most %%s step%%s at once', worker_count,
             case when worker_count > 1 then 's' end)
         else 'waits for the job to start'
     end,
-    priority, coalesce(%(now)s::timestamptz, now()), max_tries, timeout_seconds, backoff, job_id, step, edges,
-    correlation_id, worker_count is not null, reused is not null, reused
+    priority, coalesce(%(now)s::timestamptz, now()), max_tries, timeout_seconds, backoff, limit_key, tags,
+    callback_url, job_id, step, edges, correlation_id, worker_count is not null, reused is not null, reused
 from (
     select steps.*, jobs.id as job_id, jobs.worker_count, jobs.correlation_id, jobs.reused -> steps.step as reused,
         paused.name as paused, paused.reason as pause_reason, may_go.may_go,
@@ -33,7 +35,9 @@ from (
         cross join lateral (
             select step, position, namespace, priority, max_tries, edges, waits_for, backoff, kind,
                 case when kind in ('plain', 'decision') then type else 'interlock.pass' end as type,
-                case when kind in ('plain', 'decision') then timeout_seconds end as timeout_seconds
+                case when kind in ('plain', 'decision') then timeout_seconds end as timeout_seconds,
+                case when kind in ('plain', 'decision') then limit_key end as limit_key, tags,
+                case when kind in ('plain', 'decision') then callback_url end as callback_url
             from interlock.workflow_steps
             where workflow_steps.workflow_id = jobs.workflow_id
         ) as steps
@@ -48,7 +52,7 @@ order by job_id, position
 
 -- name: read_roots
 -- The first steps of jobs that start, and those whose result is there already.
-select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, steps.kind, tasks.reused,
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.limit_key, steps.kind, tasks.reused,
     tasks.output -> 'orchestration_metadata' -> 'chosen' as chosen
 from interlock.jobs
     cross join lateral (
@@ -61,7 +65,7 @@ from interlock.jobs
         where workflow_steps.workflow_id = jobs.workflow_id and jobs.reused ? step
     ) as steps
     cross join lateral (
-        select id, job_id, step, namespace, priority, reused, output
+        select id, job_id, step, namespace, priority, limit_key, reused, output
         from interlock.tasks
         where tasks.job_id = jobs.id and tasks.step = steps.step and state = 'waiting'
             and held_by in ('start', 'dependency')
@@ -93,23 +97,28 @@ where tasks.id = any (%(ids)s::uuid[])
 -- name: insert_parts
 -- One task for every element of what a map goes over; how many there are, the map's own row says already.
 insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
-    backoff, job_id, step, correlation_id, capped, part, part_of, input)
+    backoff, limit_key, tags, callback_url, job_id, step, correlation_id, capped, part, part_of, input)
 select map.namespace, steps.type, case when hold.held_by is null then 'pending' else 'waiting' end, hold.held_by,
     hold.reason, map.priority, coalesce(%(now)s::timestamptz, now()), steps.max_tries, steps.timeout_seconds,
-    steps.backoff, map.job_id, format('%%s[%%s]', map.step, items.index), map.correlation_id, map.capped, items.index,
+    steps.backoff, steps.limit_key, steps.tags, steps.callback_url, map.job_id, format('%%s[%%s]', map.step, items.index), map.correlation_id, map.capped, items.index,
     map.id, jsonb_build_object('item', items.item, 'index', items.index)
 from interlock.tasks as map
     join interlock.jobs on jobs.id = map.job_id
     join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = map.step
     left join interlock.namespaces as paused on paused.name = map.namespace and paused.paused_at is not null
     cross join lateral (
-        select case when map.capped then 'worker_count' when paused.name is not null then 'namespace' end as held_by,
+        select case
+                when map.capped then 'worker_count'
+                when paused.name is not null then 'namespace'
+                when steps.limit_key is not null then 'limit'
+            end as held_by,
             case
                 when map.capped
                     then format('the job runs at most %%s step%%s at once', jobs.worker_count,
                         case when jobs.worker_count > 1 then 's' end)
                 when paused.name is not null
                     then format('namespace %%s is paused%%s', paused.name, ': ' || paused.reason)
+                when steps.limit_key is not null then format('limit %%s', steps.limit_key)
             end as reason
     ) as hold
     cross join lateral interlock.map_items(interlock.map_source(map.job_id, steps.spec)) as items
@@ -129,21 +138,21 @@ where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
     and case when tasks.state = 'waiting' then true else false end
 
 -- name: read_admissible_steps
--- Of jobs with a worker_count: as many of the steps that are ready as there is room for. What sleeps, or waits for a
--- paused namespace, takes up none; of each paused namespace one step begins to wait for that, so that its resumption
+-- Of jobs with a worker_count: as many of the steps that are ready as there is room for. What waits for a limit takes up
+-- some, since that lets it in by itself. What sleeps, or waits for a paused namespace, takes up none; of each paused namespace one step begins to wait for that, so that its resumption
 -- leads back to the job.
-select found.id, found.namespace, found.job_id
+select found.id, found.namespace, found.limit_key
 from interlock.jobs
     cross join lateral (
         select count(*) as steps
         from interlock.tasks
-        where job_id = jobs.id and capped and state in ('pending', 'running')
+        where job_id = jobs.id and capped and (state in ('pending', 'running') or held_by = 'limit')
             and not advanced -- requeued by a person: nobody is told of its end again
             and not (type = 'interlock.pass' and run_at > coalesce(%(now)s::timestamptz, now())) -- it sleeps
     ) as active
     cross join lateral (
         (
-            select id, namespace, job_id
+            select id, namespace, limit_key
             from interlock.tasks
             where job_id = jobs.id and state = 'waiting' and held_by = 'worker_count'
                 and namespace <> all (%(paused)s::text[])
@@ -151,10 +160,10 @@ from interlock.jobs
             limit greatest(jobs.worker_count - active.steps, 0)
         )
         union all
-        select held.id, held.namespace, held.job_id
+        select held.id, held.namespace, held.limit_key
         from unnest(%(paused)s::text[]) as paused (name)
             cross join lateral (
-                select id, namespace, job_id
+                select id, namespace, limit_key
                 from interlock.tasks
                 where job_id = jobs.id and state = 'waiting' and held_by = 'worker_count' and namespace = paused.name
                 order by held_by, priority desc, part, id
@@ -169,13 +178,18 @@ where jobs.id = any (%(ids)s::uuid[]) and jobs.worker_count is not null
 
 -- name: insert_compensations
 -- In the order in which they will run: the step that ended last comes first. Tries and backoff are those of the task that
--- undoes it, if the definition tells them, and so is the timeout, if it has one.
+-- undoes it, if the definition tells them, and so are timeout, limit, tags and callback, if it has them.
 insert into interlock.tasks (namespace, type, state, held_by, reason, run_at, max_tries, timeout_seconds, backoff,
-    job_id, step, correlation_id, capped, part, input)
+    limit_key, tags, callback_url, job_id, step, correlation_id, capped, part, input)
 select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for the compensations before it',
     coalesce(%(now)s::timestamptz, now()), coalesce((steps.spec ->> 'compensate_tries')::int, steps.max_tries),
     coalesce((steps.spec ->> 'compensate_timeout')::float8, steps.timeout_seconds),
-    case when steps.spec ? 'compensate_tries' then null else steps.backoff end, done.job_id,
+    case when steps.spec ? 'compensate_tries' then null else steps.backoff end, steps.spec ->> 'compensate_limit_key',
+    case
+        when steps.spec ? 'compensate_tags'
+            then array(select jsonb_array_elements_text(steps.spec -> 'compensate_tags'))
+    end,
+    steps.spec ->> 'compensate_callback_url', done.job_id,
     'compensate:' || done.step, done.correlation_id, done.capped,
     row_number() over (partition by done.job_id order by done.finished_at desc, done.id desc) - 1,
     jsonb_build_object('result', interlock.step_result(steps.kind, done.id, done.reused, done.output))
@@ -187,10 +201,10 @@ order by done.job_id, done.finished_at desc, done.id desc
 returning id, job_id, part
 
 -- name: read_next_compensations
-select found.id, found.namespace, found.job_id
+select found.id, found.namespace, found.limit_key
 from unnest(%(ids)s::uuid[]) as wanted (job_id)
     cross join lateral (
-        select id, namespace, job_id
+        select id, namespace, limit_key
         from interlock.tasks
         where tasks.job_id = wanted.job_id and state = 'waiting' and held_by = 'compensation'
         order by held_by, priority desc, part, id

@@ -10,12 +10,14 @@ returning id
 
 -- name: insert_workflow_steps
 insert into interlock.workflow_steps (workflow_id, step, position, kind, type, namespace, join_rule, strategy, edges,
-    sink, compensate, waits_for, priority, max_tries, timeout_seconds, backoff, spec, simple, handed)
+    sink, compensate, waits_for, priority, max_tries, timeout_seconds, backoff, limit_key, tags, callback_url, spec,
+    simple, handed)
 select %(workflow_id)s, step, position, kind, type, namespace, join_rule, strategy, edges, sink, compensate, waits_for,
-    priority, max_tries, timeout_seconds, backoff, spec, simple, handed
+    priority, max_tries, timeout_seconds, backoff, limit_key, tags, callback_url, spec, simple, handed
 from jsonb_to_recordset(%(steps)s::jsonb) as declared (step text, position int, kind text, type text, namespace text,
     join_rule float8, strategy float8, edges int, sink boolean, compensate text, waits_for text, priority int,
-    max_tries int, timeout_seconds float8, backoff jsonb, spec jsonb, simple boolean, handed jsonb)
+    max_tries int, timeout_seconds float8, backoff jsonb, limit_key text, tags text[], callback_url text, spec jsonb,
+    simple boolean, handed jsonb)
 
 -- name: insert_workflow_edges
 insert into interlock.workflow_edges (workflow_id, upstream, downstream, condition, branch)
