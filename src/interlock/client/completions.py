@@ -166,12 +166,13 @@ class Completions:
                 raise StoreError("the listener did not hear its own probe")
 
     async def _hear(self, connection: Connection, seconds: float, until: str | None) -> bool:
-        async for channel, payload in hear(connection, seconds):
+        def heard(channel: str, payload: str) -> bool:
             if channel == "interlock_done":
                 self._heard(payload)
-            elif payload == until:
-                return True
-        return False
+                return False
+            return payload == until
+
+        return await hear(connection, seconds, heard)
 
     def _heard(self, payload: str) -> None:
         try:

@@ -215,6 +215,8 @@ class JobHandle:
         return JobHandle(app, stored.id, workflow=self.workflow, created=stored.created)
 
     async def _end(self) -> JobStatus:
+        if self.created:  # a moment ago, mostly: to wait is also to look whether it has ended
+            await self._app.completions.wait(self.id)
         while not (status := await self.status()).has_ended:
             await self._app.completions.wait(self.id)
         return status

@@ -5,6 +5,7 @@ Invariant: what is sent means the same as what the driver would send; only its t
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -33,6 +34,12 @@ class ArrayDumper(ListDumper):
         """Write a list."""
         # JSON's, in which only the brackets differ; which type it is follows from where it stands
         return b"{" + orjson.dumps(obj)[1:-1] + b"}" if _is_plain(obj) else super().dump(obj)
+
+
+@lru_cache(maxsize=256)
+def written(values: tuple[str, ...]) -> str:
+    """Write an array of texts that is sent again and again, such as the namespaces of a worker."""
+    return "{" + ",".join('"' + value.replace("\\", r"\\").replace('"', r"\"") + '"' for value in values) + "}"
 
 
 def _is_plain(values: list[Any]) -> bool:

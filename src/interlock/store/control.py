@@ -144,13 +144,15 @@ async def ask(url: str, command: Command, to: str, *, seconds: float = 5.0) -> d
     """Send a command and gather the answers by process; the first one ends the wait, unless everybody was asked."""
     token = secrets.token_hex(8)
     answers: dict[str, dict[str, Any]] = {}
+
+    def heard(_: str, payload: str) -> bool:
+        said = orjson.loads(payload)
+        if said["token"] == token:
+            answers[said["from"]] = said["answer"]
+        return bool(answers) and to != EVERYBODY
+
     async with connect(url) as connection:
         await listen(connection, ("interlock_answers",))
         await send_command(connection, command, to, token)
-        async for _, payload in hear(connection, seconds):
-            said = orjson.loads(payload)
-            if said["token"] == token:
-                answers[said["from"]] = said["answer"]
-                if to != EVERYBODY:
-                    break
+        await hear(connection, seconds, heard)
     return answers

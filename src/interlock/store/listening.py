@@ -91,12 +91,14 @@ class Listener:
 
     async def _pass_on(self, connection: Connection, seconds: float, *, until: str | None) -> bool:
         """Pass notifications on for a while; True as soon as the probe that we wait for is heard."""
-        async for channel, payload in hear(connection, seconds):
-            if channel != PROBE:
-                self._heard(channel, payload)
-            elif payload == until:
-                return True
-        return False
+
+        def heard(channel: str, payload: str) -> bool:
+            if channel == PROBE:
+                return payload == until
+            self._heard(channel, payload)
+            return False
+
+        return await hear(connection, seconds, heard)
 
 
 def heed_cancellation() -> None:

@@ -18,6 +18,7 @@ from interlock.store.database import as_json, run
 from interlock.store.jobs import cancel_locked_job
 from interlock.store.opening import carry_out, ended_steps, follow, start_jobs, take_ended_steps
 from interlock.store.pipeline import run_all
+from interlock.store.prepared import run_prepared
 from interlock.store.resolution import Waiting
 from interlock.store.signals import expire_overdue_signals
 from interlock.store.submission import ORCHESTRATION
@@ -95,11 +96,9 @@ async def advance(
 
 async def _advance_plainly(connection: Connection, parameters: dict[str, Any]) -> Advanced | None:
     """Have the database carry a batch on; None if there is something to judge in it, and nothing was done."""
-    (row,) = await run(connection, ORCHESTRATION["advance_plainly"], parameters)
-    received = row["received"]
-    if received is None:
-        return None
-    return Advanced(received, advanced=received, released=row["released"], finalized=row["finalized"])
+    (row,) = await run_prepared(connection, ORCHESTRATION["advance_plainly"], parameters, tuple)
+    received, released, finalized = row
+    return None if received is None else Advanced(received, received, released=released, finalized=finalized)
 
 
 async def _advance_one(

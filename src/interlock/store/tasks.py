@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 import orjson
-from psycopg.rows import args_row
 
+from interlock.store.arrays import written
 from interlock.store.database import as_json, run, translated
+from interlock.store.prepared import run_prepared
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
@@ -193,18 +194,15 @@ async def claim_pending_tasks(
 ) -> list[ClaimedTask]:
     """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces."""
     parameters = {
-        "namespaces": list(namespaces),
-        "types": list(types),
+        "namespaces": written(tuple(namespaces)),
+        "types": written(tuple(types)),
         "limit": limit,
         "each": -(-limit // max(len(namespaces), 1)),
-        "lease": lease,
+        "lease": f"{lease.total_seconds()} seconds",
         "actor": actor,
         "now": now,
     }
-    with translated(connection):
-        async with connection.cursor(binary=True, row_factory=args_row(ClaimedTask)) as cursor:
-            await cursor.execute(TASKS["claim_pending_tasks"].sql, parameters)
-            return await cursor.fetchall()
+    return await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
 
 
 async def until_next_run(
@@ -249,11 +247,11 @@ async def settle_running_tasks(
     A lost attempt has written nothing.
     """
     parameters = _settling(outcomes) | {"expected": len(outcomes), "actor": actor, "now": now}
-    (row,) = await run(connection, TASKS["settle_running_tasks"], parameters)
-    if row["settled"] == len(outcomes):
-        return row["awaited"], []
-    written = set(row["ids"] or ())
-    return row["awaited"], [Lost(o.id, o.attempt) for o in outcomes if o.id not in written]
+    ((settled, awaited, ids),) = await run_prepared(connection, TASKS["settle_running_tasks"], parameters, tuple)
+    if settled == len(outcomes):
+        return awaited, []
+    written = set(ids or ())
+    return awaited, [Lost(o.id, o.attempt) for o in outcomes if o.id not in written]
 
 
 def _settling(outcomes: Sequence[Outcome]) -> dict[str, str]:

@@ -237,7 +237,10 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if claimed:
             self._count(len(claimed))
             self._start(claimed, began + self.settings.lease)
-        self.transition(WorkerEvent.POLL_CYCLE_COMPLETE if claimed else WorkerEvent.NO_TASKS_AVAILABLE)
+        if self._has_all:
+            await self.parts.running.let_go()
+        if self.is_accepting_tasks():
+            self.transition(WorkerEvent.POLL_CYCLE_COMPLETE if claimed else WorkerEvent.NO_TASKS_AVAILABLE)
 
     def _is_to_ask(self) -> bool:
         """Tell whether there may be more than the latest claim got; if not, to ask keeps only that from running."""

@@ -111,6 +111,12 @@ class Running:
                 self._begin(deque(ready))
                 ready.clear()
 
+    @staticmethod
+    async def let_go() -> None:
+        """Let handlers that never wait be done, and their outcomes be sent, before the worker sees to anything else."""
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
     async def _execute(self, attempt: TaskStateMachine) -> None:
         """Run one attempt up to its report. A plain outcome is written with others, and heard of in `reported`."""
         parts = self._parts
