@@ -218,8 +218,8 @@ async def claim_pending_tasks(
 ) -> list[ClaimedTask]:
     """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces."""
     parameters = {
-        "namespaces": list(namespaces),
-        "types": list(types),
+        "namespaces": _names(namespaces),
+        "types": _names(types),
         "limit": limit,
         "each": -(-limit // max(len(namespaces), 1)),
         "lease": lease,
@@ -309,6 +309,12 @@ def _json(value: Any) -> str:
 def _array(values: list[Any]) -> str:
     """Write an array as PostgreSQL reads it: JSON's, in which only the brackets differ, as no value is one itself."""
     return "{" + orjson.dumps(values).decode()[1:-1] + "}"
+
+
+def _names(names: Sequence[str]) -> str | list[str]:
+    """Write names as an array; the driver, which takes ten times as long, is left those with characters to escape."""
+    written = _array(list(names))
+    return list(names) if "\\" in written else written
 
 
 def _said(outcome: Outcome) -> dict[str, Any]:
