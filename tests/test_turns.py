@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,10 +12,12 @@ import pytest
 from interlock import Interlock
 from interlock.config import Config
 from interlock.lifecycle import TaskState
+from interlock.store.recovery import recover_expired_tasks
 from interlock.store.tasks import claim_pending_tasks
 from interlock.worker import WorkerSettings, serving
 from interlock.worker.interruption import Interruption
 from interlock.worker.running import TURN
+from mishap_support import gated_app
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -148,3 +151,24 @@ async def test_an_attempt_that_is_interrupted_before_its_turn_does_not_run(url: 
         await until(lambda: not worker.context.active)
     assert ran == [first.context.input_data["number"]]
     assert (first.state, second.state) == (TaskState.COMPLETED, TaskState.ABANDONED)
+
+
+async def test_a_worker_that_claims_its_own_task_anew_stops_the_attempt_that_lost_it(
+    url: str, database: Connection
+) -> None:
+    app, gate = gated_app(url)
+    async with app:
+        await app.tasks["gated"].enqueue_many([{}])
+    async with serving(app, replace(SETTINGS, recovery_interval=3600, lease=3600)) as worker:
+        await gate.entered[1].wait()
+        (first,) = worker.context.active.values()
+        await database.execute("update interlock.tasks set lease_expires_at = now() - interval '1 s'")
+        await recover_expired_tasks(database, actor="somebody")
+        worker.parts.registration.refresh()
+        await gate.entered[2].wait()
+        await until(first.is_terminal)
+        (second,) = worker.context.active.values()
+        gate.opened[2].set()
+        await until(second.is_terminal)
+    assert (first.state, second.state) == (TaskState.ABANDONED, TaskState.COMPLETED)
+    assert (first.key[1], second.key[1]) == (1, 2)

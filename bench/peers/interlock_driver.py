@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -39,7 +42,10 @@ def defined(url: str, handled: Callable[[], None] = nothing) -> tuple[Interlock,
 class InterlockDriver:
     """Interlock."""
 
-    setting = "a worker of 1,500 slots, so batches of at most 500; enqueue_many, which is a COPY"
+    setting = (
+        "a worker of 1,500 slots, so batches of at most 500, on asyncio's own loop;"
+        " enqueueing on uvloop; enqueue_many, which is a COPY"
+    )
     remaining = (
         "select (exists (select from interlock.tasks where state = 'pending'))::int"
         " + (exists (select from interlock.tasks where lease_expires_at is not null))::int"
@@ -83,4 +89,6 @@ class InterlockDriver:
 
 
 if __name__ == "__main__":
+    if "work" not in sys.argv:  # the loop of who enqueues is his own choice
+        asyncio.set_event_loop_policy(importlib.import_module("uvloop").EventLoopPolicy())
     main(InterlockDriver())

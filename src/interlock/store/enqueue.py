@@ -17,7 +17,7 @@ from psycopg.types.json import Jsonb
 from interlock.store.database import translated
 from interlock.store.ids import new_id
 from interlock.store.statements import load_statements
-from interlock.store.tasks import TASKS, Enqueued, enqueue_parameters
+from interlock.store.tasks import TASKS, Enqueued, enqueuing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -71,16 +71,18 @@ def is_blocking(connection: AsyncConnection | SyncConnection) -> TypeIs[SyncConn
 
 async def enqueue_on(connection: AsyncConnection, task: NewTask, *, actor: str) -> Enqueued:
     """Store one task in the transaction of a connection."""
+    statement, parameters = enqueuing(task, actor)
     with translated(connection):
         async with psycopg.AsyncCursor(connection, row_factory=args_row(Enqueued)) as cursor:
-            await cursor.execute(TASKS["enqueue_task"].sql, enqueue_parameters(task, actor))
+            await cursor.execute(statement.sql, parameters)
             return (await cursor.fetchall())[0]
 
 
 def enqueue_blocking_on(connection: SyncConnection, task: NewTask, *, actor: str) -> Enqueued:
     """Store one task in the transaction of a blocking connection."""
+    statement, parameters = enqueuing(task, actor)
     with translated(), psycopg.Cursor(connection, row_factory=args_row(Enqueued)) as cursor:
-        cursor.execute(TASKS["enqueue_task"].sql, enqueue_parameters(task, actor))
+        cursor.execute(statement.sql, parameters)
         return cursor.fetchall()[0]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from interlock.lifecycle import TaskRowEvent
     from interlock.store.database import Connection
+    from interlock.store.statements import Statement
 
 TASKS = load_statements("tasks")
 DEFAULT_LEASE = timedelta(seconds=30)
@@ -153,32 +155,55 @@ class Record:
     recorded_at: datetime
 
 
-def enqueue_parameters(task: NewTask, actor: str) -> dict[str, Any]:
-    """Give the parameters of `enqueue_task` for a task."""
-    return {
+def enqueuing(task: NewTask, actor: str) -> tuple[Statement, dict[str, Any]]:
+    """Give the statement that stores a task, and its parameters; most tasks have nothing but what all have."""
+    parameters: dict[str, Any] = {
         "type": task.type,
         "input": as_json(task.input),
         "namespace": task.namespace,
         "priority": task.priority,
-        "run_at": task.run_at,
-        "delay": task.delay,
         "max_tries": task.max_tries,
-        "timeout_seconds": task.timeout_seconds,
-        "backoff": as_json(task.backoff),
-        "unique_key": task.unique_key,
-        "request_id": task.request_id,
-        "limit_key": task.limit_key,
-        "tags": None if task.tags is None else list(task.tags),
-        "callback_url": task.callback_url,
-        "correlation_id": task.correlation_id,
-        "task_id": task.task_id,
         "actor": actor,
     }
+    more = _more(task)
+    if more == _NO_MORE:
+        return TASKS["enqueue_plain_task"], parameters
+    run_at, delay, timeout, backoff, unique_key, request_id, limit_key, tags, callback_url, correlation_id, id_ = more
+    parameters |= {
+        "run_at": run_at,
+        "delay": delay,
+        "timeout_seconds": timeout,
+        "backoff": as_json(backoff),
+        "unique_key": unique_key,
+        "request_id": request_id,
+        "limit_key": limit_key,
+        "tags": None if tags is None else list(tags),
+        "callback_url": callback_url,
+        "correlation_id": correlation_id,
+        "task_id": id_,
+    }
+    return TASKS["enqueue_task"], parameters
+
+
+_more = attrgetter(
+    "run_at",
+    "delay",
+    "timeout_seconds",
+    "backoff",
+    "unique_key",
+    "request_id",
+    "limit_key",
+    "tags",
+    "callback_url",
+    "correlation_id",
+    "task_id",
+)
+_NO_MORE = (None,) * 11
 
 
 async def enqueue_task(connection: Connection, task: NewTask, *, actor: str) -> Enqueued:
     """Store one task, in the connection's own transaction if it is in one."""
-    (row,) = await run(connection, TASKS["enqueue_task"], enqueue_parameters(task, actor))
+    (row,) = await run(connection, *enqueuing(task, actor))
     return Enqueued(**row)
 
 

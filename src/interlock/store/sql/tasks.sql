@@ -12,6 +12,12 @@ from interlock.enqueue(type => %(type)s, input => %(input)s, namespace => %(name
     callback_url => %(callback_url)s, correlation_id => %(correlation_id)s::uuid, task_id => %(task_id)s::uuid,
     actor => %(actor)s)
 
+-- name: enqueue_plain_task
+-- The same for a task that has nothing but what all have: eleven nulls cost the client a tenth of the call.
+select id, created
+from interlock.enqueue(type => %(type)s, input => %(input)s, namespace => %(namespace)s, priority => %(priority)s,
+    max_tries => %(max_tries)s, actor => %(actor)s)
+
 -- name: copy_tasks
 -- For tasks that nothing can hold or merge: no limit, no unique key, no request id. The caller makes the ids.
 copy interlock.tasks (id, namespace, type, input, priority, run_at, max_tries, timeout_seconds, backoff, tags,
