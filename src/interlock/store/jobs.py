@@ -15,6 +15,7 @@ from interlock.store.acts import cancel_unfinished_tasks, request_cancel_of_runn
 from interlock.store.batches import A_PERSON_S, ENDED, for_a_person, lock_jobs
 from interlock.store.database import as_json, run
 from interlock.store.opening import begin_jobs, carry_out
+from interlock.store.prepared import read_prepared
 from interlock.store.retries import retry_job_from
 from interlock.store.signals import send_signal
 from interlock.store.submission import (
@@ -129,7 +130,7 @@ async def _read_depths(
 
 async def read_jobs(connection: Connection, ids: Sequence[UUID]) -> list[dict[str, Any]]:
     """Read whole jobs by id."""
-    return await run(connection, JOBS["read_jobs"], {"ids": list(ids)})
+    return await read_prepared(connection, JOBS["read_jobs"], {"ids": list(ids)})
 
 
 async def find_jobs(

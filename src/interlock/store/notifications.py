@@ -36,9 +36,11 @@ async def hear(connection: Connection, seconds: float, heard: Callable[[str, str
     It is passed on as it arrives, without a turn of the event loop in between: many wait for nothing else.
     """
     with translated(connection):
-        async for early in connection.notifies(timeout=0):  # what came along with the answers to other statements
-            if heard(early.channel, early.payload):
-                return True
+        # what came along with the answers to other statements
+        early = [notified async for notified in connection.notifies(timeout=0)]
+        told = [heard(notified.channel, notified.payload) for notified in early]
+        if any(told):
+            return True
         async with connection.lock:
             return await _attend(connection.pgconn, seconds, heard)
 

@@ -56,6 +56,27 @@ async def run_prepared(
     connection: Connection, statement: Statement, parameters: Mapping[str, Any], row: Callable[[Sequence[Any]], T]
 ) -> list[T]:
     """Run one named statement, prepared by its first run, and give its rows, each made of its values."""
+    return await _run(connection, statement, parameters, lambda _: row)
+
+
+async def read_prepared(
+    connection: Connection, statement: Statement, parameters: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Do the same, and give rows by the names of their columns."""
+    return await _run(connection, statement, parameters, _by_name)
+
+
+def _by_name(result: PGresult) -> Callable[[Sequence[Any]], dict[str, Any]]:
+    names = [(result.fname(column) or b"").decode() for column in range(result.nfields)]
+    return lambda values: dict(zip(names, values, strict=True))
+
+
+async def _run(
+    connection: Connection,
+    statement: Statement,
+    parameters: Mapping[str, Any],
+    made: Callable[[PGresult], Callable[[Sequence[Any]], T]],
+) -> list[T]:
     session = _sessions.get(connection)
     if session is None:
         session = _sessions[connection] = _Session(connection)
@@ -72,7 +93,7 @@ async def run_prepared(
                 session.names.pop(statement.name, None)
                 result = await _ask(connection, session, statement.name, sql, given)
             session.values.set_pgresult(result)
-            rows = session.values.load_rows(0, result.ntuples, row)
+            rows = session.values.load_rows(0, result.ntuples, made(result))
             session.values.set_pgresult(None)
             return rows
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from interlock.store.database import run, translated
+from interlock.store.database import translated
+from interlock.store.prepared import run_prepared
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
@@ -21,10 +22,8 @@ WAITERS = load_statements("waiters")
 
 async def insert_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:
     """Note that somebody waits for these tasks and jobs, or still does."""
-    with translated(connection):
-        # sorted, so that two who wait for the same tasks lock their rows in one order
-        parameters = {"ids": sorted(ids), "waiter": waiter}
-        await connection.execute(WAITERS["insert_waiters"].sql, parameters)
+    # sorted, so that two who wait for the same tasks lock their rows in one order
+    await run_prepared(connection, WAITERS["insert_waiters"], {"ids": sorted(ids), "waiter": waiter}, tuple)
 
 
 async def delete_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:
@@ -35,4 +34,4 @@ async def delete_waiters(connection: Connection, ids: Iterable[UUID], waiter: UU
 
 async def find_ended(connection: Connection, ids: Iterable[UUID]) -> list[UUID]:
     """Tell which of these tasks and jobs have ended, or are gone."""
-    return [row["id"] for row in await run(connection, WAITERS["find_ended"], {"ids": list(ids)})]
+    return [id_ for (id_,) in await run_prepared(connection, WAITERS["find_ended"], {"ids": list(ids)}, tuple)]

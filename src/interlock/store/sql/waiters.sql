@@ -2,7 +2,7 @@
 
 -- name: insert_waiters
 insert into interlock.waiters (task_id, waiter, expires_at)
-select task_id, %(waiter)s, now() + interval '1 hour'
+select task_id, %(waiter)s::uuid, now() + interval '1 hour'
 from unnest(%(ids)s::uuid[]) as wanted (task_id)
 on conflict (task_id, waiter) do update set expires_at = excluded.expires_at
 
