@@ -319,7 +319,7 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
     stale = handlers.NotifyPhaseComplete(wire.PhaseComplete(epoch=master.epoch, worker=1, incarnation=1), None)
     assert not stale.success
     for seat in master.seats.values():
-        seat.records, seat.free_output, seat.memory = 1_000_000, 150_000_000, 1 << 30
+        seat.records, seat.free_output, seat.room = 1_000_000, 150_000_000, 1 << 30
         seat.output_disk = seat.temp_disk = f"disk {seat.index}"
         seat.free_temp = seat.free_output
     check_space([master.seats[0], master.seats[1]])
@@ -340,7 +340,7 @@ def test_a_master_fails_when_other_than_all_records_were_written(written: int) -
             wire.Registration(
                 identity="a", index=-1, records=10, record_length=100, key_length=10, block_records=5, window_records=5,
                 incarnation=1, address="127.0.0.1:1", state="Initializing", free_output=1 << 20, free_temp=1 << 20,
-                memory=1 << 30, output_disk="a", temp_disk="b"),
+                room=1 << 30, output_disk="a", temp_disk="b"),
         )  # fmt: skip
         own = {"epoch": registered.epoch, "worker": 0, "incarnation": 1}
         peer.once("SendSample", wire.Sample(**own, records=10, keys=b"k" * 10, positions=bytes(8)))

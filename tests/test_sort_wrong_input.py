@@ -225,6 +225,6 @@ def test_a_master_and_a_worker_that_wait_for_others_can_be_interrupted(tmp_path:
             assert worker.returncode == 130
         master.send_signal(signal.SIGINT)
         _, errors = master.communicate(timeout=60)
-    assert master.returncode in {1, 130}, errors  # it may have heard of its worker's end before
+    assert master.returncode in {1, 130, -signal.SIGINT}, errors  # it may have heard of its worker, or have ended
     assert "Traceback" not in errors
     assert not any(name.startswith("partition") for name in names(tmp_path / "out"))

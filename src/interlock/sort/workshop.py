@@ -212,6 +212,11 @@ class Workshop:
             place.mkdir(parents=True, exist_ok=True)
         return place
 
+    @property
+    def room(self) -> int:
+        """The bytes of memory that are left for records beside all else."""
+        return max(0, self.settings.memory - OVERHEAD - THREADS * self._buffers.rows * (self._length + INDEXED))
+
     def _share_in_memory(self, plan: Plan, worker: int) -> float:
         """Say what share of the sorted and the received blocks fits the memory beside all else."""
         if self.settings.resident is not None:
@@ -220,8 +225,7 @@ class Workshop:
         share = total * len(plan.owned(worker)) // plan.partitions
         incoming = share - share * self.source.size // total if total else 0
         needed = self.source.size + incoming * UNEVEN
-        room = self.settings.memory - OVERHEAD - THREADS * self._buffers.rows * (self._length + INDEXED)
-        return max(0.0, min(1.0, room / needed)) if needed else 1.0
+        return min(1.0, self.room / needed) if needed else 1.0
 
     def _merge(self, plan: Plan, merger: Merger, partition: int) -> Partition:
         path = self.output / f"partition.{partition}"
@@ -252,10 +256,14 @@ class Workshop:
         return slices
 
     def _remove_outputs(self) -> None:
+        """Remove the partitions that this sort wrote; one that it did not come to replace stays."""
         for partition in self.plan.owned(self.worker) if self.plan is not None else ():
-            for name in (f"partition.{partition}", f".partition.{partition}.part"):
-                (self.output / name).unlink(missing_ok=True)
-            (self.temp / NOTES / f"partition.{partition}.json").unlink(missing_ok=True)
+            path = self.output / f"partition.{partition}"
+            note = self.temp / NOTES / f"{path.name}.json"
+            if note.exists():
+                path.unlink(missing_ok=True)
+                note.unlink()
+            path.with_name(f".{path.name}.part").unlink(missing_ok=True)
 
 
 def disk_of(place: Path) -> str:
