@@ -67,7 +67,7 @@ class Workshop:
         self.sender: Sender | None = None
         self.reused = 0
         self.done = 0
-        self._resident = 0.0
+        self.resident = 0.0
         self._runs: list[Run] = []
         self._changed = changed
         self._failed = failed
@@ -82,8 +82,8 @@ class Workshop:
 
     def accept(self, plan: Plan, worker: int) -> None:
         """Make ready for a plan: from now on slices of others can be taken in."""
-        self._resident = self._share_in_memory(plan, worker)
-        inbox = Inbox(plan, worker, self._length, self._place(SLICES), self._resident, self._changed)
+        self.resident = self._share_in_memory(plan, worker)
+        inbox = Inbox(plan, worker, self._length, self._place(SLICES), self.resident, self._changed)
         self.reused += inbox.find()
         self.plan, self.worker, self.inbox = plan, worker, inbox
 
@@ -92,7 +92,7 @@ class Workshop:
         plan = self._planned()
         blocks = -(-self.source.records // self.block_records)
         sorter = BlockSorter(
-            self.source, self.block_records, plan, self.worker, self._buffers, self._place(RUNS), self._resident
+            self.source, self.block_records, plan, self.worker, self._buffers, self._place(RUNS), self.resident
         )
 
         def sort(block: int) -> Run:
@@ -208,7 +208,7 @@ class Workshop:
     def _place(self, name: str) -> Path:
         """Give the directory for sorted rows that do not stay in memory."""
         place = self.temp / name
-        if self._resident < 1:
+        if self.resident < 1:
             place.mkdir(parents=True, exist_ok=True)
         return place
 
@@ -220,7 +220,8 @@ class Workshop:
         share = total * len(plan.owned(worker)) // plan.partitions
         incoming = share - share * self.source.size // total if total else 0
         needed = self.source.size + incoming * UNEVEN
-        room = self.settings.memory - OVERHEAD - THREADS * self._buffers.rows * (self._length + INDEXED)
+        buffers = THREADS * max(self.block_records, self.window_records) * (self._length + INDEXED)
+        room = self.settings.memory - OVERHEAD - buffers
         return max(0.0, min(1.0, room / needed)) if needed else 1.0
 
     def _merge(self, plan: Plan, merger: Merger, partition: int) -> Partition:
