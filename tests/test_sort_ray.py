@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -81,10 +82,8 @@ def test_actors_that_cannot_be_placed_count_as_workers_that_have_not_come(tmp_pa
 
 
 def test_what_a_worker_says_is_said_without_a_traceback(tmp_path: Path) -> None:
-    make_input(tmp_path / "in", 50_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "ray")
-    done = sort(*arguments, largest_file=1_000_000)
-    assert done.returncode == 1, done.stderr
-    assert "File too large" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert names(tmp_path / "out") == []
+    source = open_source([make_input(tmp_path / "in", 100)])
+    settings = {**asdict(Settings(registering=0.2)), "temp": str(tmp_path / "temp")}
+    said = actors_of_ray.SortActor().run("127.0.0.1:1", 0, source.json(), str(tmp_path / "out"), settings)
+    assert not said["input"]
+    assert said["message"].startswith("RegisterWorker at the master (127.0.0.1:1): no answer within 0.2 s")

@@ -319,7 +319,7 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
     assert "7 instead of 0 records; 5 instead of 1 records a block, which follow from --memory" in fewer.message
     stale = handlers.NotifyPhaseComplete(wire.PhaseComplete(epoch=master.epoch, worker=1, incarnation=1), None)
     assert not stale.success
-    own = {"epoch": master.epoch, "worker": 1, "incarnation": 2}
+    own: dict[str, Any] = {"epoch": master.epoch, "worker": 1, "incarnation": 2}
     bogus = handlers.NotifyPhaseComplete(wire.PhaseComplete(**own, state="bogus", success=True), None)
     assert "'bogus' is no state" in bogus.message
     ragged = handlers.SendSample(wire.Sample(**own, keys=bytes(25), positions=bytes(17)), None)

@@ -31,6 +31,11 @@ def check_places(inputs: Sequence[Path], output: Path, temp: Path | None = None,
             raise SortInputError(f"the {what} directory {place} is a file")
         for given in inputs:
             _keep_apart(what, place, given)
+    _keep_links_apart(output, temp, files)
+
+
+def _keep_links_apart(output: Path, temp: Path | None, files: Iterable[str]) -> None:
+    """Refuse input files that are, through links, where the sort writes."""
     taken = {place.resolve(): what for what, place in (("output", output), ("temporary", temp)) if place is not None}
     real = cache(Path.resolve)  # links are few: a look at each directory, and at each file whether it is one
     for path in map(Path, files):

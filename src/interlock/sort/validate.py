@@ -140,9 +140,13 @@ def _partitions(outputs: Sequence[Path], found: Validation) -> list[tuple[int, P
     if not numbered:
         where = ", ".join(map(str, outputs))
         raise SortInputError(f"there is no partition.0 or other partition in {where}: nothing was sorted to there")
-    missing = (number for number in range(max(numbered)) if number not in numbered)
-    found.problems += [f"partition.{number} is missing" for number in islice(missing, MOST_PROBLEMS)]
+    found.problems += [f"partition.{number} is missing" for number in _missing(numbered)]
     return sorted(numbered.items())
+
+
+def _missing(numbered: dict[int, Path]) -> list[int]:
+    """List the first numbers that are not there, however large the largest is."""
+    return list(islice((number for number in range(max(numbered)) if number not in numbered), MOST_PROBLEMS))
 
 
 def _records_of(path: Path, record_length: int, key_length: int, found: Validation) -> Source:

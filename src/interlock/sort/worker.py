@@ -11,7 +11,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import InterlockError, SortError, SortInputError
+from interlock.errors import SortError, SortInputError
 from interlock.lifecycle import SORT_WORKER, SortWorkerEvent, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
@@ -154,15 +154,15 @@ class Worker:
                 self._restart(str(error))
             except BaseException as error:
                 self._fall(error)
-                if self._abandoned is None and self.epoch:
-                    self._master.report_failure(error)
-                elif (
-                    not self.epoch
-                    and isinstance(error, (InterlockError, OSError))
-                    and not isinstance(error, SortInputError)
-                ):
-                    raise Untold(str(error)) from error
+                self._tell(error)
                 raise
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the master of a failure, unless it told of it; raise what says that there is no master yet."""
+        if not self.epoch and isinstance(error, (SortError, OSError)) and not isinstance(error, SortInputError):
+            raise Untold(str(error)) from error
+        if self._abandoned is None and self.epoch:
+            self._master.report_failure(error)
 
     def _phases(self) -> WorkerReport:
         machine, workshop = self.machine, self.workshop
@@ -218,11 +218,7 @@ class Worker:
         """Give the report of a worker that had completed, if its files are right and its master needs nothing more."""
         kept = self.journal.kept
         partitions = [Partition(*one) for one in kept.get("partitions", [])]
-        notes = [read_note(self.workshop.temp / NOTES / f"partition.{one.number}") for one in partitions]
-        if not all(
-            note and is_proven(self.workshop.output / f"partition.{one.number}", note)
-            for note, one in zip(notes, partitions, strict=True)
-        ):
+        if not all(map(self._is_proven, partitions)):
             return None
         try:
             answer = self._master.register(NOTHING_TO_DO)
@@ -237,6 +233,11 @@ class Worker:
             self._registered(answer)
             self._complete(partitions)
         return self._report(partitions)
+
+    def _is_proven(self, partition: Partition) -> bool:
+        name = f"partition.{partition.number}"
+        note = read_note(self.workshop.temp / NOTES / name)
+        return note is not None and is_proven(self.workshop.output / name, note)
 
     def _register(self) -> None:
         answer = self._master.register(self.settings.registering)
