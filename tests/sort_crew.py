@@ -110,7 +110,7 @@ class Crew:
 
     def wait(self, name: str) -> dict[str, Any]:
         """Wait for the end of a process, and give its report."""
-        thread = next(thread for thread in self._threads if thread.name == name)
+        thread = next(thread for thread in reversed(self._threads) if thread.name == name)
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"{name} still runs"
         code, text, errors = self.results[name]
@@ -120,13 +120,13 @@ class Crew:
 
     def ended(self, name: str) -> None:
         """Wait for the end of a process, whatever it is."""
-        thread = next(thread for thread in self._threads if thread.name == name)
+        thread = next(thread for thread in reversed(self._threads) if thread.name == name)
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"{name} still runs"
 
     def failure(self, name: str) -> str:
         """Wait for a process that fails, and give its message."""
-        thread = next(thread for thread in self._threads if thread.name == name)
+        thread = next(thread for thread in reversed(self._threads) if thread.name == name)
         thread.join(PATIENCE)
         assert not thread.is_alive(), f"{name} still runs"
         code, _, errors = self.results[name]

@@ -112,3 +112,19 @@ def test_what_is_wrong_with_the_input_ends_the_job_and_names_the_place(tmp_path:
     assert "Traceback" not in errors
     job, _ = look(url)
     assert job.status in {"FAILED", "CANCELED"}
+
+
+def test_a_sort_whose_command_was_killed_does_not_hold_up_the_next(tmp_path: Path, url: str) -> None:
+    make_input(tmp_path / "in", 100_000)
+    make_input(tmp_path / "other", 1_000)
+    with begun("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", url=url) as process:
+        eventually((tmp_path / "out" / ".interlock-sort" / "worker-1").exists)
+        for pid in members(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    with psycopg.connect(url) as connection:
+        connection.execute("update interlock.tasks set lease_expires_at = now() where lease_expires_at is not null")
+    arguments = ("run", tmp_path / "other", "-O", tmp_path / "out2", "-n", 2, "--engine", "interlock", "--timeout", 30)
+    with begun(*arguments, url=url) as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert validate([tmp_path / "out2"], [tmp_path / "other"]).problems == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,11 +15,12 @@ from interlock.errors import SortError
 from interlock.sort.job import Settings
 from interlock.sort.keys import Boundary
 from interlock.sort.merge import Merger, is_proven
-from interlock.sort.plan import Member, Plan, Roster, block_size, first_position, window_count, window_size
+from interlock.sort.plan import Member, Plan, Roster, block_size, first_position, stays, window_count, window_size
 from interlock.sort.records import Extent, RecordFormat, Source
 from interlock.sort.runs import BlockSorter, Buffers, Resident
 from interlock.sort.sampling import choose_boundaries, take_sample
 from interlock.sort.windows import Slice, divide, fitting_windows, windows_of
+from interlock.sort.workshop import Workshop
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,6 +79,24 @@ def test_sampled_sorted_and_merged_records_are_the_sorted_input(tmp_path: Path, 
     assert written == in_order(rows)
     for run in runs:
         run.rows.close()
+
+
+@pytest.mark.parametrize(
+    ("memory", "least", "most"), [(64 << 20, 0.0, 0.0), (500_000_000, 0.3, 0.5), (949_000_000, 1.0, 1.0)]
+)
+def test_the_memory_decides_what_share_of_the_rows_stays_in_it(
+    tmp_path: Path, memory: int, least: float, most: float
+) -> None:
+    source = Source(RecordFormat(), (Extent("of a gigabyte", 0, 10_000_000),))
+    half = source.share(0, 2)
+    changed = threading.Condition()
+    workshop = Workshop(half, tmp_path, tmp_path, Settings(memory=memory), changed, print, print)
+    members = tuple(Member(number, "", 1, half.records, workshop.block_records) for number in range(2))
+    workshop.accept(Plan(1, 2, 1, (Boundary(b"5", 0),), Roster(1, members)), 0)
+    assert least <= workshop.resident <= most
+    assert (tmp_path / "slices").exists() == (workshop.resident < 1)
+    kept = sum(stays(block, workshop.resident) for block in range(members[0].blocks))
+    assert kept == int(members[0].blocks * workshop.resident)
 
 
 def test_a_sorted_block_is_found_again_only_while_its_checksum_and_its_input_are_the_same(tmp_path: Path) -> None:

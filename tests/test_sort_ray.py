@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from interlock.errors import SortError
+from interlock.sort.job import Settings
+from interlock.sort.records import open_source
 from interlock.sort.validate import validate
 from sort_support import begun, make_input, names, sort
 from support import eventually
 
-pytest.importorskip("ray", reason="comes with the extra `ray`")
+ray = pytest.importorskip("ray", reason="comes with the extra `ray`")
+actors_of_ray = pytest.importorskip("interlock.sort.actors")
 pytestmark = pytest.mark.flow
 
 
@@ -60,3 +66,24 @@ def test_a_cluster_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     done = sort("run", tmp_path / "in", "-O", tmp_path / "out", *address)
     assert done.returncode == 2
     assert "there is no Ray cluster at 127.0.0.1:1" in done.stderr
+
+
+def test_actors_that_cannot_be_placed_count_as_workers_that_have_not_come(tmp_path: Path) -> None:
+    source = open_source([make_input(tmp_path / "in", 100)])
+    ray.init(num_cpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    settings = Settings(registering=2.0)
+    try:
+        with pytest.raises(SortError, match=r"phase Registering did not end within 2 s: 0 of 2 workers came"):
+            actors_of_ray.run_actors(
+                None, source, tmp_path / "out", workers=2, settings=settings, temp=None, told=lambda _: None
+            )
+    finally:
+        ray.shutdown()
+
+
+def test_what_a_worker_says_is_said_without_a_traceback(tmp_path: Path) -> None:
+    source = open_source([make_input(tmp_path / "in", 100)])
+    settings = {**asdict(Settings(registering=0.2)), "temp": str(tmp_path / "temp")}
+    said = actors_of_ray.SortActor().run("127.0.0.1:1", 0, source.json(), str(tmp_path / "out"), settings)
+    assert not said["input"]
+    assert said["message"].startswith("RegisterWorker at the master (127.0.0.1:1): no answer within 0.2 s")

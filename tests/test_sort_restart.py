@@ -8,7 +8,9 @@ import pytest
 
 from interlock.lifecycle import SortMasterState, SortWorkerState
 from interlock.sort.job import Settings
+from interlock.sort.journal import Journal, is_resumable
 from interlock.sort.local import run_local
+from interlock.sort.unfinished import unfinished
 from sort_crew import SMALL, Crew, output_bytes, random_rows, sorted_bytes, write_source, write_source_again
 
 if TYPE_CHECKING:
@@ -129,3 +131,66 @@ def test_a_whole_sort_that_is_started_again_with_the_same_arguments_goes_on(tmp_
     report = run_local(write_source_again(tmp_path / "in"), crew.output, settings=settings)
     assert output_bytes(crew.output) == sorted_bytes(ROWS)
     assert [worker.reused for worker in report.workers] == [8, 8], "four blocks of its own, four of the other"
+
+
+def test_a_completed_worker_that_is_started_again_serves_those_who_lost_what_it_had_sent(tmp_path: Path) -> None:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), resident=1.0) as crew:
+        crew.start_master()
+        crew.start_worker(0, ("Completed",), forever=True)
+        crew.start_worker(1, ("Merging",), forever=True)
+        crew.ended("worker-0")
+        crew.ended("worker-1")
+        crew.start_worker(0)
+        crew.start_worker(1)
+        crew.wait("master")
+        first, second = crew.wait("worker-0"), crew.wait("worker-1")
+    assert output_bytes(crew.output) == sorted_bytes(ROWS)
+    assert (first["starts"], second["starts"]) == (2, 2)
+    assert first["reused"] == 1, "its partition was finished"
+
+
+def test_a_completed_worker_that_stays_away_is_named_when_another_needs_its_records(tmp_path: Path) -> None:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), resident=1.0, lost=3.0) as crew:
+        crew.start_master()
+        crew.start_worker(0, ("Completed",), forever=True)
+        crew.start_worker(1, ("Merging",), forever=True)
+        crew.ended("worker-0")
+        crew.ended("worker-1")
+        crew.start_worker(1)
+        assert "worker 0 (127.0.0.1:" in (message := crew.failure("master"))
+        assert "is lost in phase Merging" in message
+
+
+def test_a_worker_command_killed_when_it_had_completed_goes_on_without_a_word(tmp_path: Path) -> None:
+    temp, out = tmp_path / "temp", tmp_path / "out"
+    temp.mkdir()
+    out.mkdir()
+    journal = Journal(temp, "sort worker 0")
+    assert not is_resumable(temp)
+    for state, resumable in (("Merging", True), ("Completed", True), ("Failed", False)):
+        journal.save(state)
+        assert is_resumable(temp) is resumable
+
+
+def test_partitions_that_a_failed_sort_did_not_come_to_replace_stay(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    source = write_source(tmp_path / "in", ROWS)
+    for name in ("partition.0", "partition.1", "partition.7"):
+        (out / name).write_text(f"old {name}")
+
+    def fail(*written: str) -> None:
+        with unfinished(source, out, 2, Settings(), None) as place:
+            (place / "worker-0").mkdir()
+            for name in written:
+                (out / "new").write_text("new")
+                (out / "new").rename(out / name)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail("partition.8")
+    assert sorted(path.name for path in out.iterdir()) == ["partition.0", "partition.1", "partition.7"]
+    assert (out / "partition.0").read_text() == "old partition.0"
+    with pytest.raises(ZeroDivisionError):
+        fail("partition.0")
+    assert list(out.iterdir()) == [], "of a sequence that was half replaced nothing is left"

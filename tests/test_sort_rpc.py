@@ -301,6 +301,7 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
         )
         return answer
 
+    assert "'bogus' is no state of a worker" in ask("a", state="bogus").message
     assert "makes no sense" in ask("a", key_length=0).message
     assert (
         "keys of 33,554,432 bytes allow for 1 partitions" in ask("a", key_length=1 << 25, record_length=1 << 25).message
@@ -318,11 +319,21 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
     assert "7 instead of 0 records; 5 instead of 1 records a block, which follow from --memory" in fewer.message
     stale = handlers.NotifyPhaseComplete(wire.PhaseComplete(epoch=master.epoch, worker=1, incarnation=1), None)
     assert not stale.success
+    own: dict[str, Any] = {"epoch": master.epoch, "worker": 1, "incarnation": 2}
+    bogus = handlers.NotifyPhaseComplete(wire.PhaseComplete(**own, state="bogus", success=True), None)
+    assert "'bogus' is no state" in bogus.message
+    ragged = handlers.SendSample(wire.Sample(**own, keys=bytes(25), positions=bytes(17)), None)
+    assert "not as many positions as keys" in ragged.message
     for seat in master.seats.values():
-        seat.records, seat.free_output, seat.memory = 1_000_000, 150_000_000, 1 << 30
+        seat.records, seat.free_output, seat.room = 1_000_000, 150_000_000, 1 << 30
         seat.output_disk = seat.temp_disk = f"disk {seat.index}"
         seat.free_temp = seat.free_output
     check_space([master.seats[0], master.seats[1]])
+    master.seats[1].room = 100_000_000
+    master.seats[1].free_output = master.seats[1].free_temp = 149_999_999
+    with pytest.raises(SortError, match=r"worker 1 \(elsewhere:1\) need 150,000,000 bytes"):
+        check_space([master.seats[0], master.seats[1]])
+    master.seats[1].room, master.seats[1].free_temp = 1 << 30, 150_000_000
     master.seats[1].output_disk = "disk 0"
     with pytest.raises(SortError, match=r"worker 0 \(b:1\) and worker 1 \(elsewhere:1\) need 200,000,000 bytes"):
         check_space([master.seats[0], master.seats[1]])
@@ -340,7 +351,7 @@ def test_a_master_fails_when_other_than_all_records_were_written(written: int) -
             wire.Registration(
                 identity="a", index=-1, records=10, record_length=100, key_length=10, block_records=5, window_records=5,
                 incarnation=1, address="127.0.0.1:1", state="Initializing", free_output=1 << 20, free_temp=1 << 20,
-                memory=1 << 30, output_disk="a", temp_disk="b"),
+                room=1 << 30, output_disk="a", temp_disk="b"),
         )  # fmt: skip
         own = {"epoch": registered.epoch, "worker": 0, "incarnation": 1}
         peer.once("SendSample", wire.Sample(**own, records=10, keys=b"k" * 10, positions=bytes(8)))

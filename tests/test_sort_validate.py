@@ -147,3 +147,11 @@ def test_other_lengths_and_long_keys_are_compared_in_full(tmp_path: Path) -> Non
     rows[[3, 4], 19] = rows[[4, 3], 19]
     write(tmp_path, [rows])
     assert "byte 160:" in validate([tmp_path / "out"], record_length=40, key_length=20).problems[0]
+
+
+def test_what_is_no_file_and_numbers_beyond_all_reason_are_problems_not_errors(tmp_path: Path) -> None:
+    (tmp_path / "partition.0").symlink_to("nowhere")
+    (tmp_path / "partition.99999999999").write_bytes(bytes(100))
+    found = validate([tmp_path])
+    assert any("a link to nowhere" in problem for problem in found.problems)
+    assert "partition.1 is missing" in found.problems

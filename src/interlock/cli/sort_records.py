@@ -67,7 +67,7 @@ def validate(
     outputs: Sequence[Path], inputs: Sequence[Path], *, lengths: tuple[int, int], quiet: bool, in_json: bool
 ) -> None:
     """Prove that an output is sorted; end with 1 when it is not."""
-    size = sum(path.stat().st_size for place in outputs if place.is_dir() for path in place.iterdir())
+    size = sum(path.stat().st_size for place in outputs if place.is_dir() for path in place.iterdir() if path.is_file())
     began = time.monotonic()
     with _bar("validating", size * (2 if inputs else 1), quiet=quiet) as told:
         found = check_partitions(outputs, inputs, record_length=lengths[0], key_length=lengths[1], told=told)

@@ -66,6 +66,7 @@ def run(
 ) -> None:
     """Sort with everything that is needed on this machine, or on the cluster of an engine."""
     used = _settings(settings)
+    _check_report(telling.report)
     start = run_on(engine, config, ray_address)
     temp = _own(temp, output)
     prepared = _prepared(inputs, output, temp, lengths, is_ascii, overwrite=overwrite, quiet=telling.quiet)
@@ -84,6 +85,7 @@ def master(
 ) -> None:
     """Lead a sort on many machines."""
     used = _settings(settings)
+    _check_report(telling.report)
     stop = Event()
     with _shown(telling) as told, heeding_interrupts(stop):
         report = run_master(
@@ -110,6 +112,7 @@ def worker(
 ) -> None:
     """Take part in a sort on many machines."""
     used = _settings(settings)
+    _check_report(telling.report)
     if not ADDRESS.fullmatch(address):
         raise SortInputError(f"{address!r} is not the address of a master; it looks like 10.0.0.1:40123")
     temp = _own(temp, output)
@@ -129,7 +132,7 @@ def worker(
 
 def _own(temp: Path | None, output: Path) -> Path | None:
     """Give a directory in the given one that is for this output alone: it is removed with all that is in it."""
-    name = blake2b(str(output.resolve()).encode(), digest_size=6).hexdigest()
+    name = blake2b(os.fsencode(output.resolve()), digest_size=6).hexdigest()
     return None if temp is None else temp / f"{HIDDEN}-{name}"
 
 
@@ -146,7 +149,7 @@ def _prepared(
 ) -> Iterator[Source]:
     """Check everything before anything is written; hold the output while it is sorted to."""
     source = open_source(inputs, record_length=lengths[0], key_length=lengths[1], ascii=is_ascii)
-    check_places(inputs, output, temp)
+    check_places(inputs, output, temp, (extent.path for extent in source.extents))
     resumed = is_resumable(temp or output / HIDDEN)
     prepare_output(output, overwrite=overwrite or resumed)
     if temp is not None:
@@ -184,6 +187,12 @@ def _settings(given: dict[str, Any]) -> Settings:
     if "memory" in given:
         given = {**given, "memory": read_size("--memory", given["memory"])}
     return Settings(**given)
+
+
+def _check_report(place: Path | None) -> None:
+    """Refuse a report that could not be written when all is done."""
+    if place is not None and (place.is_dir() or not os.access(place.absolute().parent, os.W_OK | os.X_OK)):
+        raise SortInputError(f"the report cannot be written to {place}: there is no such directory, or it is closed")
 
 
 def _say(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import orjson
 from interlock.errors import InterlockError
 from interlock.sort.job import FAILED, Settings
 from interlock.sort.records import Source
-from interlock.sort.worker import run_worker
+from interlock.sort.worker import Untold, run_worker
 
 PIPE = 0
+UNTOLD = 4  # the exit code of a worker whose master does not know why it failed
 
 
 def main() -> int:
@@ -34,6 +36,9 @@ def main() -> int:
             temp=Path(orders["temp"]),
             index=orders["index"],
         )
+    except Untold as error:
+        sys.stderr.write(f"sort worker {orders['index']}: {error}\n")
+        return UNTOLD
     except (InterlockError, OSError):
         return FAILED
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray  # type: ignore[import-not-found,unused-ignore]
 
-from interlock.errors import ConfigError, SortError, SortInputError
+from interlock.errors import ConfigError, InterlockError, SortError, SortInputError
 from interlock.sort.engines import Leader, of_one
 from interlock.sort.job import Settings
 from interlock.sort.records import Source
@@ -27,14 +27,17 @@ if TYPE_CHECKING:
     from interlock.sort.job import Progress, Report
 
 RESTARTS = 3
+LOOK = 0.5  # seconds after which it is seen that the master gave up
 CONNECT_TIMEOUT = 10.0
 
 
 class SortActor:
     """One worker of a sort, where Ray put it."""
 
-    def run(self, master: str, index: int, share: dict[str, Any], output: str, settings: dict[str, Any]) -> str | None:
-        """Take part in the sort; say what was wrong with the input, if something was."""
+    def run(
+        self, master: str, index: int, share: dict[str, Any], output: str, settings: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Take part in the sort; say what was wrong, if something was, and whether with the input."""
         temp = Path(settings.pop("temp")) / f"worker-{index}"
         host = "127.0.0.1" if master.startswith("127.") else ray.util.get_node_ip_address()
         try:
@@ -47,8 +50,8 @@ class SortActor:
                 index=index,
                 host=host,
             )
-        except SortInputError as error:  # to be raised again would be of no use
-            return str(error)
+        except (InterlockError, OSError) as error:  # raised, it would come with the traceback of Ray, or be tried again
+            return {"input": isinstance(error, SortInputError), "message": str(error)}
         return None
 
 
@@ -110,7 +113,9 @@ def _led(leader: Leader, actors: list[Any], source: Source, output: Path, place:
         for index, actor in enumerate(actors)
     ]
     while running:
-        done, running = ray.wait(running)
+        done, running = ray.wait(running, timeout=LOOK)
+        if leader.has_failed:
+            return leader.result()
         try:
             wrong = [said for said in ray.get(done) if said]
         except ray.exceptions.RayError as error:
@@ -118,5 +123,5 @@ def _led(leader: Leader, actors: list[Any], source: Source, output: Path, place:
             raise SortError(f"a sort worker failed on Ray: {error}") from error
         if wrong:
             leader.stop()
-            raise SortInputError(wrong[0])
+            raise (SortInputError if wrong[0]["input"] else SortError)(wrong[0]["message"])
     return leader.result()

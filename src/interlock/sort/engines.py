@@ -92,6 +92,11 @@ class Leader:
             raise SortError(f"the master does not listen after {START_TIMEOUT:g} s")
         return self._address
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has ended with an error."""
+        return self._error is not None
+
     def result(self) -> Report:
         """Wait for its end; give its report, or raise its error."""
         self._thread.join()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.lifecycle import SORT_WORKER, SortMasterState, SortWorkerState
+from interlock.lifecycle import SORT_WORKER, SortWorkerState
 from interlock.sort.job import Moved
 
 if TYPE_CHECKING:
@@ -108,11 +108,10 @@ def new_incarnation() -> int:
 
 
 def is_resumable(temp: Path) -> bool:
-    """Tell whether a directory holds the state of a sort that has not ended."""
-    ended = {SortMasterState.COMPLETED, SortMasterState.FAILED, SortWorkerState.COMPLETED, SortWorkerState.FAILED}
+    """Tell whether a directory holds the state of a sort that has not failed: one that ends removes its state."""
     for path in [temp / STATE, *temp.glob(f"*/{STATE}")]:
         found = Journal(path.parent, "").load()
-        if found is not None and found["state"] not in ended:
+        if found is not None and found["state"] != SortWorkerState.FAILED:
             return True
     return False
 

@@ -154,20 +154,23 @@ class Master:
         machine.transition(SortMasterEvent.START_SHUFFLE, "All workers have sorted")
         self._drive(self._all(SortWorkerState.WAITING_FOR_MERGE_SIGNAL), settings.shuffling, told)
         machine.transition(SortMasterEvent.START_MERGE, "All workers have shuffled")
-        self._drive(self._is_reported, settings.merging, told)
-        self._count()
-        with self.changed:
-            self.journal.kept["reports"] = [seat.report.json() for seat in self.seats.values() if seat.report]
-            machine.transition(SortMasterEvent.COMPLETE, "All workers have completed")
+        while not self._completed():
+            self._drive(self._is_reported, settings.merging, told)
         if told is not None:
             told(self._progress())
 
-    def _count(self) -> None:
-        """Fail unless as many records were written as were read: whatever was overlooked, no loss goes unnoticed."""
-        read = sum(seat.records for seat in self.seats.values())
-        written = sum(seat.report.records for seat in self.seats.values() if seat.report is not None)
-        if written != read:
-            raise SortError(f"{read:,} records were to be sorted, and {written:,} were written")
+    def _completed(self) -> bool:
+        """Complete, unless a worker has been started again; fail unless as many records were written as were read."""
+        with self.changed:
+            if not self._is_reported():
+                return False
+            reports = [seat.report for seat in self.seats.values() if seat.report is not None]
+            read, written = sum(seat.records for seat in self.seats.values()), sum(one.records for one in reports)
+            if written != read:
+                raise SortError(f"{read:,} records were to be sorted, and {written:,} were written")
+            self.journal.kept["reports"] = [one.json() for one in reports]
+            self.machine.transition(SortMasterEvent.COMPLETE, "All workers have completed")
+            return True
 
     def _drive(self, ready: Callable[[], bool], patience: float, told: Told | None) -> None:
         """Keep the workers going until all are ready; raise when one failed, is lost, or takes too long."""
@@ -198,7 +201,7 @@ class Master:
             raise SortError(f"the sort was given up in phase {state}")
         now = time.monotonic()
         for seat in self.seats.values():
-            if now - seat.heard_at > self.settings.lost and not seat.report:
+            if now - seat.heard_at > self.settings.lost and (not seat.report or self._is_wanting()):
                 raise SortError(
                     f"worker {seat.index} ({seat.address}) is lost in phase {state}: no word from it for "
                     f"{self.settings.lost:g} s"
@@ -216,6 +219,11 @@ class Master:
 
     def _is_sampled(self) -> bool:
         return all(seat.sample is not None for seat in self.seats.values())
+
+    def _is_wanting(self) -> bool:
+        """Tell whether a worker was started again in the merge and lacks records that others have to send once more."""
+        wanting = (not seat.reached(SortWorkerState.WAITING_FOR_MERGE_SIGNAL) for seat in self.seats.values())
+        return self.machine.state is SortMasterState.MERGING and any(wanting)
 
     def _is_reported(self) -> bool:
         return all(seat.report is not None for seat in self.seats.values())

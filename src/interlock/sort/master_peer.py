@@ -45,7 +45,7 @@ class MasterPeer:
             free_temp=free_space(workshop.temp),
             output_disk=disk_of(workshop.output),
             temp_disk=disk_of(workshop.temp),
-            memory=worker.settings.memory,
+            room=workshop.room,
             epoch=worker.journal.kept["epoch"],
             state=str(worker.machine.state),
         )

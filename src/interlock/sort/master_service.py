@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interlock.lifecycle import SortMasterState
+from interlock.lifecycle import SortMasterState, SortWorkerState
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.plan import most_boundaries
-from interlock.sort.sampling import Sample
+from interlock.sort.sampling import POSITION, Sample
 from interlock.sort.seats import Seat
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     Context = grpc.ServicerContext
 
+STATES = frozenset(map(str, SortWorkerState))
 LINGER = 5.0  # seconds for which the answer to a completed worker may wait for the others
 
 
@@ -36,6 +37,8 @@ class MasterHandlers:
         del context
         master = self._master
         with master.changed:
+            if request.state not in STATES:
+                return wire.Registered(message=f"{request.state!r} is no state of a worker")
             seat = next((one for one in master.seats.values() if one.identity == request.identity), None)
             if seat is not None:
                 changed = seat.changed(request)
@@ -56,6 +59,7 @@ class MasterHandlers:
                 workers=master.workers,
                 partitions=master.partitions,
                 starts=seat.starts,
+                finished=master.machine.state is SortMasterState.COMPLETED,
             )
 
     def SendSample(self, request: wire.Sample, context: Context) -> wire.Ack:  # noqa: N802 - RPC
@@ -65,7 +69,8 @@ class MasterHandlers:
             seat, refusal = self._seat(request.epoch, request.worker, request.incarnation)
             if seat is None:
                 return refusal
-            if len(request.keys) // seat.key_length != len(request.positions) // 8:
+            count, rest = divmod(len(request.keys), seat.key_length)
+            if rest or len(request.positions) != count * POSITION:
                 return wire.Ack(message="the sample has not as many positions as keys", failed=True)
             keys = np.frombuffer(request.keys, dtype=np.uint8).reshape(-1, seat.key_length)
             positions = np.frombuffer(request.positions, dtype="<u8").astype(np.uint64)
@@ -80,6 +85,8 @@ class MasterHandlers:
             seat, refusal = self._seat(request.epoch, request.worker, request.incarnation)
             if seat is None:
                 return refusal
+            if request.state not in STATES:
+                return wire.Ack(message=f"{request.state!r} is no state of a worker")
             if not request.success:
                 self._master.failed(f"worker {seat.index} ({seat.address}) failed: {request.message}")
             else:

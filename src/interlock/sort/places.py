@@ -9,26 +9,48 @@ import fcntl
 import os
 import re
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.errors import SortInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
 PARTITION = re.compile(r"partition\.(\d+)")
 
 
-def check_places(inputs: Sequence[Path], output: Path, temp: Path | None = None) -> None:
-    """Refuse an output or temporary directory inside an input, and an input inside the output."""
+def check_places(inputs: Sequence[Path], output: Path, temp: Path | None = None, files: Iterable[str] = ()) -> None:
+    """Refuse an output or temporary directory inside an input, and an input inside the output, also through links."""
     for what, place in (("output", output), ("temporary", temp)):
         if place is None:
             continue
+        check_name(f"the {what} directory", place)
         if place.exists() and not place.is_dir():
             raise SortInputError(f"the {what} directory {place} is a file")
         for given in inputs:
             _keep_apart(what, place, given)
+    _keep_links_apart(output, temp, files)
+
+
+def _keep_links_apart(output: Path, temp: Path | None, files: Iterable[str]) -> None:
+    """Refuse input files that are, through links, where the sort writes."""
+    taken = {place.resolve(): what for what, place in (("output", output), ("temporary", temp)) if place is not None}
+    real = cache(Path.resolve)  # links are few: a look at each directory, and at each file whether it is one
+    for path in map(Path, files):
+        found = path.resolve() if path.is_symlink() else real(path.parent)
+        for place, what in taken.items():
+            if found.is_relative_to(place):
+                raise SortInputError(f"the input {path} is in the {what} directory {place}: choose another one")
+
+
+def check_name(what: str, path: Path) -> None:
+    """Refuse a name that cannot be written in a report or a message."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise SortInputError(f"{what} {str(path)!a} has a name that is not UTF-8: rename it") from error
 
 
 def prepare_output(output: Path, *, overwrite: bool = False) -> None:

@@ -145,7 +145,9 @@ def window_size(source: Source, settings: Settings) -> int:
     """Choose how many records are merged at a time."""
     if settings.window_records is not None:
         return settings.window_records
-    return max(CHUNK // source.format.record_length, block_size(source, settings) // 2)
+    length = source.format.record_length
+    wanted = max(CHUNK // length, block_size(source, settings) // 2)
+    return max(1, min(wanted, settings.memory // SHARE // length))
 
 
 def stays(block: int, share: float) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 
 from interlock.errors import SortInputError
 from interlock.sort.direct import ShorterError, no_reading_ahead, read_cached, read_fully, read_uncached
+from interlock.sort.places import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -215,6 +216,7 @@ def _files(inputs: Sequence[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for given in inputs:
         for path in _beneath(given):
+            check_name("input", path)
             real = path.resolve()
             if real in found:
                 raise SortInputError(f"{path} is input twice, as {found[real]} too: name every input once")

@@ -208,6 +208,10 @@ class Peer:
         self._channel.close()
 
 
+def _may_succeed_later(code: grpc.StatusCode, details: str | None) -> bool:
+    return code in RETRIED and TOO_LARGE not in (details or "")
+
+
 def persist(call: Callable[[], Answer], what: str, patience: float, stop: threading.Event | None = None) -> Answer:
     """Make a call, again and again with growing pauses when it may succeed later."""
     until = time.monotonic() + patience
@@ -217,7 +221,7 @@ def persist(call: Callable[[], Answer], what: str, patience: float, stop: thread
             return call()
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
-            if code not in RETRIED or TOO_LARGE in (details or ""):
+            if not _may_succeed_later(code, details):
                 raise SortError(f"{what} was refused: {code.name}: {details}") from error
             if time.monotonic() + pause > until or (stop is not None and stop.is_set()):
                 raise Unreachable(f"{what}: no answer within {patience:g} s: {code.name}: {details}") from error

@@ -9,8 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import queue
+import resource
+import threading
 from bisect import bisect_right
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from interlock.sort.records import Source
 
 POURED = 2 << 20  # bytes that are brought in order and written at once
+MOST_OPEN = 1 << 16
 PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -84,19 +88,48 @@ class Spilled:
 
     def __init__(self, path: Path, record_length: int) -> None:
         self._length = record_length
-        self._file = DirectReader(path)
+        self._path = path
+        self._file = DirectReader(path) if _kept_open().acquire(blocking=False) else None
 
     def read(self, low: int, into: Rows) -> None:
         """Fill a contiguous array with rows from number `low` on."""
-        self._file.read(into.reshape(-1).data, low * self._length)
+        with self._opened() as file:
+            file.read(into.reshape(-1).data, low * self._length)
 
     def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
         """Give the bytes of some rows, in an aligned array that has room for them."""
-        return self._file.view(room(), low * self._length, count * self._length)
+        with self._opened() as file:
+            return file.view(room(), low * self._length, count * self._length)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; safe to call twice."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+            _kept_open().release()
+
+    @contextmanager
+    def _opened(self) -> Iterator[DirectReader]:
+        """Give the file, opened for this once if too many others are open."""
+        file = self._file or DirectReader(self._path)
+        try:
+            yield file
+        finally:
+            if file is not self._file:
+                file.close()
+
+
+@cache
+def _kept_open() -> threading.Semaphore:
+    """Give what counts the files that may stay open: half of those that this process may open, at two descriptors each.
+
+    The system's limit is mostly a default, which a process may raise itself.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return threading.Semaphore(min(soft if soft > 0 else MOST_OPEN, MOST_OPEN) // 4)
 
 
 class Run:

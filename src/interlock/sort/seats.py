@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SAVED = (
     "index", "identity", "incarnation", "address", "records", "record_length", "key_length", "block_records",
-    "window_records", "starts", "free_output", "free_temp", "memory", "output_disk", "temp_disk",
+    "window_records", "starts", "free_output", "free_temp", "room", "output_disk", "temp_disk",
 )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class Seat:
     window_records: int
     free_output: int = 0
     free_temp: int = 0
-    memory: int = 0
+    room: int = 0
     output_disk: str = ""
     temp_disk: str = ""
     starts: int = 1
@@ -76,7 +76,7 @@ class Seat:
             request.window_records,
             request.free_output,
             request.free_temp,
-            request.memory,
+            request.room,
             request.output_disk,
             request.temp_disk,
             state=request.state,
@@ -98,6 +98,8 @@ class Seat:
             return
         self.incarnation, self.address = request.incarnation, request.address
         self.state, self.roster_version, self.signalled = request.state, 0, ("", 0)
+        if request.state != SortWorkerState.COMPLETED:
+            self.report = None
         self.starts += 1
         self.heard_at = time.monotonic()
         self.close()
@@ -110,7 +112,7 @@ class Seat:
 
     def reached(self, state: SortWorkerState) -> bool:
         """Tell whether the worker is at least so far."""
-        return bool(self.state) and rank(self.state) >= rank(state)
+        return self.state not in {"", SortWorkerState.FAILED} and rank(self.state) >= rank(state)
 
     @property
     def peer(self) -> Peer:
@@ -189,7 +191,8 @@ def check_space(seats: list[Seat]) -> None:
     for seat in seats:
         share = total // len(seats)
         own = seat.records * seat.record_length
-        spilled = 0 if own + share < seat.memory else own + share
+        incoming = share - share * own // total if total else 0
+        spilled = max(0, own + incoming - seat.room)
         for disk, need, left in (
             (seat.output_disk, share, seat.free_output),
             (seat.temp_disk, spilled, seat.free_temp),

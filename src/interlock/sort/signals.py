@@ -101,8 +101,7 @@ def _lacks_roster(master: Master, seat: Seat) -> bool:
     """Tell whether a worker waits for the shuffle, or takes part in it without knowing where all the others are."""
     if seat.state == SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL:
         return True
-    is_sending = seat.reached(SortWorkerState.SHUFFLING) and seat.state != SortWorkerState.FAILED
-    return is_sending and seat.roster_version < master.roster_version
+    return seat.reached(SortWorkerState.SHUFFLING) and seat.roster_version < master.roster_version
 
 
 def _present(master: Master, plan: Plan) -> Plan:

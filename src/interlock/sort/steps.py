@@ -21,7 +21,7 @@ from interlock.sort.engines import Leader, of_one
 from interlock.sort.job import Progress, Report, Settings
 from interlock.sort.records import Source
 from interlock.sort.unfinished import unfinished
-from interlock.sort.worker import run_worker
+from interlock.sort.worker import Untold, run_worker
 from interlock.store.database import database_url
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 NAMESPACE = "sort"
 TRIES = 5
 LEASE = 10.0
+REACHED = 5.0  # seconds in which a step finds its master, which listened before there was a job
 FAREWELL = 10.0  # seconds in which the steps of a sort that is given up may stop
 REFERENCE = "interlock.sort.steps:app"
 
@@ -66,7 +67,7 @@ def sort_worker(
             stop=telling.stop,
             saved=context.checkpoint,
         )
-    except SortInputError as error:
+    except (SortInputError, Untold) as error:  # the master is in the command that made the job, and gone with it
         raise PermanentError(str(error)) from error
     return report.json()
 
@@ -130,7 +131,7 @@ async def _run(
                 "master": await asyncio.to_thread(lambda: leader.address),
                 "output": str(output),
                 "temp": str(temp),
-                "settings": asdict(of_one(settings, workers)),
+                "settings": asdict(replace(of_one(settings, workers), registering=REACHED)),
             }
             job = await app.submit(workflow, document)
             return await _finished(job, leader)

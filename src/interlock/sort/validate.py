@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -139,13 +140,20 @@ def _partitions(outputs: Sequence[Path], found: Validation) -> list[tuple[int, P
     if not numbered:
         where = ", ".join(map(str, outputs))
         raise SortInputError(f"there is no partition.0 or other partition in {where}: nothing was sorted to there")
-    missing = sorted(set(range(max(numbered))) - set(numbered))
-    found.problems += [f"partition.{number} is missing" for number in missing[:MOST_PROBLEMS]]
+    found.problems += [f"partition.{number} is missing" for number in _missing(numbered)]
     return sorted(numbered.items())
+
+
+def _missing(numbered: dict[int, Path]) -> list[int]:
+    """List the first numbers that are not there, however large the largest is."""
+    return list(islice((number for number in range(max(numbered)) if number not in numbered), MOST_PROBLEMS))
 
 
 def _records_of(path: Path, record_length: int, key_length: int, found: Validation) -> Source:
     """Open a partition; of one that is cut off, the whole records."""
+    if not path.is_file():
+        found.problems.append(f"{path} is not a file, or a link to nowhere")
+        return Source(RecordFormat(record_length, key_length), ())
     size = path.stat().st_size
     if size % record_length:
         found.problems.append(f"{path}: {size:,} bytes are not a whole number of records of {record_length} bytes")

@@ -20,7 +20,7 @@ class Ack(_message.Message):
     def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., state: _Optional[str] = ..., failed: _Optional[bool] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("identity", "incarnation", "address", "index", "records", "record_length", "key_length", "block_records", "window_records", "free_output", "free_temp", "memory", "output_disk", "temp_disk", "epoch", "state")
+    __slots__ = ("identity", "incarnation", "address", "index", "records", "record_length", "key_length", "block_records", "window_records", "free_output", "free_temp", "room", "output_disk", "temp_disk", "epoch", "state")
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -32,7 +32,7 @@ class Registration(_message.Message):
     WINDOW_RECORDS_FIELD_NUMBER: _ClassVar[int]
     FREE_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     FREE_TEMP_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_DISK_FIELD_NUMBER: _ClassVar[int]
     TEMP_DISK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -48,15 +48,15 @@ class Registration(_message.Message):
     window_records: int
     free_output: int
     free_temp: int
-    memory: int
+    room: int
     output_disk: str
     temp_disk: str
     epoch: int
     state: str
-    def __init__(self, identity: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., records: _Optional[int] = ..., record_length: _Optional[int] = ..., key_length: _Optional[int] = ..., block_records: _Optional[int] = ..., window_records: _Optional[int] = ..., free_output: _Optional[int] = ..., free_temp: _Optional[int] = ..., memory: _Optional[int] = ..., output_disk: _Optional[str] = ..., temp_disk: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    def __init__(self, identity: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., records: _Optional[int] = ..., record_length: _Optional[int] = ..., key_length: _Optional[int] = ..., block_records: _Optional[int] = ..., window_records: _Optional[int] = ..., free_output: _Optional[int] = ..., free_temp: _Optional[int] = ..., room: _Optional[int] = ..., output_disk: _Optional[str] = ..., temp_disk: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class Registered(_message.Message):
-    __slots__ = ("success", "message", "epoch", "index", "workers", "partitions", "starts")
+    __slots__ = ("success", "message", "epoch", "index", "workers", "partitions", "starts", "finished")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +64,7 @@ class Registered(_message.Message):
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
     epoch: int
@@ -71,7 +72,8 @@ class Registered(_message.Message):
     workers: int
     partitions: int
     starts: int
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., workers: _Optional[int] = ..., partitions: _Optional[int] = ..., starts: _Optional[int] = ...) -> None: ...
+    finished: bool
+    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., workers: _Optional[int] = ..., partitions: _Optional[int] = ..., starts: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("epoch", "worker", "incarnation", "records", "keys", "positions")

@@ -11,7 +11,7 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import SortError
+from interlock.errors import SortError, SortInputError
 from interlock.lifecycle import SORT_WORKER, SortWorkerEvent, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 HEARTBEAT = 1.0
 NOTHING_TO_DO = 2.0  # seconds for which a completed worker looks for its master
 RESTARTS = 3
+
+
+class Untold(SortError):  # noqa: N818 - a named outcome
+    """A worker failed before it had a master to tell."""
 
 
 def run_worker(
@@ -150,9 +154,15 @@ class Worker:
                 self._restart(str(error))
             except BaseException as error:
                 self._fall(error)
-                if self._abandoned is None and self.epoch:
-                    self._master.report_failure(error)
+                self._tell(error)
                 raise
+
+    def _tell(self, error: BaseException) -> None:
+        """Tell the master of a failure, unless it told of it; raise what says that there is no master yet."""
+        if not self.epoch and isinstance(error, (SortError, OSError)) and not isinstance(error, SortInputError):
+            raise Untold(str(error)) from error
+        if self._abandoned is None and self.epoch:
+            self._master.report_failure(error)
 
     def _phases(self) -> WorkerReport:
         machine, workshop = self.machine, self.workshop
@@ -205,29 +215,29 @@ class Worker:
         self.machine.transition(SortWorkerEvent.RESTART, "Started again")
 
     def _proven(self) -> WorkerReport | None:
-        """Give the report of a worker that had completed, if its files are right and its master has no new sort."""
+        """Give the report of a worker that had completed, if its files are right and its master needs nothing more."""
         kept = self.journal.kept
         partitions = [Partition(*one) for one in kept.get("partitions", [])]
-        notes = [read_note(self.workshop.temp / NOTES / f"partition.{one.number}") for one in partitions]
-        if not all(
-            note and is_proven(self.workshop.output / f"partition.{one.number}", note)
-            for note, one in zip(notes, partitions, strict=True)
-        ):
+        if not all(map(self._is_proven, partitions)):
             return None
-        self.workshop.reused += len(partitions)
-        self.machine = StateMachine(SORT_WORKER, SortWorkerState.COMPLETED, observer=self.journal)
-        self.index = kept["index"]
         try:
             answer = self._master.register(NOTHING_TO_DO)
         except Unreachable:
-            return self._report(partitions)
-        if not answer.success or answer.epoch != kept["epoch"]:
-            self.machine = StateMachine(SORT_WORKER, observer=self.journal)
-            self.workshop.reused = 0
-            return None
-        self._registered(answer)
-        self._complete(partitions)
+            answer = None
+        if answer is not None and not (answer.finished and answer.epoch == kept["epoch"]):
+            return None  # a new sort, or one in which another worker may need the records of this one again
+        self.workshop.reused += len(partitions)
+        self.machine = StateMachine(SORT_WORKER, SortWorkerState.COMPLETED, observer=self.journal)
+        self.index = kept["index"]
+        if answer is not None:
+            self._registered(answer)
+            self._complete(partitions)
         return self._report(partitions)
+
+    def _is_proven(self, partition: Partition) -> bool:
+        name = f"partition.{partition.number}"
+        note = read_note(self.workshop.temp / NOTES / name)
+        return note is not None and is_proven(self.workshop.output / name, note)
 
     def _register(self) -> None:
         answer = self._master.register(self.settings.registering)

@@ -44,6 +44,7 @@ class WorkerHandlers:
             if request.epoch != worker.epoch:
                 return self._another(request.epoch)
             if not worker.machine.is_in_state(SortWorkerState.WAITING_FOR_PARTITION_CONFIG):
+                log.error("%s: cannot set partition config in state %s", worker.journal.who, worker.machine.state)
                 return self._refused("set partition config")
             plan = Plan.of(request)
             if len(plan.boundaries) != plan.partitions * plan.windows - 1:
@@ -103,7 +104,7 @@ class WorkerHandlers:
         if inbox is None or state is SortWorkerState.FAILED:
             return wire.ShuffleAck(message=f"Cannot take shuffle data in state {state}", state=str(state))
         if state not in TAKING_DATA:
-            log.info("%s: received shuffle data in state %s", worker.journal.who, state)
+            log.warning("%s: received shuffle data in state %s", worker.journal.who, state)
         intake = Intake(inbox, worker.epoch)
         try:
             intake.take_all(pieces)

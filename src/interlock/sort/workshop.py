@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from interlock.sort.plan import Plan
     from interlock.sort.records import Source
 
-THREADS = 2
+THREADS = 4  # more than one for each core: some wait for the disk while others sort
 OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries and what is under way between processes
 INDEXED = 40  # bytes that are used to bring one row in order, beside the row itself
 UNEVEN = 1.05  # how much more than its share a worker may receive
@@ -67,7 +67,7 @@ class Workshop:
         self.sender: Sender | None = None
         self.reused = 0
         self.done = 0
-        self._resident = 0.0
+        self.resident = 0.0
         self._runs: list[Run] = []
         self._changed = changed
         self._failed = failed
@@ -82,8 +82,8 @@ class Workshop:
 
     def accept(self, plan: Plan, worker: int) -> None:
         """Make ready for a plan: from now on slices of others can be taken in."""
-        self._resident = self._share_in_memory(plan, worker)
-        inbox = Inbox(plan, worker, self._length, self._place(SLICES), self._resident, self._changed)
+        self.resident = self._share_in_memory(plan, worker)
+        inbox = Inbox(plan, worker, self._length, self._place(SLICES), self.resident, self._changed)
         self.reused += inbox.find()
         self.plan, self.worker, self.inbox = plan, worker, inbox
 
@@ -92,7 +92,7 @@ class Workshop:
         plan = self._planned()
         blocks = -(-self.source.records // self.block_records)
         sorter = BlockSorter(
-            self.source, self.block_records, plan, self.worker, self._buffers, self._place(RUNS), self._resident
+            self.source, self.block_records, plan, self.worker, self._buffers, self._place(RUNS), self.resident
         )
 
         def sort(block: int) -> Run:
@@ -208,9 +208,15 @@ class Workshop:
     def _place(self, name: str) -> Path:
         """Give the directory for sorted rows that do not stay in memory."""
         place = self.temp / name
-        if self._resident < 1:
+        if self.resident < 1:
             place.mkdir(parents=True, exist_ok=True)
         return place
+
+    @property
+    def room(self) -> int:
+        """The bytes of memory that are left for records beside all else."""
+        buffers = THREADS * max(self.block_records, self.window_records) * (self._length + INDEXED)
+        return max(0, self.settings.memory - OVERHEAD - buffers)
 
     def _share_in_memory(self, plan: Plan, worker: int) -> float:
         """Say what share of the sorted and the received blocks fits the memory beside all else."""
@@ -220,8 +226,7 @@ class Workshop:
         share = total * len(plan.owned(worker)) // plan.partitions
         incoming = share - share * self.source.size // total if total else 0
         needed = self.source.size + incoming * UNEVEN
-        room = self.settings.memory - OVERHEAD - THREADS * self._buffers.rows * (self._length + INDEXED)
-        return max(0.0, min(1.0, room / needed)) if needed else 1.0
+        return min(1.0, self.room / needed) if needed else 1.0
 
     def _merge(self, plan: Plan, merger: Merger, partition: int) -> Partition:
         path = self.output / f"partition.{partition}"
@@ -252,10 +257,14 @@ class Workshop:
         return slices
 
     def _remove_outputs(self) -> None:
+        """Remove the partitions that this sort wrote; one that it did not come to replace stays."""
         for partition in self.plan.owned(self.worker) if self.plan is not None else ():
-            for name in (f"partition.{partition}", f".partition.{partition}.part"):
-                (self.output / name).unlink(missing_ok=True)
-            (self.temp / NOTES / f"partition.{partition}.json").unlink(missing_ok=True)
+            path = self.output / f"partition.{partition}"
+            note = self.temp / NOTES / f"{path.name}.json"
+            if note.exists():
+                path.unlink(missing_ok=True)
+                note.unlink()
+            path.with_name(f".{path.name}.part").unlink(missing_ok=True)
 
 
 def disk_of(place: Path) -> str:
