@@ -10,6 +10,7 @@ import pytest
 
 from cli_support import Shell
 from interlock.store.doctor import DOCTOR, Finding, examine
+from interlock.store.orchestration import MOST_READS, advance, read_orchestration_failures
 from interlock.store.presence import Process, register_worker
 from interlock.store.tasks import claim_pending_tasks
 from workflow_support import Hand, serve, step
@@ -126,6 +127,18 @@ async def test_results_that_lead_to_nothing_and_messages_set_aside_are_told(data
     assert aside[0].found.endswith("OverflowError: too long")
     assert "`interlock jobs replay`" in str(aside[0].todo)
     assert aside[-1].found == "2 messages more"
+
+
+async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Connection) -> None:
+    await database.execute("select pgmq.send('orchestration_step_results', '{\"foo\": 1}')")
+    for _ in range(MOST_READS):
+        await advance(database, actor="o", visibility=0)
+    (row,) = await read_orchestration_failures(database)
+    assert (row["job_id"], row["retry_at"]) == (None, None)
+    (aside,) = [finding for finding in await examine(database) if finding.about == "set aside"]
+    assert not aside.needs_attention
+    assert aside.found.startswith(f"message {row['msg_id']}, which names no job, at ")
+    assert aside.todo is None, "there is nothing that anybody could do"
 
 
 async def test_leases_that_nobody_recovers_and_processes_that_vanished_are_told(database: Connection) -> None:

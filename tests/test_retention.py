@@ -136,6 +136,22 @@ async def test_expired_keys_waiters_and_notices_go(database: Connection) -> None
     assert await delete_expired(database, Retention(), now=NOW) == 0
 
 
+async def test_messages_set_aside_that_belong_to_no_job_go_like_tasks_in_error(database: Connection) -> None:
+    (job,) = await (
+        await database.execute("insert into interlock.jobs (task_description) values ('w') returning id")
+    ).fetchall()
+    for number, (owner, days) in enumerate([(None, 31), (uuid4(), 31), (job["id"], 31), (None, 29)]):
+        await database.execute(
+            "insert into interlock.orchestration_failures (msg_id, job_id, message, error, failed_at)"
+            " values (%s, %s, '{}', 'no', %s)",
+            [number, owner, NOW - days * DAY],
+        )
+    assert await delete_expired(database, Retention(error=None), now=NOW) == 0, "kept for good"
+    assert await delete_expired(database, Retention(), now=NOW) == 2
+    left = await (await database.execute("select msg_id from interlock.orchestration_failures order by 1")).fetchall()
+    assert [row["msg_id"] for row in left] == [2, 3]
+
+
 async def partitions(database: Connection) -> set[str]:
     query = (
         "select relname as name from pg_inherits join pg_class on pg_class.oid = inhrelid"

@@ -112,14 +112,21 @@ async def _queue(connection: Connection) -> list[Finding]:
 
 
 async def _set_aside(connection: Connection, count: int) -> list[Finding]:
+    """Tell of messages that failed again and again. One that names no job holds up nobody, and goes with time."""
     todo = "remove the cause; `interlock jobs replay` sends it again at once"
     findings = []
     for row in await read_orchestration_failures(connection, limit=LISTED):
         at = f"{row['failed_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-        found = f"message {row['msg_id']} of job {row['job_id']}, at {at}: {row['error']}"
-        findings.append(_wrong("set aside", found, todo, **row))
+        if row["job_id"] is None:
+            found = f"message {row['msg_id']}, which names no job, at {at}: {row['error']}; retention deletes it"
+            findings.append(_fine("set aside", found, **row))
+        else:
+            found = f"message {row['msg_id']} of job {row['job_id']}, at {at}: {row['error']}"
+            findings.append(_wrong("set aside", found, todo, **row))
     if count > len(findings):
-        findings.append(_wrong("set aside", f"{_number(count - len(findings), 'message')} more", todo))
+        more = f"{_number(count - len(findings), 'message')} more"
+        is_wrong = findings[-1].needs_attention  # those that name no job come last
+        findings.append(_wrong("set aside", more, todo) if is_wrong else _fine("set aside", more))
     return findings
 
 

@@ -128,14 +128,17 @@ async def delete_gone_workers(connection: Connection, retention: Retention, *, n
 
 
 async def delete_expired(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
-    """Delete expired idempotency keys and waiters, and notices given up long ago; give how many."""
+    """Delete expired idempotency keys and waiters, old notices given up and messages of no job; give how many."""
     async with duty_transaction(connection, "retention", now=now) as moment:
         keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": STRETCH, "now": moment})
         waiters = await run(connection, RETENTION["delete_expired_waiters"], {"now": moment})
         notices = await run(
             connection, RETENTION["delete_given_up_callbacks"], {"age": retention.callbacks, "now": moment}
         )
-    return len(keys) + len(waiters) + len(notices)
+        failures = await run(
+            connection, RETENTION["delete_ownerless_failures"], {"age": retention.error, "now": moment}
+        )
+    return len(keys) + len(waiters) + len(notices) + len(failures)
 
 
 async def renew_record_partitions(

@@ -84,7 +84,9 @@ with archived as materialized (
 )
 insert into interlock.orchestration_failures as known (msg_id, job_id, task_id, message, error, failed_at, retry_at)
 select coalesce(%(failure)s::bigint, %(msg_id)s::bigint), %(job_id)s, %(task_id)s, %(message)s, %(error)s,
-    coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now()) + interval '1 minute'
+    coalesce(%(now)s::timestamptz, now()),
+    -- what names no job has nobody to be sent again for
+    case when %(job_id)s::uuid is not null then coalesce(%(now)s::timestamptz, now()) + interval '1 minute' end
 from archived
 where done
 on conflict (msg_id) do update
@@ -190,9 +192,10 @@ from interlock.settings
     cross join lateral pgmq.metrics(settings.orchestration_queue) as metrics
 
 -- name: read_orchestration_failures
+-- What names no job comes last: it holds up nobody.
 select msg_id, job_id, task_id, message, error, times, failed_at, retry_at
 from interlock.orchestration_failures
-order by msg_id desc
+order by job_id is null, msg_id desc
 limit %(limit)s
 
 -- name: read_ended_steps

@@ -135,6 +135,13 @@ delete from interlock.callbacks
 where given_up_at <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
 returning id
 
+-- name: delete_ownerless_failures
+-- Messages that were set aside and belong to no job: nobody waits for them, and they do not go with one.
+delete from interlock.orchestration_failures
+where failed_at <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
+    and (job_id is null or not exists (select from interlock.jobs where jobs.id = job_id))
+returning msg_id
+
 -- name: limit_lock_wait
 -- Adding and dropping partitions locks their table: rather give way than let every writer queue up behind.
 select set_config('lock_timeout', '2s', true)
