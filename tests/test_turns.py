@@ -149,7 +149,7 @@ async def test_an_attempt_that_is_interrupted_before_its_turn_does_not_run(url: 
         first, second = list(worker.context.active.values())
         second.interrupt(Interruption.LEASE_LOST)
         await until(lambda: not worker.context.active)
-    assert ran == [first.context.input_data["number"]]
+    assert ran == [claimed[0].input["number"]]
     assert (first.state, second.state) == (TaskState.COMPLETED, TaskState.ABANDONED)
 
 
