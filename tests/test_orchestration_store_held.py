@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,14 @@ from interlock.store.doctor import examine
 from interlock.store.jobs import cancel_job, send_signal
 from interlock.store.orchestration import (
     MOST_READS,
+    advance,
     cancel_overdue_jobs,
     expire_overdue_signals,
     queue_state,
+    read_orchestration_failures,
     start_waiting_jobs,
 )
+from interlock.store.replays import replay_results
 from workflow_support import Hand, serve, step
 
 if TYPE_CHECKING:
@@ -89,6 +93,52 @@ async def test_messages_of_a_held_job_come_back_after_pauses_that_grow(hand: Han
             (row,) = await (await hand.connection.execute(query)).fetchall()
             pauses.append((row["read_ct"], int(row["pause"])))
     assert pauses == [(1, 2), (8, 32)]
+
+
+async def test_an_orchestrator_that_dies_over_a_held_job_keeps_one_message_from_the_others(
+    hand: Hand, url: str
+) -> None:
+    stuck = await hand.submit(step("a"), name="stuck")
+    free = [await hand.submit(step("a"), name="free") for _ in range(5)]
+    await settle_all(hand)
+    visible = "select count(*) as messages from pgmq.q_orchestration_step_results where vt <= clock_timestamp()"
+
+    async def count() -> int:
+        (row,) = await (await hand.connection.execute(visible)).fetchall()
+        found: int = row["messages"]
+        return found
+
+    async with held(url, "jobs", stuck), connect(url) as doomed:
+        dying = asyncio.create_task(advance(doomed, actor="o_2"))
+        while await count() == 6:  # until it has taken the first by itself
+            await asyncio.sleep(0.01)
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+        assert await count() >= 5
+    await hand.run()
+    assert [(await hand.job(job))["status"] for job in free] == ["COMPLETED"] * 5
+
+
+async def test_what_was_left_for_later_often_is_set_aside_at_its_first_failure_and_soon_sent_again(
+    hand: Hand, url: str
+) -> None:
+    stuck = await hand.submit(step("a"), step("b", "a"))
+    await settle_all(hand)
+    async with held(url, "jobs", stuck):
+        await let_come_back(hand, reads=MOST_READS)
+        await hand.advance()
+    assert (await queue_state(hand.connection))["archived"] == 0
+    await hand.connection.execute(
+        "alter table interlock.tasks add constraint broken check (step <> 'b' or state <> 'pending')"
+    )
+    await let_come_back(hand, reads=MOST_READS)
+    assert (await hand.advance()).failed == 1
+    (failure,) = await read_orchestration_failures(hand.connection)
+    assert failure["retry_at"] - failure["failed_at"] == timedelta(minutes=1)
+    await hand.connection.execute("alter table interlock.tasks drop constraint broken")
+    assert await replay_results(hand.connection) == 1
+    await hand.run()
+    assert (await hand.job(stuck))["status"] == "COMPLETED"
 
 
 async def test_a_step_that_somebody_holds_stops_its_own_job_alone(hand: Hand, url: str) -> None:

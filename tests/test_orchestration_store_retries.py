@@ -116,3 +116,16 @@ async def test_a_retry_that_nobody_serves_waits_and_takes_over_when_it_starts(ha
     await hand.run()
     assert hand.ran == ["b"]
     assert (await hand.job(retried.id))["status"] == "COMPLETED"
+
+
+async def test_a_job_that_fails_undoes_nothing_that_it_took_over(hand: Hand) -> None:
+    old = await hand.submit(
+        step("reserve", compensate="undo"), step("pack", "reserve", compensate="undo"), step("ship", "pack")
+    )
+    await hand.run()
+    assert (await hand.job(old))["status"] == "COMPLETED"
+    hand.ran, hand.outcomes = [], {"ship": Failed("no")}
+    retried = await retry_job_from(hand.connection, old, "pack", actor="ada")
+    await hand.run()
+    assert (await hand.job(retried.id))["status"] == "FAILED"
+    assert hand.ran == ["pack", "ship", "compensate:pack"], "what it took over belongs to the old job"

@@ -170,6 +170,7 @@ async def test_what_went_through_the_event_systems_is_counted(url: str, database
     assert tasks["mismatched"] == 0
     assert mode is WakeMode.HYBRID or tasks["fallback_hits"] == 0, "who never listens has nothing to fall back from"
     assert (counted["handlers"]["completed"], counted["handlers"]["failed"]) == (1, 1)
+    assert counted["handlers"]["received"] == 2
     assert metric("handlers", "completed") == before + 1
 
 

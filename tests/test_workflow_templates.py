@@ -310,3 +310,22 @@ async def test_a_function_of_a_template_is_run_as_a_step(tmp_path: Path) -> None
     assert task.function(number=3) == ["3"]
     with pytest.raises(PermanentError):
         task.encode_result({3: 4})
+
+
+def test_an_empty_template_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "empty.yaml"
+    file.write_text("# nothing yet\n", encoding="utf-8")
+    with pytest.raises(DefinitionError, match=r"the template .*empty\.yaml is empty"):
+        Interlock().load_templates(file)
+
+
+def test_a_wrong_type_is_told_before_the_handler_that_it_cannot_have(tmp_path: Path) -> None:
+    app = Interlock()
+
+    @app.task
+    def h() -> None: ...
+
+    file = tmp_path / "wrong.yaml"
+    file.write_text("name: w\nsteps:\n  - {name: a, handler: h, type: foo}\n", encoding="utf-8")
+    with pytest.raises(TemplateError, match=r"must be one of plain, decision, .* not 'foo'"):
+        app.load_templates(file)

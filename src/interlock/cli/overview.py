@@ -93,7 +93,7 @@ def _processes(seen: Overview) -> Iterable[Sequence[object]]:
 def _events(processes: Iterable[LiveProcess]) -> Iterable[Sequence[object]]:
     for process in processes:
         for system, figures in sorted(process.statistics.items()):
-            yield process.id, system, *(figures.get(kind, 0) for kind in EVENTS)
+            yield process.id, system, *(figures.get(kind, "-") for kind in EVENTS)
 
 
 def _count(counts: Mapping[str, StateCount], state: str) -> int:

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -22,6 +23,7 @@ from interlock.cli.tables import as_json, distance, fields, moment, table
 from interlock.client.app import Interlock
 from interlock.client.handle import ENDED
 from interlock.errors import UnknownTaskError
+from interlock.store.jobs import read_jobs
 from interlock.store.leaders import read_clock
 from interlock.store.status import overview_document, read_overview, read_task_details
 
@@ -78,7 +80,8 @@ def history(
         handle = app.handle(task_id)
         records = await handle.history()
         if not records:
-            raise UnknownTaskError(f"there is no record of a task {handle.id}: never stored, or dropped by retention")
+            told = f"there is no record of a task {handle.id}: never stored, or dropped by retention"
+            raise await _unknown(app, handle.id, told)
         if in_json:
             return as_json([asdict(record) for record in records])
         header = ("time (UTC)", "from", "event", "to", "attempt", "actor", "reason")
@@ -88,6 +91,13 @@ def history(
         )
 
     typer.echo(run(Interlock(config=context.obj), read))
+
+
+async def _unknown(app: Interlock, id_: UUID, told: str) -> UnknownTaskError:
+    """Say that there is no such task, or that it is a job."""
+    async with app.connection() as connection:
+        is_job = bool(await read_jobs(connection, [id_]))
+    return UnknownTaskError(f"that is a job, and no task: `interlock jobs show {id_}`" if is_job else told)
 
 
 async def _watch(app: Interlock, *, look: Look, clear: str) -> None:
@@ -111,7 +121,7 @@ async def _look_at_task(app: Interlock, *, task_id: str, in_json: bool, pretty: 
         task = await read_task_details(connection, id_)
         now = await read_clock(connection)
     if task is None:
-        raise UnknownTaskError(f"there is no task {id_}: not stored, not committed yet, or pruned")
+        raise await _unknown(app, id_, f"there is no task {id_}: not stored, not committed yet, or pruned")
     waits = _waits(task, now)
     text = as_json({**task, "waits": waits}, pretty=pretty) if in_json else _described(task, waits, now)
     return text, task["state"] not in ENDED

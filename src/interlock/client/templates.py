@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from interlock.client.backoff import Backoff
-from interlock.client.graph import FIELDS, WITH_HANDLER, GraphError
+from interlock.client.graph import FIELDS, KINDS, WITH_HANDLER, GraphError
 from interlock.errors import DefinitionError, InputError
 
 if TYPE_CHECKING:
@@ -61,7 +61,11 @@ def load_templates(app: Definitions, path: str | Path) -> list[Workflow]:
     files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES) if place.is_dir() else [place]
     if not files:
         raise DefinitionError(f"there are no templates in {place}; their names end in {' or '.join(SUFFIXES)}")
-    return [workflow for file in files for workflow in _loaded(app, file)]
+    found = {file: list(_loaded(app, file)) for file in files}
+    for file, workflows in found.items():
+        if not workflows:
+            raise DefinitionError(f"the template {file} is empty: a workflow with a name and steps must stand in it")
+    return [workflow for workflows in found.values() for workflow in workflows]
 
 
 def _loaded(app: Definitions, file: Path) -> Iterator[Workflow]:
@@ -139,7 +143,7 @@ class _Template:
         options = {field: self.value(node) for field, node in fields.nodes.items()}
         kind = options.pop("kind", "plain")
         kind = KIND_NAMES.get(str(kind), kind)
-        if handler is not None and kind not in WITH_HANDLER:
+        if handler is not None and kind in KINDS and kind not in WITH_HANDLER:
             raise fields.refuse("type", f"a step of type {kind} has no handler of its own")
         if config:
             options["config"] = {**config, **(options.get("config") or {})}

@@ -88,10 +88,12 @@ async def advance(
         raise
     except Exception as error:  # noqa: BLE001 - whatever is wrong with one message must not hold up the others
         log.warning("orchestration_batch_failed", error=said(error))
-    rows = await run(connection, ORCHESTRATION["read_messages"], parameters)
     held: set[UUID] = set()  # jobs that somebody does not let go
-    done = [await _advance_one(connection, row, held, actor=actor, now=now) for row in rows]
-    return Advanced(*(sum(counts) for counts in zip(*done, strict=True))) if done else Advanced()
+    done = [Advanced()]
+    # each is taken when its turn has come, so that others can take all the rest if this process dies
+    while len(done) <= limit and (rows := await run(connection, ORCHESTRATION["read_message"], parameters)):
+        done.append(await _advance_one(connection, rows[0], held, actor=actor, now=now))
+    return Advanced(*(sum(counts) for counts in zip(*done, strict=True)))
 
 
 async def _advance_plainly(connection: Connection, parameters: dict[str, Any]) -> Advanced | None:

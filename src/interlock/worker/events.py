@@ -41,6 +41,7 @@ class EventStatistics:
     """What went through the event system since the worker started."""
 
     dispatched: int = 0
+    received: int = 0  # answers, whether they fitted or not
     completed: int = 0
     failed: int = 0
     mismatched: int = 0
@@ -72,6 +73,7 @@ class HandlerEvents:
 
     def complete(self, correlation_id: int, output: Any = None, error: BaseException | None = None) -> Any:
         """Close an execution: give its output as JSON can hold it, or raise what the handler raised."""
+        self.statistics.received += 1
         definition = self._open.pop(correlation_id, None)
         if definition is None:
             self.statistics.mismatched += 1

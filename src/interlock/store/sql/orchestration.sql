@@ -54,12 +54,11 @@ where (
             || set_config('plan_cache_mode', 'force_generic_plan', true)
     ) is not null
 
--- name: read_messages
--- The same when something is wrong with one of them: what was read is counted, even if what follows fails.
+-- name: read_message
+-- One of them, when something is wrong with a batch: what was read is counted, even if what follows fails.
 select given.msg_id, given.read_ct, given.message
 from interlock.settings
-    cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, %(limit)s::int) as given
-order by given.msg_id
+    cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, 1) as given
 
 -- name: defer_message
 -- Its job is held by somebody who takes his time: it comes back after a pause, which grows.
