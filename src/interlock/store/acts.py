@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.tasks import TASKS, insert_callbacks, notify_ended
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ async def requeue_ended_tasks(
     operator's act must not run past it either.
     """
     parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
-    async with connection.transaction():
+    async with transaction(connection):
         rows = await run(connection, TASKS["requeue_ended_tasks"], parameters)
         limited = [row["id"] for row in rows if row["limit_key"] is not None]
         if limited:
@@ -83,7 +83,7 @@ async def cancel_unfinished_tasks(
         "reason": reason,
         "now": now,
     }
-    async with connection.transaction():
+    async with transaction(connection):
         if attempts is None:
             await run(connection, TASKS["lock_jobs_of_steps"], {"ids": list(ids)})
         rows = await run(connection, TASKS["cancel_unfinished_tasks"], parameters)

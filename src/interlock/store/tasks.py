@@ -14,7 +14,7 @@ from uuid import UUID
 import orjson
 from psycopg.rows import args_row
 
-from interlock.store.database import as_json, run, translated
+from interlock.store.database import Unreadable, as_json, run, translated
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
@@ -74,7 +74,9 @@ class ClaimedTask(NamedTuple):
 
     @property
     def input(self) -> dict[str, Any]:
-        """The arguments by name."""
+        """The arguments by name; unreadable ones if anything that they depend on is."""
+        if type(self.extras) is Unreadable:
+            return self.extras
         return {} if self.stored_input is None else self.stored_input
 
     def own(self, name: str) -> Any:

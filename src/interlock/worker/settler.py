@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.steps import step_result
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
-from interlock.store.database import translated
+from interlock.store.database import transaction
 from interlock.store.tasks import (
     Outcome,
     insert_callbacks,
@@ -104,10 +104,9 @@ class Settler:
     async def _write(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
         outcomes = [_outcome_of(attempt) for attempt in batch]
         if _any_has(batch, "callback_url"):
-            with translated(connection):  # the commit may fail, too
-                async with connection.transaction():
-                    awaited, missing = await self._settle(connection, outcomes)
-                    await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
+            async with transaction(connection):
+                awaited, missing = await self._settle(connection, outcomes)
+                await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
         else:
             awaited, missing = await self._settle(connection, outcomes)
         if missing & self._uncertain:

@@ -129,7 +129,8 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
 
 -- name: until_next_run
 -- How long until the next pending task of these namespaces is due, by the server's clock, for an idle worker.
-select min(found.run_at) - coalesce(%(now)s::timestamptz, now()) as remaining
+-- It need not know of more than a day: some times are so far away that no interval holds them.
+select least(min(found.run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining
 from unnest(%(namespaces)s::text[]) as wanted (namespace)
     cross join lateral (
         select run_at
