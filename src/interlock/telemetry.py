@@ -172,9 +172,10 @@ class WorkerTelemetry(_Telemetry):
         count()
         self._show(before, 0)
         self._show(after, 1)
-        if not _levels["info"]:
+        failed = event == "connection_failed"
+        if not failed and not _levels["info"]:
             return
-        log.info(
+        (log.warning if failed else log.info)(
             "worker_state_transition",
             worker_id=self._worker_id,
             from_state=before,
@@ -216,11 +217,12 @@ class TaskTypeSeries:
         self.cells: dict[tuple[str, str], _Cell] = {}
         _every_series.append(self)
 
-    def record(self, before: str, after: str, event: str, lasted: float) -> None:
+    def record(self, move: MoveSeen) -> None:
         """Count the move and the time spent in the state that it leaves."""
-        cell = self.cells.get((before, event))
+        key, lasted = (move.from_state, move.event), move.lasted
+        cell = self.cells.get(key)
         if cell is None:
-            cell = self.cells[before, event] = _Cell(after)
+            cell = self.cells[key] = _Cell(move.to_state)
         cell.count += 1
         if lasted > 0.0:  # a clock that was set back must not count backwards
             cell.seconds += lasted
@@ -289,7 +291,7 @@ class TaskTelemetry(_Telemetry):
 
     def moved(self, move: MoveSeen) -> None:
         """Count the move, time the state that it leaves, and log it."""
-        self._series.record(move.from_state, move.to_state, move.event, move.lasted)
+        self._series.record(move)
         if not _levels["info"]:
             return
         log.info(

@@ -75,6 +75,8 @@ class Arguments:
         """Turn what is stored into arguments by name."""
         if type(stored) is not dict:
             raise InputError(f"task {self._task}: the input {not_arguments(stored)}")
+        if not stored and not self._required:
+            return {}
         self._check_names(stored)
         plain = self._plain
         return {

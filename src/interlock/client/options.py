@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from interlock.client.backoff import Backoff
+from interlock.config import checked_web_url
 from interlock.store.moments import FIRST_YEAR, LAST_YEAR, LONGEST, is_in_calendar
 
 if TYPE_CHECKING:
@@ -130,9 +130,10 @@ def _tags(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _url(name: str, value: Any) -> str:
-    if urlsplit(text(name, value)).scheme not in {"http", "https"}:
-        raise ValueError(f"{name} must be an http or https URL")
-    return str(value)
+    try:
+        return checked_web_url(value)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
 
 
 def _id(name: str, value: Any) -> UUID:

@@ -14,6 +14,7 @@ from uuid import UUID
 import orjson
 from psycopg.rows import args_row
 
+from interlock.errors import StatementError
 from interlock.store.database import Unreadable, as_json, run, translated
 from interlock.store.statements import load_statements
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 TASKS = load_statements("tasks")
 DEFAULT_LEASE = timedelta(seconds=30)
+LARGEST = (
+    64 * 1024 * 1024
+)  # characters of JSON that are stored of results at once; PostgreSQL would close the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,19 +268,23 @@ def _settling(outcomes: Sequence[Outcome]) -> dict[str, str]:
     A success is three values, which go in arrays; whatever has more to say goes in one JSON document. The driver is
     three times slower at arrays of nine columns, and so is the server at documents.
     """
-    plain: list[Outcome] = []
+    ids: list[UUID] = []
+    attempts: list[int] = []
+    outputs: list[str | None] = []
     others: list[dict[str, Any]] = []
     for outcome in outcomes:
-        if outcome.event == "succeed" and outcome.cost is None and outcome.progress is None:
-            plain.append(outcome)
+        id_, attempt, event, output, _, _, cost, _, progress = outcome
+        if event == "succeed" and cost is None and progress is None:
+            ids.append(id_)
+            attempts.append(attempt)
+            outputs.append(None if output is None else _json(output))
         else:
             others.append(_said(outcome))
-    return {
-        "ids": _array([outcome.id for outcome in plain]),
-        "attempts": _array([outcome.attempt for outcome in plain]),
-        "outputs": _array([None if outcome.output is None else _json(outcome.output) for outcome in plain]),
-        "others": _json(others),
-    }
+    written = {"ids": _array(ids), "attempts": _array(attempts), "outputs": _array(outputs), "others": _json(others)}
+    size = len(written["outputs"]) + len(written["others"])
+    if size > LARGEST:
+        raise StatementError(f"{size:,} characters are to be stored at once; the result of a task may have {LARGEST:,}")
+    return written
 
 
 def _json(value: Any) -> str:

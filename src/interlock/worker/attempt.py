@@ -67,6 +67,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "interruption",
         "job",
         "lease_until",
+        "number",
         "outcome",
         "output",
         "running",
@@ -89,6 +90,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         telemetry = TaskTelemetry(task_id, series_of(task_type))
         super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState))
         self._id = task_id
+        self.number = 0 if claimed is None else claimed.id.int  # of the task: its hash is Python's own, and fast
         self.task_type = task_type
         self.worker_id = worker_id
         self.definition = definition
@@ -210,7 +212,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     @property
     def timeout(self) -> float | None:
         """The seconds that the handler has: the task's own, else its definition's."""
-        own: float | None = None if self.claimed is None else self.claimed.own("timeout_seconds")
+        claimed = self.claimed
+        own = None if claimed is None or claimed.extras is None else claimed.extras["timeout_seconds"]
         return own if own is not None or self.definition is None else self.definition.timeout
 
     async def execute(self, services: Services) -> TaskResult:
@@ -222,7 +225,20 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     async def process(self, services: Services) -> Outcome | None:
         """Run the handler; give what is to be reported, or nothing when the lease is lost."""
-        output, error = await self._run(services)
+        output: Any = None
+        error: BaseException | None = None
+        timeout = self.timeout
+        try:
+            if self.interruption is not None:  # before it had its turn
+                raise asyncio.CancelledError(self.interruption.value)  # noqa: TRY301 - as it would be in its turn
+            if timeout is None:
+                output = await services.run_handler(self)
+            else:
+                async with asyncio.timeout(timeout):
+                    output = await services.run_handler(self)
+            self._decide(output)
+        except BaseException as raised:  # noqa: BLE001 - whatever a handler raises is an outcome
+            output, error = None, self._stopped_by(raised, timeout)
         if error is not None and self.unwanted and self.interruption is not Interruption.LEASE_LOST:
             self.interruption = Interruption.CANCELED  # it was asked to stop, and did; a shutdown changes nothing
         if self.interruption is Interruption.LEASE_LOST:
@@ -249,30 +265,20 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         """Hear whether the outcome was written."""
         self.transition(TaskEvent.REPORT_SUCCEEDED if written else TaskEvent.REPORT_FAILED)
 
-    async def _run(self, services: Services) -> tuple[Any, BaseException | None]:
-        """Run the handler within its time; give its output or what stopped it."""
-        timeout = self.timeout
-        try:
-            if timeout is None:
-                return self._decided(await services.run_handler(self)), None
-            async with asyncio.timeout(timeout):
-                return self._decided(await services.run_handler(self)), None
-        except TimeoutError as error:
+    def _stopped_by(self, raised: BaseException, timeout: float | None) -> BaseException:
+        """Tell what stopped the handler, by what came out of it."""
+        if isinstance(raised, asyncio.CancelledError):
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # this code runs in a task
+        elif isinstance(raised, TimeoutError):
             deadline = self.context.deadline
             if deadline is not None and datetime.now(UTC) >= deadline:
-                return None, TimeoutError(f"the handler was still running after {timeout:g} s")
-            return None, error
-        except asyncio.CancelledError as error:
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # this code runs in a task
-            return None, error
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-            return None, error
+                return TimeoutError(f"the handler was still running after {timeout:g} s")
+        return raised
 
-    def _decided(self, output: Any) -> Any:
+    def _decide(self, output: Any) -> None:
         """See to it that a decision has chosen of its branches."""
         if self.job is not None and self.job.get("kind") == "decision":
             self.chosen = chosen(self.job.get("branches") or (), output)
-        return output
 
     def ask_to_stop(self, reason: str | None) -> bool:
         """Tell the handler that its work is not wanted any more; False when it was told before."""

@@ -25,18 +25,13 @@ if TYPE_CHECKING:
 __all__ = ["CoroutineExecutor", "Executor", "Executors", "HandlerError", "Runnable"]
 
 
-async def run_coroutine(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Await a handler here, and make failures of what would otherwise end the worker with it."""
-    try:
-        return await function(**arguments)
-    except SystemExit as error:
-        raise HandlerError.of(error) from error
-    except asyncio.CancelledError as error:
+def contained(error: BaseException) -> BaseException:
+    """Make a failure of what would otherwise end the worker with its handler, or pass for its cancellation."""
+    if isinstance(error, asyncio.CancelledError):
         current = asyncio.current_task()
-        if current is None or current.cancelling():
-            raise
-        # Nobody cancelled this task: something that the handler awaited was cancelled, which is a failure.
-        raise HandlerError.of(error) from error
+        # If nobody cancelled this task, something that the handler awaited was cancelled, which is a failure.
+        return error if current is None or current.cancelling() else HandlerError.of(error)
+    return error if isinstance(error, Exception) else HandlerError.of(error)
 
 
 class CoroutineExecutor:
@@ -48,7 +43,13 @@ class CoroutineExecutor:
         """Await the handler."""
         if task.context_parameter is not None:
             arguments = {**arguments, task.context_parameter: context}
-        return await run_coroutine(task.function, arguments)
+        try:
+            return await task.function(**arguments)
+        except BaseException as error:
+            failure = contained(error)
+            if failure is error:
+                raise
+            raise failure from error
 
     def cancel(self, context: TaskContext) -> None:
         """Nothing to do: the handler looks at the same context."""

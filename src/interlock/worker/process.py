@@ -239,8 +239,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._has_all = bool(claimed) and self.parts.claims.is_exhausted
         if claimed:
             self._count(len(claimed))
-        for task in claimed:
-            self._start(task, began + self.settings.lease)
+            self._start(claimed, began + self.settings.lease)
         self.transition(WorkerEvent.POLL_CYCLE_COMPLETE if claimed else WorkerEvent.NO_TASKS_AVAILABLE)
 
     def _is_to_ask(self) -> bool:
@@ -278,10 +277,10 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             raise InvariantError(f"a worker in state {self.state} has no connection")
         return self.context.connection
 
-    def _start(self, claimed: ClaimedTask, lease_until: float) -> None:
+    def _start(self, claimed: list[ClaimedTask], lease_until: float) -> None:
         active = len(self.context.active)
-        if not self.is_accepting_tasks() or active >= self.settings.concurrency:
-            raise InvariantError(f"a worker in state {self.state} with {active} tasks starts another")
+        if not self.is_accepting_tasks() or active + len(claimed) > self.settings.concurrency:
+            raise InvariantError(f"a worker in state {self.state} with {active} tasks starts {len(claimed)} more")
         self.parts.running.start(claimed, lease_until)
 
     # --- BACKING_OFF

@@ -7,21 +7,28 @@ lost; whatever happens around its handler, the slot does not leak.
 from __future__ import annotations
 
 import asyncio
-import sys
+import time
+from collections import deque
+from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from interlock.errors import InvariantError
 from interlock.lifecycle import TaskRowEvent
+from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.interruption import Interruption
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Iterable
     from datetime import datetime
 
     from interlock.store.database import Connection
     from interlock.store.tasks import ClaimedTask
     from interlock.worker.parts import Parts
+
+TURN = 0.004  # seconds for which attempts that do not wait may keep others from the loop
 
 
 @dataclass(slots=True)
@@ -35,7 +42,7 @@ class WorkerContext:
     current_task_sm: TaskStateMachine | None = None
     tasks_processed: int = 0
     tasks_failed: int = 0
-    # all attempts under way, by the number of their task's id, whose hash is Python's own and fast;
+    # all attempts under way, by their number;
     # at the default concurrency of 1 that is current_task_sm and nothing else
     active: dict[int, TaskStateMachine] = field(default_factory=dict)
 
@@ -60,35 +67,77 @@ class Running:
         self._wake = wake
         self._slot_freed = slot_freed
 
-    def start(self, claimed: ClaimedTask, lease_until: float) -> None:
-        """Start an attempt. An earlier one of the same task, which must have lost its lease, is stopped."""
-        active, parts, number = self._context.active, self._parts, claimed.id.int
+    def start(self, claimed: Iterable[ClaimedTask], lease_until: float) -> None:
+        """Start attempts. An earlier one of the same task, which must have lost its lease, is stopped."""
+        self._begin(deque([self._attempt_at(task, lease_until) for task in claimed]))
+
+    def _attempt_at(self, claimed: ClaimedTask, lease_until: float) -> TaskStateMachine:
+        active, parts = self._context.active, self._parts
         definition = parts.services.definition(claimed.type)
         attempt = TaskStateMachine.of_claim(
             claimed, self._worker_id, definition, lease_until=lease_until, line=parts.keeper
         )
+        number = attempt.number
         if number in active:
             active[number].interrupt(Interruption.LEASE_LOST, "this worker has claimed the task anew")
         active[number] = self._context.current_task_sm = attempt
         parts.statistics.tasks.dispatched += 1
-        attempt.running = _start_task(self._execute(attempt))
         if claimed.extras is not None and claimed.extras["unwanted"]:
             self.cancel(attempt, None)
+        return attempt
+
+    def _begin(self, ready: deque[TaskStateMachine]) -> None:
+        """Run attempts in one task of the loop; as soon as that waits, each of those behind it gets its own."""
+        loop = asyncio.get_running_loop()
+        asyncio.Task(self._run_in_turn(ready), loop=loop)
+        if len(ready) > 1:
+            loop.call_soon(self._part, ready)
+
+    def _part(self, ready: deque[TaskStateMachine]) -> None:
+        while ready:
+            self._begin(deque((ready.popleft(),)))
+
+    async def _run_in_turn(self, ready: deque[TaskStateMachine]) -> None:
+        """Run attempts one after the other, unless one waits, or leaves something behind that is not for the next."""
+        current, clean = asyncio.current_task(), copy_context()
+        if current is None:
+            raise InvariantError("attempts run in a task")
+        until = time.monotonic() + TURN
+        while ready:
+            attempt = ready.popleft()
+            attempt.running = current
+            await self._execute(attempt)
+            if current.cancelling() or copy_context() != clean:
+                return
+            if time.monotonic() > until:
+                self._begin(deque(ready))
+                ready.clear()
 
     async def _execute(self, attempt: TaskStateMachine) -> None:
         """Run one attempt up to its report. A plain outcome is written with others, and heard of in `reported`."""
         parts = self._parts
         try:
-            outcome = await attempt.process(parts.services)
+            try:
+                outcome = await attempt.process(parts.services)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, it is an outcome
+                outcome = attempt.fail(error)
+            if outcome is None:
+                await parts.services.abandon(attempt)
+                self._finish(attempt)
+            elif outcome.event is TaskRowEvent.CANCEL or attempt.is_transactional:
+                self.reported(attempt, await parts.services.settle(attempt, outcome))
+            else:
+                parts.settler.report(attempt, outcome)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, the slot must not leak
-            outcome = attempt.fail(error)
-        if outcome is None:
-            await parts.services.abandon(attempt)
+            await self._let_go(attempt, error)
+
+    async def _let_go(self, attempt: TaskStateMachine, error: BaseException) -> None:
+        """Give up an attempt of which nothing can be reported: its lease runs out, and recovery decides."""
+        log.error("attempt_let_go", task_id=attempt.task_id, attempt=attempt.key[1], error=repr(error))
+        with suppress(Exception):
+            await self._parts.services.abandon(attempt)
+        if self._context.active.get(attempt.number) is attempt:
             self._finish(attempt)
-        elif outcome.event is TaskRowEvent.CANCEL or attempt.is_transactional:
-            self.reported(attempt, await parts.services.settle(attempt, outcome))
-        else:
-            parts.settler.report(attempt, outcome)
 
     def reported(self, attempt: TaskStateMachine, written: bool) -> None:  # noqa: FBT001 - the settler's one word
         """Hear whether an outcome was written; False when the attempt was lost."""
@@ -101,13 +150,13 @@ class Running:
         self._finish(attempt)
 
     def _finish(self, attempt: TaskStateMachine) -> None:
-        context, number = self._context, attempt.key[0].int
+        context, number = self._context, attempt.number
         if context.active.get(number) is attempt:
             del context.active[number]
         if context.current_task_sm is attempt:
             context.current_task_sm = next(iter(context.active.values()), None)
         context.tasks_processed += 1
-        if attempt.has_failed:
+        if attempt.has_failed and attempt.interruption is not Interruption.SHUTDOWN:
             context.tasks_failed += 1
             self._parts.statistics.tasks.failed += 1
             self._wake.set()  # it may be due again before this worker would look
@@ -119,16 +168,3 @@ class Running:
             self._parts.services.pass_on_cancel(attempt)
             later = asyncio.get_running_loop().call_later
             later(self._cancel_grace, attempt.interrupt, Interruption.CANCELED, reason)
-
-
-if sys.version_info >= (3, 12):
-
-    def _start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task at once: a handler that never waits is then done without a turn of the loop."""
-        return asyncio.Task(work, loop=asyncio.get_running_loop(), eager_start=True)
-
-else:
-
-    def _start_task(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Start a task with the next turn of the loop."""
-        return asyncio.Task(work, loop=asyncio.get_running_loop())

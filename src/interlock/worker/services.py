@@ -15,7 +15,7 @@ from interlock.store.acts import cancel_unfinished_tasks
 from interlock.store.database import connect, translated
 from interlock.store.tasks import insert_callbacks, notify_ended, settle_running_tasks
 from interlock.worker.events import HandlerEvents
-from interlock.worker.executors import Executors, run_coroutine
+from interlock.worker.executors import Executors, contained
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -86,9 +86,9 @@ class AttemptServices:
             if definition.needs_context:
                 output = await self._run_with_context(attempt, definition, arguments)
             else:
-                output = await run_coroutine(definition.function, arguments)
+                output = await definition.function(**arguments)
         except BaseException as error:  # noqa: BLE001 - it is raised again by complete()
-            return self.events.complete(number, error=error)
+            return self.events.complete(number, error=contained(error))
         return self.events.complete(number, output)
 
     async def _run_with_context(
@@ -128,7 +128,7 @@ class AttemptServices:
         except DisconnectedError:
             await transaction.end(commit=False)
             return False  # whether it was committed is not known; if not, the lease runs out
-        except StatementError as error:
+        except (StatementError, TypeError, ValueError) as error:  # the database's refusal, or the encoder's
             # what the handler wrote cannot be committed: that is how it failed
             await transaction.end(commit=False)
             failed = attempt.failed_after_all(error)

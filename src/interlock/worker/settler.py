@@ -83,10 +83,10 @@ class Settler:
     def _next_batch(self) -> list[TaskStateMachine]:
         """Take what waits, but of no task two attempts: the answer to a batch is by task."""
         batch = self._waiting[: self._largest]
-        tasks = {attempt.key[0].int for attempt in batch}
+        tasks = {attempt.number for attempt in batch}
         if len(tasks) == len(batch):
             return batch
-        return list({attempt.key[0].int: attempt for attempt in reversed(batch)}.values())[::-1]
+        return list({attempt.number: attempt for attempt in reversed(batch)}.values())[::-1]
 
     async def _flush(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
         settle_batch_size.observe(len(batch))
@@ -103,7 +103,8 @@ class Settler:
 
     async def _write(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
         outcomes = [_outcome_of(attempt) for attempt in batch]
-        if _any_has(batch, "callback_url"):
+        extras = _extras_of(batch)
+        if any(extra["callback_url"] for extra in extras):
             async with transaction(connection):
                 awaited, missing = await self._settle(connection, outcomes)
                 await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
@@ -113,7 +114,7 @@ class Settler:
             missing -= await self._written_before(connection, outcomes)
         self._answer(batch, missing)
         with suppress(StatementError):  # hints: what they are about is written
-            await notify_ended(connection, awaited=awaited, limited=_any_has(batch, "limit_key"))
+            await notify_ended(connection, awaited=awaited, limited=any(extra["limit_key"] for extra in extras))
             await _notify_of_returned(connection, batch)
 
     async def _settle(self, connection: Connection, outcomes: list[Outcome]) -> tuple[list[UUID], set[UUID]]:
@@ -133,15 +134,15 @@ class Settler:
 
     def _tell(self, batch: list[TaskStateMachine], missing: set[UUID]) -> None:
         for attempt in batch:
-            lost = bool(missing) and attempt.key[0] in missing
-            if lost:
+            written = not missing or attempt.key[0] not in missing
+            if not written:
                 leases_lost_total.inc()
                 log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.key[1])
             answer = attempt.answer
             if answer is None:
-                self._reported(attempt, not lost)
+                self._reported(attempt, written)
             elif not answer.done():
-                answer.set_result(not lost)
+                answer.set_result(written)
 
     def _forget(self, batch: list[TaskStateMachine]) -> None:
         if self._waiting[: len(batch)] == batch:  # as always, unless something went wrong half-way
@@ -192,8 +193,8 @@ def _step_result(attempt: TaskStateMachine, error: dict[str, Any]) -> dict[str, 
     )
 
 
-def _any_has(batch: list[TaskStateMachine], name: str) -> bool:
-    return any(a.claimed is not None and a.claimed.extras is not None and a.claimed.extras[name] for a in batch)
+def _extras_of(batch: list[TaskStateMachine]) -> list[dict[str, Any]]:
+    return [a.claimed.extras for a in batch if a.claimed is not None and a.claimed.extras is not None]
 
 
 async def _notify_of_returned(connection: Connection, batch: list[TaskStateMachine]) -> None:

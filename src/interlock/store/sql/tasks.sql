@@ -274,7 +274,7 @@ from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as unwanted (id, attempt)
 where tasks.id = unwanted.id and tasks.attempt = coalesce(unwanted.attempt, tasks.attempt)
     and (state in ('waiting', 'pending') or state = 'running' and %(running)s)
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning tasks.id, tasks.limit_key,
+returning tasks.id, tasks.limit_key, tasks.worker_id,
     exists (select from interlock.waiters where task_id = tasks.id) as awaited
 
 -- name: request_cancel_of_running_tasks
