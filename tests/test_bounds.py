@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
-from interlock import Interlock
-from interlock.errors import DefinitionError, InputError, StatementError
+from interlock import Interlock, WorkerSettings
+from interlock.config import Config
+from interlock.errors import ConfigError, DefinitionError, InputError, StatementError
 from interlock.store.database import connect
 from interlock.store.migrate import known_migrations, migrate
 from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, until_next_run
+from interlock.worker.addresses import is_public
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -152,3 +155,55 @@ async def test_a_blocking_connection_gives_the_engine_s_own_errors(app: Interloc
         blocking.rollback()
         with pytest.raises(StatementError, match="read-only"):
             await task.enqueue_many([{}], connection=blocking)
+
+
+async def test_an_app_names_a_callback_url_for_tasks_that_name_none(url: str, database: Connection) -> None:
+    app = Interlock(url, callback_url="https://example.org/all")
+
+    @app.periodic(every=3600)
+    @app.task
+    async def first() -> None: ...
+
+    @app.task(callback_url="https://example.org/own")
+    async def second() -> None: ...
+
+    async with app:
+        await app.enqueue_many([first.prepare(), second.prepare(), first.options(callback_url="http://a:1").prepare()])
+        query = "select callback_url from interlock.tasks order by id"
+        stored = [row["callback_url"] for row in await (await database.execute(query)).fetchall()]
+        assert stored == ["https://example.org/all", "https://example.org/own", "http://a:1"]
+        (row,) = await (await database.execute("select options from interlock.schedules")).fetchall()
+        assert row["options"]["callback_url"] == "https://example.org/all"
+
+
+@pytest.mark.parametrize("text", ["", "http://", "ftp://a", "http://a\r\nb", "http://a:99999", "http://[", 5], ids=str)
+def test_a_url_that_nothing_can_be_posted_to_is_refused(text: Any) -> None:
+    with pytest.raises(ConfigError, match="callback_url must be an http or https URL"):
+        Interlock("postgresql://nowhere", callback_url=text)
+    with pytest.raises(DefinitionError, match="callback_url must be an http or https URL"):
+        Interlock("postgresql://nowhere").task(callback_url=text)(lambda: None)
+
+
+def test_a_url_that_is_given_beside_a_configuration_changes_nothing_else() -> None:
+    config = Config(callback_secret="s", worker_name="w")  # noqa: S106 - of nobody
+    assert Interlock("postgresql://nowhere", config=config).config == replace(
+        config, database_url="postgresql://nowhere"
+    )
+
+
+def test_gauges_are_kept_where_the_settings_serve_metrics() -> None:
+    assert WorkerSettings.of(Config(metrics_port=9000)).gauges
+    assert not WorkerSettings.of(Config()).gauges
+
+
+async def test_acts_are_refused_in_words(app: Interlock) -> None:
+    for namespace in ("", "a\0"):
+        with pytest.raises(InputError, match="namespace must be"):
+            await app.pause(namespace)
+    with pytest.raises(InputError, match="must not be negative"):
+        await app.find(limit=-1)
+
+
+@pytest.mark.parametrize("address", ["fec0::1", "3fff::1", "3fff:fff::1"])
+def test_addresses_of_a_site_or_of_examples_are_not_public(address: str) -> None:
+    assert not is_public(address)
