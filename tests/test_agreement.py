@@ -94,7 +94,7 @@ class Comparison(RuleBasedStateMachine):
         extra = (FENCED if guard.fenced else "") + (", event = %(event)s" if event else "")
         query = f"update interlock.{guard.table} set {guard.column} = %(target)s{extra} where id = %(row)s"
         try:
-            with translated():
+            with translated(self.connection):
                 self.connection.execute(query.encode(), {"target": target, "row": self.row, "event": event})
         except IllegalTransition:
             return False

@@ -16,6 +16,7 @@ import pytest
 from interlock import Backoff, Interlock, TaskContext
 from interlock.client.loading import load_app
 from interlock.errors import ConfigError, DefinitionError, InputError, MigrationError, StoreError
+from interlock.store.database import Unreadable
 from interlock.store.embedded import EmbeddedServer
 from interlock.store.ids import new_id
 
@@ -77,6 +78,8 @@ def test_a_command_takes_any_json_by_name() -> None:
     assert task.encode(a=[1, {"b": None}]) == task.decode({"a": [1, {"b": None}]}) == {"a": [1, {"b": None}]}
     with pytest.raises(InputError, match="by name"):
         task.encode(1)
+    with pytest.raises(InputError, match="nested too deeply"):
+        task.decode(Unreadable())
     with pytest.raises(InputError, match="not a JSON value"):
         task.encode(a=object())
 

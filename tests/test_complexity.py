@@ -17,6 +17,7 @@ pytestmark = pytest.mark.unit
 SOURCE = Path(__file__).parent.parent / "src" / "interlock"
 ANY_FUNCTION = 10
 TRANSITION = 5
+RUN_WORKER = 3
 
 
 def functions(blocks: list[Any]) -> Iterator[Any]:
@@ -41,6 +42,12 @@ def test_every_function_has_a_complexity_below_ten() -> None:
     found = measured()
     assert found
     assert {place: value for place, value in found.items() if value >= ANY_FUNCTION} == {}
+
+
+def test_run_worker_has_a_complexity_below_three() -> None:
+    found = {place: value for place, value in measured().items() if place[::2] == ("worker/run.py", "run_worker")}
+    assert found
+    assert {place: value for place, value in found.items() if value >= RUN_WORKER} == {}
 
 
 def test_every_transition_has_a_complexity_below_five() -> None:

@@ -95,7 +95,7 @@ def test_every_pair_of_states_is_allowed_exactly_when_the_table_allows_it(
             assert state_of(raw, guard, row) == target
             assert records(raw, guard, row) == [*before, (source, target, events[0])]
             continue
-        with pytest.raises(IllegalTransition) as refused, translated():
+        with pytest.raises(IllegalTransition) as refused, translated(raw):
             move(raw, guard, row, target)
         assert refused.value.sqlstate == "IL001"
         assert (refused.value.from_state, refused.value.to_state) == (source, target)
@@ -117,7 +117,7 @@ def test_every_state_and_event_is_allowed_exactly_when_the_table_allows_it(
             move(raw, guard, row, target, event)
             assert records(raw, guard, row)[-1] == (source, target, event)
         elif event != records(raw, guard, row)[-1][2]:
-            with pytest.raises(IllegalTransition), translated():
+            with pytest.raises(IllegalTransition), translated(raw):
                 move(raw, guard, row, target, event)
 
 
@@ -128,7 +128,7 @@ def test_rows_begin_only_in_an_initial_state(raw: psycopg.Connection, guard: Gua
             row = insert(raw, guard, state)
             assert records(raw, guard, row) == [(None, state, "create")]
         else:
-            with pytest.raises(IllegalTransition, match="cannot begin") as refused, translated():
+            with pytest.raises(IllegalTransition, match="cannot begin") as refused, translated(raw):
                 insert(raw, guard, state)
             assert refused.value.sqlstate == "IL003"
             assert set(refused.value.allowed) == set(guard.machine.initial)
@@ -136,11 +136,11 @@ def test_rows_begin_only_in_an_initial_state(raw: psycopg.Connection, guard: Gua
 
 @every_guard
 def test_a_value_outside_the_states_is_refused(raw: psycopg.Connection, guard: Guard) -> None:
-    with pytest.raises(IllegalTransition) as refused, translated():
+    with pytest.raises(IllegalTransition) as refused, translated(raw):
         insert(raw, guard, "sleeping")
     assert refused.value.sqlstate == "IL002"
     row = place(raw, guard, next(iter(guard.machine.initial)))
-    with pytest.raises(IllegalTransition) as refused, translated():
+    with pytest.raises(IllegalTransition) as refused, translated(raw):
         move(raw, guard, row, "sleeping")
     assert refused.value.sqlstate == "IL002"
 
@@ -151,11 +151,11 @@ def test_guards_and_records_hold_for_a_replica_session(raw: psycopg.Connection, 
     first = next(iter(guard.machine.initial))
     row = insert(raw, guard, first)
     bad = next(s for s in guard.machine.states if s not in guard.machine.allowed_targets(first) and s != first)
-    with pytest.raises(IllegalTransition), translated():
+    with pytest.raises(IllegalTransition), translated(raw):
         move(raw, guard, row, bad)
-    with pytest.raises(IllegalTransition), translated():
+    with pytest.raises(IllegalTransition), translated(raw):
         insert(raw, guard, bad)
-    with pytest.raises(ImmutableRecordError), translated():
+    with pytest.raises(ImmutableRecordError), translated(raw):
         raw.execute(f"delete from interlock.{guard.records}".encode())
     assert records(raw, guard, row) == [(None, first, "create")]
 
@@ -179,13 +179,13 @@ def test_records_cannot_be_changed_deleted_truncated_or_forged(raw: psycopg.Conn
         if count is not None and count[0]:
             attempts += [f"update {table} set actor = 'nobody'", f"delete from {table}"]
         for attempt in attempts:
-            with pytest.raises(ImmutableRecordError), translated():
+            with pytest.raises(ImmutableRecordError), translated(raw):
                 raw.execute(attempt.encode())
 
 
 @every_guard
 def test_unfinished_work_cannot_be_deleted_and_finished_work_can(raw: psycopg.Connection, guard: Guard) -> None:
-    with pytest.raises(UnfinishedWorkError, match="truncated"), translated():
+    with pytest.raises(UnfinishedWorkError, match="truncated"), translated(raw):
         raw.execute(f"truncate interlock.{guard.table} cascade".encode())
     for state in guard.machine.states:
         row = place(raw, guard, state)
@@ -193,7 +193,7 @@ def test_unfinished_work_cannot_be_deleted_and_finished_work_can(raw: psycopg.Co
             raw.execute(f"delete from interlock.{guard.table} where id = %s".encode(), [row])
             assert records(raw, guard, row)[-1][1] == state
         else:
-            with pytest.raises(UnfinishedWorkError), translated():
+            with pytest.raises(UnfinishedWorkError), translated(raw):
                 raw.execute(f"delete from interlock.{guard.table} where id = %s".encode(), [row])
 
 
@@ -201,17 +201,17 @@ def test_unfinished_work_cannot_be_deleted_and_finished_work_can(raw: psycopg.Co
 def test_an_id_never_changes(raw: psycopg.Connection, guard: Guard) -> None:
     row = insert(raw, guard, next(iter(guard.machine.initial)))
     new = "'other'" if guard.table == "workers" else "interlock.new_id()"
-    with pytest.raises(FenceError, match="id never changes"), translated():
+    with pytest.raises(FenceError, match="id never changes"), translated(raw):
         raw.execute(f"update interlock.{guard.table} set id = {new} where id = %s".encode(), [row])
 
 
 def test_the_fence_rises_with_every_claim_and_never_falls(raw: psycopg.Connection) -> None:
     row = insert(raw, TASKS, "pending")
     claim = "update interlock.tasks set state = 'running', event = 'claim', lease_expires_at = now(), worker_id = 'w'"
-    with pytest.raises(FenceError), translated():
+    with pytest.raises(FenceError), translated(raw):
         raw.execute(f"{claim} where id = %s".encode(), [row])
     raw.execute(f"{claim}, attempt = attempt + 1 where id = %s".encode(), [row])
-    with pytest.raises(FenceError), translated():
+    with pytest.raises(FenceError), translated(raw):
         raw.execute("update interlock.tasks set attempt = 0 where id = %s", [row])
 
 
@@ -237,7 +237,10 @@ def test_a_person_need_not_name_an_event_that_follows_from_the_states(raw: psyco
 
 def test_an_ambiguous_move_must_name_its_event(raw: psycopg.Connection) -> None:
     row = place(raw, TASKS, "running")
-    with pytest.raises(IllegalTransition, match=r"setting \"event\" to one of \{retry,expire,return\}"), translated():
+    with (
+        pytest.raises(IllegalTransition, match=r"setting \"event\" to one of \{retry,expire,return\}"),
+        translated(raw),
+    ):
         move(raw, TASKS, row, "pending")
     move(raw, TASKS, row, "pending", "return")
     assert records(raw, TASKS, row)[-1] == ("running", "pending", "return")
@@ -273,7 +276,7 @@ def test_copy_and_upsert_are_guarded_and_recorded(raw: psycopg.Connection) -> No
             copy.write_row(("x",))
     with (
         pytest.raises(IllegalTransition),
-        translated(),
+        translated(raw),
         raw.cursor().copy("copy interlock.tasks (type, state) from stdin") as copy,
     ):
         copy.write_row(("x", "done"))
@@ -291,7 +294,7 @@ def test_an_operator_planted_in_the_search_path_does_not_talk_the_guard_round(ra
     raw.execute("create function evil.yes(text, text) returns bool language sql immutable as 'select true'")
     raw.execute("create operator evil.= (leftarg = text, rightarg = text, function = evil.yes)")
     raw.execute("set search_path = evil, pg_catalog")
-    with pytest.raises(IllegalTransition), translated():
+    with pytest.raises(IllegalTransition), translated(raw):
         move(raw, TASKS, row, "error")
 
 
@@ -314,7 +317,7 @@ def test_nobody_can_hang_the_recorder_on_a_table_of_his_own(raw: psycopg.Connect
         b"for each statement execute function interlock.record_tasks()"
     )
     raw.execute(hang)
-    with pytest.raises(ImmutableRecordError, match="alone"), translated():
+    with pytest.raises(ImmutableRecordError, match="alone"), translated(raw):
         raw.execute("insert into fake values (interlock.new_id(), 'pending', 'x', 'forged', 7)")
     raw.execute("create role stranger")
     try:
@@ -338,18 +341,18 @@ def test_a_record_cannot_be_forged_from_within_another_trigger(raw: psycopg.Conn
         "values (interlock.new_id(), 'done', 'succeed', 'me', 1); return new; end $$"
     )
     raw.execute("create trigger spring before insert on bait for each row execute function pg_temp.forge()")
-    with pytest.raises(ImmutableRecordError), translated():
+    with pytest.raises(ImmutableRecordError), translated(raw):
         raw.execute("insert into bait values (1)")
 
 
 def test_event_and_attempt_change_only_with_a_move(raw: psycopg.Connection) -> None:
     row = insert(raw, TASKS, "pending")
-    with pytest.raises(IllegalTransition, match="stays 'pending'"), translated():
+    with pytest.raises(IllegalTransition, match="stays 'pending'"), translated(raw):
         raw.execute("update interlock.tasks set event = 'claim' where id = %s", [row])
     for attempt in (1, 2_147_483_647):
-        with pytest.raises(FenceError), translated():
+        with pytest.raises(FenceError), translated(raw):
             raw.execute("update interlock.tasks set attempt = %s where id = %s", [attempt, row])
-        with pytest.raises(FenceError, match="begins at attempt 0"), translated():
+        with pytest.raises(FenceError, match="begins at attempt 0"), translated(raw):
             raw.execute("insert into interlock.tasks (type, attempt) values ('x', %s)", [attempt])
 
 

@@ -175,7 +175,7 @@ async def test_a_role_that_owns_only_its_schema_can_migrate_and_one_that_owns_no
     async with connect(tenant) as connection:
         await enqueue_task(connection, NewTask("x", {}), actor="me")
         (claimed,) = await claim_pending_tasks(connection, actor="w", types=["x"])
-        with pytest.raises(IllegalTransition), translated():
+        with pytest.raises(IllegalTransition), translated(connection):
             await connection.execute("update interlock.tasks set state = 'skipped'")
         assert [r.event for r in await read_task_history(connection, claimed.id)] == ["create", "claim"]
         for forbidden in (

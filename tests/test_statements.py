@@ -129,3 +129,17 @@ async def test_every_worker_statement_makes_its_moves_and_is_recorded(database: 
         assert {record["actor"] for record in history} == {"ada"}
         seen |= {(record["from_state"], record["event"], record["to_state"]) for record in history[1:]}
     assert seen == {(str(a), str(e), str(b)) for a, e, b in SUPERVISED_WORKER.rows}
+
+
+@pytest.mark.unit
+def test_every_transaction_is_opened_where_its_errors_become_ours() -> None:
+    """A begin or a commit fails, too; those of migrations look at the driver's own errors, under `connect`."""
+    source = Path(str(files("interlock")))
+    exempt = {"store/database.py", "store/migrate.py", "store/queue.py"}
+    bare = [
+        f"{path.relative_to(source)}:{number}"
+        for path in sorted(source.rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if ".transaction()" in line and "translated(" not in line and str(path.relative_to(source)) not in exempt
+    ]
+    assert bare == []

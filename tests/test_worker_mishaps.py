@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -50,6 +51,51 @@ async def test_no_exception_however_odd_costs_a_slot(url: str, database: Connect
     assert "progress cannot be stored" in (await row(database, nonsense[0]))["reason"]
     assert (await row(database, broken))["state"] == "pending", "it is tried again after the default backoff"
     assert (await row(database, good))["state"] == "done"
+
+
+@pytest.mark.parametrize(
+    "poison",
+    [
+        "(repeat('[', 1200) || repeat(']', 1200))::jsonb",
+        """('{"a": ' || repeat('[', 1200) || repeat(']', 1200) || '}')::jsonb""",
+        """('{"a": ' || repeat('[', 400) || repeat(']', 400) || ', "b": 1}')::jsonb""",
+        """('{"a": ' || repeat('9', 6000) || ', "b": 1}')::jsonb""",
+    ],
+    ids=["deep", "deep argument", "readable, but too deep to be written", "digits"],
+)
+async def test_json_that_python_cannot_read_is_an_error_of_its_task_alone(
+    url: str, database: Connection, poison: str
+) -> None:
+    query = f"select id from interlock.enqueue('add', {poison}, max_tries => 1)"
+    (task,) = await (await database.execute(query.encode())).fetchall()
+    good = await enqueue(database, "add", {"a": 1, "b": 1})
+    async with serving(url, concurrency=2) as worker:
+        await until(lambda: worker.context.tasks_processed == 2)
+    ended = await row(database, task["id"])
+    assert ended["state"] == "error"
+    assert (await row(database, good))["state"] == "done"
+
+
+async def test_unreadable_json_beside_the_input_is_an_error_of_its_task_alone(url: str, database: Connection) -> None:
+    task = await enqueue(database, "add", {"a": 1, "b": 1})
+    await database.execute("update interlock.tasks set checkpoint = (repeat('[', 1200) || repeat(']', 1200))::jsonb")
+    async with serving(url) as worker:
+        await until(lambda: worker.context.tasks_processed == 1)
+    assert "nested too deeply" in (await row(database, task))["reason"]
+
+
+async def test_an_idle_worker_outlives_its_connections_also_when_recovery_is_due(
+    url: str, database: Connection
+) -> None:
+    async with serving(url, poll_base=0.01, poll_cap=0.02, recovery_interval=0) as worker:
+        for processed in range(1, 5):
+            await until(lambda: worker.state is WorkerState.BACKING_OFF and worker.context.connection is not None)
+            await database.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity "
+                "where datname = current_database() and pid <> pg_backend_pid()"
+            )
+            await enqueue(database, "add", {"a": 1, "b": 1})
+            await until(partial(lambda seen: worker.context.tasks_processed == seen, processed))
 
 
 async def test_a_settling_connection_that_is_lost_while_the_worker_rests_is_replaced(

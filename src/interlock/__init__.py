@@ -39,8 +39,9 @@ if TYPE_CHECKING:
     )
     from interlock.worker.attempt import TaskResult, TaskStateMachine
     from interlock.worker.process import WorkerStateMachine
-    from interlock.worker.run import serving
+    from interlock.worker.run import run_worker, serving
     from interlock.worker.running import WorkerContext
+    from interlock.worker.settings import WorkerSettings
 
 _HOMES = {
     "TASK_TRANSITIONS": "interlock.lifecycle",
@@ -73,8 +74,10 @@ _HOMES = {
     "WorkerContext": "interlock.worker.running",
     "WorkerEvent": "interlock.lifecycle",
     "WorkerState": "interlock.lifecycle",
+    "WorkerSettings": "interlock.worker.settings",
     "WorkerStateMachine": "interlock.worker.process",
     "Workflow": "interlock.client.workflow",
+    "run_worker": "interlock.worker.run",
     "serving": "interlock.worker.run",
 }
 
@@ -108,9 +111,11 @@ __all__ = [
     "UnknownTaskError",
     "WorkerContext",
     "WorkerEvent",
+    "WorkerSettings",
     "WorkerState",
     "WorkerStateMachine",
     "Workflow",
+    "run_worker",
     "serving",
 ]
 

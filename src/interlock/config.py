@@ -10,10 +10,11 @@ import ipaddress
 import os
 import re
 import tomllib
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from interlock.errors import ConfigError
 
@@ -25,6 +26,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("console", "json")
 WAKE_MODES = ("hybrid", "events", "polling")
 _NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f]|%(?![0-9A-Fa-f]{2})|%00")
+_NEVER_IN_A_WEB_URL = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 _QUEUE_NAME = re.compile(r"[a-z0-9_]{1,47}")
 FOREVER = timedelta.max
 LONGEST_LIFETIME = timedelta(days=365)
@@ -42,6 +44,7 @@ class Config:
     log_format: str = "console"
     callback_secret: str | None = field(default=None, repr=False)
     callback_allow_private: bool = False
+    callback_url: str | None = None
     app: str | None = None
     namespaces: tuple[str, ...] = ("default",)
     concurrency: int = 1
@@ -82,9 +85,13 @@ class Config:
         values = {
             **_checked_all(_read_file(file, names), lambda _: str(file or "interlock.toml")),
             **_checked_all({name: env.get(_variable(name)) or None for name in names}, _variable),
-            **_checked_all(flags or {}, lambda name: f"--{name.replace('_', '-')}"),
+            **_checked_all(flags or {}, _flag),
         }
         return cls(**values)
+
+    def with_flags(self, flags: Mapping[str, Any]) -> Config:
+        """Give the same with some settings of the caller's own; None leaves a setting as it is."""
+        return replace(self, **_checked_all(flags, _flag))
 
 
 def is_loopback(host: str) -> bool:
@@ -95,6 +102,10 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False  # a name, or empty, which means every address
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _variable(name: str) -> str:
@@ -156,6 +167,18 @@ def _url(value: Any) -> str:
     if _NEVER_IN_A_URL.search(value) or "@" in place or place.count("[") != place.count("]"):
         raise ValueError("is not a valid URL; in a password, write a space as %20, % as %25, / as %2F and @ as %40")
     return value
+
+
+def checked_web_url(value: Any) -> str:
+    """Read a URL that something can be posted to; ValueError says what is wrong, without the URL."""
+    try:
+        parts = urlsplit(value if isinstance(value, str) else "")
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one or _NEVER_IN_A_WEB_URL.search(value):
+        raise ValueError("must be an http or https URL that names a host")
+    return str(value)
 
 
 def _queue(value: Any) -> str:
@@ -226,6 +249,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "log_level": _choice(*LOG_LEVELS),
     "log_format": _choice(*LOG_FORMATS),
     "callback_allow_private": _switch,
+    "callback_url": checked_web_url,
     "namespaces": _names,
     "concurrency": _number(int, 1, 10_000),
     "wake_mode": _choice(*WAKE_MODES),

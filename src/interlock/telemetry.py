@@ -172,9 +172,10 @@ class WorkerTelemetry(_Telemetry):
         count()
         self._show(before, 0)
         self._show(after, 1)
-        if not _levels["info"]:
+        failed = event == "connection_failed"
+        if not failed and not _levels["info"]:
             return
-        log.info(
+        (log.warning if failed else log.info)(
             "worker_state_transition",
             worker_id=self._worker_id,
             from_state=before,

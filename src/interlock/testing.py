@@ -22,6 +22,7 @@ from interlock.client.interpreter import Ended, Failed, Verdict, dry_run
 from interlock.client.steps import bind
 from interlock.errors import DefinitionError, StoreError
 from interlock.lifecycle import TaskRowEvent
+from interlock.store.database import transaction
 from interlock.store.ids import new_id
 from interlock.store.limits import admit_limited_tasks
 from interlock.store.orchestration import advance, cancel_overdue_jobs, expire_overdue_signals, start_waiting_jobs
@@ -246,7 +247,7 @@ class _Runner:
     ) -> Outcome | None:
         """Run the handler and settle in one transaction; what a handler that failed wrote is undone before."""
         try:
-            async with connection.transaction():
+            async with transaction(connection):
                 outcome = _succeeded(await attempt.process(_Inline(connection)))
                 await self._settle(connection, claimed, outcome)
         except _LostError:
@@ -259,7 +260,7 @@ class _Runner:
             return outcome
         if failed is not None:
             with suppress(_LostError):
-                async with connection.transaction():
+                async with transaction(connection):
                     await self._settle(connection, claimed, failed)
         return failed
 

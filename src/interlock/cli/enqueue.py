@@ -20,11 +20,12 @@ from interlock.cli.opening import loaded, run, settings
 from interlock.cli.output import tell
 from interlock.cli.tables import as_json
 from interlock.client.app import Interlock
+from interlock.client.backoff import KINDS
 from interlock.client.graph import BUILT_IN
 from interlock.client.handle import TaskHandle
 from interlock.client.options import checked
 from interlock.client.unchecked import unchecked_task
-from interlock.errors import ConfigError, InterlockError
+from interlock.errors import ConfigError, DefinitionError, InterlockError
 from interlock.store.tasks import NewTask
 
 MOST = 1_000_000
@@ -56,6 +57,10 @@ UniqueKey = Annotated[str | None, typer.Option(help="Only if no unfinished task 
 RequestId = Annotated[str | None, typer.Option(help="Only once for this request, however often it is sent.")]
 MaxTries = Annotated[int | None, typer.Option(help="How often to try.")]
 Timeout = Annotated[str | None, typer.Option(help="How long one try may take: 90, 5m.", metavar="TIME")]
+BackoffKind = Annotated[
+    str | None, typer.Option("--backoff", help="How long to rest between tries.", metavar="|".join(KINDS))
+]
+CorrelationId = Annotated[str | None, typer.Option(help="A UUID that goes into logs and events.", metavar="UUID")]
 LimitKey = Annotated[str | None, typer.Option(help="The limit under which it runs.")]
 Tags = Annotated[list[str] | None, typer.Option(help="A word to find it by; may be given again.")]
 CallbackUrl = Annotated[str | None, typer.Option(help="Where to post how it ended.", metavar="URL")]
@@ -79,6 +84,8 @@ def enqueue(
     request_id: RequestId = None,
     max_tries: MaxTries = None,
     timeout: Timeout = None,
+    backoff: BackoffKind = None,
+    correlation_id: CorrelationId = None,
     limit_key: LimitKey = None,
     tag: Tags = None,
     callback_url: CallbackUrl = None,
@@ -101,6 +108,8 @@ def enqueue(
         request_id=request_id,
         max_tries=max_tries,
         timeout=_span("--timeout", timeout),
+        backoff=backoff,
+        correlation_id=correlation_id,
         limit_key=limit_key,
         tags=tag,
         callback_url=callback_url,
@@ -179,7 +188,7 @@ def _options(**given: Any) -> dict[str, Any]:
     options = {name: value for name, value in given.items() if value not in (None, [])}
     try:
         checked(options)
-    except ValueError as error:
+    except (ValueError, DefinitionError) as error:
         raise ConfigError(f"enqueue: {error}") from None
     return options
 

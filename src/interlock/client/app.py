@@ -73,10 +73,11 @@ class Interlock(Definitions):
         actor: str = "client",
         clock: Callable[[], datetime] | None = None,
         max_connections: int = 10,
+        callback_url: str | None = None,
     ) -> None:
         super().__init__()
-        flags = {} if database_url is None else {"database_url": database_url}
-        self.config = config if config is not None and not flags else Config.load(flags)
+        given = {"database_url": database_url, "callback_url": callback_url}
+        self.config = Config.load(given) if config is None else config.with_flags(given)
         self.actor = text("actor", actor)
         self._clock = clock
         self._max_connections = max_connections
@@ -230,6 +231,8 @@ class Interlock(Definitions):
     ) -> list[TaskSummary]:
         """Find tasks, newest first; `before` is the last id of the page before."""
         wanted = _filter(states, namespace, type, tag)
+        if limit < 0:
+            raise InputError(f"limit must not be negative, and {limit} is")
         async with self.connection() as connection:
             return await find_tasks(connection, wanted, limit=limit, before=before)
 
@@ -283,7 +286,7 @@ class Interlock(Definitions):
     async def pause(self, namespace: str, reason: str | None = None) -> int:
         """Let no task of a namespace start until it is resumed; give how many are held now."""
         async with self.connection() as connection:
-            return await pause_namespace(connection, namespace, reason, self.actor, now=self.now())
+            return await pause_namespace(connection, _named(namespace), reason, self.actor, now=self.now())
 
     async def resume(self, namespace: str) -> int:
         """Let the tasks of a namespace start again; give how many were held."""
@@ -338,6 +341,13 @@ class Interlock(Definitions):
         finally:
             self._url = self._pool = self._completions = self._loop = None
             await pool.close()
+
+
+def _named(namespace: str) -> str:
+    try:
+        return text("namespace", namespace)
+    except ValueError as error:
+        raise InputError(str(error)) from None
 
 
 def _filter(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> Filter:

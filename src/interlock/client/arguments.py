@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.context import TaskContext
 from interlock.client.values import Codec, ValueRefusedError, is_storable
 from interlock.errors import DefinitionError, InputError, PermanentError
+from interlock.store.database import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -72,8 +73,8 @@ class Arguments:
 
     def decode(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Turn what is stored into arguments by name."""
-        if not isinstance(stored, dict):
-            raise InputError(f"task {self._task}: the input must be a JSON object of arguments by name")
+        if type(stored) is not dict:
+            raise InputError(f"task {self._task}: the input {not_arguments(stored)}")
         if not stored and not self._required:
             return {}
         self._check_names(stored)
@@ -163,6 +164,11 @@ class Arguments:
         if len(found) > 1:
             raise DefinitionError(f"task {self._task}: only one parameter can be the TaskContext, not {found}")
         return found[0] if found else None
+
+
+def not_arguments(stored: Any) -> str:
+    """Say why something that was stored cannot be arguments."""
+    return str(stored["unreadable"]) if isinstance(stored, Unreadable) else "must be a JSON object of arguments by name"
 
 
 def _described(name: str) -> str:

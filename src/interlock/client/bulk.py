@@ -9,6 +9,7 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from interlock.store.database import transaction, translated
 from interlock.store.enqueue import (
     begin_copy,
     copy_line,
@@ -73,7 +74,7 @@ class Bulk(Generic[Made]):
         self, connection: AsyncConnection, items: Iterator[Item], copy_to: Sequence[str] | None
     ) -> list[Made]:
         first = list(islice(items, FEW))
-        async with connection.transaction():
+        async with transaction(connection):
             if copy_to is not None and len(first) == FEW:
                 begun = await begin_copy(connection, copy_to, actor=self._actor)
                 if not begun.paused:
@@ -105,7 +106,7 @@ class Bulk(Generic[Made]):
 
     def _in_batches_blocking(self, connection: SyncConnection, items: Iterator[Item]) -> list[Made]:
         made: list[Made] = []
-        with connection.transaction():
+        with translated(connection), connection.transaction():
             while batch := _batch(items):
                 made += self._made(batch, enqueue_tasks_blocking(connection, batch, actor=self._actor))
         return made

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 
+MOST = 1e300  # that a cost can be
+
+
 class Saved:
     """A checkpoint on its way: `await` it in a coroutine, `wait()` for it in a thread. True when it is stored."""
 
@@ -50,13 +53,13 @@ class TaskContext:
     """One attempt, as its handler sees it. A handler gets it by naming a parameter of this type."""
 
     __slots__ = (
+        "_cost",
         "_line",
         "attempt",
         "cancel_reason",
         "cancelled",
         "connection",
         "correlation_id",
-        "cost",
         "deadline",
         "error",
         "input_data",
@@ -106,7 +109,7 @@ class TaskContext:
         self._line = line
         self.output_data: Any = None
         self.error: str | None = None
-        self.cost: float | None = None
+        self._cost: float | None = None
         self.deadline: datetime | None = None
         self.lease_acquired_at: datetime | None = None
         self.lease_timeout: datetime | None = None
@@ -117,6 +120,17 @@ class TaskContext:
         self.cancel_reason: str | None = None
         # for a transactional task: the connection whose commit is the task's commit
         self.connection: Any = None
+
+    @property
+    def cost(self) -> float | None:
+        """What the attempt cost, in whatever unit; it is stored with the outcome."""
+        return self._cost
+
+    @cost.setter
+    def cost(self, value: float | None) -> None:
+        if value is not None and (type(value) not in (int, float) or not abs(value) < MOST):
+            raise ValueError(f"the cost must be a finite number, not {value!r:.100}")
+        self._cost = value
 
     @property
     def fence(self) -> int:
@@ -156,6 +170,10 @@ class TaskContext:
         """Store what a later attempt can go on from; `await` the answer, or `wait()` for it in a thread."""
         if self._line is None:
             raise RuntimeError("a checkpoint can be stored only while a worker runs the task")
+        try:
+            check_json(value)
+        except ValueRefusedError as error:
+            raise ValueError(f"the checkpoint cannot be stored: {error}") from None
         self.stored_checkpoint = value
         return Saved(self._line.save_checkpoint(self, value))
 

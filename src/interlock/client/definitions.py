@@ -217,7 +217,7 @@ class Definitions:
                     every=None if every is None else timedelta(seconds=seconds("every", every)),
                     missed=missed,
                     input=task.encode_named(arguments or {}),
-                    options=_schedule_options(task),
+                    options=_schedule_options(task, self._app().config.callback_url),
                 )
             except (ConfigError, InputError, ValueError) as error:
                 raise DefinitionError(str(error)) from None
@@ -259,13 +259,13 @@ def _run_by_the_worker(**_: Any) -> Any:
     raise DefinitionError("a command is run by a worker; it cannot be called")
 
 
-def _schedule_options(task: Task[..., Any]) -> dict[str, Any]:
+def _schedule_options(task: Task[..., Any], callback_url: str | None) -> dict[str, Any]:
     options = {
         "priority": task.priority,
         "max_tries": task.max_tries,
         "timeout_seconds": task.timeout,
         "limit_key": task.limit_key,
         "tags": None if task.tags is None else list(task.tags),
-        "callback_url": task.callback_url,
+        "callback_url": task.callback_url or callback_url,
     }
     return {name: value for name, value in options.items() if value is not None}

@@ -140,7 +140,7 @@ class Enqueuer(Generic[P, R]):
             request_id=options.request_id,
             limit_key=_either(options.limit_key, task.limit_key),
             tags=_either(options.tags, task.tags),
-            callback_url=_either(options.callback_url, task.callback_url),
+            callback_url=_either(_either(options.callback_url, task.callback_url), self._app.config.callback_url),
             correlation_id=options.correlation_id,
             task_id=options.task_id,
         )

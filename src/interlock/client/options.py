@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from interlock.client.backoff import Backoff
+from interlock.config import checked_web_url
+from interlock.store.moments import FIRST_YEAR, LAST_YEAR, LONGEST, is_in_calendar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -79,6 +80,8 @@ def seconds(name: str, value: Any) -> float:
     number = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
         raise ValueError(f"{name} must be a positive number of seconds or a timedelta, not {value!r}")
+    if number > LONGEST:
+        raise ValueError(f"{name} must be at most {LONGEST:.0f} seconds (100 years), not {value!r}")
     return float(number)
 
 
@@ -97,7 +100,7 @@ def _is_storable(value: str) -> bool:
 
 
 def _delay(name: str, value: Any) -> timedelta:
-    if value in {0, timedelta(0)}:
+    if value in (0, timedelta(0)):  # not in a set: what is asked for may be anything
         return timedelta(0)
     return timedelta(seconds=seconds(name, value))
 
@@ -114,20 +117,23 @@ def _whole(least: int, most: int) -> Callable[[str, Any], int]:
 def _moment(name: str, value: Any) -> datetime:
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise ValueError(f"{name} must be a datetime with a time zone, not {value!r}")
+    if not is_in_calendar(value):
+        raise ValueError(f"{name} must be in the years {FIRST_YEAR} to {LAST_YEAR}, not {value!r}")
     return value
 
 
 def _tags(name: str, value: Any) -> tuple[str, ...]:
-    is_several = isinstance(value, Iterable) and not isinstance(value, str)
-    if not is_several or not all(isinstance(tag, str) and tag and _is_storable(tag) for tag in value):
+    tags = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
+    if not all(isinstance(tag, str) and tag and _is_storable(tag) for tag in tags):
         raise ValueError(f"{name} must be a sequence of texts, not {value!r}")
-    return tuple(value)
+    return tags
 
 
 def _url(name: str, value: Any) -> str:
-    if urlsplit(text(name, value)).scheme not in {"http", "https"}:
-        raise ValueError(f"{name} must be an http or https URL")
-    return str(value)
+    try:
+        return checked_web_url(value)
+    except ValueError as error:
+        raise ValueError(f"{name} {error}") from None
 
 
 def _id(name: str, value: Any) -> UUID:

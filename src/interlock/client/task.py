@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
-from interlock.client.arguments import Arguments
+from interlock.client.arguments import Arguments, not_arguments
 from interlock.client.backoff import Backoff
 from interlock.client.context import TaskContext
 from interlock.client.enqueue import Enqueuer
@@ -103,6 +103,8 @@ class Task(Enqueuer[P, R]):
         """Turn a stored JSON object into arguments by name, without the context; InputError names what is wrong."""
         if self._arguments is not None:
             return self._arguments.decode(input)
+        if type(input) is not dict:
+            raise InputError(f"task {self.name}: the input {not_arguments(input)}")
         return dict(input)
 
     def encode_result(self, value: Any) -> Any:

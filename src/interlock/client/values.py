@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NOTHING = type(None)
 SCALARS = frozenset({str, int, float, bool, NOTHING})
+DEEPEST = 200  # lists and objects in each other; the encoder goes to 254, with what is put around a value
 _SMALLEST, _LARGEST = -(2**63), 2**64 - 1
 _CONFIG: dict[str, Any] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
 
@@ -45,19 +46,21 @@ def storable_text(text: str) -> str:
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def check_json(value: Any, place: str = "") -> None:
-    """Refuse what JSON in PostgreSQL cannot hold, and say where in the value it is."""
+def check_json(value: Any, place: str = "", depth: int = 0) -> None:
+    """Refuse what JSON in PostgreSQL cannot hold, or Python not read again, and say where in the value it is."""
     kind = type(value)
     if kind in SCALARS:
         if not is_storable(value):
             raise ValueRefusedError(f"{place}{_unstorable(value)}")
+    elif depth > DEEPEST:
+        raise ValueRefusedError(f"it is nested more than {DEEPEST} levels deep")
     elif kind is dict:
         for key, item in value.items():
             _check_key(key, place)
-            check_json(item, f"{place}[{key!r}] ")
+            check_json(item, f"{place}[{key!r}] ", depth + 1)
     elif kind in {list, tuple}:
         for index, item in enumerate(value):
-            check_json(item, f"{place}[{index}] ")
+            check_json(item, f"{place}[{index}] ", depth + 1)
     else:
         raise ValueRefusedError(f"{place}a {kind.__name__} is not a JSON value; annotate it with its type")
 

@@ -5,13 +5,13 @@ Invariant: each act gives the tasks that it moved; the others were not in a stat
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.tasks import TASKS, insert_callbacks, notify_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -35,7 +35,7 @@ async def requeue_ended_tasks(
     operator's act must not run past it either.
     """
     parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
-    async with connection.transaction():
+    async with transaction(connection):
         rows = await run(connection, TASKS["requeue_ended_tasks"], parameters)
         limited = [row["id"] for row in rows if row["limit_key"] is not None]
         if limited:
@@ -83,19 +83,25 @@ async def cancel_unfinished_tasks(
         "reason": reason,
         "now": now,
     }
-    async with connection.transaction():
+    async with transaction(connection):
         if attempts is None:
             await run(connection, TASKS["lock_jobs_of_steps"], {"ids": list(ids)})
         rows = await run(connection, TASKS["cancel_unfinished_tasks"], parameters)
-        canceled = [row["id"] for row in rows]
-        if canceled:
-            await insert_callbacks(connection, canceled)
-            await notify_ended(
-                connection,
-                awaited=[row["id"] for row in rows if row["awaited"]],
-                limited=any(row["limit_key"] for row in rows),
-            )
-    return canceled
+        if rows:
+            await _tell_of_canceled(connection, rows)
+        if running and attempts is None:  # else it is the worker itself that says so, or there is none
+            ran = [row["worker_id"] for row in rows if row["worker_id"] is not None]
+            await run(connection, TASKS["notify_worker"], {"workers": ran})
+    return [row["id"] for row in rows]
+
+
+async def _tell_of_canceled(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    await insert_callbacks(connection, [row["id"] for row in rows])
+    await notify_ended(
+        connection,
+        awaited=[row["id"] for row in rows if row["awaited"]],
+        limited=any(row["limit_key"] for row in rows),
+    )
 
 
 async def request_cancel_of_running_tasks(

@@ -21,8 +21,9 @@ from interlock.errors import (
     FenceError,
     IllegalTransition,
     ImmutableRecordError,
+    InputError,
+    InterlockError,
     StatementError,
-    StoreError,
     UnfinishedWorkError,
 )
 from interlock.store.arrays import ArrayDumper
@@ -38,11 +39,22 @@ Connection = psycopg.AsyncConnection[DictRow]
 
 POOLED = "pgbouncer=true"
 
-_REFUSALS: Mapping[str, type[StoreError]] = {
+_REFUSALS: Mapping[str, type[InterlockError]] = {
     "IL004": ImmutableRecordError,
     "IL005": FenceError,
     "IL006": UnfinishedWorkError,
+    "IL007": InputError,
 }
+
+
+class Unreadable(dict[str, Any]):
+    """Stands for JSON that PostgreSQL holds and Python cannot read; nothing is found in it."""
+
+    def __init__(self) -> None:
+        super().__init__(unreadable="JSON that is nested too deeply, or has a number of too many digits")
+
+    def __missing__(self, key: str) -> None:
+        return None
 
 
 @contextmanager
@@ -117,11 +129,17 @@ def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
 
 
 def _read_json(data: str | bytes) -> Any:
-    """Read JSON; PostgreSQL keeps numbers beyond all floats, which the fast reader refuses: those are infinite."""
+    """Read JSON; PostgreSQL keeps numbers beyond all floats, which the fast reader refuses: those are infinite.
+
+    What Python cannot read at all is Unreadable: it must not keep what came with it from being read.
+    """
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):  # thousands of digits, or lists in lists
+            return Unreadable()
 
 
 async def run(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[DictRow]:
@@ -135,27 +153,29 @@ def as_json(value: Any) -> Jsonb | None:
     return None if value is None else Jsonb(value, orjson.dumps)
 
 
-@contextmanager
-def translated(connection: psycopg.AsyncConnection[Any] | None = None) -> Iterator[None]:
-    """Turn the driver's errors into those that the engine's callers know.
+@asynccontextmanager
+async def transaction(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
+    """Open a transaction, or a savepoint in one that is open; its begin and its end may fail like any statement."""
+    with translated(connection):
+        async with connection.transaction():
+            yield
 
-    With a connection given, a lost one is told from a refused statement; without, only the guards' refusals are
-    translated, and everything else is the driver's own.
-    """
+
+@contextmanager
+def translated(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> Iterator[None]:
+    """Turn the driver's errors into those that the engine's callers know; a lost connection is told from a refusal."""
     try:
         yield
     except UnicodeEncodeError as error:
         raise StatementError(f"text must be valid Unicode, and {error.object[:100]!r} is not") from error
     except psycopg.Error as error:
         refusal = _refusal(error)
-        if refusal is None and connection is not None:
-            refusal = (DisconnectedError if connection.closed else StatementError)(_in_one_line(error))
         if refusal is None:
-            raise
+            refusal = (DisconnectedError if connection.closed else StatementError)(_in_one_line(error))
         raise refusal from error
 
 
-def _refusal(error: psycopg.Error) -> StoreError | None:
+def _refusal(error: psycopg.Error) -> InterlockError | None:
     message, code = error.diag.message_primary or str(error), error.sqlstate or ""
     if code in _REFUSALS:
         return _REFUSALS[code](message)

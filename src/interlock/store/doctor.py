@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import MigrationError
 from interlock.store.callbacks import list_given_up_callbacks
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.explain import read_queue
 from interlock.store.leaders import read_clock
 from interlock.store.migrate import applied_migrations, known_migrations, pending_migrations
@@ -63,7 +63,7 @@ async def examine(connection: Connection, *, now: datetime | None = None) -> lis
     findings.append(schema)
     if schema.needs_attention:
         return findings
-    async with connection.transaction():
+    async with transaction(connection):
         moment = await read_clock(connection, now=now)
         processes = await list_live_workers(connection, now=now)
         due = await run(connection, DOCTOR["read_due_types"], {"each": EACH, "now": now})

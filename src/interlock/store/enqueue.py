@@ -81,7 +81,7 @@ async def enqueue_on(connection: AsyncConnection, task: NewTask, *, actor: str) 
 def enqueue_blocking_on(connection: SyncConnection, task: NewTask, *, actor: str) -> Enqueued:
     """Store one task in the transaction of a blocking connection."""
     statement, parameters = enqueuing(task, actor)
-    with translated(), psycopg.Cursor(connection, row_factory=args_row(Enqueued)) as cursor:
+    with translated(connection), psycopg.Cursor(connection, row_factory=args_row(Enqueued)) as cursor:
         cursor.execute(statement.sql, parameters)
         return cursor.fetchall()[0]
 
@@ -102,7 +102,7 @@ async def enqueue_tasks(connection: AsyncConnection, tasks: Sequence[NewTask], *
 
 def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
     """Do the same on a blocking connection."""
-    with translated(), psycopg.Cursor(connection, row_factory=dict_row) as cursor:
+    with translated(connection), psycopg.Cursor(connection, row_factory=dict_row) as cursor:
         storing = _storing(tasks, actor)
         statement, parameters = next(storing)
         while True:

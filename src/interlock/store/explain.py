@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.leaders import read_clock
 from interlock.store.orchestration import queue_state
 from interlock.store.presence import list_live_workers
@@ -67,7 +67,7 @@ class Explained(NamedTuple):
 
 async def read_explanation(connection: Connection, id_: UUID, *, now: datetime | None = None) -> Explained | None:
     """Read why a task or a job is where it is; None when there is neither of this id."""
-    async with connection.transaction():
+    async with transaction(connection):
         found = await _read(connection, [id_], now)
         if not found:
             return None

@@ -13,7 +13,7 @@ import orjson
 from interlock.errors import InputError
 from interlock.store.acts import cancel_unfinished_tasks, request_cancel_of_running_tasks
 from interlock.store.batches import A_PERSON_S, ENDED, for_a_person, lock_jobs
-from interlock.store.database import as_json, run
+from interlock.store.database import as_json, run, transaction
 from interlock.store.opening import begin_jobs, carry_out
 from interlock.store.prepared import read_prepared
 from interlock.store.retries import retry_job_from
@@ -67,7 +67,7 @@ async def submit_jobs(
     connection: Connection, jobs: Sequence[NewJob], *, actor: str, now: datetime | None = None
 ) -> list[Submitted]:
     """Store many jobs at once, all or none."""
-    async with connection.transaction():
+    async with transaction(connection):
         rows = await _prepare(connection, jobs, actor=actor, now=now)
         made = await insert_jobs(connection, rows, actor=actor, now=now)
         opening = [row.id for row in rows if row.needs_opening and row.id in made]
@@ -87,7 +87,7 @@ async def reject_job(
     row = prepared(job, found)
     error = {"type": "InputError", "message": reason, "traceback": None, "retryable": False}
     common = {"actor": actor, "now": now}
-    async with connection.transaction():
+    async with transaction(connection):
         await run(connection, JOBS["insert_jobs"], {"jobs": orjson.dumps([row.row]).decode(), **common})
         rejected = {"ids": [row.id], "reason": reason, "error": as_json(error), **common}
         await run(connection, JOBS["reject_submitted_jobs"], rejected)
@@ -174,7 +174,7 @@ async def cancel_job(
     """
 
     async def cancel(own: bool) -> bool:  # noqa: FBT001 - the one thing that it is told
-        async with connection.transaction():
+        async with transaction(connection):
             batch = await lock_jobs(connection, [job_id], actor=actor, now=now, own=own, patience=A_PERSON_S)
             job = batch.jobs.get(job_id)
             canceled = job is not None and await cancel_locked_job(connection, batch, job, reason=reason)

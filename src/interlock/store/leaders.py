@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.statements import load_statements
 from interlock.store.tasks import TASKS
 
@@ -64,7 +64,7 @@ async def duty_transaction(
     connection: Connection, duty: str, *, now: datetime | None = None
 ) -> AsyncIterator[datetime]:
     """Open a transaction in which nobody else does this duty, and give the time at which it became so."""
-    async with connection.transaction():
+    async with transaction(connection):
         await run(connection, LEADERS["lock_duty"], {"duty": duty})
         yield await read_clock(connection, now=now)
 

@@ -15,7 +15,7 @@ import orjson
 
 from interlock.errors import ConfigError
 from interlock.store.acts import hold_pending_tasks, release_waiting_tasks
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.leaders import duty_transaction
 from interlock.store.statements import load_statements
 from interlock.store.tasks import TASKS
@@ -257,7 +257,7 @@ async def _hold_namespace(
     held = 0
     batch = {"name": name, "batch": BATCH, "reason": why}
     while ids := [row["id"] for row in await run(connection, LIMITS["read_pending_of_namespace"], batch)]:
-        async with connection.transaction():
+        async with transaction(connection):
             ids = await hold_pending_tasks(connection, ids, actor=actor, reason=why, held_by="namespace", now=now)
             held += len(ids)
             await _ask_for_admission(connection, await run(connection, LIMITS["read_capped_jobs"], {"ids": ids}))
@@ -283,7 +283,7 @@ async def _pass_steps(connection: Connection, name: str, batch: dict[str, Any]) 
     """Let tasks wait for something else, in batches; what that changes in the jobs of steps is seen to by them."""
     passed = 0
     while True:
-        async with connection.transaction():
+        async with transaction(connection):
             rows = await run(connection, LIMITS[name], batch)
             await _ask_for_admission(connection, [row for row in rows if row["capped"]])
         if not rows:

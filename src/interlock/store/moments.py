@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 FIRST_YEAR, LAST_YEAR = 1970, 9998  # what every clock and calendar on the way can hold
 TOO_LATE = f"a time must be in the years {FIRST_YEAR} to {LAST_YEAR}"
+LONGEST = 100 * 365.25 * 86_400  # seconds, of whatever takes or waits for some
+
+
+def is_in_calendar(moment: datetime) -> bool:
+    """Tell whether a time, which has a time zone, lies in the years that can be stored."""
+    return datetime(FIRST_YEAR, 1, 1, tzinfo=UTC) <= moment < datetime(LAST_YEAR + 1, 1, 1, tzinfo=UTC)
 
 
 def wake_at(spec: Mapping[str, Any], given: Any, moment: datetime) -> datetime:
@@ -27,9 +33,10 @@ def wake_at(spec: Mapping[str, Any], given: Any, moment: datetime) -> datetime:
         until = datetime.fromisoformat(said)
     except (TypeError, ValueError):
         raise ValueError(f"sleeps until {said!r}, which is no time in ISO 8601") from None
-    if not FIRST_YEAR <= until.year <= LAST_YEAR:
+    zoned = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
+    if not is_in_calendar(zoned):
         raise ValueError(f"sleeps until {said!r}: {TOO_LATE}")
-    return until if until.tzinfo is not None else until.replace(tzinfo=UTC)
+    return zoned
 
 
 def later(moment: datetime, seconds: float, does: str = "waits") -> datetime:
@@ -38,6 +45,6 @@ def later(moment: datetime, seconds: float, does: str = "waits") -> datetime:
         found = moment + timedelta(seconds=seconds)
     except OverflowError:
         found = None
-    if found is None or found.year > LAST_YEAR:
+    if found is None or not is_in_calendar(found):
         raise ValueError(f"{does} for {seconds:g} s: {TOO_LATE}")
     return found

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from interlock.errors import DisconnectedError, InputError, StatementError
 from interlock.store.batches import PATIENCE, Batch, apart, is_held, lock_jobs, said, together_or_apart
-from interlock.store.database import as_json, run
+from interlock.store.database import as_json, run, transaction
 from interlock.store.jobs import cancel_locked_job
 from interlock.store.opening import carry_out, ended_steps, follow, start_jobs, take_ended_steps
 from interlock.store.pipeline import run_all
@@ -81,7 +81,7 @@ async def advance(
         plain = await _advance_plainly(connection, parameters)
         if plain is not None:
             return plain
-        async with connection.transaction():
+        async with transaction(connection):
             rows = await run(connection, ORCHESTRATION["take_messages"], parameters)
             return await _advance(connection, rows, actor=actor, now=now) if rows else Advanced()
     except DisconnectedError:
@@ -127,7 +127,7 @@ async def _advance_alone(
     """Do one message in a transaction of its own; None when somebody holds its job, or a step of it."""
     asked = {"ids": [message.job_id], "actor": actor, "now": now, "own": True, "patience": LESS_PATIENCE}
     try:
-        async with connection.transaction():
+        async with transaction(connection):
             jobs = await run(connection, ORCHESTRATION["lock_jobs"], asked)
             return await _advance(connection, [{**row, **job} for job in jobs] or [row], actor=actor, now=now)
     except StatementError as error:
@@ -275,7 +275,7 @@ async def start_waiting_jobs(connection: Connection, *, actor: str, now: datetim
         return 0
 
     async def start(ids: Collection[UUID]) -> int:
-        async with connection.transaction():
+        async with transaction(connection):
             batch = await lock_jobs(connection, ids, actor=actor, now=now, own=True)
             return await start_jobs(connection, list(batch.jobs), actor=actor, now=now)
 
@@ -291,7 +291,7 @@ async def cancel_overdue_jobs(connection: Connection, *, actor: str, now: dateti
 
     async def cancel(ids: Collection[UUID]) -> int:
         canceled = 0
-        async with connection.transaction():
+        async with transaction(connection):
             batch = await lock_jobs(connection, ids, actor=actor, now=now, own=True)
             for job in batch.jobs.values():
                 reason = f"the job's timeout of {seconds[job.id]:g} s is over"

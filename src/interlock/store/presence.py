@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.store.database import as_json, run
+from interlock.store.database import as_json, run, transaction
 from interlock.store.statements import load_statements
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ async def register_worker(
     connection: Connection, process: Process, *, lease: timedelta = PRESENCE, now: datetime | None = None
 ) -> bool:
     """Say that a process is here, and wake the jobs that wait for it; False when a row of its id was there."""
-    async with connection.transaction():
+    async with transaction(connection):
         made = await run(connection, WORKERS["insert_present_worker"], _parameters(process, lease, now))
         if made:
             reason = f"the {process.role} process has started"
@@ -109,7 +109,7 @@ async def leave_worker(
 ) -> None:
     """End the row of a process that stops; one that has ended, or is gone, is left as it is."""
     ended = {"id": worker_id, "reason": reason or "the process has stopped", "actor": worker_id, "now": now}
-    async with connection.transaction():
+    async with transaction(connection):
         if await run(connection, WORKERS["complete_running_worker"], ended):
             return
         if await read_worker_status(connection, worker_id) in UNSTARTED:  # from there the table knows no completion

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.store.acts import cancel_unfinished_tasks
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.tasks import TASKS, insert_callbacks, notify_ended, notify_tasks
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def recover_expired_tasks(
     What somebody wants canceled is canceled: there may be no worker any more that could be asked.
     """
     parameters = {"limit": limit, "actor": actor, "now": now}
-    async with connection.transaction():
+    async with transaction(connection):
         unwanted = await _cancel_unwanted_tasks(connection, parameters)
         recovered = [Recovered(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
         if recovered:

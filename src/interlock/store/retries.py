@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InputError
 from interlock.store.batches import ENDED
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.opening import begin_jobs
 from interlock.store.submission import (
     JOBS,
@@ -54,7 +54,7 @@ async def retry_job_from(
         correlation_id=old["correlation_id"],
     )
     row = prepared(new, found, retried_from=job_id, reused=reused)
-    async with connection.transaction():
+    async with transaction(connection):
         made = await insert_jobs(connection, [row], actor=actor, now=now)
         if made and row.needs_opening:
             await begin_jobs(connection, made, actor=actor, now=now)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psycopg
 
-from interlock.errors import ConfigError, StatementError
-from interlock.store.database import as_json, run
+from interlock.errors import ConfigError, InputError, StatementError
+from interlock.store.database import as_json, run, transaction
 from interlock.store.leaders import duty_transaction, read_clock
 from interlock.store.rhythm import Rhythm
 from interlock.store.statements import load_statements
@@ -209,8 +209,10 @@ async def _fire(connection: Connection, state: ScheduleState, actor: str, now: d
     tasks: list[UUID] = []
     try:
         # A savepoint: one schedule that cannot be enqueued must not keep the others from it.
-        async with connection.transaction():
+        async with transaction(connection):
             tasks = [(await enqueue_task(connection, schedule.task(tick), actor=actor)).id for tick in wanted]
+    except InputError as error:
+        failure = str(error)
     except StatementError as error:
         # What the schedule itself asks for is refused; anything else is not its fault, and undoes the whole batch.
         if not isinstance(error.__cause__, psycopg.DataError | psycopg.IntegrityError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 
 from interlock.store.acts import requeue_ended_tasks
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ async def requeue_what_can_be(
 ) -> list[UUID]:
     """Requeue tasks; one whose unique key another task has taken stays where it is, and holds up no other."""
     try:
-        async with connection.transaction():  # a refusal leaves the caller's transaction, if there is one, as it was
+        async with transaction(connection):  # a refusal leaves the caller's transaction, if there is one, as it was
             return await requeue_ended_tasks(connection, ids, actor=actor, reason=reason, now=now)
     except Exception as error:
         if not isinstance(error.__cause__ or error, psycopg.errors.UniqueViolation):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InputError
 from interlock.store.batches import A_PERSON_S, ENDED, for_a_person, lock_jobs, together_or_apart
-from interlock.store.database import as_json, run
+from interlock.store.database import as_json, run, transaction
 from interlock.store.opening import carry_out
 from interlock.store.resolution import Waiting
 from interlock.store.submission import ORCHESTRATION, STEPS
@@ -33,7 +33,7 @@ async def send_signal(
     """
 
     async def send(own: bool) -> bool:  # noqa: FBT001 - the one thing that it is told
-        async with connection.transaction():
+        async with transaction(connection):
             batch = await lock_jobs(connection, [job_id], actor=actor, now=now, own=own, patience=A_PERSON_S)
             rows = await run(connection, ORCHESTRATION["read_waits_for_signal"], {"job_id": job_id})
             reached = _reached(batch.jobs.get(job_id), job_id, name, rows)
@@ -60,7 +60,7 @@ async def expire_overdue_signals(
         return 0
 
     async def expire(ids: Collection[UUID]) -> int:
-        async with connection.transaction():
+        async with transaction(connection):
             batch = await lock_jobs(connection, ids, actor=actor, now=now, own=True)
             # a signal may have come while the lock was waited for
             still = [row["id"] for row in await _read_overdue(connection, limit, now) if row["job_id"] in batch.jobs]

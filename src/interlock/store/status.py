@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.store.database import run
+from interlock.store.database import run, transaction
 from interlock.store.leaders import Leader, read_clock, read_leader
 from interlock.store.migrate import applied_migrations
 from interlock.store.orchestration import queue_state
@@ -83,7 +83,7 @@ class Overview:
 
 async def read_overview(connection: Connection, *, whole: bool = False, now: datetime | None = None) -> Overview:
     """Read how the queue is; `whole` counts what has ended even where that takes long."""
-    async with connection.transaction():
+    async with transaction(connection):
         moment = await read_clock(connection, now=now)
         (size,) = await run(connection, STATUS["read_tasks_size"], {})
         complete = whole or size["bytes"] <= SMALL

@@ -14,6 +14,7 @@ import orjson
 from interlock.errors import InputError, StoreError
 from interlock.store.database import run
 from interlock.store.ids import new_id
+from interlock.store.moments import LONGEST
 from interlock.store.pipeline import run_together
 from interlock.store.statements import load_statements
 from interlock.store.workflows import WORKFLOWS
@@ -31,7 +32,6 @@ ORCHESTRATION = load_statements("orchestration")
 STEPS = load_statements("steps")
 MOST_WORKERS = 10
 DEEPEST = 5
-LONGEST = 100 * 365.25 * 86_400  # seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.store.database import as_json, run
+from interlock.store.database import as_json, run, transaction
 from interlock.store.presence import SUPERVISION, WORKERS, leave_worker
 from interlock.store.recovery import recover_expired_tasks
 
@@ -121,7 +121,7 @@ class Supervision:
         self, connection: Connection, worker: HeldWorker, *, now: datetime | None = None
     ) -> AsyncIterator[bool]:
         """Open a transaction in which the row is locked; tell whether it is still as it was read."""
-        async with connection.transaction():
+        async with transaction(connection):
             yield bool(await run(connection, SUPERVISION["lock_held_worker"], self._of(worker, now)))
 
     async def pause(self, connection: Connection, worker: HeldWorker, reason: str, *, now: datetime | None) -> bool:
@@ -142,7 +142,7 @@ class Supervision:
         self, connection: Connection, *, patience: timedelta, watched_since: datetime, now: datetime | None = None
     ) -> list[SilentWorker]:
         """End the rows of processes that were not heard of for too long while somebody listened; free their tasks."""
-        async with connection.transaction():
+        async with transaction(connection):
             given = {"patience": patience, "watched_since": watched_since, "now": now}
             silent = [SilentWorker(**row) for row in await run(connection, SUPERVISION["read_silent_workers"], given)]
             for worker in silent:
@@ -160,7 +160,7 @@ class Supervision:
         """Make a row that this supervisor alone keeps, and start it; give its id."""
         metadata = as_json({"spec": dict(spec), "bound_to": self.supervisor})
         given = {"id": None, "workspace_id": "default", "metadata": metadata, "actor": self.supervisor, "now": now}
-        async with connection.transaction():
+        async with transaction(connection):
             (row,) = await run(connection, WORKERS["insert_worker"], given)
             await self._move(connection, "start_idle_worker", row["id"], "a worker of this supervisor", now)
         made: str = row["id"]
@@ -172,7 +172,7 @@ class Supervision:
 
     async def let_go(self, connection: Connection, bound: Iterable[str] = (), *, now: datetime | None = None) -> None:
         """Leave all rows to others; those that are bound to this supervisor end with it."""
-        async with connection.transaction():
+        async with transaction(connection):
             for worker_id in bound:
                 await leave_worker(connection, worker_id, reason="its supervisor has stopped", now=now)
             await run(connection, SUPERVISION["let_workers_go"], {"supervisor": self.supervisor})

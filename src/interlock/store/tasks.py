@@ -14,8 +14,9 @@ from uuid import UUID
 
 import orjson
 
+from interlock.errors import StatementError
 from interlock.store.arrays import written
-from interlock.store.database import as_json, run, translated
+from interlock.store.database import Unreadable, as_json, run, translated
 from interlock.store.prepared import run_prepared
 from interlock.store.statements import load_statements
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 
 TASKS = load_statements("tasks")
 DEFAULT_LEASE = timedelta(seconds=30)
+LARGEST = (
+    64 * 1024 * 1024
+)  # characters of JSON that are stored of results at once; PostgreSQL would close the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,9 @@ class ClaimedTask(NamedTuple):
 
     @property
     def input(self) -> dict[str, Any]:
-        """The arguments by name."""
+        """The arguments by name; unreadable ones if anything that they depend on is."""
+        if type(self.extras) is Unreadable:
+            return self.extras
         return {} if self.stored_input is None else self.stored_input
 
     def own(self, name: str) -> Any:
@@ -297,7 +303,11 @@ def _settling(outcomes: Sequence[Outcome]) -> dict[str, str]:
             outputs.append(None if output is None else _json(output))
         else:
             others.append(_said(outcome))
-    return {"ids": _array(ids), "attempts": _array(attempts), "outputs": _array(outputs), "others": _json(others)}
+    written = {"ids": _array(ids), "attempts": _array(attempts), "outputs": _array(outputs), "others": _json(others)}
+    size = len(written["outputs"]) + len(written["others"])
+    if size > LARGEST:
+        raise StatementError(f"{size:,} characters are to be stored at once; the result of a task may have {LARGEST:,}")
+    return written
 
 
 def _json(value: Any) -> str:

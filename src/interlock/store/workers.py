@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import IllegalTransition, UnknownWorkerError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerEvent, SupervisedWorkerState
-from interlock.store.database import as_json, run
+from interlock.store.database import as_json, run, transaction
 from interlock.store.presence import WORKERS
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def create_worker(
         "actor": actor,
         "now": now,
     }
-    async with connection.transaction():
+    async with transaction(connection):
         (made,) = await run(connection, WORKERS["insert_worker"], parameters)
         await run(connection, WORKERS["notify_control"], {"payload": made["id"]})
     return str(made["id"])
@@ -96,7 +96,7 @@ async def move_worker(
     now: datetime | None = None,
 ) -> WorkerMove:
     """Move a worker, and tell its process and its supervisor; IllegalTransition when its table does not allow it."""
-    async with connection.transaction():
+    async with transaction(connection):
         rows = await run(connection, WORKERS["lock_worker"], {"id": worker_id})
         if not rows:
             raise UnknownWorkerError(f"there is no worker {worker_id}")

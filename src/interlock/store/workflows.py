@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from interlock.errors import InputError
-from interlock.store.database import as_json, run
+from interlock.store.database import as_json, run, transaction
 from interlock.store.pipeline import run_together
 from interlock.store.resolution import MAP, share
 from interlock.store.statements import load_statements
@@ -46,7 +46,7 @@ async def put_workflow(connection: Connection, document: Mapping[str, Any], *, n
     named = {"name": document["name"], "version": str(document["version"]), "definition": as_json(dict(document))}
     rows = await run(connection, WORKFLOWS["compare_workflow"], named)
     if not rows:
-        async with connection.transaction():
+        async with transaction(connection):
             made = await run(connection, WORKFLOWS["insert_workflow"], {**_head(document), **named, "now": now})
             if made:
                 id_: UUID = made[0]["id"]

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from interlock.client.app import Interlock
 from interlock.errors import DisconnectedError
+from interlock.store.database import transaction
 from interlock.store.idempotency import KeyedRequest, answer_key, take_key
 from interlock.supervisor.auth import AdministeringCaller, Caller, OperatingCaller, ReadingCaller
 from interlock.supervisor.metrics import note_key
@@ -105,7 +106,7 @@ class Act:
         if keyed is not None:
             async with self._turn(keyed):
                 return await self._perform_once(app, keyed, work, status)
-        async with app.connection() as connection, connection.transaction():
+        async with app.connection() as connection, transaction(connection):
             content, code = _done(await work(Acting(app, connection, self.caller.actor)), status)
         return Response(content, code, media_type=_media_type(code))
 
@@ -117,7 +118,7 @@ class Act:
     async def _perform_once(
         self, app: Interlock, keyed: KeyedRequest, work: Callable[[Acting], Awaitable[Outcome | Any]], status: int
     ) -> Response:
-        async with app.connection() as connection, connection.transaction():
+        async with app.connection() as connection, transaction(connection):
             acting = Acting(app, connection, self.caller.actor)
             stored = await take_key(connection, keyed, lifetime=self._lifetime, now=app.now())
             if stored is not None:
@@ -133,7 +134,7 @@ class Act:
         """Do the work; a refusal is an answer too, a failure is none."""
         path = self.request.url.path
         try:
-            async with acting.connection() as connection, connection.transaction():
+            async with acting.connection() as connection, transaction(connection):
                 return _done(await work(acting), status)
         except Exception as error:
             problem = problem_of(error)

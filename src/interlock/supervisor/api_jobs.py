@@ -16,6 +16,7 @@ from interlock.client.jobs import JobHandle, JobStatus, JobSummary, known_fields
 from interlock.errors import InputError
 from interlock.lifecycle import JOB, JobState
 from interlock.store import jobs as stored
+from interlock.store.database import transaction
 from interlock.supervisor import documents
 from interlock.supervisor.acting import Acting, Operating, Outcome, Reading, shown
 from interlock.supervisor.documents import Move, Page, Signaled, Step, SubmittedJob
@@ -32,7 +33,7 @@ async def submit_job(act: Operating, body: NewJob) -> Response:
 
     async def work(app: Acting) -> Outcome:
         try:
-            async with app.connection() as connection, connection.transaction():
+            async with app.connection() as connection, transaction(connection):
                 job = await app.submit(
                     body.workflow,
                     body.input,

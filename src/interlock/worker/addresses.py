@@ -15,6 +15,9 @@ Address = IPv4Address | IPv6Address
 _TRANSLATED = IPv6Network("64:ff9b::/96")  # an IPv4 address in its last 32 bits
 
 
+_DOCUMENTED = IPv6Network("3fff::/20")  # for examples alone, which some versions of Python do not know
+
+
 class RefusedAddressError(Exception):
     """The host is, or may be, one that notices must not go to."""
 
@@ -37,6 +40,8 @@ def is_public(text: str) -> bool:
 
 
 def _is_plainly_public(address: Address) -> bool:
+    if isinstance(address, IPv6Address) and (address.is_site_local or address in _DOCUMENTED):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 

@@ -237,7 +237,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
                 async with asyncio.timeout(timeout):
                     output = await services.run_handler(self)
             self._decide(output)
-        except (Exception, asyncio.CancelledError) as raised:  # noqa: BLE001 - whatever a handler raises is an outcome
+        except BaseException as raised:  # noqa: BLE001 - whatever a handler raises is an outcome
             output, error = None, self._stopped_by(raised, timeout)
         if error is not None and self.unwanted and self.interruption is not Interruption.LEASE_LOST:
             self.interruption = Interruption.CANCELED  # it was asked to stop, and did; a shutdown changes nothing

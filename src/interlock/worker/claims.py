@@ -92,8 +92,10 @@ class Claims:
             return longest
         try:
             remaining = await until_next_run(connection, types=self._types, namespaces=self._settings.namespaces)
-        except (DisconnectedError, StatementError):
+        except DisconnectedError:
             return 0.0  # the next claim finds out what is wrong
+        except StatementError:
+            return longest  # and not at once again and again
         if remaining is None:
             return longest
         return min(longest, max(remaining.total_seconds(), 0.001))

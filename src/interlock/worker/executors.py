@@ -31,7 +31,7 @@ def contained(error: BaseException) -> BaseException:
         current = asyncio.current_task()
         # If nobody cancelled this task, something that the handler awaited was cancelled, which is a failure.
         return error if current is None or current.cancelling() else HandlerError.of(error)
-    return HandlerError.of(error) if isinstance(error, SystemExit) else error
+    return error if isinstance(error, Exception) else HandlerError.of(error)
 
 
 class CoroutineExecutor:
@@ -45,7 +45,7 @@ class CoroutineExecutor:
             arguments = {**arguments, task.context_parameter: context}
         try:
             return await task.function(**arguments)
-        except (SystemExit, asyncio.CancelledError) as error:
+        except BaseException as error:
             failure = contained(error)
             if failure is error:
                 raise

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock.errors import StatementError
@@ -196,6 +197,8 @@ class LeaseKeeper:
             if attempt.lease_until == GIVEN_UP:
                 continue  # too late: its handler is being stopped
             attempt.lease_until = until
+            if attempt.has_context:
+                attempt.context.lease_timeout = datetime.now(UTC) + timedelta(seconds=until - time.monotonic())
             if row.cancel_requested_at is not None:
                 self._home.call_soon_threadsafe(self._cancel, attempt, row.reason)
         for missing in lost:

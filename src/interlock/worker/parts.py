@@ -53,7 +53,6 @@ class Parts:
         self._worker_id = worker_id
         self._settings = settings
         self._types = app.tasks
-        self._config = app.config
         self._wake = wake
         self._slot_freed = slot_freed
         self.running = Running(
@@ -100,7 +99,7 @@ class Parts:
             self._spawn(self.listener.run())
         if self._settings.duties:
             self._spawn(self._duties.run(self._stop_duties))
-        if self._config.metrics_port is not None:
+        if self._settings.gauges:
             self._spawn(keep_gauges(lambda: connect(self.url)))
 
     def _look_once(self) -> None:

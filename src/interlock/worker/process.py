@@ -15,7 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import DisconnectedError, InvariantError, MigrationError, StatementError, StoreError
+from interlock.errors import DisconnectedError, InvariantError, MigrationError, StoreError
 from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.machine import StateMachine
 from interlock.telemetry import WorkerTelemetry, log
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 GATHERING = 0.002
 MOMENT = 0.01  # to wait for news before asking when the next task is due: what follows from a step comes at once
+FATAL = (MigrationError, InvariantError)  # what a new connection does not mend
 PATIENCE = 2.0  # with what is under way when a shutdown is asked for
 
 
@@ -196,7 +197,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             return
         try:
             await self._look_after_others()
-        except (DisconnectedError, StatementError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, a new connection is a new beginning
             await self._stumble(error)
             return
         if self.state is WorkerState.RECOVERING:
@@ -207,9 +208,11 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             self.context.last_recovery_time = datetime.now(UTC)
 
     async def _stumble(self, error: Exception) -> None:
-        """Go back to connecting; when the connection is good and it is the statement that is refused, not at once."""
+        """Go back to connecting; when it is not the connection that was at fault, not at once."""
+        if isinstance(error, FATAL):
+            raise error
         self._connections.lose(error)
-        if isinstance(error, StatementError):
+        if not isinstance(error, DisconnectedError):
             self.context.backoff_count += 1
             await self._sleep(backoff(self.settings, self.context.backoff_count))
 
@@ -227,7 +230,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         try:
             await self._look_after_others()  # a worker that always finds tasks must not leave it to those that rest
             claimed = await self.parts.claims.claim(self.connection, free)
-        except (DisconnectedError, StatementError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, a new connection is a new beginning
             await self._stumble(error)
             return
         if not self.is_accepting_tasks():

@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 def run_worker(config: Config | None = None, assignment: Assignment | None = None) -> None:
     """Run a worker named after this instance, or for the row of a supervisor, until it is asked to stop."""
-    settings = config or Config.load()
-    if assignment is not None:  # one of many that are set up alike: they cannot share a port
-        settings = replace(settings, metrics_port=None)
-    app, wanted = _app_of(settings), WorkerSettings.of(settings)
+    _worker(config or Config.load(), assignment).run()
+
+
+def _worker(settings: Config, assignment: Assignment | None) -> WorkerStateMachine:
     if assignment is None:
-        worker_id = get_instance_name(settings.worker_name)
-    else:
-        worker_id = assignment.instance
-        wanted = replace(wanted, row=assignment.row, generation=assignment.generation)
-        # the row is in the supervisor's database, whatever the app says of itself
-        app.config = replace(app.config, database_url=settings.database_url, data_dir=settings.data_dir)
-    state_machine = WorkerStateMachine(worker_id, app, wanted)
-    state_machine.run()
+        app = _app_of(settings)
+        return WorkerStateMachine(get_instance_name(settings.worker_name), app, WorkerSettings.of(settings))
+    settings = replace(settings, metrics_port=None)  # one of many that are set up alike: they cannot share a port
+    app = _app_of(settings)
+    # the row is in the supervisor's database, whatever the app says of itself
+    app.config = replace(app.config, database_url=settings.database_url, data_dir=settings.data_dir)
+    wanted = replace(WorkerSettings.of(settings), row=assignment.row, generation=assignment.generation)
+    return WorkerStateMachine(assignment.instance, app, wanted)
 
 
 @asynccontextmanager

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from interlock.errors import InvariantError
 from interlock.lifecycle import TaskRowEvent
+from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.interruption import Interruption
 
@@ -121,16 +123,27 @@ class Running:
         """Run one attempt up to its report. A plain outcome is written with others, and heard of in `reported`."""
         parts = self._parts
         try:
-            outcome = await attempt.process(parts.services)
+            try:
+                outcome = await attempt.process(parts.services)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, it is an outcome
+                outcome = attempt.fail(error)
+            if outcome is None:
+                await parts.services.abandon(attempt)
+                self._finish(attempt)
+            elif outcome.event is TaskRowEvent.CANCEL or attempt.is_transactional:
+                self.reported(attempt, await parts.services.settle(attempt, outcome))
+            else:
+                parts.settler.report(attempt, outcome)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, the slot must not leak
-            outcome = attempt.fail(error)
-        if outcome is None:
-            await parts.services.abandon(attempt)
+            await self._let_go(attempt, error)
+
+    async def _let_go(self, attempt: TaskStateMachine, error: BaseException) -> None:
+        """Give up an attempt of which nothing can be reported: its lease runs out, and recovery decides."""
+        log.error("attempt_let_go", task_id=attempt.task_id, attempt=attempt.key[1], error=repr(error))
+        with suppress(Exception):
+            await self._parts.services.abandon(attempt)
+        if self._context.active.get(attempt.number) is attempt:
             self._finish(attempt)
-        elif outcome.event is TaskRowEvent.CANCEL or attempt.is_transactional:
-            self.reported(attempt, await parts.services.settle(attempt, outcome))
-        else:
-            parts.settler.report(attempt, outcome)
 
     def reported(self, attempt: TaskStateMachine, written: bool) -> None:  # noqa: FBT001 - the settler's one word
         """Hear whether an outcome was written; False when the attempt was lost."""
@@ -149,7 +162,7 @@ class Running:
         if context.current_task_sm is attempt:
             context.current_task_sm = next(iter(context.active.values()), None)
         context.tasks_processed += 1
-        if attempt.has_failed:
+        if attempt.has_failed and attempt.interruption is not Interruption.SHUTDOWN:
             context.tasks_failed += 1
             self._parts.statistics.tasks.failed += 1
             self._wake.set()  # it may be due again before this worker would look

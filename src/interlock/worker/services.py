@@ -128,7 +128,7 @@ class AttemptServices:
         except DisconnectedError:
             await transaction.end(commit=False)
             return False  # whether it was committed is not known; if not, the lease runs out
-        except StatementError as error:
+        except (StatementError, TypeError, ValueError) as error:  # the database's refusal, or the encoder's
             # what the handler wrote cannot be committed: that is how it failed
             await transaction.end(commit=False)
             failed = attempt.failed_after_all(error)

@@ -40,6 +40,8 @@ class WorkerSettings:
     processes: int = os.cpu_count() or 1
     app_reference: str | None = None
     duties: bool = True
+    # keep the gauges of the queue, for whoever reads the metrics
+    gauges: bool = False
     # the supervised row that it works for, and which of that row's processes it is; None makes a row of its own
     row: str | None = None
     generation: int | None = None
@@ -69,6 +71,7 @@ class WorkerSettings:
             grace=config.grace,
             mode=WakeMode(config.wake_mode),
             app_reference=config.app,
+            gauges=config.metrics_port is not None,
         )
 
     @property

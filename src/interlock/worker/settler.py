@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.steps import step_result
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
-from interlock.store.database import translated
+from interlock.store.database import transaction
 from interlock.store.tasks import (
     Outcome,
     insert_callbacks,
@@ -105,10 +105,9 @@ class Settler:
         outcomes = [_outcome_of(attempt) for attempt in batch]
         extras = _extras_of(batch)
         if any(extra["callback_url"] for extra in extras):
-            with translated(connection):  # the commit may fail, too
-                async with connection.transaction():
-                    awaited, missing = await self._settle(connection, outcomes)
-                    await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
+            async with transaction(connection):
+                awaited, missing = await self._settle(connection, outcomes)
+                await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
         else:
             awaited, missing = await self._settle(connection, outcomes)
         if missing & self._uncertain:

@@ -135,7 +135,8 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
 
 -- name: until_next_run
 -- How long until the next pending task of these namespaces is due, by the server's clock, for an idle worker.
-select min(found.run_at) - coalesce(%(now)s::timestamptz, now()) as remaining
+-- It need not know of more than a day: some times are so far away that no interval holds them.
+select least(min(found.run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining
 from unnest(%(namespaces)s::text[]) as wanted (namespace)
     cross join lateral (
         select run_at
@@ -279,7 +280,7 @@ from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as unwanted (id, attempt)
 where tasks.id = unwanted.id and tasks.attempt = coalesce(unwanted.attempt, tasks.attempt)
     and (state in ('waiting', 'pending') or state = 'running' and %(running)s)
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning tasks.id, tasks.limit_key,
+returning tasks.id, tasks.limit_key, tasks.worker_id,
     exists (select from interlock.waiters where task_id = tasks.id) as awaited
 
 -- name: request_cancel_of_running_tasks

@@ -1,0 +1,93 @@
+-- Bounds of what a task can ask for, so that every client can read it back; and keys that are of one type of task.
+
+-- Before anything is repaired, so that nobody can add to it meanwhile.
+alter table interlock.tasks
+    drop constraint tasks_timeout,
+    add constraint tasks_timeout check (timeout_seconds > 0 and timeout_seconds <= 3155760000) not valid,
+    add constraint tasks_run_at check (
+        run_at >= '1970-01-01 00:00:00+00' and run_at < '9999-01-01 00:00:00+00'
+    ) not valid;
+
+update interlock.tasks
+set timeout_seconds = case when timeout_seconds is not null then least(timeout_seconds, 3155760000) end,
+    run_at = least(greatest(run_at, '1970-01-01 00:00:00+00'), '9998-12-31 00:00:00+00')
+where timeout_seconds > 3155760000 or run_at < '1970-01-01 00:00:00+00' or run_at >= '9999-01-01 00:00:00+00';
+
+alter table interlock.tasks
+    validate constraint tasks_timeout,
+    validate constraint tasks_run_at;
+
+-- Enqueueing for every client that speaks SQL; the Python client calls it too. `created` is false when the id, the
+-- unique key or the request was there already: then `id` is that task's, which must be of the same type.
+create or replace function interlock.enqueue(
+    type text,
+    input jsonb default '{}',
+    namespace text default 'default',
+    priority int default 0,
+    run_at timestamptz default null,
+    delay interval default null,
+    max_tries int default 5,
+    timeout_seconds double precision default null,
+    backoff jsonb default null,
+    unique_key text default null,
+    request_id text default null,
+    limit_key text default null,
+    tags text[] default null,
+    callback_url text default null,
+    correlation_id uuid default null,
+    task_id uuid default null,
+    actor text default null,
+    out id uuid,
+    out created boolean
+) language plpgsql as $$
+#variable_conflict use_variable
+declare
+    wanted uuid := coalesce(task_id, interlock.new_id());
+    paused text;
+    hold text;
+    why text;
+    kind text;
+    taken text;
+begin
+    if actor is not null then
+        perform set_config('interlock.actor', actor, true);
+    end if;
+    if limit_key is not null then
+        hold := 'limit';
+        why := format('limit %s', limit_key);
+    end if;
+    select coalesce(': ' || n.reason, '') into paused
+    from interlock.namespaces n where n.name = namespace and n.paused_at is not null;
+    if found then
+        hold := 'namespace';
+        why := format('namespace %s is paused%s', namespace, paused);
+    end if;
+    loop
+        insert into interlock.tasks as t (id, namespace, type, state, held_by, reason, priority, run_at, max_tries,
+            timeout_seconds, backoff, unique_key, request_id, limit_key, tags, callback_url, correlation_id, input)
+        values (wanted, namespace, type, case when hold is null then 'pending' else 'waiting' end, hold, why, priority,
+            coalesce(run_at, now() + coalesce(delay, '0')), max_tries, timeout_seconds, backoff, unique_key,
+            request_id, limit_key, tags, callback_url, correlation_id, input)
+        on conflict do nothing
+        returning t.id into id;
+        created := id is not null;
+        exit when created;
+        select t.id, t.type, case
+                when t.id = task_id then format('task_id %s', task_id)
+                when t.request_id = request_id then format('request_id %s', quote_literal(request_id))
+                else format('unique_key %s', quote_literal(unique_key))
+            end
+        into id, kind, taken
+        from interlock.tasks t
+        where t.id = task_id or t.request_id = request_id
+            or t.unique_key = unique_key and t.state in ('waiting', 'pending', 'running')
+        limit 1;
+        -- The other may have ended since: then the key is free, and the next round takes it.
+        exit when found;
+    end loop;
+    if not created and kind is distinct from type then
+        raise exception 'the % is taken by task %, of type %; one of type % needs its own', taken, id, kind, type
+            using errcode = 'IL007', schema = 'interlock', table = 'tasks';
+    end if;
+end
+$$;
