@@ -66,12 +66,12 @@ def test_a_state_file_that_cannot_be_read_is_none(tmp_path: Path, content: bytes
     assert not is_resumable(tmp_path)
 
 
-def test_only_a_sort_that_has_not_ended_can_be_resumed(tmp_path: Path) -> None:
+def test_only_a_sort_that_has_not_failed_can_be_resumed(tmp_path: Path) -> None:
     journal = Journal(tmp_path, "sort master")
     assert not is_resumable(tmp_path)
     for state in SortMasterState:
         journal.save(str(state))
-        assert is_resumable(tmp_path) == (state not in {SortMasterState.COMPLETED, SortMasterState.FAILED})
+        assert is_resumable(tmp_path) == (state is not SortMasterState.FAILED), "one that ends removes its state"
     journal.remove()
     assert not is_resumable(tmp_path)
 
@@ -105,6 +105,7 @@ def test_a_failure_cleans_up_what_its_state_leaves_behind(tmp_path: Path, state:
         "runs": places["runs"] / "run-000000",
         "slices": places["slices"] / "slice-0001-000000-00000",
         "output": tmp_path / "out" / "partition.0",
+        "note": places["outputs"] / "partition.0.json",
         "of another": tmp_path / "out" / "partition.1",
     }
     for file in files.values():
@@ -116,8 +117,8 @@ def test_a_failure_cleans_up_what_its_state_leaves_behind(tmp_path: Path, state:
         S.WAITING_FOR_SHUFFLE_SIGNAL: {"runs"},
         S.SHUFFLING: {"slices"},
         S.WAITING_FOR_MERGE_SIGNAL: {"slices"},
-        S.MERGING: {"output"},
-    }.get(state, {"runs", "slices"})
+        S.MERGING: {"output", "note"},
+    }.get(state, {"runs", "slices", "note"})
     assert (tmp_path / "in").exists()
 
 
