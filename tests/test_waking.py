@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 from interlock.lifecycle import WorkerState
 from interlock.store.listening import Listener
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task
+from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, until_next_run
 from interlock.worker.parts import CHANNELS
 from interlock.worker.settings import WakeMode
 from worker_support import serving, until
@@ -48,6 +49,15 @@ async def test_a_task_for_later_is_run_when_it_is_due(url: str, database: Connec
         await database.execute("select interlock.enqueue('add', '{\"a\": 1, \"b\": 1}', delay => '0.3 s')")
         await database.execute("select interlock.enqueue('add', '{\"a\": 1, \"b\": 1}')")
         await until(lambda: worker.context.tasks_processed == 2, within=20)
+
+
+async def test_a_task_that_became_due_since_the_claim_is_not_slept_over(database: Connection) -> None:
+    await database.execute("select interlock.enqueue('add', delay => '1 h')")
+    due = await (await database.execute("select run_at from interlock.tasks")).fetchone()
+    assert due is not None
+    for left in (timedelta(minutes=1), timedelta(milliseconds=-10)):
+        now = due["run_at"] - left
+        assert await until_next_run(database, types=["add"], namespaces=["default"], now=now) == left
 
 
 async def test_a_worker_hears_only_of_its_own_namespaces(url: str, database: Connection) -> None:

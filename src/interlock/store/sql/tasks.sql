@@ -134,7 +134,8 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
     end
 
 -- name: until_next_run
--- How long until the next pending task of these namespaces is due, by the server's clock, for an idle worker.
+-- How long until the next pending task of these namespaces is due, by the server's clock, for an idle worker. One that
+-- has become due since the worker's latest claim, a moment ago, counts: nobody tells of it.
 -- It need not know of more than a day: some times are so far away that no interval holds them.
 select least(min(found.run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining
 from unnest(%(namespaces)s::text[]) as wanted (namespace)
@@ -142,7 +143,7 @@ from unnest(%(namespaces)s::text[]) as wanted (namespace)
         select run_at
         from interlock.tasks
         where state = 'pending' and tasks.namespace = wanted.namespace and type = any (%(types)s::text[])
-            and run_at > coalesce(%(now)s::timestamptz, now())
+            and run_at > coalesce(%(now)s::timestamptz, now()) - interval '1 second'
         order by run_at
         limit 1
     ) as found
