@@ -10,7 +10,8 @@ import pytest
 from interlock import Interlock, PermanentError, TaskFailedError
 from interlock.client import completions
 from interlock.errors import InputError, StoreError
-from interlock.store.acts import requeue_ended_tasks
+from interlock.store.acts import cancel_unfinished_tasks, requeue_ended_tasks
+from interlock.store.database import connect
 from interlock.store.tasks import claim_pending_tasks
 from interlock.testing import drain
 from workflow_support import Failed, Hand, serve, step
@@ -65,6 +66,7 @@ async def test_whoever_waits_is_woken_by_the_notification_alone(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completions, "LOOK", NEVER)
+    monkeypatch.setattr(completions, "SOON", ())
     handles = await app.tasks["double"].enqueue_many([{"n": n} for n in range(100)])
     results = [asyncio.create_task(handle.result(20)) for handle in handles]
     twice = asyncio.create_task(handles[0].result(20))
@@ -91,11 +93,43 @@ async def test_whoever_waits_finds_the_end_without_any_notification(
     assert await result == 2
 
 
+async def test_who_begins_to_wait_while_the_end_is_being_committed_hears_of_it_without_a_notification(
+    app: Interlock, database: Connection, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "LOOK", NEVER)
+    monkeypatch.setattr(completions, "SOON", (0.02, 0.1, 0.4, 1.0, 3.0, 10.0))
+    handle = await app.tasks["never"].enqueue()
+    async with connect(url) as other:
+        async with other.transaction():
+            ended = await cancel_unfinished_tasks(other, [handle.id], actor="other", reason="no")
+            waiting = asyncio.create_task(handle.result(30))
+            await noted(database, 1)
+        assert ended
+        with pytest.raises(TaskFailedError, match="was canceled: no"):
+            await waiting
+
+
+async def test_waits_that_are_over_are_forgotten_even_while_others_begin(
+    app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "LOOK", NEVER)
+    monkeypatch.setattr(completions, "MANY", 5)
+    for n in range(30):
+        handle = await app.tasks["double"].enqueue(n)
+        waiting = asyncio.create_task(handle.result(20))
+        while not any(row["task_id"] == handle.id for row in await waiting_rows(database)):
+            await asyncio.sleep(0)
+        await drain(app)
+        assert await waiting == n * 2
+        assert len(await waiting_rows(database)) <= 2 * completions.MANY
+
+
 @pytest.mark.chaos
 async def test_a_listener_that_died_is_rebuilt_and_wakes_again(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completions, "LOOK", NEVER)
+    monkeypatch.setattr(completions, "SOON", ())
     first = await app.tasks["double"].enqueue(1)
     waiting = asyncio.create_task(first.result(30))
     await noted(database, 1)

@@ -19,10 +19,16 @@ from interlock.store.waiters import delete_waiters, find_ended, insert_waiters
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from interlock.client.app import Interlock
     from interlock.store.database import Connection
 
 LOOK = 1.0  # seconds between two looks at everything that is waited for
+# Seconds after which one looks again at what one has begun to wait for: whoever was just ending it may have looked for
+# waiters before we came, and have committed after we looked.
+SOON = (0.02, 0.1, 0.4)
+MANY = 100  # waits that are over, after which they are forgotten even while others begin
 SAY_AGAIN = 600.0  # seconds after which a waiter says that it still waits
 PROBE = 15.0
 PROBE_TIMEOUT = 5.0
@@ -103,22 +109,28 @@ class Completions:
 
     async def _look(self) -> None:
         note, look = self._to_note & self._futures.keys(), self._to_look_at & self._futures.keys()
-        # not on the way of somebody who begins to wait: the next look will do
-        forget = set() if note else self._to_forget - self._futures.keys()
+        forget = self._to_forget - self._futures.keys()
+        if note and len(forget) < MANY:
+            forget = set()  # not on the way of somebody who begins to wait: the next look will do
         if note or look or forget:
             async with self._app.connection() as connection:
                 ended = await self._ask(connection, note, look, forget)
             for task_id in ended:
                 self._tell(task_id)
-        self._to_note -= note
-        self._to_look_at -= look
+            self._look_again_at(note.difference(ended))
+        self._to_note = (self._to_note - note) & self._futures.keys()
+        self._to_look_at = (self._to_look_at - look) & self._futures.keys()
         self._to_forget -= forget
+
+    def _look_again_at(self, ids: set[UUID]) -> None:
+        for seconds in SOON if ids else ():
+            asyncio.get_running_loop().call_later(seconds, self._look_at, ids)
 
     async def _ask(self, connection: Connection, note: set[UUID], look: set[UUID], forget: set[UUID]) -> list[UUID]:
         """Say what is waited for and what is no more; give what has ended."""
         if note:
             await insert_waiters(connection, note, self._waiter)
-        # after the note: what ends from here on is notified
+        # after the note: what begins to end from here on is notified
         ended = await find_ended(connection, note | look) if note or look else []
         if forget:
             await delete_waiters(connection, forget, self._waiter)
@@ -136,7 +148,7 @@ class Completions:
                 async with connect(self._app.url) as connection:
                     await listen(connection, _CHANNELS)
                     pause = 0.1
-                    self._look_at_all()  # what ended before anybody listened
+                    self._look_at(self._futures)  # what ended before anybody listened
                     await self._attend(connection)
             except (StoreError, OSError) as error:
                 log.warning("listener_lost", error=str(error))
@@ -168,7 +180,8 @@ class Completions:
             return  # a stranger's notification
         self._tell(task_id)  # whoever waits looks for himself
 
-    def _look_at_all(self) -> None:
-        if self._futures:
-            self._to_look_at.update(self._futures)
+    def _look_at(self, ids: Iterable[UUID]) -> None:
+        awaited = self._futures.keys() & ids
+        if awaited:
+            self._to_look_at |= awaited
             self._wake.set()
