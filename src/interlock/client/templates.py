@@ -61,11 +61,14 @@ def load_templates(app: Definitions, path: str | Path) -> list[Workflow]:
     files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES) if place.is_dir() else [place]
     if not files:
         raise DefinitionError(f"there are no templates in {place}; their names end in {' or '.join(SUFFIXES)}")
-    found = {file: list(_loaded(app, file)) for file in files}
-    for file, workflows in found.items():
-        if not workflows:
-            raise DefinitionError(f"the template {file} is empty: a workflow with a name and steps must stand in it")
-    return [workflow for workflows in found.values() for workflow in workflows]
+    return [workflow for file in files for workflow in _all_of(app, file)]
+
+
+def _all_of(app: Definitions, file: Path) -> list[Workflow]:
+    workflows = list(_loaded(app, file))
+    if not workflows:
+        raise DefinitionError(f"the template {file} is empty: a workflow with a name and steps must stand in it")
+    return workflows
 
 
 def _loaded(app: Definitions, file: Path) -> Iterator[Workflow]:

@@ -235,15 +235,19 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             return
         if not self.is_accepting_tasks():
             await self.parts.claims.give_back(self.context.connection, claimed)
-            return
-        self._has_all = bool(claimed) and self.parts.claims.is_exhausted
-        if claimed:
-            self._count(len(claimed))
-            self._start(claimed, began + self.settings.lease)
+        elif claimed:
+            await self._take_on(claimed, began)
+        else:
+            self.transition(WorkerEvent.NO_TASKS_AVAILABLE)
+
+    async def _take_on(self, claimed: list[ClaimedTask], began: float) -> None:
+        self._has_all = self.parts.claims.is_exhausted
+        self._count(len(claimed))
+        self._start(claimed, began + self.settings.lease)
         if self._has_all:
             await self.parts.running.let_go()
         if self.is_accepting_tasks():
-            self.transition(WorkerEvent.POLL_CYCLE_COMPLETE if claimed else WorkerEvent.NO_TASKS_AVAILABLE)
+            self.transition(WorkerEvent.POLL_CYCLE_COMPLETE)
 
     def _is_to_ask(self) -> bool:
         """Tell whether there may be more than the latest claim got; if not, to ask keeps only that from running."""
