@@ -12,7 +12,7 @@ from interlock.client.bulk import Bulk, is_plain
 from interlock.client.handle import TaskHandle
 from interlock.client.options import EnqueueOptions, Options, checked
 from interlock.errors import DefinitionError, InputError
-from interlock.store.enqueue import enqueue_as_text, enqueue_blocking_on, enqueue_on, is_blocking
+from interlock.store.enqueue import enqueue_alone, enqueue_as_text, enqueue_blocking_on, enqueue_on, is_blocking
 from interlock.store.tasks import NewTask
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Enqueuer(Generic[P, R]):
         """Store one task in a transaction of its own."""
         task = self.prepare(*args, **kwargs)
         async with self._app.connection() as connection:
-            return self._handle(await enqueue_on(connection, task, actor=self._app.actor))
+            return self._handle(await enqueue_alone(connection, task, actor=self._app.actor))
 
     @overload
     def enqueue_with(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...

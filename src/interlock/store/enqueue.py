@@ -16,6 +16,7 @@ from psycopg.types.json import Jsonb
 
 from interlock.store.database import translated
 from interlock.store.ids import new_id
+from interlock.store.prepared import run_prepared
 from interlock.store.statements import load_statements
 from interlock.store.tasks import TASKS, Enqueued, enqueuing
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeIs
 
+    from interlock.store.database import Connection
     from interlock.store.tasks import NewTask
 
 AsyncConnection = psycopg.AsyncConnection[Any]
@@ -69,8 +71,15 @@ def is_blocking(connection: AsyncConnection | SyncConnection) -> TypeIs[SyncConn
     )
 
 
+async def enqueue_alone(connection: Connection, task: NewTask, *, actor: str) -> Enqueued:
+    """Store one task in a transaction of its own, over a connection of the engine's own."""
+    statement, parameters = enqueuing(task, actor)
+    (stored,) = await run_prepared(connection, statement, parameters, Enqueued._make)
+    return stored
+
+
 async def enqueue_on(connection: AsyncConnection, task: NewTask, *, actor: str) -> Enqueued:
-    """Store one task in the transaction of a connection."""
+    """Store one task in the transaction of somebody's connection, which may be in whatever mode."""
     statement, parameters = enqueuing(task, actor)
     with translated(connection):
         async with psycopg.AsyncCursor(connection, row_factory=args_row(Enqueued)) as cursor:
