@@ -245,7 +245,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._count(len(claimed))
         self._start(claimed, began + self.settings.lease)
         if self._has_all:
-            await self.parts.running.let_go()
+            await self.parts.running.give_way()
         if self.is_accepting_tasks():
             self.transition(WorkerEvent.POLL_CYCLE_COMPLETE)
 

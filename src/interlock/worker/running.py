@@ -114,7 +114,7 @@ class Running:
                 ready.clear()
 
     @staticmethod
-    async def let_go() -> None:
+    async def give_way() -> None:
         """Let handlers that never wait be done, and their outcomes be sent, before the worker sees to anything else."""
         await asyncio.sleep(0)
         await asyncio.sleep(0)
