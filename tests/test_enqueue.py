@@ -95,6 +95,20 @@ async def test_every_way_stores_the_same_row(mail: Any, url: str, database: Conn
     assert Backoff.from_json(first["backoff"]) == Backoff.linear(3)
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"tags": []}, {"run_at": datetime(1999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)}]
+)
+async def test_a_copy_stores_what_a_statement_does(mail: Any, database: Connection, options: dict[str, Any]) -> None:
+    await mail.options(**options).enqueue_many([{"to": "x"}])
+    await mail.options(**options).enqueue_many([{"to": "x"}] * 50)
+    stored = await rows(database)
+    for row in stored:
+        for varying in ("id", "created_at", "updated_at", *({"run_at"} - options.keys())):
+            row.pop(varying)
+    assert all(row == stored[0] for row in stored)
+    assert stored[0]["tags"] == options.get("tags")
+
+
 @pytest.mark.parametrize("style", PARAMSTYLES)
 def test_a_statement_can_be_written_for_every_driver(style: str) -> None:
     @Interlock("postgresql://nowhere").task

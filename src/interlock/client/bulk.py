@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from interlock.store.database import transaction, translated
 from interlock.store.enqueue import (
     begin_copy,
-    copy_line,
-    copy_line_ends,
-    copy_lines,
+    copy_row,
+    copy_row_parts,
+    copy_rows,
     enqueue_tasks,
     enqueue_tasks_blocking,
     is_blocking,
@@ -84,18 +84,18 @@ class Bulk(Generic[Made]):
     async def _copied(self, connection: AsyncConnection, items: Iterator[Item], now: datetime) -> list[Made]:
         made: list[Made] = []
 
-        def lines() -> Iterator[bytes]:
+        def rows() -> Iterator[bytes]:
             # while the server stores one part, the next is made here, the results of the caller included
             before: NewTask | None = None
-            ends = (b"", b"")
+            parts = (b"", b"")
             make, add = self._make, made.append
             for (shared, stored), number in zip(items, _numbers(), strict=False):
                 if shared is not before:
-                    before, ends = shared, copy_line_ends(shared, now)
+                    before, parts = shared, copy_row_parts(shared, now)
                 add(make(shared, as_id(number), True))  # noqa: FBT003 - a column, not a flag
-                yield copy_line(number, ends, stored)
+                yield copy_row(number, parts, stored)
 
-        await copy_lines(connection, lines())
+        await copy_rows(connection, rows())
         return made
 
     async def _in_batches(self, connection: AsyncConnection, items: Iterator[Item]) -> list[Made]:

@@ -172,17 +172,18 @@ alter table interlock.$table enable always trigger guard_truncate;
 -- kept for the next thousand it compares a million pairs.
 create or replace function interlock.record_$table() returns trigger language plpgsql
     security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$$$
+declare
+    who constant text := interlock.actor();
 begin
     if tg_relid <> 'interlock.$table'::regclass then
         raise exception 'record_$table() records the moves of interlock.$table alone' using errcode = 'IL004';
     elsif tg_op = 'INSERT' then
         insert into interlock.$records ($key, from_state, to_state, event, reason, actor$attempt_into)
-        select now_row.id, null, now_row.$column, 'create', now_row.reason, interlock.actor()$attempt_from
+        select now_row.id, null, now_row.$column, 'create', now_row.reason, who$attempt_from
         from now_row;
     else
         insert into interlock.$records ($key, from_state, to_state, event, reason, actor$attempt_into)
-        select now_row.id, was_row.$column, now_row.$column, now_row.event, now_row.reason,
-            interlock.actor()$attempt_from
+        select now_row.id, was_row.$column, now_row.$column, now_row.event, now_row.reason, who$attempt_from
         from now_row join was_row on was_row.id = now_row.id
         where was_row.$column <> now_row.$column;
     end if;

@@ -22,7 +22,7 @@ from interlock.enqueue(type => %(type)s, input => %(input)s, namespace => %(name
 -- For tasks that nothing can hold or merge: no limit, no unique key, no request id. The caller makes the ids.
 copy interlock.tasks (id, namespace, type, input, priority, run_at, max_tries, timeout_seconds, backoff, tags,
     callback_url, correlation_id)
-from stdin
+from stdin (format binary)
 
 -- name: set_actor
 select set_config('interlock.actor', %(actor)s, true)

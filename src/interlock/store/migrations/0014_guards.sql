@@ -1,0 +1,514 @@
+-- Generated from lifecycle.py by `interlock migrate --generate`. Do not edit: change the table and generate anew.
+
+create or replace function interlock.refuse_move(
+    machine text, row_id text, from_state text, to_state text, allowed text[], code text, problem text
+) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+    raise exception '% %: %; allowed%: %', machine, row_id, problem,
+            case when from_state is null then '' else ' from ' || from_state end,
+            coalesce(nullif(array_to_string(allowed, ', '), ''), 'none')
+        using errcode = code,
+            detail = jsonb_build_object('machine', machine, 'row', row_id, 'from', from_state, 'to', to_state,
+                'allowed', to_jsonb(allowed))::text;
+end
+$$;
+
+create or replace function interlock.actor() returns text language sql stable parallel safe as $$
+    select coalesce(nullif(pg_catalog.current_setting('interlock.actor', true), ''), session_user::text)
+$$;
+
+-- tasks: the task lifecycle
+
+alter table interlock.tasks drop constraint if exists tasks_state;
+alter table interlock.tasks add constraint tasks_state check (state in ('waiting', 'pending', 'running', 'done', 'error', 'canceled', 'skipped')) not valid;
+alter table interlock.tasks validate constraint tasks_state;
+
+create or replace function interlock.guard_tasks() returns trigger language plpgsql
+    set search_path = pg_catalog, pg_temp as $$
+declare
+    known constant text[] := array['waiting', 'pending', 'running', 'done', 'error', 'canceled', 'skipped'];
+    events text[];
+    allowed text[];
+begin
+    if tg_op = 'INSERT' and new.attempt <> 0 then
+        perform interlock.refuse_move('task', new.id::text, null, new.state, array[]::text[], 'IL005',
+            format('begins at attempt 0, not %s', new.attempt));
+    end if;
+    if tg_op = 'INSERT' then
+        perform interlock.refuse_move('task', new.id::text, null, new.state, array['waiting', 'pending'],
+            case when new.state = any (known) then 'IL003' else 'IL002' end,
+            format('cannot begin as %L', new.state));
+    elsif tg_op = 'DELETE' then
+        perform interlock.refuse_move('task', old.id::text, old.state, old.state, array['done', 'error', 'canceled', 'skipped'], 'IL006',
+            format('cannot be deleted while %L, only when it has ended', old.state));
+    end if;
+    if new.id is distinct from old.id then
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL005',
+            'an id never changes');
+    end if;
+    if new.state is distinct from old.state then
+        case old.state
+            when 'waiting' then allowed := array['pending', 'canceled', 'skipped'];
+            when 'pending' then allowed := array['running', 'waiting', 'canceled'];
+            when 'running' then allowed := array['done', 'error', 'pending', 'canceled'];
+            when 'error' then allowed := array['pending'];
+            when 'canceled' then allowed := array['pending'];
+            else allowed := array[]::text[];
+        end case;
+        case old.state || '>' || new.state
+            when 'waiting>pending' then events := array['release'];
+            when 'waiting>canceled' then events := array['cancel'];
+            when 'waiting>skipped' then events := array['skip'];
+            when 'pending>running' then events := array['claim'];
+            when 'pending>waiting' then events := array['hold'];
+            when 'pending>canceled' then events := array['cancel'];
+            when 'running>done' then events := array['succeed'];
+            when 'running>error' then events := array['fail', 'exhaust'];
+            when 'running>pending' then events := array['retry', 'expire', 'return'];
+            when 'running>canceled' then events := array['cancel'];
+            when 'error>pending' then events := array['requeue'];
+            when 'canceled>pending' then events := array['requeue'];
+            else
+                perform interlock.refuse_move('task', old.id::text, old.state, new.state, allowed,
+                    case when new.state = any (known) then 'IL001' else 'IL002' end,
+                    format('cannot move from %L to %L', old.state, new.state));
+        end case;
+        if (new.event = any (events)) is not true then
+            -- The writer did not name the event: it follows from the two states, if they leave no choice. What it
+            -- did not set along with the state belongs to the move before, and is not carried over.
+            if new.event is distinct from old.event or cardinality(events) > 1 then
+                perform interlock.refuse_move('task', old.id::text, old.state, new.state, allowed, 'IL001',
+                    format('moves from %L to %L by setting "event" to one of %s, not to %L',
+                        old.state, new.state, events, new.event));
+            end if;
+            new.event := events[1];
+            if new.reason is not distinct from old.reason then
+                new.reason := null;
+            end if;
+        end if;
+        if new.updated_at is not distinct from old.updated_at then
+            new.updated_at := now();
+        end if;
+    elsif new.event is distinct from old.event then
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL001',
+            format('stays %L, so that its event cannot become %L', old.state, new.event));
+    end if;
+    if new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int then
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL005',
+            format('attempt %s cannot follow attempt %s; the fence rises by one with every claim, and only then',
+                new.attempt, old.attempt));
+    end if;
+    return new;
+end
+$$;
+
+drop trigger if exists guard_insert on interlock.tasks;
+create trigger guard_insert before insert on interlock.tasks for each row
+    when ((new.state = any (array['waiting', 'pending'])) is not true or new.attempt <> 0)
+    execute function interlock.guard_tasks();
+alter table interlock.tasks enable always trigger guard_insert;
+
+drop trigger if exists guard_update on interlock.tasks;
+create trigger guard_update before update on interlock.tasks for each row
+    when (
+        new.id is distinct from old.id
+        or old.state is not distinct from new.state and old.event is distinct from new.event
+        or old.state is distinct from new.state and (
+            ((old.state || ' ' || new.event || ' ' || new.state) = any (array[
+                'waiting release pending',
+                'pending claim running',
+                'running succeed done',
+                'running fail error',
+                'running retry pending',
+                'running expire pending',
+                'running exhaust error',
+                'running return pending',
+                'pending hold waiting',
+                'waiting cancel canceled',
+                'pending cancel canceled',
+                'running cancel canceled',
+                'waiting skip skipped',
+                'error requeue pending',
+                'canceled requeue pending'
+            ])) is not true
+            or new.updated_at is not distinct from old.updated_at
+        )
+        or new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int
+    )
+    execute function interlock.guard_tasks();
+alter table interlock.tasks enable always trigger guard_update;
+
+drop trigger if exists guard_delete on interlock.tasks;
+create trigger guard_delete before delete on interlock.tasks for each row
+    when ((old.state = any (array['done', 'error', 'canceled', 'skipped'])) is not true)
+    execute function interlock.guard_tasks();
+alter table interlock.tasks enable always trigger guard_delete;
+
+create or replace function interlock.refuse_truncate_tasks() returns trigger language plpgsql as $$
+begin
+    raise exception 'tasks cannot be truncated: it may hold unfinished work'
+        using errcode = 'IL006', schema = 'interlock', table = 'tasks',
+            hint = 'Delete rows that have ended: delete from interlock.tasks where state in (''done'', ''error'', ''canceled'', ''skipped'')';
+end
+$$;
+
+drop trigger if exists guard_truncate on interlock.tasks;
+create trigger guard_truncate before truncate on interlock.tasks for each statement
+    execute function interlock.refuse_truncate_tasks();
+alter table interlock.tasks enable always trigger guard_truncate;
+
+-- The records are written as their owner, so that whoever moves a row needs no right to write them.
+-- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
+-- The plan is made for whatever the session's first statement moves. A nested loop is as good as any for one row, and
+-- kept for the next thousand it compares a million pairs.
+create or replace function interlock.record_tasks() returns trigger language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+    who constant text := interlock.actor();
+begin
+    if tg_relid <> 'interlock.tasks'::regclass then
+        raise exception 'record_tasks() records the moves of interlock.tasks alone' using errcode = 'IL004';
+    elsif tg_op = 'INSERT' then
+        insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, attempt)
+        select now_row.id, null, now_row.state, 'create', now_row.reason, who, now_row.attempt
+        from now_row;
+    else
+        insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, attempt)
+        select now_row.id, was_row.state, now_row.state, now_row.event, now_row.reason, who, now_row.attempt
+        from now_row join was_row on was_row.id = now_row.id
+        where was_row.state <> now_row.state;
+    end if;
+    return null;
+end
+$$;
+
+revoke execute on function interlock.record_tasks() from public;
+
+drop trigger if exists record_insert on interlock.tasks;
+create trigger record_insert after insert on interlock.tasks
+    referencing new table as now_row for each statement execute function interlock.record_tasks();
+alter table interlock.tasks enable always trigger record_insert;
+
+drop trigger if exists record_update on interlock.tasks;
+create trigger record_update after update on interlock.tasks
+    referencing old table as was_row new table as now_row for each statement
+    execute function interlock.record_tasks();
+alter table interlock.tasks enable always trigger record_update;
+
+-- jobs: the job lifecycle
+
+alter table interlock.jobs drop constraint if exists jobs_status;
+alter table interlock.jobs add constraint jobs_status check (status in ('SUBMITTED', 'PENDING', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELED')) not valid;
+alter table interlock.jobs validate constraint jobs_status;
+
+create or replace function interlock.guard_jobs() returns trigger language plpgsql
+    set search_path = pg_catalog, pg_temp as $$
+declare
+    known constant text[] := array['SUBMITTED', 'PENDING', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELED'];
+    events text[];
+    allowed text[];
+begin
+    if tg_op = 'INSERT' then
+        perform interlock.refuse_move('job', new.id::text, null, new.status, array['SUBMITTED'],
+            case when new.status = any (known) then 'IL003' else 'IL002' end,
+            format('cannot begin as %L', new.status));
+    elsif tg_op = 'DELETE' then
+        perform interlock.refuse_move('job', old.id::text, old.status, old.status, array['COMPLETED', 'FAILED', 'CANCELED'], 'IL006',
+            format('cannot be deleted while %L, only when it has ended', old.status));
+    end if;
+    if new.id is distinct from old.id then
+        perform interlock.refuse_move('job', old.id::text, old.status, new.status, array[]::text[], 'IL005',
+            'an id never changes');
+    end if;
+    if new.status is distinct from old.status then
+        case old.status
+            when 'SUBMITTED' then allowed := array['PENDING', 'FAILED', 'CANCELED'];
+            when 'PENDING' then allowed := array['RUNNING', 'CANCELED'];
+            when 'RUNNING' then allowed := array['COMPLETED', 'FAILED', 'CANCELED'];
+            else allowed := array[]::text[];
+        end case;
+        case old.status || '>' || new.status
+            when 'SUBMITTED>PENDING' then events := array['validate'];
+            when 'SUBMITTED>FAILED' then events := array['reject'];
+            when 'SUBMITTED>CANCELED' then events := array['cancel'];
+            when 'PENDING>RUNNING' then events := array['allocate_resources'];
+            when 'PENDING>CANCELED' then events := array['cancel'];
+            when 'RUNNING>COMPLETED' then events := array['success'];
+            when 'RUNNING>FAILED' then events := array['error'];
+            when 'RUNNING>CANCELED' then events := array['cancel'];
+            else
+                perform interlock.refuse_move('job', old.id::text, old.status, new.status, allowed,
+                    case when new.status = any (known) then 'IL001' else 'IL002' end,
+                    format('cannot move from %L to %L', old.status, new.status));
+        end case;
+        if (new.event = any (events)) is not true then
+            -- The writer did not name the event: it follows from the two states, if they leave no choice. What it
+            -- did not set along with the state belongs to the move before, and is not carried over.
+            if new.event is distinct from old.event or cardinality(events) > 1 then
+                perform interlock.refuse_move('job', old.id::text, old.status, new.status, allowed, 'IL001',
+                    format('moves from %L to %L by setting "event" to one of %s, not to %L',
+                        old.status, new.status, events, new.event));
+            end if;
+            new.event := events[1];
+            if new.reason is not distinct from old.reason then
+                new.reason := null;
+            end if;
+        end if;
+        if new.updated_at is not distinct from old.updated_at then
+            new.updated_at := now();
+        end if;
+    elsif new.event is distinct from old.event then
+        perform interlock.refuse_move('job', old.id::text, old.status, new.status, array[]::text[], 'IL001',
+            format('stays %L, so that its event cannot become %L', old.status, new.event));
+    end if;
+
+    return new;
+end
+$$;
+
+drop trigger if exists guard_insert on interlock.jobs;
+create trigger guard_insert before insert on interlock.jobs for each row
+    when ((new.status = any (array['SUBMITTED'])) is not true)
+    execute function interlock.guard_jobs();
+alter table interlock.jobs enable always trigger guard_insert;
+
+drop trigger if exists guard_update on interlock.jobs;
+create trigger guard_update before update on interlock.jobs for each row
+    when (
+        new.id is distinct from old.id
+        or old.status is not distinct from new.status and old.event is distinct from new.event
+        or old.status is distinct from new.status and (
+            ((old.status || ' ' || new.event || ' ' || new.status) = any (array[
+                'SUBMITTED validate PENDING',
+                'SUBMITTED reject FAILED',
+                'SUBMITTED cancel CANCELED',
+                'PENDING allocate_resources RUNNING',
+                'PENDING cancel CANCELED',
+                'RUNNING success COMPLETED',
+                'RUNNING error FAILED',
+                'RUNNING cancel CANCELED'
+            ])) is not true
+            or new.updated_at is not distinct from old.updated_at
+        )
+    )
+    execute function interlock.guard_jobs();
+alter table interlock.jobs enable always trigger guard_update;
+
+drop trigger if exists guard_delete on interlock.jobs;
+create trigger guard_delete before delete on interlock.jobs for each row
+    when ((old.status = any (array['COMPLETED', 'FAILED', 'CANCELED'])) is not true)
+    execute function interlock.guard_jobs();
+alter table interlock.jobs enable always trigger guard_delete;
+
+create or replace function interlock.refuse_truncate_jobs() returns trigger language plpgsql as $$
+begin
+    raise exception 'jobs cannot be truncated: it may hold unfinished work'
+        using errcode = 'IL006', schema = 'interlock', table = 'jobs',
+            hint = 'Delete rows that have ended: delete from interlock.jobs where status in (''COMPLETED'', ''FAILED'', ''CANCELED'')';
+end
+$$;
+
+drop trigger if exists guard_truncate on interlock.jobs;
+create trigger guard_truncate before truncate on interlock.jobs for each statement
+    execute function interlock.refuse_truncate_jobs();
+alter table interlock.jobs enable always trigger guard_truncate;
+
+-- The records are written as their owner, so that whoever moves a row needs no right to write them.
+-- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
+-- The plan is made for whatever the session's first statement moves. A nested loop is as good as any for one row, and
+-- kept for the next thousand it compares a million pairs.
+create or replace function interlock.record_jobs() returns trigger language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+    who constant text := interlock.actor();
+begin
+    if tg_relid <> 'interlock.jobs'::regclass then
+        raise exception 'record_jobs() records the moves of interlock.jobs alone' using errcode = 'IL004';
+    elsif tg_op = 'INSERT' then
+        insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor)
+        select now_row.id, null, now_row.status, 'create', now_row.reason, who
+        from now_row;
+    else
+        insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor)
+        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason, who
+        from now_row join was_row on was_row.id = now_row.id
+        where was_row.status <> now_row.status;
+    end if;
+    return null;
+end
+$$;
+
+revoke execute on function interlock.record_jobs() from public;
+
+drop trigger if exists record_insert on interlock.jobs;
+create trigger record_insert after insert on interlock.jobs
+    referencing new table as now_row for each statement execute function interlock.record_jobs();
+alter table interlock.jobs enable always trigger record_insert;
+
+drop trigger if exists record_update on interlock.jobs;
+create trigger record_update after update on interlock.jobs
+    referencing old table as was_row new table as now_row for each statement
+    execute function interlock.record_jobs();
+alter table interlock.jobs enable always trigger record_update;
+
+-- workers: the supervised worker lifecycle
+
+alter table interlock.workers drop constraint if exists workers_status;
+alter table interlock.workers add constraint workers_status check (status in ('IDLE', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'TERMINATED')) not valid;
+alter table interlock.workers validate constraint workers_status;
+
+create or replace function interlock.guard_workers() returns trigger language plpgsql
+    set search_path = pg_catalog, pg_temp as $$
+declare
+    known constant text[] := array['IDLE', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'TERMINATED'];
+    events text[];
+    allowed text[];
+begin
+    if tg_op = 'INSERT' then
+        perform interlock.refuse_move('supervised worker', new.id::text, null, new.status, array['IDLE'],
+            case when new.status = any (known) then 'IL003' else 'IL002' end,
+            format('cannot begin as %L', new.status));
+    elsif tg_op = 'DELETE' then
+        perform interlock.refuse_move('supervised worker', old.id::text, old.status, old.status, array['COMPLETED', 'FAILED', 'TERMINATED'], 'IL006',
+            format('cannot be deleted while %L, only when it has ended', old.status));
+    end if;
+    if new.id is distinct from old.id then
+        perform interlock.refuse_move('supervised worker', old.id::text, old.status, new.status, array[]::text[], 'IL005',
+            'an id never changes');
+    end if;
+    if new.status is distinct from old.status then
+        case old.status
+            when 'IDLE' then allowed := array['RUNNING', 'TERMINATED'];
+            when 'RUNNING' then allowed := array['PAUSED', 'COMPLETED', 'FAILED', 'TERMINATED'];
+            when 'PAUSED' then allowed := array['RUNNING', 'TERMINATED'];
+            when 'COMPLETED' then allowed := array['TERMINATED'];
+            when 'FAILED' then allowed := array['TERMINATED'];
+            else allowed := array[]::text[];
+        end case;
+        case old.status || '>' || new.status
+            when 'IDLE>RUNNING' then events := array['start_task'];
+            when 'IDLE>TERMINATED' then events := array['terminate'];
+            when 'RUNNING>PAUSED' then events := array['pause'];
+            when 'RUNNING>COMPLETED' then events := array['complete_tasks'];
+            when 'RUNNING>FAILED' then events := array['error_unrecoverable'];
+            when 'RUNNING>TERMINATED' then events := array['terminate'];
+            when 'PAUSED>RUNNING' then events := array['resume'];
+            when 'PAUSED>TERMINATED' then events := array['terminate'];
+            when 'COMPLETED>TERMINATED' then events := array['terminate'];
+            when 'FAILED>TERMINATED' then events := array['terminate'];
+            else
+                perform interlock.refuse_move('supervised worker', old.id::text, old.status, new.status, allowed,
+                    case when new.status = any (known) then 'IL001' else 'IL002' end,
+                    format('cannot move from %L to %L', old.status, new.status));
+        end case;
+        if (new.event = any (events)) is not true then
+            -- The writer did not name the event: it follows from the two states, if they leave no choice. What it
+            -- did not set along with the state belongs to the move before, and is not carried over.
+            if new.event is distinct from old.event or cardinality(events) > 1 then
+                perform interlock.refuse_move('supervised worker', old.id::text, old.status, new.status, allowed, 'IL001',
+                    format('moves from %L to %L by setting "event" to one of %s, not to %L',
+                        old.status, new.status, events, new.event));
+            end if;
+            new.event := events[1];
+            if new.reason is not distinct from old.reason then
+                new.reason := null;
+            end if;
+        end if;
+        if new.updated_at is not distinct from old.updated_at then
+            new.updated_at := now();
+        end if;
+    elsif new.event is distinct from old.event then
+        perform interlock.refuse_move('supervised worker', old.id::text, old.status, new.status, array[]::text[], 'IL001',
+            format('stays %L, so that its event cannot become %L', old.status, new.event));
+    end if;
+
+    return new;
+end
+$$;
+
+drop trigger if exists guard_insert on interlock.workers;
+create trigger guard_insert before insert on interlock.workers for each row
+    when ((new.status = any (array['IDLE'])) is not true)
+    execute function interlock.guard_workers();
+alter table interlock.workers enable always trigger guard_insert;
+
+drop trigger if exists guard_update on interlock.workers;
+create trigger guard_update before update on interlock.workers for each row
+    when (
+        new.id is distinct from old.id
+        or old.status is not distinct from new.status and old.event is distinct from new.event
+        or old.status is distinct from new.status and (
+            ((old.status || ' ' || new.event || ' ' || new.status) = any (array[
+                'IDLE start_task RUNNING',
+                'RUNNING pause PAUSED',
+                'PAUSED resume RUNNING',
+                'RUNNING complete_tasks COMPLETED',
+                'RUNNING error_unrecoverable FAILED',
+                'IDLE terminate TERMINATED',
+                'RUNNING terminate TERMINATED',
+                'PAUSED terminate TERMINATED',
+                'COMPLETED terminate TERMINATED',
+                'FAILED terminate TERMINATED'
+            ])) is not true
+            or new.updated_at is not distinct from old.updated_at
+        )
+    )
+    execute function interlock.guard_workers();
+alter table interlock.workers enable always trigger guard_update;
+
+drop trigger if exists guard_delete on interlock.workers;
+create trigger guard_delete before delete on interlock.workers for each row
+    when ((old.status = any (array['COMPLETED', 'FAILED', 'TERMINATED'])) is not true)
+    execute function interlock.guard_workers();
+alter table interlock.workers enable always trigger guard_delete;
+
+create or replace function interlock.refuse_truncate_workers() returns trigger language plpgsql as $$
+begin
+    raise exception 'workers cannot be truncated: it may hold unfinished work'
+        using errcode = 'IL006', schema = 'interlock', table = 'workers',
+            hint = 'Delete rows that have ended: delete from interlock.workers where status in (''COMPLETED'', ''FAILED'', ''TERMINATED'')';
+end
+$$;
+
+drop trigger if exists guard_truncate on interlock.workers;
+create trigger guard_truncate before truncate on interlock.workers for each statement
+    execute function interlock.refuse_truncate_workers();
+alter table interlock.workers enable always trigger guard_truncate;
+
+-- The records are written as their owner, so that whoever moves a row needs no right to write them.
+-- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
+-- The plan is made for whatever the session's first statement moves. A nested loop is as good as any for one row, and
+-- kept for the next thousand it compares a million pairs.
+create or replace function interlock.record_workers() returns trigger language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+    who constant text := interlock.actor();
+begin
+    if tg_relid <> 'interlock.workers'::regclass then
+        raise exception 'record_workers() records the moves of interlock.workers alone' using errcode = 'IL004';
+    elsif tg_op = 'INSERT' then
+        insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor)
+        select now_row.id, null, now_row.status, 'create', now_row.reason, who
+        from now_row;
+    else
+        insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor)
+        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason, who
+        from now_row join was_row on was_row.id = now_row.id
+        where was_row.status <> now_row.status;
+    end if;
+    return null;
+end
+$$;
+
+revoke execute on function interlock.record_workers() from public;
+
+drop trigger if exists record_insert on interlock.workers;
+create trigger record_insert after insert on interlock.workers
+    referencing new table as now_row for each statement execute function interlock.record_workers();
+alter table interlock.workers enable always trigger record_insert;
+
+drop trigger if exists record_update on interlock.workers;
+create trigger record_update after update on interlock.workers
+    referencing old table as was_row new table as now_row for each statement
+    execute function interlock.record_workers();
+alter table interlock.workers enable always trigger record_update;
