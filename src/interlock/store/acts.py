@@ -31,8 +31,8 @@ async def release_waiting_tasks(
 
     With `held_by`, only those that still wait for just that.
     """
-    parameters = {"ids": list(ids), "run_ats": [], "inputs": [], "held_by": held_by}
-    parameters |= {"actor": actor, "reason": reason, "now": now}
+    common = {"actor": actor, "reason": reason, "held_by": held_by, "now": now}
+    parameters = {"ids": list(ids), "run_ats": [], "inputs": [], **common}
     return [id_ for row in await run(connection, TASKS["release_waiting_tasks"], parameters) for id_ in row["ids"]]
 
 
