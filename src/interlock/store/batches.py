@@ -130,8 +130,7 @@ class Batch:
     def note_skipped(self, skipped: Iterable[Skipped]) -> None:
         """Count maps that failed for their parts."""
         for skip in skipped:
-            if skip.error is not None:
-                self.jobs[skip.step.job_id].failed_steps += 1
+            self.jobs[skip.step.job_id].failed_steps += skip.error is not None
 
     def release(self, step: Waiting, *, run_at: datetime | None = None, refused: str | None = None) -> None:
         """Let a step go, unless its job runs enough of them. One that sleeps does not run, so it takes up no room."""
@@ -348,5 +347,4 @@ def _woken(job: LockedJob) -> dict[str, Any]:
 
 
 def _rows(jobs: Iterable[LockedJob]) -> str:
-    rows = [{"id": job.id, **dict(zip(_WRITTEN, _written(job), strict=True))} for job in jobs]
-    return orjson.dumps(rows).decode()
+    return orjson.dumps([{"id": job.id, **dict(zip(_WRITTEN, _written(job), strict=True))} for job in jobs]).decode()
