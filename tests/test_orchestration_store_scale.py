@@ -174,7 +174,7 @@ HOT = {
     "update_waiting_steps": {"tasks_pkey"},
     "update_jobs": {"jobs_pkey"},
     "complete_running_jobs": {"jobs_open", "waiters_pkey"},
-    "read_admissible_steps": {"jobs_pkey", "tasks_capped", "tasks_held_steps"},
+    "read_admissible_steps": {"jobs_pkey", "tasks_capped", "tasks_held_steps", "workflow_steps_pkey"},
     "read_next_compensations": {"tasks_held_steps"},
     "read_woken_steps": {"tasks_pkey", "jobs_parent_task"},
     "read_overdue_signals": {"tasks_wait_until", "jobs_pkey"},

@@ -19,10 +19,20 @@ if TYPE_CHECKING:
 
 
 async def release_waiting_tasks(
-    connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None = None, now: datetime | None = None
+    connection: Connection,
+    ids: Sequence[UUID],
+    *,
+    actor: str,
+    reason: str | None = None,
+    held_by: str | None = None,
+    now: datetime | None = None,
 ) -> list[UUID]:
-    """Let waiting tasks become claimable, and say so to the workers; give those that were waiting."""
-    parameters = {"ids": list(ids), "run_ats": [], "inputs": [], "actor": actor, "reason": reason, "now": now}
+    """Let waiting tasks become claimable, and say so to the workers; give those that were waiting.
+
+    With `held_by`, only those that still wait for just that.
+    """
+    common = {"actor": actor, "reason": reason, "held_by": held_by, "now": now}
+    parameters = {"ids": list(ids), "run_ats": [], "inputs": [], **common}
     return [id_ for row in await run(connection, TASKS["release_waiting_tasks"], parameters) for id_ in row["ids"]]
 
 

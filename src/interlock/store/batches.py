@@ -93,6 +93,7 @@ class Batch:
     releases: list[Release] = field(default_factory=list)
     waits: dict[UUID, dict[str, Any]] = field(default_factory=dict)
     maps: list[UUID] = field(default_factory=list)
+    out_of_turn: set[UUID] = field(default_factory=set)  # jobs of which a compensation was canceled, maybe too early
     messages: list[dict[str, Any]] = field(default_factory=list)
     completed: list[LockedJob] = field(default_factory=list)
     failed: list[LockedJob] = field(default_factory=list)
@@ -121,14 +122,15 @@ class Batch:
             job = self.jobs[step.job_id]
             job.open_steps -= 1
             job.changed = True
-            if step.state in {"error", "canceled"} and step.part_of is None and not step.step.startswith(COMPENSATION):
+            if step.step.startswith(COMPENSATION):
+                self.out_of_turn |= {job.id} if step.state == "canceled" else set()
+            elif step.state in {"error", "canceled"} and step.part_of is None:
                 job.failed_steps += 1
 
     def note_skipped(self, skipped: Iterable[Skipped]) -> None:
         """Count maps that failed for their parts."""
         for skip in skipped:
-            if skip.error is not None:
-                self.jobs[skip.step.job_id].failed_steps += 1
+            self.jobs[skip.step.job_id].failed_steps += skip.error is not None
 
     def release(self, step: Waiting, *, run_at: datetime | None = None, refused: str | None = None) -> None:
         """Let a step go, unless its job runs enough of them. One that sleeps does not run, so it takes up no room."""
@@ -144,15 +146,14 @@ class Batch:
 
     def let_go(self, step: Release, limit_key: str | None) -> None:
         """Let a step be claimed, unless its namespace is paused; one with a limit is let in by that."""
-        held: dict[str, Any]
         if step.namespace in self.paused:
-            held = {"held_by": "namespace", "reason": f"namespace {step.namespace} is paused"}
+            held_by, reason = "namespace", f"namespace {step.namespace} is paused"
         elif limit_key is not None:
-            held = {"held_by": "limit", "reason": f"limit {limit_key}"}
+            held_by, reason = "limit", f"limit {limit_key}"
         else:
             self.releases.append(step)
             return
-        self.wait(step.id, **held, run_at=step.run_at, input=step.input)
+        self.wait(step.id, held_by=held_by, reason=reason, run_at=step.run_at, input=step.input)
 
     def wait(self, step_id: UUID, *, unresolved: int = 0, **known: Any) -> None:
         """Let a step wait on, with what is known of it by now."""
@@ -177,7 +178,7 @@ class Batch:
             "ids": [release.id for release in releases],
             "run_ats": [] if plain else [release.run_at for release in releases],
             "inputs": [] if plain else [as_json(release.input) for release in releases],
-            **self._common(reason=None),
+            **self._common(reason=None, held_by=None),
         }
         return [(TASKS["release_waiting_tasks"], parameters)]
 
@@ -346,5 +347,4 @@ def _woken(job: LockedJob) -> dict[str, Any]:
 
 
 def _rows(jobs: Iterable[LockedJob]) -> str:
-    rows = [{"id": job.id, **dict(zip(_WRITTEN, _written(job), strict=True))} for job in jobs]
-    return orjson.dumps(rows).decode()
+    return orjson.dumps([{"id": job.id, **dict(zip(_WRITTEN, _written(job), strict=True))} for job in jobs]).decode()

@@ -109,10 +109,14 @@ async def _compensate(connection: Connection, batch: Batch, jobs: Sequence[Locke
 
 
 async def _release_next(connection: Connection, batch: Batch, jobs: Iterable[LockedJob]) -> None:
-    ids = [job.id for job in jobs if job.changed and job.compensating]
-    if not ids:
+    going = [job for job in jobs if job.changed and job.compensating]
+    if not going:
         return
-    for row in await run(connection, STEPS["read_next_compensations"], {"ids": ids}):
+    parameters = {
+        "ids": [job.id for job in going],
+        "open_steps": [job.open_steps if job.id in batch.out_of_turn else None for job in going],
+    }
+    for row in await run(connection, STEPS["read_next_compensations"], parameters):
         batch.let_go(Release(row["id"], row["namespace"]), row["limit_key"])
 
 

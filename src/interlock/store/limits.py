@@ -191,7 +191,9 @@ async def _admit(connection: Connection, rooms: Sequence[Room], actor: str, now:
     keys: dict[UUID, str] = {row["id"]: row["key"] for row in rows}
     if not keys:
         return Counter()
-    let_in = await release_waiting_tasks(connection, list(keys), actor=actor, reason="let in by its limit", now=now)
+    let_in = await release_waiting_tasks(
+        connection, list(keys), actor=actor, reason="let in by its limit", held_by="limit", now=now
+    )
     released = Counter(keys[id_] for id_ in let_in)
     started = {"keys": list(released), "starts": list(released.values()), "now": now}
     await run(connection, LIMITS["insert_limit_starts"], started)
@@ -269,7 +271,8 @@ async def _free_namespace(connection: Connection, name: str, *, actor: str, now:
     freed = 0
     batch = {"name": name, "batch": BATCH, "now": now}
     while ids := [row["id"] for row in await run(connection, LIMITS["read_held_of_namespace"], batch)]:
-        freed += len(await release_waiting_tasks(connection, ids, actor=actor, reason=why, now=now))
+        released = await release_waiting_tasks(connection, ids, actor=actor, reason=why, held_by="namespace", now=now)
+        freed += len(released)
     freed += await _pass_steps(connection, "pass_capped_to_jobs", batch)
     limited = 0
     while rows := await run(connection, LIMITS["pass_limited_to_limits"], batch):

@@ -204,7 +204,12 @@ from interlock.tasks
 where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null
     -- a job with a worker_count decides by itself, but for what sleeps, or undoes something
     and not (capped and step not like 'compensate:%%'
-        and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now())))
+        and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now()) or 'sleep' <> (
+            select steps.kind
+            from interlock.jobs
+                join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
+            where jobs.id = tasks.job_id and steps.step = tasks.step
+        )))
 order by namespace, id
 limit %(batch)s
 
@@ -218,7 +223,12 @@ where id = any (array(
         from interlock.tasks
         where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and capped
             and step not like 'compensate:%%'
-            and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now()))
+            and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now()) or 'sleep' <> (
+                select steps.kind
+                from interlock.jobs
+                    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
+                where jobs.id = tasks.job_id and steps.step = tasks.step
+            ))
         order by namespace, id
         limit %(batch)s
     ))

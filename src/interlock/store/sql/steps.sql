@@ -148,7 +148,12 @@ from interlock.jobs
         from interlock.tasks
         where job_id = jobs.id and capped and (state in ('pending', 'running') or held_by = 'limit')
             and not advanced -- requeued by a person: nobody is told of its end again
-            and not (type = 'interlock.pass' and run_at > coalesce(%(now)s::timestamptz, now())) -- it sleeps
+            -- it sleeps; others without a handler may be due only later, too, and keep their room: they are tried again
+            and not (type = 'interlock.pass' and run_at > coalesce(%(now)s::timestamptz, now()) and 'sleep' = (
+                select kind
+                from interlock.workflow_steps as steps
+                where steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+            ))
     ) as active
     cross join lateral (
         (
@@ -201,8 +206,9 @@ order by done.job_id, done.finished_at desc, done.id desc
 returning id, job_id, part
 
 -- name: read_next_compensations
+-- `open_steps` is given where one may have ended before its turn: then none goes unless all that are open wait for theirs.
 select found.id, found.namespace, found.limit_key
-from unnest(%(ids)s::uuid[]) as wanted (job_id)
+from unnest(%(ids)s::uuid[], %(open_steps)s::int[]) as wanted (job_id, open_steps)
     cross join lateral (
         select id, namespace, limit_key
         from interlock.tasks
@@ -210,6 +216,12 @@ from unnest(%(ids)s::uuid[]) as wanted (job_id)
         order by held_by, priority desc, part, id
         limit 1
     ) as found
+where wanted.open_steps is null
+    or wanted.open_steps = (
+        select count(*)
+        from interlock.tasks
+        where tasks.job_id = wanted.job_id and state = 'waiting' and held_by = 'compensation'
+    )
 
 -- name: read_failed_compensations
 select tasks.job_id, substr(step, length('compensate:') + 1) as step,

@@ -29,7 +29,8 @@ select set_config('interlock.actor', %(actor)s, true)
 
 -- name: release_waiting_tasks
 -- moves: task waiting -release-> pending
--- A step may get a later run_at or an input with it; arrays that are shorter than the ids leave both as they are.
+-- A step may get a later run_at or an input with it; arrays that are shorter than the ids leave both as they are. Whoever
+-- lets tasks go that wait for one thing says so by `held_by`: what waits for something else by now waits on.
 -- Idle workers are told once for every namespace.
 with released as (
     update interlock.tasks
@@ -38,7 +39,7 @@ with released as (
         updated_at = coalesce(%(now)s::timestamptz, now())
     from unnest(%(ids)s::uuid[], %(run_ats)s::timestamptz[], %(inputs)s::jsonb[]) as given (id, run_at, input)
     where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
-        and case when tasks.state = 'waiting' then true else false end
+        and case when tasks.state = 'waiting' then %(held_by)s::text is null or tasks.held_by = %(held_by)s else false end
         and (select set_config('interlock.actor', %(actor)s, true)) is not null
     returning tasks.id, tasks.namespace
 )
