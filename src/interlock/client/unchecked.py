@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from interlock.client.options import checked
+from interlock.client.options import checked, text
 from interlock.client.values import ValueRefusedError, check_json
 from interlock.errors import InputError
 from interlock.store.tasks import NewTask
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 def unchecked_task(type_: str, given: dict[str, Any], options: Mapping[str, Any]) -> NewTask:
     """Make a task by its name, with the options of `task.options(...)`."""
-    if not type_.strip():
-        raise InputError("the name of a task must not be empty")
+    try:
+        text("the name of a task", type_)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     try:
         check_json(given)
         stored = checked(options)
