@@ -16,6 +16,7 @@ from interlock.store.database import connect, translated
 from interlock.store.tasks import insert_callbacks, notify_ended, settle_running_tasks
 from interlock.worker.events import HandlerEvents
 from interlock.worker.executors import Executors, contained
+from interlock.worker.losses import count_lost
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -133,6 +134,8 @@ class AttemptServices:
             await transaction.end(commit=False)
             failed = attempt.failed_after_all(error)
             return await self._settler.settle(attempt, failed)
+        if lost:
+            count_lost(attempt)
         return not lost
 
     async def _cancel(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
@@ -149,6 +152,8 @@ class AttemptServices:
                 )
         except (DisconnectedError, StatementError):
             return False  # the request stays in the row: whoever recovers the task hears of it
+        if not canceled:
+            count_lost(attempt)
         return bool(canceled)
 
     async def abandon(self, attempt: TaskStateMachine) -> None:

@@ -22,7 +22,8 @@ from interlock.store.tasks import (
     read_tasks,
     settle_running_tasks,
 )
-from interlock.telemetry import leases_lost_total, log, settle_batch_size
+from interlock.telemetry import log, settle_batch_size
+from interlock.worker.losses import count_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,8 +137,7 @@ class Settler:
         for attempt in batch:
             written = not missing or attempt.key[0] not in missing
             if not written:
-                leases_lost_total.inc()
-                log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.key[1])
+                count_lost(attempt)
             answer = attempt.answer
             if answer is None:
                 self._reported(attempt, written)
