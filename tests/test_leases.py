@@ -161,6 +161,7 @@ async def test_a_transactional_task_that_was_lost_is_counted(url: str, database:
 
     @app.task(transactional=True)
     async def transact(ctx: TaskContext) -> None:
+        assert ctx.connection is not database
         await database.execute(EXPIRE + ", run_at = now() + interval '1 hour'")
 
     before = lost()

@@ -79,6 +79,11 @@ class Task(Enqueuer[P, R]):
         self.__doc__, self.__name__, self.__qualname__ = function.__doc__, function.__name__, function.__qualname__
         self.__module__, self.__wrapped__ = function.__module__, function
 
+    @property
+    def app(self) -> Interlock:
+        """The app that it belongs to."""
+        return self._app
+
     def __repr__(self) -> str:
         return f"<Task {self.name} ({self.executor})>"
 
