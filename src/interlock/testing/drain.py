@@ -163,7 +163,10 @@ class _Runner:
         return failed
 
     async def _settle(self, connection: Connection, claimed: ClaimedTask, outcome: Outcome) -> None:
-        awaited, lost = await settle_running_tasks(connection, [outcome], actor=self._actor, now=self._app.now())
+        largest = self._app.config.largest_result
+        awaited, lost = await settle_running_tasks(
+            connection, [outcome], actor=self._actor, largest=largest, now=self._app.now()
+        )
         if lost:
             raise _LostError
         if claimed.own("callback_url") is not None:

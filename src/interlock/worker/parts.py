@@ -64,7 +64,9 @@ class Parts:
             slot_freed=slot_freed,
         )
         self.claims = Claims(worker_id, settings, self._types)
-        self.settler = Settler(worker_id, self.running.reported, largest_batch(settings.concurrency))
+        self.settler = Settler(
+            worker_id, self.running.reported, largest_batch(settings.concurrency), settings.largest_result
+        )
         self.services = AttemptServices(app, settings, self.settler, self.url)
         self.listener = Listener(
             self.url, CHANNELS, self._hear, self._look_once, probe_interval=settings.probe_interval
