@@ -54,6 +54,20 @@ def test_enqueue_with_an_app_checks_the_arguments_and_takes_the_tasks_own_option
     assert shell.rows("select input, max_tries from interlock.tasks where id = %s", unchecked) == [({"message": 5}, 5)]
 
 
+def test_enqueue_takes_the_callback_of_the_settings_of_the_app_or_of_the_flag(shell: Shell) -> None:
+    """Without an app there is none that could say, but the settings may."""
+    variables = {"INTERLOCK_CALLBACK_URL": "https://example.org/all"}
+    ids = [
+        shell.answer("enqueue", "mail"),
+        shell.answer("enqueue", "mail", **variables),
+        shell.answer("enqueue", "mail", "--callback-url", "https://example.org/own", **variables),
+        shell.answer("enqueue", "fail", "message=x", *APP, **variables),
+    ]
+    stored = dict(shell.rows("select id::text, callback_url from interlock.tasks"))
+    all_, own = "https://example.org/all", "https://example.org/own"
+    assert [stored[task_id] for task_id in ids] == [None, all_, own, all_]
+
+
 MISTAKES = [
     (["enqueue", "add", '{"a": 1'], "not valid JSON"),
     (["enqueue", "add", "a"], "right would be name=value"),

@@ -16,15 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def unchecked_task(type_: str, given: dict[str, Any], options: Mapping[str, Any]) -> NewTask:
-    """Make a task by its name, with the options of `task.options(...)`."""
+def unchecked_task(
+    type_: str, given: dict[str, Any], options: Mapping[str, Any], callback_url: str | None = None
+) -> NewTask:
+    """Make a task by its name, with the options of `task.options(...)`; `callback_url` is for one that names none."""
     try:
         text("the name of a task", type_)
     except ValueError as error:
         raise InputError(str(error)) from None
     try:
         check_json(given)
-        stored = checked(options)
+        stored = {"callback_url": callback_url, **checked(options)}
     except (ValueRefusedError, ValueError) as error:
         raise InputError(f"task {type_}: {error}") from None
     stored["timeout_seconds"] = stored.pop("timeout", None)

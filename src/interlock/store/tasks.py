@@ -216,9 +216,13 @@ async def claim_pending_tasks(
     namespaces: Sequence[str] = ("default",),
     limit: int = 1,
     lease: timedelta = DEFAULT_LEASE,
+    callback_url: str | None = None,
     now: datetime | None = None,
 ) -> list[ClaimedTask]:
-    """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces."""
+    """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces.
+
+    `callback_url` is where steps are told of that name nothing themselves.
+    """
     parameters = {
         "namespaces": written(tuple(namespaces)),
         "types": written(tuple(types)),
@@ -226,6 +230,7 @@ async def claim_pending_tasks(
         "each": -(-limit // max(len(namespaces), 1)),
         "lease": f"{lease.total_seconds()} seconds",
         "actor": actor,
+        "callback_url": callback_url,
         "now": now,
     }
     return await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)

@@ -126,6 +126,7 @@ class _Runner:
                 namespaces=self._namespaces,
                 limit=1 if one else limit,
                 lease=LEASE,
+                callback_url=self._app.config.callback_url,
                 now=self._app.now(),
             )
 

@@ -63,7 +63,8 @@ class Parts:
             wake=wake,
             slot_freed=slot_freed,
         )
-        self.claims = Claims(worker_id, settings, self._types)
+        self._callback_url = app.config.callback_url
+        self.claims = Claims(worker_id, settings, self._types, self._callback_url)
         self.settler = Settler(
             worker_id, self.running.reported, largest_batch(settings.concurrency), settings.largest_result
         )
@@ -117,7 +118,7 @@ class Parts:
     def _change(self) -> None:
         """Deal with the queue otherwise from now on, as the registration says; nothing that was read before counts."""
         settings = replace(self._settings, namespaces=self.registration.namespaces)
-        self.claims = Claims(self._worker_id, settings, self._types)
+        self.claims = Claims(self._worker_id, settings, self._types, self._callback_url)
         self._wake.set()
         self._slot_freed.set()
 
