@@ -76,12 +76,12 @@ async def own_timeout() -> None:
 
 @pytest.mark.unit
 async def test_a_task_that_runs_inline_has_its_timeout() -> None:
-    for task in (slow, slow_thread):
-        context = make_context(task)
+    contexts = [make_context(task) for task in (slow, slow_thread)]
+    for task, context in zip((slow, slow_thread), contexts, strict=True):
         async with asyncio.timeout(20):
             with pytest.raises(TimeoutError, match=r"the handler was still running after 0.02 s"):
                 await run_with(context, task)
-    assert context.cancelled
+    assert contexts[1].cancelled
     with pytest.raises(TimeoutError, match="of its own"):
         await run_inline(own_timeout)
 

@@ -48,7 +48,7 @@ class Limit:
 
     def __post_init__(self) -> None:
         for name, value in (("max_running", self.max_running), ("max_starts", self.max_starts)):
-            if value is not None and (type(value) is not int or not 1 <= value <= MOST):
+            if value is not None and not _is_count(value):
                 raise ConfigError(f"limit {self.key!r}: {name} must be a whole number from 1 to {MOST}, not {value!r}")
         if (self.max_starts is None) != (self.period is None):
             raise ConfigError(f"limit {self.key!r}: max_starts and period go together; give both or neither")
@@ -56,6 +56,10 @@ class Limit:
             raise ConfigError(f"limit {self.key!r}: the period must be longer than nothing, not {self.period}")
         if self.max_running is None and self.max_starts is None:
             raise ConfigError(f"limit {self.key!r} limits nothing; give max_running, or max_starts and a period")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MOST
 
 
 class Admission(NamedTuple):

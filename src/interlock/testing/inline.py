@@ -133,8 +133,9 @@ async def _in_time(task: Task[..., Any], context: TaskContext, arguments: dict[s
         return await call(task, context, arguments)
     if context.deadline is None:
         context.deadline = datetime.now(UTC) + timedelta(seconds=timeout)
+    limit = asyncio.timeout(timeout)
     try:
-        async with asyncio.timeout(timeout) as limit:
+        async with limit:
             return await call(task, context, arguments)
     except TimeoutError:
         if limit.expired():
