@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -17,6 +17,7 @@ import orjson
 
 from interlock.client.context import TaskContext
 from interlock.errors import DefinitionError, StoreError
+from interlock.store.database import transaction
 from interlock.store.ids import new_id
 from interlock.worker.threads import ThreadExecutor
 
@@ -119,12 +120,24 @@ async def _connected(task: Task[..., Any], context: TaskContext) -> AsyncIterato
             f"task {task.name} is transactional and needs a connection: open its app before (`async with app:`), "
             "or run it with make_context(task, connection=...)"
         )
-    async with task.app.connection() as connection, connection.transaction():
-        context.connection = connection
-        try:
-            yield
-        finally:
-            context.connection = None  # it is lent to others next
+    raised: BaseException | None = None
+    async with task.app.connection() as connection:
+        with suppress(_UndoneError):
+            async with transaction(connection):
+                context.connection = connection
+                try:
+                    yield
+                except BaseException as error:  # noqa: BLE001 - it is raised again below
+                    raised = error
+                    raise _UndoneError from None
+                finally:
+                    context.connection = None  # it is lent to others next
+    if raised is not None:
+        raise raised  # as it was, even if it is the driver's
+
+
+class _UndoneError(Exception):
+    """The handler failed: its transaction is undone."""
 
 
 async def _in_time(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
