@@ -188,3 +188,13 @@ def test_a_job_is_done_by_a_worker_and_an_orchestrator(shell: Shell) -> None:
         worker.send_signal(signal.SIGINT)
         worker.communicate(timeout=60)
     assert worker.returncode == 0
+
+
+@pytest.mark.parametrize("command", ["status", "history"])
+def test_who_asks_for_a_job_as_for_a_task_is_told_where_it_is_shown(shell: Shell, command: str) -> None:
+    job = shell.answer("submit", "chain", *APP, "--input", '{"n": 1}')
+    done = shell.run(command, job)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr == f"interlock: that is a job, and no task: `interlock jobs show {job}`\n"
+    assert job in shell.answer("jobs", "show", job), "and that is so"

@@ -26,14 +26,15 @@ def test_enqueue_stores_arguments_and_options_as_they_were_typed(shell: Shell) -
         *("enqueue", "mail", '{"to": "ada@example.org"}', "copies=2", "subject=good news", 'zip="01234"', "ratio=NaN"),
         *("--namespace", "post", "--priority", "-5", "--delay", "2h", "--max-tries", "7", "--timeout", "1.5m"),
         *("--tag", "a", "--tag", "b", "--callback-url", "https://example.org/x", "--request-id", "r1"),
+        *("--backoff", "fibonacci"),
     )
     ((stored, *options),) = shell.rows(
         "select input, namespace, priority, max_tries, timeout_seconds, tags, callback_url, request_id, "
-        "run_at - created_at = '2 hours' from interlock.tasks where id = %s",
+        "run_at - created_at = '2 hours', backoff ->> 'kind' from interlock.tasks where id = %s",
         task_id,
     )
     assert stored == {"to": "ada@example.org", "copies": 2, "subject": "good news", "zip": "01234", "ratio": "NaN"}
-    assert options == ["post", -5, 7, 90, ["a", "b"], "https://example.org/x", "r1", True]
+    assert options == ["post", -5, 7, 90, ["a", "b"], "https://example.org/x", "r1", True, "fibonacci"]
     again = shell.run("enqueue", "mail", "--request-id", "r1", "--json")
     assert json.loads(again.stdout) == {"id": task_id, "created": False}
     assert again.stderr == f"task {task_id} was there already\n"
@@ -53,6 +54,20 @@ def test_enqueue_with_an_app_checks_the_arguments_and_takes_the_tasks_own_option
     assert shell.rows("select input, max_tries from interlock.tasks where id = %s", unchecked) == [({"message": 5}, 5)]
 
 
+def test_enqueue_takes_the_callback_of_the_settings_of_the_app_or_of_the_flag(shell: Shell) -> None:
+    """Without an app there is none that could say, but the settings may."""
+    variables = {"INTERLOCK_CALLBACK_URL": "https://example.org/all"}
+    ids = [
+        shell.answer("enqueue", "mail"),
+        shell.answer("enqueue", "mail", **variables),
+        shell.answer("enqueue", "mail", "--callback-url", "https://example.org/own", **variables),
+        shell.answer("enqueue", "fail", "message=x", *APP, **variables),
+    ]
+    stored = dict(shell.rows("select id::text, callback_url from interlock.tasks"))
+    all_, own = "https://example.org/all", "https://example.org/own"
+    assert [stored[task_id] for task_id in ids] == [None, all_, own, all_]
+
+
 MISTAKES = [
     (["enqueue", "add", '{"a": 1'], "not valid JSON"),
     (["enqueue", "add", "a"], "right would be name=value"),
@@ -63,6 +78,14 @@ MISTAKES = [
     (["enqueue", "add", "--delay", "soon"], "--delay must be a time such as 90"),
     (["enqueue", "add", "--delay", "1h", "--run-at", "2030-01-01T09:00:00Z"], "exclude each other"),
     (["enqueue", "add", "--count", "2", "--unique-key", "k"], "--count"),
+    (["enqueue", "x" * 2001], "the name of a task must have at most 2,000 bytes"),
+    (["enqueue", "add", "--unique-key", "x" * 2001], "unique_key must have at most 2,000 bytes"),
+    (["enqueue", "add", "--request-id", "x" * 2001], "request_id must have at most 2,000 bytes"),
+    (["enqueue", "add", "--limit-key", "x" * 2001], "limit_key must have at most 2,000 bytes"),
+    (["enqueue", "add", "--namespace", "x" * 2001], "namespace must have at most 2,000 bytes"),
+    (["enqueue", "add", "--tag", "x" * 2001, *APP], "each of the tags must have at most 2,000 bytes"),
+    (["enqueue", "add", "--backoff", "often"], "the kind must be one of none, linear"),
+    (["namespaces", "pause", "x" * 2001], "namespace must have at most 2,000 bytes"),
     (["enqueue", "nothing", *APP], "has no task 'nothing'; it has add,"),
     (["enqueue", "add", "a=1", *APP], "missing argument: b"),
     (["enqueue", "add", "a=1", "b=two", *APP], "argument 'b'"),
@@ -78,7 +101,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(mistake[0])[:50] for mistake in MISTAKES])
+@pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(mistake[0])[:40] for mistake in MISTAKES])
 def test_a_mistake_gets_one_clear_message_and_changes_nothing(shell: Shell, arguments: list[str], message: str) -> None:
     done = shell.run(*arguments)
     assert done.returncode == 2, done.stderr

@@ -143,6 +143,27 @@ def test_a_worker_takes_its_database_from_the_flag_even_if_the_app_names_another
     assert process.returncode == 0
 
 
+def test_a_worker_that_cannot_reach_its_database_warns_and_goes_on_looking(shell: Shell) -> None:
+    place = f"127.0.0.1:{free_port()}"
+    flags = ("--log-level", "warning", "--log-format", "json", "--database-url", f"postgresql://me:secret@{place}/db")
+    with shell.begun(*flags, "worker", *APP) as process:
+        assert process.stderr is not None
+        for _ in range(2):
+            line = process.stderr.readline()
+            warning = json.loads(line)
+            assert (warning["level"], warning["message"], warning["event"]) == (
+                "warning",
+                "worker_state_transition",
+                "connection_failed",
+            )
+            assert warning["reason"].startswith(f"cannot connect to db at {place}: ")
+            assert "secret" not in line
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors
+
+
 @pytest.mark.store
 def test_counting_what_has_not_ended_needs_no_look_at_what_has(url: str) -> None:
     text = STATUS["count_unfinished_tasks"].sql.replace("%(now)s", "null")

@@ -41,6 +41,11 @@ def test_the_file_in_this_directory_is_read(tmp_path: Path, monkeypatch: pytest.
         ({}, "log_levle = 'info'", r"unknown setting 'log_levle'; known are app, callback_allow_private"),
         ({}, "log_level = 3", "log_level must be a string, not int"),
         ({}, "log_level = ", "is not valid TOML"),
+        (
+            {"INTERLOCK_LARGEST_RESULT": "268435456"},
+            "",
+            "INTERLOCK_LARGEST_RESULT: largest_result must be a whole number from 1024 to 268435455, not '268435456'",
+        ),
         ({"INTERLOCK_CONCURRENCY": "many"}, "", "concurrency must be a whole number from 1 to 10000, not 'many'"),
         ({}, "lease = 0", "lease must be a number from 1 to 86400, not 0"),
         ({"INTERLOCK_NAMESPACES": "a,,b"}, "", "namespaces must be names with commas between"),

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client import REGISTRY
 
+from interlock import Interlock, TaskContext
 from interlock.lifecycle import TaskState, WorkerState
 from interlock.store.tasks import NewTask, enqueue_task, notify_tasks, read_task_history, read_tasks
 from interlock.worker import WorkerSettings, serving
 from mishap_support import Network, Weather, blocked_by, gated_app, locked
+from support import eventually, run_sql
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -31,6 +36,13 @@ async def row(database: Connection, task: UUID) -> dict[str, Any]:
 
 async def events(database: Connection, task: UUID) -> list[str]:
     return [record.event for record in await read_task_history(database, task)]
+
+
+def lost() -> float:
+    return REGISTRY.get_sample_value("leases_lost_total") or 0
+
+
+EXPIRE = "update interlock.tasks set state = 'pending', event = 'expire', lease_expires_at = null"
 
 
 async def test_a_lease_runs_out_in_time_while_its_renewal_hangs(url: str, database: Connection) -> None:
@@ -92,10 +104,9 @@ async def test_a_worker_that_claims_its_own_lost_task_anew_runs_the_second_attem
     async with serving(app, settings) as worker:
         context = worker.context
         await gate.entered[1].wait()
+        before = lost()
         (first,) = context.active.values()
-        await database.execute(
-            "update interlock.tasks set state = 'pending', event = 'expire', lease_expires_at = null"
-        )
+        await database.execute(EXPIRE)
         await notify_tasks(database, ["default"])
         await gate.entered[2].wait()
         (second,) = context.active.values()
@@ -108,7 +119,53 @@ async def test_a_worker_that_claims_its_own_lost_task_anew_runs_the_second_attem
         gate.opened[2].set()
         await until(lambda: worker.state is WorkerState.BACKING_OFF and not context.active)
         assert context.tasks_processed == 2
+    assert lost() - before == 1
     assert second.state is TaskState.COMPLETED
     done = await row(database, task)
     assert (done["state"], done["attempt"], done["output"]) == ("done", 2, 2)
     assert await events(database, task) == ["create", "claim", "expire", "claim", "succeed"]
+
+
+async def test_a_loss_that_the_keeper_and_the_report_find_is_counted_once(url: str, database: Connection) -> None:
+    """The handler blocks the loop, so that it is done before it can be stopped, and is reported in vain."""
+    app = Interlock(url)
+    entered, released = threading.Event(), threading.Event()
+
+    @app.task
+    async def blocks() -> None:
+        entered.set()
+        released.wait(30)
+
+    before = lost()
+
+    def take_away() -> None:
+        assert entered.wait(30)
+        run_sql(url, EXPIRE)
+        eventually(lambda: lost() > before)
+        released.set()
+
+    await enqueue_task(database, NewTask("blocks", {}), actor="me")
+    taking = asyncio.create_task(asyncio.to_thread(take_away))
+    settings = WorkerSettings(duties=False, lease=1.5, recovery_interval=3600, poll_base=30, poll_cap=30)
+    async with serving(app, settings) as worker:
+        await until(lambda: worker.context.active)
+        (attempt,) = worker.context.active.values()
+        await until(attempt.is_terminal)
+        await taking
+        assert worker.parts.statistics.tasks.mismatched == 1, "it was reported, and fenced off"
+    assert lost() - before == 1
+
+
+async def test_a_transactional_task_that_was_lost_is_counted(url: str, database: Connection) -> None:
+    app = Interlock(url)
+
+    @app.task(transactional=True)
+    async def transact(ctx: TaskContext) -> None:
+        assert ctx.connection is not database
+        await database.execute(EXPIRE + ", run_at = now() + interval '1 hour'")
+
+    before = lost()
+    await enqueue_task(database, NewTask("transact", {}), actor="me")
+    async with serving(app, WorkerSettings(duties=False, lease=600, recovery_interval=3600)) as worker:
+        await until(lambda: worker.context.tasks_processed == 1)
+    assert lost() - before == 1

@@ -244,7 +244,7 @@ async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the
     ("options", "message"),
     [
         ({}, "limit 'k' limits nothing"),
-        ({"max_running": 0}, "max_running must be at least 1, not 0"),
+        ({"max_running": 0}, "max_running must be a whole number from 1 to 2147483647, not 0"),
         ({"max_starts": 3}, "max_starts and period go together"),
         ({"period": MINUTE}, "max_starts and period go together"),
         ({"max_starts": 3, "period": -MINUTE}, "must be longer than nothing"),

@@ -24,6 +24,7 @@ CLAIM = {
     "limit": "100",
     "lease": "'30 s'",
     "actor": "'w'",
+    "callback_url": "null",
 }
 OUTCOME = """{"id": "01a1e2cf-6c0c-75b3-83a4-94f638565840", "attempt": 1, "event": "succeed"}"""
 IDS = "array_fill('01a1e2cf-6c0c-75b3-83a4-94f638565840'::uuid, array[100])"

@@ -175,3 +175,23 @@ async def test_a_second_request_ends_the_grace(url: str, database: Connection) -
 def test_a_limit_that_makes_no_sense_is_refused(limit: float) -> None:
     with pytest.raises(ValueError, match="shutdown_limit must be at"):
         WorkerSettings(shutdown_limit=limit)
+
+
+async def test_what_is_returned_has_not_failed(url: str, database: Connection) -> None:
+    """A handler that was stopped by a shutdown is processed, and no failure; one that raised is both."""
+    app, gate = gated_app(url)
+
+    @app.task(max_tries=1)
+    async def raises() -> None:
+        raise ValueError("no")
+
+    await enqueue_task(database, NewTask("raises", {}, max_tries=1), actor="me")
+    task = await enqueue(database)
+    async with serving(app, WorkerSettings(duties=False, concurrency=2, grace=0)) as worker:
+        await gate.entered[1].wait()
+        await until(lambda: worker.context.tasks_failed == 1)
+    assert (worker.context.tasks_processed, worker.context.tasks_failed) == (2, 1)
+    assert worker.parts.statistics.tasks.failed == 1
+    returned = await row(database, task)
+    assert (returned["state"], returned["tries"]) == ("pending", 0)
+    assert await events(database, task) == ["create", "claim", "return"]

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock import Interlock, TaskContext, WorkerSettings, serving
+from interlock.config import Config
 from interlock.errors import TaskFailedError
 from interlock.lifecycle import TaskState
+from interlock.testing import drain
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ class OwnError(BaseException):
 
 
 RAISED = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit, GeneratorExit, OwnError)}
+
+
+def seventeen_mebibytes() -> str:
+    """Be a handler in a process of its own."""
+    return "y" * 17 * 1024 * 1024
 
 
 def nested(depth: int) -> Any:
@@ -63,7 +70,7 @@ def app_at(url: str) -> Interlock:
 
     @app.task(max_tries=1)
     async def large(size: int) -> str:
-        return "y" * size
+        return "é" * size
 
     @app.task
     async def nap(ctx: TaskContext) -> None:
@@ -111,16 +118,51 @@ async def test_what_cannot_be_stored_is_how_its_task_failed(
 async def test_results_that_are_too_large_together_are_written_singly_and_one_alone_is_refused(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interlock.store.tasks.LARGEST", 10_000)
+    monkeypatch.setattr("interlock.store.outcomes.LARGEST_TOGETHER", 5_000)
     app = app_at(url)
     large = app.tasks["large"]
-    async with app, serving(app, WorkerSettings(duties=False, concurrency=40)) as worker:
-        handles = await large.enqueue_many([{"size": 3_000}] * 30 + [{"size": 20_000}])
+    async with app, serving(app, WorkerSettings(duties=False, concurrency=40, largest_result=10_000)) as worker:
+        # of each letter two bytes are stored, and the quotes
+        handles = await large.enqueue_many([{"size": 3_000}] * 30 + [{"size": 4_999}, {"size": 5_000}])
         results = await asyncio.gather(*(handle.result(timeout=20) for handle in handles), return_exceptions=True)
         await until(lambda: not worker.context.active)
-    assert [len(result) if isinstance(result, str) else 0 for result in results] == [3_000] * 30 + [0]
-    with pytest.raises(TaskFailedError, match="the result of a task may have 10,000"):
+    assert [len(result) if isinstance(result, str) else 0 for result in results] == [3_000] * 30 + [4_999, 0]
+    with pytest.raises(TaskFailedError, match=r"has 10,002 bytes of JSON, and at most 10,000 are stored \(`larg"):
         raise results[-1]
+
+
+@pytest.mark.parametrize("kind", ["transact", "costly"])
+async def test_the_largest_result_is_the_same_for_every_way_to_settle(url: str, kind: str) -> None:
+    app = Interlock(config=Config(database_url=url, largest_result=2_000))
+
+    @app.task(max_tries=1, transactional=True)
+    async def transact(ctx: TaskContext, size: int) -> str:
+        assert ctx.connection is not None
+        return "y" * size
+
+    @app.task(max_tries=1)
+    async def costly(ctx: TaskContext, size: int) -> str:
+        ctx.cost = 1
+        return "y" * size
+
+    task = app.tasks[kind]
+    told = "at most 2,000 are stored"
+    async with app:
+        async with serving(app):
+            assert await (await task.enqueue(size=1_998)).result(timeout=20) == "y" * 1_998
+            with pytest.raises(TaskFailedError, match=told):
+                await (await task.enqueue(size=1_999)).result(timeout=20)
+        await task.enqueue(size=1_999)
+        (ran,) = await drain(app)
+        assert (ran.event, told in str(ran.error)) == ("fail", True)
+
+
+async def test_a_result_of_a_process_may_be_as_large_as_any(url: str) -> None:
+    app = Interlock(url)
+    app.task(executor="process", name="ys", max_tries=1)(seventeen_mebibytes)
+    async with app, serving(app):
+        handle = await app.tasks["ys"].enqueue()
+        assert len(await handle.result(timeout=60)) == 17 * 1024 * 1024
 
 
 async def test_whatever_breaks_around_an_attempt_its_slot_comes_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

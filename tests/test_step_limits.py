@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from interlock import Interlock
+from interlock import Interlock, WorkerSettings, serving
 from interlock.client.explain import explain
 from interlock.config import Config
+from interlock.errors import JobFailedError
 from interlock.lifecycle import TaskRowEvent
+from interlock.orchestrator import orchestrating
 from interlock.store.database import connect, run
 from interlock.store.jobs import cancel_job
 from interlock.store.limits import Limit, admit_limited_tasks, pause_namespace, put_limits, resume_namespace
@@ -256,6 +258,41 @@ async def test_a_step_says_of_its_rows_what_its_task_says(database: Connection, 
     assert rows["other"] == {**own, "limit_key": "o", "tags": ["blue"]}
     assert rows["m"] == {"limit_key": None, "tags": ["red"], "callback_url": None}
     assert told == {"plain", "other", "m[0]", "compensate:last"}
+
+
+async def test_steps_are_told_of_where_the_app_of_their_worker_says(database: Connection, url: str) -> None:
+    app = Interlock(url, callback_url="http://localhost:9/app")
+
+    @app.task(callback_url="http://localhost:9/own")
+    async def names_its_own() -> None: ...
+
+    wf = app.workflow("told")
+    wf.task(names_its_own, name="own")
+
+    @wf.step(after="own", compensate=lambda: None)
+    def plain() -> list[int]:
+        return [1]
+
+    @wf.map(over=plain)
+    def part(item: int) -> int:
+        return item
+
+    wf.sleep("rest", 0.001, after=[part])
+
+    @wf.step(after="rest", max_tries=1)
+    def fails() -> None:
+        raise ValueError("no")
+
+    query = "select tasks.step, url from interlock.callbacks join interlock.tasks on tasks.id = callbacks.task_id"
+    expected = dict.fromkeys(("plain", "part[0]", "fails", "compensate:plain"), "http://localhost:9/app")
+    async with app, serving(app, WorkerSettings(duties=False, poll_cap=0.05)), orchestrating(app):
+        job = await app.submit("told")
+        with pytest.raises(JobFailedError):
+            await job.wait(30)
+        told = {row["step"]: row["url"] for row in await (await database.execute(query)).fetchall()}
+        assert told == {**expected, "own": "http://localhost:9/own"}, "of what the engine itself does, nobody is"
+        (row,) = await (await database.execute("select definition from interlock.workflows")).fetchall()
+        assert "9/app" not in str(row), "a setting must not make another definition of it"
 
 
 async def test_explain_tells_of_the_limit_that_a_step_waits_for(hand: Hand, url: str) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 
 from interlock import Backoff, Interlock, PermanentError, RetryableError, StepContext, TaskContext
-from interlock.errors import DefinitionError, InputError
+from interlock.errors import DefinitionError, InputError, StoreError
 from interlock.store.acts import cancel_unfinished_tasks
 from interlock.testing import Clock, Recorder, drain, make_context, run_inline, run_with
 
@@ -52,6 +55,45 @@ async def test_what_a_handler_says_is_recorded() -> None:
     assert line.progress == [{"fraction": 0.5, "message": "half way"}]
     assert line.checkpoints == [{"name": "bob"}]
     assert context.output_data == ["bob 3", "2030-01-01T12:00:00Z"]
+
+
+@nowhere.task(timeout=0.02)
+async def slow(ctx: TaskContext) -> None:
+    assert ctx.deadline is not None
+    await asyncio.sleep(30)
+
+
+@nowhere.task(timeout=0.02)
+def slow_thread(ctx: TaskContext) -> None:
+    while not ctx.cancelled:  # as it is told, so that the thread ends
+        time.sleep(0.001)
+
+
+@nowhere.task(timeout=30)
+async def own_timeout() -> None:
+    raise TimeoutError("of its own")
+
+
+@pytest.mark.unit
+async def test_a_task_that_runs_inline_has_its_timeout() -> None:
+    contexts = [make_context(task) for task in (slow, slow_thread)]
+    for task, context in zip((slow, slow_thread), contexts, strict=True):
+        async with asyncio.timeout(20):
+            with pytest.raises(TimeoutError, match=r"the handler was still running after 0.02 s"):
+                await run_with(context, task)
+    assert contexts[1].cancelled
+    with pytest.raises(TimeoutError, match="of its own"):
+        await run_inline(own_timeout)
+
+
+@pytest.mark.unit
+async def test_a_transactional_task_says_what_it_needs_to_run_inline() -> None:
+    @Interlock("postgresql://nowhere").task(transactional=True)
+    async def order(ctx: TaskContext) -> None:
+        await ctx.connection.execute("select 1")
+
+    with pytest.raises(StoreError, match=r"task order is transactional .* open its app before"):
+        await run_inline(order)
 
 
 @pytest.mark.unit
@@ -170,6 +212,38 @@ async def test_a_transactional_task_commits_its_writes_with_its_outcome(app: Int
         await order.enqueue(number, how)
     assert [ran.event for ran in await drain(app)] == ["succeed", "fail", "lost"]
     assert await (await database.execute("select id from orders")).fetchall() == [{"id": 0}]
+
+
+@pytest.mark.store
+async def test_a_transactional_task_that_runs_inline_commits_with_its_result(
+    app: Interlock, database: Connection
+) -> None:
+    await database.execute("create table orders (id int primary key)")
+
+    async def orders() -> list[int]:
+        return [row["id"] for row in await (await database.execute("select id from orders")).fetchall()]
+
+    @app.task(transactional=True, timeout=20)
+    async def order(ctx: TaskContext, number: int, how: str = "well") -> int:
+        await ctx.connection.execute("insert into orders values (%s)", [number])
+        assert number not in await orders(), "nothing is committed before the end"
+        if how == "badly":
+            raise ValueError("no")
+        return "x" if how == "wrongly" else number  # type: ignore[return-value]  # the point
+
+    assert await run_inline(order, 1) == 1
+    with pytest.raises(ValueError, match="no"):
+        await run_inline(order, 2, how="badly")
+    with pytest.raises(PermanentError, match="result"):
+        await run_inline(order, 3, how="wrongly")
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        await run_inline(order, 1)
+    async with app.connection() as own, own.transaction(force_rollback=True):
+        assert await run_with(make_context(order, connection=own), order, 4) == 4
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            await run_with(make_context(order, connection=own), order, 4)
+    assert await orders() == [1], "a connection of the test's own is committed, or not, by the test"
+    assert await app.find() == [], "nothing of the queue is touched"
 
 
 @pytest.mark.store

@@ -9,7 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interlock.client.app import Affected, Interlock
+    from interlock.client.acts import Affected
+    from interlock.client.app import Interlock
     from interlock.client.backoff import Backoff
     from interlock.client.context import TaskContext
     from interlock.client.handle import TaskHandle, TaskStatus
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "TASK_TRANSITIONS": "interlock.lifecycle",
     "WORKER_TRANSITIONS": "interlock.lifecycle",
-    "Affected": "interlock.client.app",
+    "Affected": "interlock.client.acts",
     "Backoff": "interlock.client.backoff",
     "Config": "interlock.config",
     "DefinitionError": "interlock.errors",

@@ -52,6 +52,7 @@ class Config:
     wake_mode: str = "hybrid"
     lease: float = 30.0
     grace: float = 20.0
+    largest_result: int = 67_108_864
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     orchestration_queue: str = "orchestration_step_results"
@@ -237,10 +238,14 @@ def _number(kind: type[int | float], least: float, most: float) -> Callable[[Any
             number = None
         if number is None or isinstance(value, bool) or not least <= number <= most:
             name = "a whole number" if kind is int else "a number"
-            raise ValueError(f"must be {name} from {least:g} to {most:g}, not {value!r}")
+            raise ValueError(f"must be {name} from {_plain(least)} to {_plain(most)}, not {value!r}")
         return number
 
     return read
+
+
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:g}"
 
 
 _READERS: Mapping[str, Callable[[Any], Any]] = {
@@ -255,6 +260,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "wake_mode": _choice(*WAKE_MODES),
     "lease": _number(float, 1, 86_400),
     "grace": _number(float, 0, 25),
+    "largest_result": _number(int, 1024, 268_435_455),  # what PostgreSQL holds of one JSON document
     "metrics_port": _number(int, 0, 65_535),
     "orchestration_queue": _queue,
     "retention_done": _age,

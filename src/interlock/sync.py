@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from uuid import UUID
 
-    from interlock.client.app import Affected, Interlock
+    from interlock.client.acts import Affected
+    from interlock.client.app import Interlock
     from interlock.client.enqueue import Enqueuer
     from interlock.client.handle import Canceled, TaskHandle, TaskStatus
     from interlock.client.jobs import JobHandle, JobRecord, JobStatus, JobSummary, Signaled, StepStatus

@@ -36,7 +36,7 @@ claim_batch_size = Histogram("claim_batch_size", "Tasks claimed by one statement
 settle_batch_size = Histogram(
     "settle_batch_size", "Outcomes written by one statement", buckets=(1, 5, 20, 50, 100, 200)
 )
-leases_lost_total = Counter("leases_lost_total", "Attempts that no longer held their task when they reported")
+leases_lost_total = Counter("leases_lost_total", "Attempts that lost their task while they ran or when they reported")
 queue_depth = Gauge("queue_depth", "Tasks that have not ended", ["namespace", "state"])
 oldest_pending_age_seconds = Gauge("oldest_pending_age_seconds", "Age of the oldest due task", ["namespace"])
 

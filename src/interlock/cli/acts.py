@@ -17,7 +17,8 @@ import typer
 from interlock.cli.opening import located, run
 from interlock.cli.output import tell
 from interlock.cli.tables import as_json, moment, table
-from interlock.client.app import Affected, Interlock
+from interlock.client.acts import Affected
+from interlock.client.app import Interlock
 from interlock.client.handle import TaskHandle, TaskStatus
 from interlock.errors import ConfigError
 from interlock.store.selection import TaskSummary

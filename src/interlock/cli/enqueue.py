@@ -116,7 +116,7 @@ def enqueue(
     )
     config = settings(context, app=app)
     if config.app is None or unchecked:
-        used, task = Interlock(config=config), unchecked_task(type_, given, options)
+        used, task = Interlock(config=config), unchecked_task(type_, given, options, config.callback_url)
     else:
         used = loaded(context, config.app)
         task = _checked_task(used, config.app, type_, given, options)

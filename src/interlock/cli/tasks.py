@@ -13,7 +13,8 @@ from interlock.cli.acts import Act, listed, perform
 from interlock.cli.opening import run
 from interlock.cli.output import tell
 from interlock.cli.tables import as_json
-from interlock.client.app import UNFINISHED, Interlock
+from interlock.client.acts import UNFINISHED
+from interlock.client.app import Interlock
 from interlock.client.handle import TaskHandle, refuse_step
 from interlock.lifecycle import TaskRowState
 from interlock.store.selection import TaskSummary

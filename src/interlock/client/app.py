@@ -7,59 +7,50 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
+from interlock.client.acts import UNFINISHED, act_on, wanted_tasks
 from interlock.client.bulk import Bulk, is_plain
 from interlock.client.completions import Completions
 from interlock.client.definitions import Definitions
+from interlock.client.enqueue import prepared
 from interlock.client.explain import explain
 from interlock.client.handle import TaskHandle, not_open
 from interlock.client.jobs import JobHandle, job_id
 from interlock.client.opening import located, see_to_schema
-from interlock.client.options import CHECKS, text
+from interlock.client.options import CHECKS, text, whole
 from interlock.client.submission import find_summaries, submit_checked
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
-from interlock.errors import InputError, StoreError
-from interlock.lifecycle import TaskRowState
+from interlock.errors import ConfigError, InputError, InterlockError, StoreError
 from interlock.store.acts import cancel_unfinished_tasks, request_cancel_of_running_tasks
 from interlock.store.database import connect
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
 from interlock.store.pool import Pool
 from interlock.store.schedules import put_schedules
-from interlock.store.selection import Filter, TaskSummary, count_steps, find_pages, find_tasks, requeue_what_can_be
+from interlock.store.selection import count_steps, find_tasks, requeue_what_can_be
 from interlock.store.workflows import put_workflow
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
     from uuid import UUID
 
+    from interlock.client.acts import Affected
     from interlock.client.explain import Explanation
     from interlock.client.jobs import JobSummary
     from interlock.client.workflow import Workflow
     from interlock.store.database import Connection
     from interlock.store.enqueue import AsyncConnection, SyncConnection
+    from interlock.store.selection import TaskSummary
     from interlock.store.tasks import NewTask
 
-UNFINISHED = ("waiting", "pending", "running")
-SHOWN = 100
+T = TypeVar("T")
 
-
-@dataclass(frozen=True, slots=True)
-class Affected:
-    """What an act by filter touched, or would touch: how many tasks, and the first hundred of them.
-
-    `steps_left_out` are tasks of the filter that belong to jobs, when the act is not for those.
-    """
-
-    count: int
-    tasks: tuple[TaskSummary, ...]
-    preview: bool
-    steps_left_out: int = 0
+_CONNECTIONS = whole(1, 10_000)
 
 
 class Interlock(Definitions):
@@ -78,9 +69,9 @@ class Interlock(Definitions):
         super().__init__()
         given = {"database_url": database_url, "callback_url": callback_url}
         self.config = Config.load(given) if config is None else config.with_flags(given)
-        self.actor = text("actor", actor)
+        self.actor = _checked(text, "actor", actor, ConfigError)
         self._clock = clock
-        self._max_connections = max_connections
+        self._max_connections = _checked(_CONNECTIONS, "max_connections", max_connections, ConfigError)
         self._openings = 0
         # one per loop: a lock belongs to the loop in which somebody waited for it
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -146,10 +137,7 @@ class Interlock(Definitions):
 
     def handle(self, task_id: UUID | str) -> TaskHandle[Any]:
         """Give a handle of a task by its id."""
-        try:
-            return TaskHandle(self, CHECKS["task_id"]("task_id", task_id))
-        except ValueError as error:
-            raise InputError(str(error)) from None
+        return TaskHandle(self, _checked(CHECKS["task_id"], "task_id", task_id, InputError))
 
     async def submit(
         self,
@@ -208,7 +196,7 @@ class Interlock(Definitions):
         self, tasks: Iterable[NewTask], *, connection: AsyncConnection | SyncConnection | None = None
     ) -> list[TaskHandle[Any]]:
         """Store what `task.prepare(...)` gave, of any tasks and with any options: all of them or none."""
-        given = list(tasks)
+        given = prepared(tasks)
 
         def handle(task: NewTask, id_: UUID, created: bool) -> TaskHandle[Any]:  # noqa: FBT001 - a column, not a flag
             return TaskHandle(self, id_, self._tasks.get(task.type), created)
@@ -230,7 +218,7 @@ class Interlock(Definitions):
         before: UUID | None = None,
     ) -> list[TaskSummary]:
         """Find tasks, newest first; `before` is the last id of the page before."""
-        wanted = _filter(states, namespace, type, tag)
+        wanted = wanted_tasks(states, namespace, type, tag)
         if limit < 0:
             raise InputError(f"limit must not be negative, and {limit} is")
         async with self.connection() as connection:
@@ -257,7 +245,7 @@ class Interlock(Definitions):
             rest = [id_ for id_ in ids if id_ not in set(canceled)]
             return canceled + await request_cancel_of_running_tasks(connection, rest, reason=reason, now=self.now())
 
-        return await self._act(act, _filter(states, namespace, type, tag), limit, preview=preview)
+        return await act_on(self, act, wanted_tasks(states, namespace, type, tag), limit, preview=preview)
 
     async def requeue(
         self,
@@ -278,15 +266,16 @@ class Interlock(Definitions):
         async def act(connection: Connection, ids: list[UUID]) -> list[UUID]:
             return await requeue_what_can_be(connection, ids, actor=self.actor, reason=reason, now=self.now())
 
-        wanted = replace(_filter(states, namespace, type, tag), standalone=True)
-        affected = await self._act(act, wanted, limit, preview=preview)
+        wanted = replace(wanted_tasks(states, namespace, type, tag), standalone=True)
+        affected = await act_on(self, act, wanted, limit, preview=preview)
         async with self.connection() as connection:
             return replace(affected, steps_left_out=await count_steps(connection, wanted))
 
     async def pause(self, namespace: str, reason: str | None = None) -> int:
         """Let no task of a namespace start until it is resumed; give how many are held now."""
+        name = _checked(text, "namespace", namespace, InputError)
         async with self.connection() as connection:
-            return await pause_namespace(connection, _named(namespace), reason, self.actor, now=self.now())
+            return await pause_namespace(connection, name, reason, self.actor, now=self.now())
 
     async def resume(self, namespace: str) -> int:
         """Let the tasks of a namespace start again; give how many were held."""
@@ -298,24 +287,6 @@ class Interlock(Definitions):
 
     def _opening(self) -> asyncio.Lock:
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-
-    async def _act(
-        self,
-        act: Callable[[Connection, list[UUID]], Awaitable[list[UUID]]],
-        wanted: Filter,
-        limit: int | None,
-        *,
-        preview: bool,
-    ) -> Affected:
-        count = 0
-        shown: list[TaskSummary] = []
-        async with self.connection() as connection:
-            async for page in find_pages(connection, wanted, limit):
-                ids = [task.id for task in page]
-                touched = set(ids if preview else await act(connection, ids))
-                count += len(touched)
-                shown += [task for task in page if task.id in touched][: SHOWN - len(shown)]
-        return Affected(count, tuple(shown), preview)
 
     async def _open(self, stack: AsyncExitStack) -> None:
         for task in self.tasks.values():
@@ -343,16 +314,8 @@ class Interlock(Definitions):
             await pool.close()
 
 
-def _named(namespace: str) -> str:
+def _checked(check: Callable[[str, Any], T], name: str, value: Any, refusal: type[InterlockError]) -> T:
     try:
-        return text("namespace", namespace)
+        return check(name, value)
     except ValueError as error:
-        raise InputError(str(error)) from None
-
-
-def _filter(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> Filter:
-    unknown = sorted(set(states or ()) - {str(state) for state in TaskRowState})
-    if isinstance(states, str) or unknown:
-        known = ", ".join(TaskRowState)
-        raise InputError(f"states must be a list of {known}; not {states if isinstance(states, str) else unknown[0]}")
-    return Filter(None if states is None else tuple(states), namespace, type_, tag)
+        raise refusal(str(error)) from None

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from interlock.client.graph import BUILT_IN
-from interlock.client.options import seconds
+from interlock.client.options import seconds, text
 from interlock.client.steps import end_step
 from interlock.client.task import AsyncTask, SyncTask, Task
 from interlock.client.workflow import Workflow
@@ -151,7 +151,8 @@ class Definitions:
         if not inspect.isroutine(function):
             raise DefinitionError(f"a task is made of a function, not of {function!r}")
         given: dict[str, Any] = dict(options)
-        name = given.pop("name", None) or function.__name__
+        name = given.pop("name", None)
+        name = function.__name__ if name is None else name
         kind = AsyncTask if inspect.iscoroutinefunction(function) else SyncTask
         task: Task[..., Any] = kind(self._app(), name, function, **given)
         self._add(task)
@@ -204,19 +205,20 @@ class Definitions:
         def declare(task: AnyTask) -> AnyTask:
             if not isinstance(task, Task):
                 raise DefinitionError("@app.periodic stands above @app.task, which makes the task")
-            schedule_name = name or task.name
+            schedule_name = task.name if name is None else _declared("the name of a schedule", name)
             if schedule_name in self._schedules:
                 raise DefinitionError(f"there are two schedules {schedule_name!r}; give one of them another name")
             try:
+                rest = None if every is None else seconds(f"schedule {schedule_name!r}: every", every)
                 self._schedules[schedule_name] = Schedule(
                     name=schedule_name,
                     type=task.name,
                     namespace=task.namespace,
                     cron=cron,
                     timezone=timezone,
-                    every=None if every is None else timedelta(seconds=seconds("every", every)),
+                    every=None if rest is None else timedelta(seconds=rest),
                     missed=missed,
-                    input=task.encode_named(arguments or {}),
+                    input=task.encode_named({} if arguments is None else arguments),
                     options=_schedule_options(task, self._app().config.callback_url),
                 )
             except (ConfigError, InputError, ValueError) as error:
@@ -234,10 +236,10 @@ class Definitions:
         per: timedelta | float | None = None,
     ) -> None:
         """Let at most `max_running` tasks of a key run at once, or `max_starts` start per time. Stored on opening."""
-        if key in self._limits:
+        if _declared("the key of a limit", key) in self._limits:
             raise DefinitionError(f"limit {key!r} is declared twice")
         try:
-            period = None if per is None else timedelta(seconds=seconds("per", per))
+            period = None if per is None else timedelta(seconds=seconds(f"limit {key!r}: per", per))
             self._limits[key] = Limit(key, max_running, max_starts, period)
         except (ConfigError, ValueError) as error:
             raise DefinitionError(str(error)) from None
@@ -253,6 +255,13 @@ class Definitions:
                 "Give one of them another name: @app.task(name=...)"
             )
         self._tasks[task.name] = task
+
+
+def _declared(what: str, name: Any) -> str:
+    try:
+        return text(what, name)
+    except ValueError as error:
+        raise DefinitionError(str(error)) from None
 
 
 def _run_by_the_worker(**_: Any) -> Any:

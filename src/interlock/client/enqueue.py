@@ -5,6 +5,7 @@ Invariant: arguments and options are checked before anything is sent; whatever t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
 
@@ -16,7 +17,7 @@ from interlock.store.enqueue import enqueue_alone, enqueue_as_text, enqueue_bloc
 from interlock.store.tasks import NewTask
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import Coroutine, Iterator
     from uuid import UUID
 
     from interlock.client.app import Interlock
@@ -28,6 +29,28 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 Parameters = dict[str, Any] | tuple[Any, ...]
+
+
+def prepared(tasks: Iterable[Any]) -> list[NewTask]:
+    """Give what `app.enqueue_many` is to store; InputError names the first element that `prepare` did not make."""
+    given = list(_several("what task.prepare(...) gives", tasks))
+    for place, task in enumerate(given):
+        if not isinstance(task, NewTask):
+            raise InputError(
+                f"enqueue_many takes what task.prepare(...) gives, and element {place} is {_kind(task)}; "
+                "for many calls of one task there is task.enqueue_many([{...}, ...])"
+            )
+    return given
+
+
+def _several(of: str, given: Any) -> Iterable[Any]:
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise InputError(f"enqueue_many takes a list of {of}, not {_kind(given)}")
+    return given
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 class EnqueueStatement:
@@ -104,13 +127,13 @@ class Enqueuer(Generic[P, R]):
     ) -> list[TaskHandle[R]]:
         """Store one task for each mapping of arguments, all or none; in the caller's transaction if one is given."""
         app, task, shared = self._app, self._task, self._new({})
-        encode = task.encode_named
+        encode, several = task.encode_named, _several("mappings of arguments", inputs)
 
         def handle(_: NewTask, id_: UUID, created: bool) -> TaskHandle[R]:  # noqa: FBT001 - a column, not a flag
             return TaskHandle(app, id_, task, created)
 
         return await Bulk(app, handle).enqueue(
-            ((shared, encode(arguments)) for arguments in inputs),
+            ((shared, encode(arguments)) for arguments in several),
             copy_to=[shared.namespace] if is_plain(shared) else None,
             connection=connection,
         )

@@ -25,8 +25,8 @@ KINDS = ("plain", "decision", "map", "child", "sleep", "signal", "approval")
 WITH_HANDLER = frozenset({"plain", "decision", "map"})
 BUILT_IN = "interlock.pass"  # the handler of every step that has none of its own
 
-STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-VERSION = re.compile(r"[A-Za-z0-9_.+-]+")
+STEP_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,499}")  # an index of the database holds it
+VERSION = re.compile(r"[A-Za-z0-9_.+-]{1,100}")
 HEAD = ("name", "version", "namespace", "input_schema", "timeout", "steps")
 _EVERYWHERE = ("name", "kind", "type", "namespace", "after", "after_failure", "join", "priority", "config")
 _HANDLED = ("max_tries", "backoff", "timeout", "limit_key", "tags", "callback_url")
@@ -251,12 +251,14 @@ def _meant(name: Any, known: Iterable[str]) -> str:
 
 def _named(field: str, value: Any) -> None:
     if not isinstance(value, str) or not STEP_NAME.fullmatch(value):
-        raise ValueError(f"a {field} is made of letters, digits, _ . - and begins with a letter or _, not {value!r}")
+        told = f"a {field} is made of letters, digits, _ . - and begins with a letter or _, 500 in all at most"
+        raise ValueError(f"{told}, not {value!r:.100}")
 
 
 def _version(field: str, value: Any) -> None:
     if not isinstance(value, str) or not VERSION.fullmatch(value):
-        raise ValueError(f"a {field} is a text of letters, digits and . _ + -, e.g. '1' or '2.0', not {value!r}")
+        told = f"a {field} is a text of at most 100 letters, digits and . _ + -, e.g. '1' or '2.0'"
+        raise ValueError(f"{told}, not {value!r:.100}")
 
 
 def _names(field: str, value: Any) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PRIORITY = 32767  # what a smallint holds
 TRIES = 2**31 - 1
+LONGEST_TEXT = 2_000  # bytes of a name or a key: more does not fit into an index of the database
 
 
 class EnqueueOptions(TypedDict, total=False):
@@ -91,6 +92,13 @@ def text(name: str, value: Any) -> str:
         raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
     if not _is_storable(value):
         raise ValueError(f"{name} must be valid Unicode without the character NUL, not {value!r}")
+    return _short(name, value)
+
+
+def _short(name: str, value: str) -> str:
+    size = len(value.encode())
+    if size > LONGEST_TEXT:
+        raise ValueError(f"{name} must have at most {LONGEST_TEXT:,} bytes in UTF-8, and {value[:20]!r}… has {size:,}")
     return value
 
 
@@ -105,7 +113,9 @@ def _delay(name: str, value: Any) -> timedelta:
     return timedelta(seconds=seconds(name, value))
 
 
-def _whole(least: int, most: int) -> Callable[[str, Any], int]:
+def whole(least: int, most: int) -> Callable[[str, Any], int]:
+    """Make a check of a whole number within bounds."""
+
     def check(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
@@ -126,7 +136,7 @@ def _tags(name: str, value: Any) -> tuple[str, ...]:
     tags = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
     if not all(isinstance(tag, str) and tag and _is_storable(tag) for tag in tags):
         raise ValueError(f"{name} must be a sequence of texts, not {value!r}")
-    return tags
+    return tuple(_short("each of the tags", tag) for tag in tags)
 
 
 def _url(name: str, value: Any) -> str:
@@ -149,13 +159,13 @@ def _backoff(name: str, value: Any) -> dict[str, Any]:
 
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "priority": _whole(-PRIORITY - 1, PRIORITY),
+    "priority": whole(-PRIORITY - 1, PRIORITY),
     "run_at": _moment,
     "delay": _delay,
     "unique_key": text,
     "request_id": text,
     "timeout": seconds,
-    "max_tries": _whole(1, TRIES),
+    "max_tries": whole(1, TRIES),
     "backoff": _backoff,
     "namespace": text,
     "tags": _tags,

@@ -59,6 +59,9 @@ class Task(Enqueuer[P, R]):
         self._options = Options()
         try:
             self.name = text("the name of a task", name)
+        except ValueError as error:
+            raise DefinitionError(str(error)) from None
+        try:
             self._take(options)
             self.backoff = Backoff.of(backoff)
             self.executor = _executor_of(function, executor, command)
@@ -75,6 +78,11 @@ class Task(Enqueuer[P, R]):
             self._check_transactional()
         self.__doc__, self.__name__, self.__qualname__ = function.__doc__, function.__name__, function.__qualname__
         self.__module__, self.__wrapped__ = function.__module__, function
+
+    @property
+    def app(self) -> Interlock:
+        """The app that it belongs to."""
+        return self._app
 
     def __repr__(self) -> str:
         return f"<Task {self.name} ({self.executor})>"
@@ -129,7 +137,7 @@ class Task(Enqueuer[P, R]):
     def _take(self, options: dict[str, Any]) -> None:
         for name, value in options.items():
             if name not in _CHECKED:
-                raise ValueError(f"unknown option {name!r}; known are {', '.join(sorted((*_CHECKED, *_OTHERS)))}")
+                raise ValueError(f"unknown option {name!r}; {_known(name)}")
             if value is not None:
                 setattr(self, name, CHECKS[name](name, value))
 
@@ -185,6 +193,13 @@ class SyncTask(Task[P, R]):
 
 
 _OTHERS = ("name", "executor", "transactional", "backoff")
+_OF_SCHEDULES = ("cron", "every", "timezone", "missed")
+
+
+def _known(name: str) -> str:
+    if name in _OF_SCHEDULES:
+        return f"a schedule stands above the task: @app.periodic({name}=...)"
+    return f"known are {', '.join(sorted((*_CHECKED, *_OTHERS)))}"
 
 
 def _executor_of(
@@ -205,7 +220,8 @@ def _executor_of(
     return asked
 
 
-def _command(command: Sequence[Any]) -> ExecutorKind:
-    if isinstance(command, str) or not command or not all(isinstance(part, str) and part for part in command):
+def _command(command: Any) -> ExecutorKind:
+    parts = command if isinstance(command, list | tuple) else ()
+    if not parts or not all(isinstance(part, str) and part for part in parts):
         raise ValueError(f"a command is a list of texts, the program first, not {command!r}")
     return "command"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 LIMITS = load_statements("limits")
 ORCHESTRATION = load_statements("orchestration")
 BATCH = 5_000
+MOST = 2**31 - 1  # what a column for whole numbers holds
 ADMITTED_AT_ONCE = 1_000  # of each key
 EXPLAINED = 100  # tasks of each key whose reason is kept up to date: those that come next
 # A next start that is nearer than this is not told: it would be past before anybody read it.
@@ -47,14 +48,18 @@ class Limit:
 
     def __post_init__(self) -> None:
         for name, value in (("max_running", self.max_running), ("max_starts", self.max_starts)):
-            if value is not None and value < 1:
-                raise ConfigError(f"limit {self.key!r}: {name} must be at least 1, not {value}")
+            if value is not None and not _is_count(value):
+                raise ConfigError(f"limit {self.key!r}: {name} must be a whole number from 1 to {MOST}, not {value!r}")
         if (self.max_starts is None) != (self.period is None):
             raise ConfigError(f"limit {self.key!r}: max_starts and period go together; give both or neither")
         if self.period is not None and self.period <= timedelta():
             raise ConfigError(f"limit {self.key!r}: the period must be longer than nothing, not {self.period}")
         if self.max_running is None and self.max_starts is None:
             raise ConfigError(f"limit {self.key!r} limits nothing; give max_running, or max_starts and a period")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 1 <= value <= MOST
 
 
 class Admission(NamedTuple):

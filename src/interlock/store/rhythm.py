@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from datetime import UTC, datetime, timedelta
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -74,16 +74,16 @@ class Rhythm:
         return min((tick.astimezone(UTC) for tick in back), default=now) - _PUT_BACK
 
 
-def _zone(name: str) -> ZoneInfo:
+def _zone(name: Any) -> ZoneInfo:
     try:
         return ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
+    except (KeyError, ValueError, OSError, TypeError):
         raise ConfigError(f"{name!r} is not a time zone known here; right would be e.g. Europe/Berlin or UTC") from None
 
 
-def _check(cron: str) -> None:
+def _check(cron: Any) -> None:
     example = "right would be e.g. '30 4 * * MON-FRI' (minute, hour, day, month, weekday)"
-    if len(cron.split()) != FIELDS:
+    if not isinstance(cron, str) or len(cron.split()) != FIELDS:
         raise ConfigError(f"{cron!r} is not a cron expression of {FIELDS} fields; {example}")
     try:
         next(CronSim(cron, _PROBE))

@@ -12,11 +12,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
-import orjson
-
-from interlock.errors import StatementError
 from interlock.store.arrays import written
 from interlock.store.database import Unreadable, as_json, run, translated
+from interlock.store.outcomes import DEFAULT_LARGEST, written_outcomes
 from interlock.store.prepared import run_prepared
 from interlock.store.statements import load_statements
 
@@ -30,9 +28,6 @@ if TYPE_CHECKING:
 
 TASKS = load_statements("tasks")
 DEFAULT_LEASE = timedelta(seconds=30)
-LARGEST = (
-    64 * 1024 * 1024
-)  # characters of JSON that are stored of results at once; PostgreSQL would close the connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,9 +216,13 @@ async def claim_pending_tasks(
     namespaces: Sequence[str] = ("default",),
     limit: int = 1,
     lease: timedelta = DEFAULT_LEASE,
+    callback_url: str | None = None,
     now: datetime | None = None,
 ) -> list[ClaimedTask]:
-    """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces."""
+    """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces.
+
+    `callback_url` is where steps are told of that name nothing themselves.
+    """
     parameters = {
         "namespaces": written(tuple(namespaces)),
         "types": written(tuple(types)),
@@ -231,6 +230,7 @@ async def claim_pending_tasks(
         "each": -(-limit // max(len(namespaces), 1)),
         "lease": f"{lease.total_seconds()} seconds",
         "actor": actor,
+        "callback_url": callback_url,
         "now": now,
     }
     return await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
@@ -271,56 +271,23 @@ async def save_checkpoint(
 
 
 async def settle_running_tasks(
-    connection: Connection, outcomes: Sequence[Outcome], *, actor: str, now: datetime | None = None
+    connection: Connection,
+    outcomes: Sequence[Outcome],
+    *,
+    actor: str,
+    largest: int = DEFAULT_LARGEST,
+    now: datetime | None = None,
 ) -> tuple[list[UUID], list[Lost]]:
     """Write how these attempts ended, in one statement; give the tasks somebody waits for, and the attempts lost.
 
-    A lost attempt has written nothing.
+    A lost attempt has written nothing. A result of more than `largest` bytes is refused before anything is sent.
     """
-    parameters = _settling(outcomes) | {"expected": len(outcomes), "actor": actor, "now": now}
+    parameters = written_outcomes(outcomes, largest) | {"expected": len(outcomes), "actor": actor, "now": now}
     ((settled, awaited, ids),) = await run_prepared(connection, TASKS["settle_running_tasks"], parameters, tuple)
     if settled == len(outcomes):
         return awaited, []
     written = set(ids or ())
     return awaited, [Lost(o.id, o.attempt) for o in outcomes if o.id not in written]
-
-
-def _settling(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Write outcomes as parameters.
-
-    A success is three values, which go in arrays; whatever has more to say goes in one JSON document. The driver is
-    three times slower at arrays of nine columns, and so is the server at documents.
-    """
-    ids: list[UUID] = []
-    attempts: list[int] = []
-    outputs: list[str | None] = []
-    others: list[dict[str, Any]] = []
-    for outcome in outcomes:
-        id_, attempt, event, output, _, _, cost, _, progress = outcome
-        if event == "succeed" and cost is None and progress is None:
-            ids.append(id_)
-            attempts.append(attempt)
-            outputs.append(None if output is None else _json(output))
-        else:
-            others.append(_said(outcome))
-    written = {"ids": _array(ids), "attempts": _array(attempts), "outputs": _array(outputs), "others": _json(others)}
-    size = len(written["outputs"]) + len(written["others"])
-    if size > LARGEST:
-        raise StatementError(f"{size:,} characters are to be stored at once; the result of a task may have {LARGEST:,}")
-    return written
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value, default=str).decode()
-
-
-def _array(values: list[Any]) -> str:
-    """Write an array as PostgreSQL reads it: JSON's, in which only the brackets differ, as no value is one itself."""
-    return "{" + orjson.dumps(values).decode()[1:-1] + "}"
-
-
-def _said(outcome: Outcome) -> dict[str, Any]:
-    return {name: value for name, value in zip(Outcome._fields, outcome, strict=True) if value is not None}
 
 
 async def insert_callbacks(connection: Connection, ids: Sequence[UUID]) -> None:

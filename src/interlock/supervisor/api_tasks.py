@@ -142,7 +142,7 @@ def _prepared(app: Interlock, body: NewTask, request_id: str | None) -> stored.N
     given = body.model_dump(exclude={"type", "input", "request_id"}, exclude_none=True)
     options: dict[str, Any] = {**given, "request_id": request_id}
     if app.tasks.get(body.type) is None:
-        return unchecked_task(body.type, body.input, options)
+        return unchecked_task(body.type, body.input, options, app.config.callback_url)
     task = app.tasks[body.type]
     return task.options(**options).prepare(**task.decode(body.input))
 

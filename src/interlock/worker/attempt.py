@@ -65,6 +65,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "claimed",
         "definition",
         "interruption",
+        "is_lost",
         "job",
         "lease_until",
         "number",
@@ -101,6 +102,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.lease_until = lease_until  # by this process's own monotonic clock, whatever the server's shows
         self.running: asyncio.Task[Any] | None = None
         self.unwanted = False  # somebody asked for the task's cancellation
+        self.is_lost = False  # it is known, and counted, that the attempt holds the task no more
         # what is to be reported, and who, besides the worker, wants to know whether it was
         self.outcome: Outcome | None = None
         self.answer: asyncio.Future[bool] | None = None

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
 class Claims:
     """One worker's dealings with the queue."""
 
-    def __init__(self, worker_id: str, settings: WorkerSettings, types: Iterable[str]) -> None:
+    def __init__(
+        self, worker_id: str, settings: WorkerSettings, types: Iterable[str], callback_url: str | None = None
+    ) -> None:
         self._worker_id = worker_id
+        self._callback_url = callback_url
         self._settings = settings
         self._types = sorted(types)
         self._paused: set[str] = set()
@@ -57,6 +60,7 @@ class Claims:
             namespaces=namespaces[self._rotation :] + namespaces[: self._rotation],
             limit=free,
             lease=self._settings.lease_time,
+            callback_url=self._callback_url,
         )
         claim_batch_size.observe(len(claimed))
         share = -(-free // len(namespaces))

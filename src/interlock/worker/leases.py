@@ -19,8 +19,9 @@ from interlock.lifecycle import TaskState
 from interlock.store.database import connect
 from interlock.store.listening import heed_cancellation
 from interlock.store.tasks import Held, renew_running_tasks, save_checkpoint
-from interlock.telemetry import leases_lost_total, log
+from interlock.telemetry import log
 from interlock.worker.interruption import Interruption
+from interlock.worker.losses import ANOTHER_HAS_IT, count_lost
 from interlock.worker.patience import end, within
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class LeaseKeeper:
             if row.cancel_requested_at is not None:
                 self._home.call_soon_threadsafe(self._cancel, attempt, row.reason)
         for missing in lost:
-            self._lose(by_id[missing.id], "another has it")
+            self._lose(by_id[missing.id], ANOTHER_HAS_IT)
 
     async def _ask_to_renew(self, connection: Connection, held: list[Held]) -> tuple[list[Renewed], list[Lost]]:
         lease = self._settings.lease_time
@@ -217,8 +218,7 @@ class LeaseKeeper:
         if attempt.state is not TaskState.PROCESSING or attempt.lease_until == GIVEN_UP:
             return  # it was settled while we asked, or it was told before
         attempt.lease_until = GIVEN_UP
-        leases_lost_total.inc()
-        log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.key[1], reason=why)
+        count_lost(attempt, why)
         self._home.call_soon_threadsafe(attempt.interrupt, Interruption.LEASE_LOST, f"lease lost: {why}")
 
     # --- its connection

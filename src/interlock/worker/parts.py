@@ -63,8 +63,11 @@ class Parts:
             wake=wake,
             slot_freed=slot_freed,
         )
-        self.claims = Claims(worker_id, settings, self._types)
-        self.settler = Settler(worker_id, self.running.reported, largest_batch(settings.concurrency))
+        self._callback_url = app.config.callback_url
+        self.claims = Claims(worker_id, settings, self._types, self._callback_url)
+        self.settler = Settler(
+            worker_id, self.running.reported, largest_batch(settings.concurrency), settings.largest_result
+        )
         self.services = AttemptServices(app, settings, self.settler, self.url)
         self.listener = Listener(
             self.url, CHANNELS, self._hear, self._look_once, probe_interval=settings.probe_interval
@@ -115,7 +118,7 @@ class Parts:
     def _change(self) -> None:
         """Deal with the queue otherwise from now on, as the registration says; nothing that was read before counts."""
         settings = replace(self._settings, namespaces=self.registration.namespaces)
-        self.claims = Claims(self._worker_id, settings, self._types)
+        self.claims = Claims(self._worker_id, settings, self._types, self._callback_url)
         self._wake.set()
         self._slot_freed.set()
 

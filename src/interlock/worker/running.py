@@ -19,6 +19,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.interruption import Interruption
+from interlock.worker.losses import count_lost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from interlock.store.tasks import ClaimedTask
     from interlock.worker.parts import Parts
 
+ANEW = "this worker has claimed the task anew"
 TURN = 0.004  # seconds for which attempts that do not wait may keep others from the loop
 
 
@@ -79,7 +81,8 @@ class Running:
         )
         number = attempt.number
         if number in active:
-            active[number].interrupt(Interruption.LEASE_LOST, "this worker has claimed the task anew")
+            count_lost(active[number], ANEW)
+            active[number].interrupt(Interruption.LEASE_LOST, ANEW)
         active[number] = self._context.current_task_sm = attempt
         parts.statistics.tasks.dispatched += 1
         if claimed.extras is not None and claimed.extras["unwanted"]:

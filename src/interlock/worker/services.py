@@ -14,8 +14,10 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.store.acts import cancel_unfinished_tasks
 from interlock.store.database import connect, translated
 from interlock.store.tasks import insert_callbacks, notify_ended, settle_running_tasks
+from interlock.worker.conversation import LONGEST_LINE
 from interlock.worker.events import HandlerEvents
 from interlock.worker.executors import Executors, contained
+from interlock.worker.losses import count_lost
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from interlock.worker.attempt import TaskStateMachine
     from interlock.worker.settings import WorkerSettings
     from interlock.worker.settler import Settler
+
+
+AROUND_A_RESULT = 1024 * 1024  # bytes that a line of a handler elsewhere may have besides its result
 
 
 class _Transaction:
@@ -65,8 +70,12 @@ class AttemptServices:
         self._settler = settler
         self._url = url
         self._executors = Executors(
-            threads=settings.concurrency, processes=settings.processes, app_reference=settings.app_reference
+            threads=settings.concurrency,
+            processes=settings.processes,
+            app_reference=settings.app_reference,
+            longest_line=max(LONGEST_LINE, settings.largest_result + AROUND_A_RESULT),
         )
+        self._largest_result = settings.largest_result
         self._transactions: dict[tuple[UUID, int], _Transaction] = {}
         self.events = HandlerEvents()
 
@@ -119,7 +128,9 @@ class AttemptServices:
         self, transaction: _Transaction, connection: Connection, attempt: TaskStateMachine, outcome: Outcome
     ) -> bool:
         try:
-            awaited, lost = await settle_running_tasks(connection, [outcome], actor=attempt.worker_id)
+            awaited, lost = await settle_running_tasks(
+                connection, [outcome], actor=attempt.worker_id, largest=self._largest_result
+            )
             if not lost:
                 await insert_callbacks(connection, [outcome.id])
                 limited = attempt.claimed is not None and attempt.claimed.own("limit_key") is not None
@@ -133,6 +144,8 @@ class AttemptServices:
             await transaction.end(commit=False)
             failed = attempt.failed_after_all(error)
             return await self._settler.settle(attempt, failed)
+        if lost:
+            count_lost(attempt)
         return not lost
 
     async def _cancel(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
@@ -149,6 +162,8 @@ class AttemptServices:
                 )
         except (DisconnectedError, StatementError):
             return False  # the request stays in the row: whoever recovers the task hears of it
+        if not canceled:
+            count_lost(attempt)
         return bool(canceled)
 
     async def abandon(self, attempt: TaskStateMachine) -> None:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from interlock.store.listening import WakeMode
+from interlock.store.outcomes import DEFAULT_LARGEST, LARGEST_JSON
 
 if TYPE_CHECKING:
     from interlock.config import Config
@@ -37,6 +38,8 @@ class WorkerSettings:
     poll_cap: float = 5.0
     recovery_interval: float = 5.0
     probe_interval: float = 10.0
+    # bytes of JSON
+    largest_result: int = DEFAULT_LARGEST
     processes: int = os.cpu_count() or 1
     app_reference: str | None = None
     duties: bool = True
@@ -56,6 +59,8 @@ class WorkerSettings:
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
+        if not 0 < self.largest_result <= LARGEST_JSON:
+            raise ValueError(f"largest_result must be from 1 to {LARGEST_JSON} bytes, not {self.largest_result}")
         if self.shutdown_limit > LONGEST_SHUTDOWN:
             raise ValueError(f"shutdown_limit must be at most {LONGEST_SHUTDOWN:g}, not {self.shutdown_limit}")
         if not self.namespaces:
@@ -69,6 +74,7 @@ class WorkerSettings:
             concurrency=config.concurrency,
             lease=config.lease,
             grace=config.grace,
+            largest_result=config.largest_result,
             mode=WakeMode(config.wake_mode),
             app_reference=config.app,
             gauges=config.metrics_port is not None,

@@ -14,6 +14,7 @@ from interlock.client.steps import step_result
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.database import transaction
+from interlock.store.outcomes import DEFAULT_LARGEST
 from interlock.store.tasks import (
     Outcome,
     insert_callbacks,
@@ -22,7 +23,8 @@ from interlock.store.tasks import (
     read_tasks,
     settle_running_tasks,
 )
-from interlock.telemetry import leases_lost_total, log, settle_batch_size
+from interlock.telemetry import log, settle_batch_size
+from interlock.worker.losses import count_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,9 +48,16 @@ def largest_batch(concurrency: int) -> int:
 class Settler:
     """The way of all outcomes into the database."""
 
-    def __init__(self, worker_id: str, reported: Callable[[TaskStateMachine, bool], None], largest: int) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        reported: Callable[[TaskStateMachine, bool], None],
+        largest: int,
+        largest_result: int = DEFAULT_LARGEST,
+    ) -> None:
         self._worker_id = worker_id
         self._largest = largest
+        self._largest_result = largest_result
         self._reported = reported
         self._waiting: list[TaskStateMachine] = []
         self._uncertain: set[UUID] = set()
@@ -118,7 +127,9 @@ class Settler:
             await _notify_of_returned(connection, batch)
 
     async def _settle(self, connection: Connection, outcomes: list[Outcome]) -> tuple[list[UUID], set[UUID]]:
-        awaited, lost = await settle_running_tasks(connection, outcomes, actor=self._worker_id)
+        awaited, lost = await settle_running_tasks(
+            connection, outcomes, actor=self._worker_id, largest=self._largest_result
+        )
         return awaited, {row.id for row in lost}
 
     async def _written_before(self, connection: Connection, outcomes: list[Outcome]) -> set[UUID]:
@@ -136,8 +147,7 @@ class Settler:
         for attempt in batch:
             written = not missing or attempt.key[0] not in missing
             if not written:
-                leases_lost_total.inc()
-                log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.key[1])
+                count_lost(attempt)
             answer = attempt.answer
             if answer is None:
                 self._reported(attempt, written)

@@ -78,7 +78,10 @@ update interlock.tasks
 set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tries = tries + 1,
     worker_id = %(actor)s, lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
     started_at = coalesce(%(now)s::timestamptz, now()),
-    updated_at = coalesce(%(now)s::timestamptz, now())
+    updated_at = coalesce(%(now)s::timestamptz, now()),
+    -- A step is made without an app; it is told of where the app of its first worker says, if it names nothing itself.
+    callback_url = coalesce(callback_url,
+        case when job_id is not null and type <> 'interlock.pass' then %(callback_url)s::text end)
 where tasks.id = any (array(select id from picked)) and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries,
     nullif(tasks.input, '{}'),

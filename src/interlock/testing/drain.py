@@ -1,26 +1,19 @@
-"""The test kit: run a task inline, drain a queue in the test's own process, try a workflow dry, control the clock.
+"""Drains a queue in the test's own process: claims, runs and settles what is due.
 
-Invariant: arguments and results take the same way through JSON as in production, and a drained task goes through the
-same statements as one that a worker runs.
+Invariant: a drained task goes through the same statements as one that a worker runs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
-from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from interlock.client.context import TaskContext
-from interlock.client.interpreter import Ended, Failed, Verdict, dry_run
 from interlock.client.steps import bind
-from interlock.errors import DefinitionError, StoreError
+from interlock.errors import StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.database import transaction
 from interlock.store.ids import new_id
@@ -36,75 +29,19 @@ from interlock.store.tasks import (
     save_checkpoint,
     settle_running_tasks,
 )
+from interlock.testing.inline import call
 from interlock.worker.attempt import TaskStateMachine
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+    from concurrent.futures import Future
     from uuid import UUID
 
     from interlock.client.app import Interlock
-    from interlock.client.context import Line
-    from interlock.client.task import Task
+    from interlock.client.context import TaskContext
     from interlock.store.database import Connection
 
-__all__ = [
-    "Clock",
-    "Ended",
-    "Failed",
-    "Ran",
-    "Recorder",
-    "Verdict",
-    "drain",
-    "dry_run",
-    "make_context",
-    "run_inline",
-    "run_with",
-]
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
 LEASE = timedelta(minutes=5)
-
-
-class Clock:
-    """A clock that stands still until a test moves it: `Interlock(clock=clock)`."""
-
-    def __init__(self, start: datetime | None = None) -> None:
-        self._now = start or datetime.now(UTC)
-        if self._now.tzinfo is None:
-            raise ValueError("a clock needs a time zone; e.g. datetime(2030, 1, 1, tzinfo=UTC)")
-
-    def __call__(self) -> datetime:
-        """Tell the time."""
-        return self._now
-
-    def advance(self, by: timedelta | float) -> datetime:
-        """Move the clock forward, by a timedelta or by seconds, and tell the new time."""
-        step = by if isinstance(by, timedelta) else timedelta(seconds=by)
-        if step < timedelta(0):
-            raise ValueError("a clock goes forward only")
-        self._now += step
-        return self._now
-
-
-@dataclass(slots=True)
-class Recorder:
-    """Stands in for a worker: remembers what a handler said."""
-
-    progress: list[dict[str, Any]] = field(default_factory=list)
-    checkpoints: list[Any] = field(default_factory=list)
-
-    def save_checkpoint(self, _: TaskContext, value: Any, /) -> Future[bool]:
-        """Remember a checkpoint, by way of JSON."""
-        self.checkpoints.append(_through_json(value))
-        saved: Future[bool] = Future()
-        saved.set_result(True)
-        return saved
-
-    def progressed(self, context: TaskContext, /) -> None:
-        """Remember what was said of the progress."""
-        self.progress.append(dict(context.latest_progress or {}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,45 +53,6 @@ class Ran:
     attempt: int
     event: str
     error: dict[str, Any] | None
-
-
-async def run_inline(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a task here and now, without a database; its exceptions come through as they are."""
-    return await run_with(make_context(task), task, *args, **kwargs)
-
-
-async def run_with(context: TaskContext, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Do the same with a context of the test's own making."""
-    stored = _through_json(task.encode(*args, **kwargs))
-    context.input_data = stored
-    output = await _call(task, context, task.decode(stored))
-    context.output_data = _through_json(task.encode_result(output))
-    result: R = task.decode_result(context.output_data)
-    return result
-
-
-def make_context(
-    task: Task[..., Any],
-    *,
-    attempt: int = 1,
-    tries: int = 1,
-    checkpoint: Any = None,
-    line: Line | None = None,
-    connection: Any = None,
-) -> TaskContext:
-    """Make a context as a worker would, with a Recorder in the worker's place unless told otherwise."""
-    context = TaskContext(
-        new_id(),
-        task.name,
-        namespace=task.namespace,
-        attempt=attempt,
-        tries=tries,
-        max_tries=task.max_tries,
-        checkpoint=checkpoint,
-        line=line or Recorder(),
-    )
-    context.connection = connection
-    return context
 
 
 async def drain(
@@ -228,6 +126,7 @@ class _Runner:
                 namespaces=self._namespaces,
                 limit=1 if one else limit,
                 lease=LEASE,
+                callback_url=self._app.config.callback_url,
                 now=self._app.now(),
             )
 
@@ -265,7 +164,10 @@ class _Runner:
         return failed
 
     async def _settle(self, connection: Connection, claimed: ClaimedTask, outcome: Outcome) -> None:
-        awaited, lost = await settle_running_tasks(connection, [outcome], actor=self._actor, now=self._app.now())
+        largest = self._app.config.largest_result
+        awaited, lost = await settle_running_tasks(
+            connection, [outcome], actor=self._actor, largest=largest, now=self._app.now()
+        )
         if lost:
             raise _LostError
         if claimed.own("callback_url") is not None:
@@ -305,7 +207,7 @@ class _Inline:
         context.connection = self._connection if task.transactional else None
         given = attempt.claimed.input
         arguments = task.decode(given) if attempt.job is None else bind(task, given, attempt.job)
-        return task.encode_result(await _call(task, context, arguments))
+        return task.encode_result(await call(task, context, arguments))
 
     async def settle(self, _: TaskStateMachine, __: Outcome, /) -> bool:
         """Say no: whoever drains settles by himself, in the handler's transaction."""
@@ -332,20 +234,6 @@ class _Saver:
             return await save_checkpoint(connection, context.task_id, context.attempt, value, now=self._app.now())
 
 
-async def _call(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
-    if task.command is not None:
-        raise DefinitionError(f"task {task.name} is a command, which only a worker runs")
-    if task.context_parameter is not None:
-        arguments = {**arguments, task.context_parameter: context}
-    if inspect.iscoroutinefunction(task.function):
-        return await task.function(**arguments)
-    return await asyncio.to_thread(task.function, **arguments)
-
-
 def _namespaces(app: Interlock) -> set[str]:
     of_steps = {step["namespace"] for workflow in app.workflows.values() for step in workflow.document["steps"]}
     return {task.namespace for task in app.tasks.values()} | of_steps | {"default"}
-
-
-def _through_json(value: Any) -> Any:
-    return orjson.loads(orjson.dumps(value))
