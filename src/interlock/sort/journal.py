@@ -38,6 +38,7 @@ class Journal:
         self.history: list[Moved] = []
         self.phases: dict[str, float] = {}
         self.also: Callable[[dict[str, Any]], object] | None = None  # where else a saved state goes: a database
+        self.place = place
         self._path = place / STATE if place is not None else None
 
     def load(self) -> dict[str, Any] | None:
@@ -83,14 +84,18 @@ class Journal:
             self._path.unlink(missing_ok=True)
 
     def moved(self, move: Move[Any, Any], /) -> None:
-        """Record a move that was made."""
+        """Record a move that was made, and save the state."""
+        self.record(move)
+        self.save(str(move.to_state))
+
+    def record(self, move: Move[Any, Any]) -> None:
+        """Record a move that is saved with the next one."""
         self.history.append(
             Moved(str(move.from_state), str(move.to_state), str(move.event), move.reason or "", move.timestamp)
         )
         if move.from_state in PHASES:
             self.phases[str(move.from_state)] = round(move.lasted, 6)
         log.info("%s: %s -> %s (%s)", self.who, move.from_state, move.to_state, move.reason)
-        self.save(str(move.to_state))
 
     def refused(self, error: InvalidTransitionError, reason: str | None, /) -> None:
         """Log a move that was refused."""

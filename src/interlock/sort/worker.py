@@ -97,6 +97,7 @@ class Worker:
         self.stopping = threading.Event()
         self._failure: BaseException | None = None
         self._abandoned: str | None = None
+        self._foreign: dict[str, Any] | None = None  # the state of another sort that is here until this one has a place
         self._master = MasterPeer(master, self)
         self._server = Server(WORKER, WorkerHandlers(self), host)
         self._workers, self._partitions = 0, 0
@@ -192,9 +193,12 @@ class Worker:
         stamp = f"{fingerprint(self.workshop.source)} {self.workshop.output.resolve()}"
         found = self.journal.load()
         if found is None or found.get("kept", {}).get("stamp") != stamp:
-            self.workshop.clean_all()
             self.journal.kept = {"identity": new_identity(), "stamp": stamp, "epoch": 0, "index": -1}
-            self.journal.save(str(self.machine.state))
+            self.journal.kept["input"] = self.workshop.source.records
+            if found is None:
+                self._begin()
+            else:
+                self._foreign = found
             return None
         self.journal.resume(found)
         state = SortWorkerState(found["state"])
@@ -205,6 +209,12 @@ class Worker:
         else:
             self._revive(state)
         return None
+
+    def _begin(self) -> None:
+        """Remove what another sort left, if there is something: this one has the place now."""
+        self._foreign = None
+        self.workshop.clean_all()
+        self.journal.save(str(self.machine.state))
 
     def _revive(self, state: SortWorkerState) -> None:
         """Go on after a process that failed or was killed in some state."""
@@ -242,8 +252,19 @@ class Worker:
     def _register(self) -> None:
         answer = self._master.register(self.settings.registering)
         if not answer.success:
-            raise SortError(f"the master at {self._master.address} refused this worker: {answer.message}")
+            raise SortError(
+                f"the master at {self._master.address} refused this worker: {answer.message}{self._had_before()}"
+            )
         self._registered(answer)
+        if self._foreign is not None:
+            self._begin()
+
+    def _had_before(self) -> str:
+        """Say what was sorted here before, if it was something else."""
+        if self._foreign is None:
+            return ""
+        had = self._foreign.get("kept", {}).get("input")
+        return f". Started in {self.workshop.temp} before, it had {had:,} records" if had is not None else ""
 
     def _registered(self, answer: wire.Registered) -> None:
         self.epoch, self.index, self.starts = answer.epoch, answer.index, answer.starts
@@ -298,7 +319,7 @@ class Worker:
     def _fall(self, error: BaseException) -> None:
         """Go to Failed and clean up by the state before."""
         state = self.machine.state
-        if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED}:
+        if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED} or self._foreign is not None:
             return
         self.machine.transition(SortWorkerEvent.FAIL, f"{type(error).__name__}: {error}")
         self.workshop.close()
