@@ -45,7 +45,7 @@ def limited(largest_file: int) -> list[str]:
 
 @contextmanager
 def begun(
-    *arguments: object, largest_file: int | None = None, url: str | None = None
+    *arguments: object, largest_file: int | None = None, url: str | None = None, **environment: str
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a command; in the end see that neither it nor a child of it is left."""
     process = subprocess.Popen(
@@ -54,7 +54,7 @@ def begun(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT if url is None else ENVIRONMENT | {"INTERLOCK_DATABASE_URL": url},
+        env=ENVIRONMENT | ({} if url is None else {"INTERLOCK_DATABASE_URL": url}) | environment,
         start_new_session=True,
     )
     try:
