@@ -5,7 +5,6 @@ Invariant: the file always holds one whole state; it is replaced, never changed.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import orjson
 
 from interlock.lifecycle import SORT_WORKER, SortWorkerState
 from interlock.sort.job import Moved
+from interlock.sort.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from interlock.errors import InvalidTransitionError
     from interlock.machine import Move
-
-# The standard library's: what the engine logs with takes longer to load than a small sort to run.
-log = logging.getLogger("interlock.sort")
 
 STATE = "state.json"
 PHASES = ("Sampling", "Sorting", "Shuffling", "Merging")
@@ -68,7 +65,7 @@ class Journal:
         try:
             self._replace(self._path, state)
         except OSError as error:
-            log.error("%s: cannot save its state: %s", self.who, error)  # noqa: TRY400 - the message says it all
+            log.error("%s: cannot save its state: %s", self.who, error)
 
     def _replace(self, path: Path, state: str) -> None:
         part = path.with_name(f"{STATE}.part")

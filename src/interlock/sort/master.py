@@ -18,8 +18,9 @@ from interlock.errors import SortError, SortInputError
 from interlock.lifecycle import SORT_MASTER, SortMasterEvent, SortMasterState, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort.job import Progress, Report, Settings, WorkerReport
-from interlock.sort.journal import Journal, log
+from interlock.sort.journal import Journal
 from interlock.sort.keys import Boundary
+from interlock.sort.logs import log
 from interlock.sort.master_service import MasterHandlers
 from interlock.sort.plan import Plan, Roster, window_count
 from interlock.sort.rpc import MASTER, Server
@@ -293,6 +294,7 @@ class Master:
         machine = StateMachine(SORT_MASTER, state)
         if state is not SortMasterState.COMPLETED:
             if state is not SortMasterState.FAILED:
+                log.warning("%s: its process ended in state %s; it is started again", self.journal.who, state)
                 machine.transition(SortMasterEvent.FAIL, f"The process ended in state {state}")
             machine.transition(SortMasterEvent.RESTART, "Started again")
         for move in machine.history:

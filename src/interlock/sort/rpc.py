@@ -223,7 +223,9 @@ def persist(call: Callable[[], Answer], what: str, patience: float, stop: thread
             code, details = error.code(), error.details()
             if not _may_succeed_later(code, details):
                 raise SortError(f"{what} was refused: {code.name}: {details}") from error
-            if time.monotonic() + pause > until or (stop is not None and stop.is_set()):
+            if stop is not None and stop.is_set():
+                raise Unreachable(f"{what}: given up without an answer: {code.name}: {details}") from error
+            if time.monotonic() + pause > until:
                 raise Unreachable(f"{what}: no answer within {patience:g} s: {code.name}: {details}") from error
         wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
         if stop is None:

@@ -21,7 +21,8 @@ from interlock.sort.engines import Leader, of_one
 from interlock.sort.job import Progress, Report, Settings
 from interlock.sort.records import Source
 from interlock.sort.unfinished import unfinished
-from interlock.sort.worker import Untold, run_worker
+from interlock.sort.untold import Untold
+from interlock.sort.worker import run_worker
 from interlock.store.database import database_url
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
