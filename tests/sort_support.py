@@ -50,7 +50,7 @@ def begun(
     largest_file: int | None = None,
     url: str | None = None,
     before: tuple[str, ...] = (),
-    **environment: str,
+    environment: dict[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a command, with options before it; in the end see that neither it nor a child of it is left."""
     command = [*PROGRAM, *before, "sort"] if largest_file is None else limited(largest_file)
@@ -60,7 +60,7 @@ def begun(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT | ({} if url is None else {"INTERLOCK_DATABASE_URL": url}) | environment,
+        env=ENVIRONMENT | ({} if url is None else {"INTERLOCK_DATABASE_URL": url}) | (environment or {}),
         start_new_session=True,
     )
     try:

@@ -118,7 +118,9 @@ def test_the_command_s_level_and_format_hold_for_all_processes_of_a_sort(tmp_pat
 
     def run(*options: str, **environment: str) -> list[str]:
         out = tmp_path / "-".join(["out", *options, *environment])
-        with begun("run", tmp_path / "in", "-O", out, "-n", 2, "-q", before=options, **environment) as process:
+        with begun(
+            "run", tmp_path / "in", "-O", out, "-n", 2, "-q", before=options, environment=environment
+        ) as process:
             _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         return [line for line in errors.splitlines() if " -> " in line]

@@ -70,7 +70,7 @@ def test_actors_end_with_their_command_and_the_same_command_goes_on(tmp_path: Pa
 def test_a_ray_of_its_own_is_used_even_where_another_is_the_usual_one(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 1, "--engine", "ray")
-    with begun(*arguments, RAY_ADDRESS="127.0.0.1:1") as process:
+    with begun(*arguments, environment={"RAY_ADDRESS": "127.0.0.1:1"}) as process:
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
 

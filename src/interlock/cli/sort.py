@@ -231,8 +231,13 @@ def worker(
     key_length: KeyLength = 10,
     ascii_: Ascii = None,
     overwrite: Overwrite = False,
-    timeout: Timeout = None,
-    lost: Lost = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to look for the master; 600 unless given.", metavar="S")
+    ] = None,
+    lost: Annotated[
+        float | None,
+        typer.Option(help="Seconds of silence after which the master is given up; 60 unless given.", metavar="S"),
+    ] = None,
     history: Annotated[bool, typer.Option("--history/--no-history", help="Show every move of the worker.")] = True,
     quiet: Quiet = False,
     in_json: InJson = False,

@@ -153,12 +153,10 @@ class Worker:
                 if not left:
                     raise
                 self._restart(str(error))
-            except BaseException as raised:  # noqa: BLE001 - it is raised again, or what led to it
-                # Who has failed does not wait for an answer: that there was none is no news.
-                error = self._failure if self._failure and isinstance(raised, Unreachable) else raised
+            except BaseException as error:
                 self._fall(error)
                 self._tell(error)
-                raise error
+                raise
 
     def _tell(self, error: BaseException) -> None:
         """Tell the master of a failure, unless it told of it; raise what says that there is no master yet."""
