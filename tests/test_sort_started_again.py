@@ -91,6 +91,17 @@ def test_a_master_started_again_with_other_numbers_says_what_differs_and_what_to
     assert "Started again" in shown
 
 
+def test_a_second_master_does_not_take_the_state_of_one_that_runs(tmp_path: Path) -> None:
+    with begun("master", 2, "--temp", tmp_path, "--quiet") as master:
+        first_line(master)
+        before = (tmp_path / "state.json").read_bytes()
+        done = sort("master", 2, "--temp", tmp_path, "--quiet")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"another sort master is running with its state in {tmp_path}: name another --temp" in done.stderr
+        assert (tmp_path / "state.json").read_bytes() == before
+        master.kill()
+
+
 @pytest.mark.parametrize("state", [SortMasterState.COMPLETED, SortMasterState.FAILED])
 def test_a_sort_that_has_ended_does_not_stand_in_the_way_of_another(tmp_path: Path, state: SortMasterState) -> None:
     journal = Journal(tmp_path, "sort master")

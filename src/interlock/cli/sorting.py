@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -31,7 +31,14 @@ from interlock.sort.interrupts import heeding_interrupts
 from interlock.sort.job import HIDDEN, Progress, Report, Settings, WorkerReport
 from interlock.sort.journal import is_resumable
 from interlock.sort.master import run_master
-from interlock.sort.places import check_places, claim_output, held_partitions, make_directory, prepare_output
+from interlock.sort.places import (
+    check_places,
+    claim_output,
+    claim_state,
+    held_partitions,
+    make_directory,
+    prepare_output,
+)
 from interlock.sort.records import Source, open_source
 from interlock.sort.worker import run_worker
 
@@ -90,7 +97,7 @@ def master(
     if temp is not None:
         make_directory("temporary", temp)
     stop = Event()
-    with _shown(telling) as told, heeding_interrupts(stop):
+    with nullcontext() if temp is None else claim_state(temp), _shown(telling) as told, heeding_interrupts(stop):
         report = run_master(
             workers, settings=used, host=host, port=port, temp=temp, listening=_say, told=told, stop=stop
         )
