@@ -16,7 +16,8 @@ from interlock.sort.records import RecordFormat
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = [sys.executable, "-P", "-m", "interlock", "sort"]
+PROGRAM = [sys.executable, "-P", "-m", "interlock"]
+COMMAND = [*PROGRAM, "sort"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "200"}
 PATIENCE = 60.0
 
@@ -45,16 +46,21 @@ def limited(largest_file: int) -> list[str]:
 
 @contextmanager
 def begun(
-    *arguments: object, largest_file: int | None = None, url: str | None = None
+    *arguments: object,
+    largest_file: int | None = None,
+    url: str | None = None,
+    before: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a command; in the end see that neither it nor a child of it is left."""
+    """Start a command, with options before it; in the end see that neither it nor a child of it is left."""
+    command = [*PROGRAM, *before, "sort"] if largest_file is None else limited(largest_file)
     process = subprocess.Popen(
-        [*(COMMAND if largest_file is None else limited(largest_file)), *map(str, arguments)],
+        [*command, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT if url is None else ENVIRONMENT | {"INTERLOCK_DATABASE_URL": url},
+        env=ENVIRONMENT | ({} if url is None else {"INTERLOCK_DATABASE_URL": url}) | (environment or {}),
         start_new_session=True,
     )
     try:

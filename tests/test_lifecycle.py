@@ -107,6 +107,7 @@ EXPECTED = {
         Shuffling                                          start_merge       Merging
         Merging                                            complete          Completed
         Registering|Sampling|Sorting|Shuffling|Merging     fail              Failed
+        Failed                                             restart           Registering
     """,
 }
 
@@ -131,7 +132,7 @@ MOVES = {
     "job": 8,
     "supervised-worker": 10,
     "sort-worker": 17,
-    "sort-master": 10,
+    "sort-master": 11,
 }
 
 
@@ -202,6 +203,7 @@ def test_only_the_declared_events_reopen_what_has_ended() -> None:
         ("supervised-worker", "COMPLETED", "terminate"),
         ("supervised-worker", "FAILED", "terminate"),
         ("sort-worker", "Failed", "restart"),
+        ("sort-master", "Failed", "restart"),
     }
 
 

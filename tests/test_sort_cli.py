@@ -131,6 +131,10 @@ MISTAKES = [
     (["run", ".", "-O", "y", "--engine", "ray"], "--engine ray needs ray: pip install 'interlock[sort,ray]'"),
     (["validate", "x"], "output x is not a directory"),
     (["worker", "nowhere", "-I", ".", "-O", "y"], "'nowhere' is not the address of a master"),
+    (["worker", "here:65536", "-I", ".", "-O", "y"], "'here:65536' is not the address of a master"),
+    (["worker", "here:0", "-I", ".", "-O", "y"], "'here:0' is not the address of a master"),
+    (["master", "2", "--temp", "/dev/null"], "the temporary directory /dev/null cannot be made: File exists"),
+    (["run", ".", "-O", "y", "--report", "."], "the report cannot be written to ., which is a directory: name a file"),
 ]
 
 

@@ -128,3 +128,21 @@ def test_a_sort_whose_command_was_killed_does_not_hold_up_the_next(tmp_path: Pat
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert validate([tmp_path / "out2"], [tmp_path / "other"]).problems == []
+
+
+def test_an_interrupted_sort_cancels_its_job_and_says_so_in_a_word(tmp_path: Path, url: str) -> None:
+    make_input(tmp_path / "in", 500_000)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", "--memory", "256MB")
+    with begun(*arguments, url=url) as process:
+        assert process.stderr is not None
+        while "Sorting" not in (line := process.stderr.readline()):
+            assert line, "it ended before it was interrupted"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.endswith("interrupted\n")
+    assert names(tmp_path / "out") == []
+    job, steps = look(url)
+    assert job.status == "CANCELED"
+    assert not [step for step in steps if step.state in {"pending", "running"}]

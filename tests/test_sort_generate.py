@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -112,3 +113,23 @@ def test_the_digest_asks_for_no_order_and_sees_every_exchange() -> None:
     doubled = rows.copy()
     doubled[8] = doubled[9]
     assert len({whole, *(digest(other) for other in (changed, exchanged, doubled, rows[1:]))}) == 5
+
+
+def test_few_open_files_are_enough_for_many_and_for_empty_ones(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (min(before[0], len(list(Path("/proc/self/fd").iterdir())) + 16), before[1])
+    )
+    try:
+        many = generate(tmp_path / "many", Recipe(MANY, 7), files=2_000, threads=3)
+        empty = generate(tmp_path / "empty", Recipe(5, 7), files=12)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert everything(many) == everything(generate(tmp_path / "one", Recipe(MANY, 7)))
+    assert [Path(path).stat().st_size // 100 for path in empty.paths] == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1]
+
+
+def test_what_a_killed_command_left_is_written_anew(tmp_path: Path) -> None:
+    (tmp_path / ".part-00000.unfinished").write_bytes(bytes(9_000))
+    made = generate(tmp_path, Recipe(5, 7))
+    assert len(everything(made)) == 500

@@ -179,7 +179,7 @@ def test_a_master_and_a_worker_give_up_when_they_are_told_to(tmp_path: Path) -> 
     with pytest.raises(SortError, match="the sort was given up in phase Registering"):
         run_master(1, stop=stop)
     source = write_source(tmp_path / "in", random_rows(1, 10))
-    with pytest.raises(SortError, match=r"no answer|given up"):
+    with pytest.raises(SortError, match="it was told to give up"):
         run_worker("127.0.0.1:1", source, tmp_path / "out", stop=stop)
 
 

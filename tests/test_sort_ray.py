@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from interlock.errors import SortError
 from interlock.sort.job import Settings
 from interlock.sort.records import open_source
 from interlock.sort.validate import validate
-from sort_support import begun, make_input, names, sort
+from sort_support import COMMAND, ENVIRONMENT, begun, make_input, names, sort
 from support import eventually
 
 ray = pytest.importorskip("ray", reason="comes with the extra `ray`")
@@ -46,6 +47,32 @@ def test_actors_sort_and_one_that_is_killed_is_started_again(tmp_path: Path) -> 
     assert "State history" in output
     assert names(tmp_path / "out") == ["partition.0", "partition.1", "partition.2"]
     assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
+
+
+def test_actors_end_with_their_command_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 1_000_000)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "ray", "--memory", "256MB")
+    process = subprocess.Popen([*COMMAND, *map(str, arguments)], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    with process:
+        assert process.stderr is not None
+        while "Sorting" not in (line := process.stderr.readline()):
+            assert line, "it ended before it was killed"
+        crew = actors()
+        assert len(crew) == 2
+        process.kill()
+    eventually(lambda: not set(actors()) & set(crew), within=30)
+    done = sort(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "going on with" in done.stderr
+    assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
+
+
+def test_a_ray_of_its_own_is_used_even_where_another_is_the_usual_one(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 1_000)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 1, "--engine", "ray")
+    with begun(*arguments, environment={"RAY_ADDRESS": "127.0.0.1:1"}) as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
 
 
 def test_what_is_wrong_with_the_input_ends_the_sort_and_names_the_place(tmp_path: Path) -> None:

@@ -61,8 +61,7 @@ def test_forked_workers_are_waited_for_ended_and_dismissed_like_started_ones() -
 
 def test_a_worker_without_orders_ends_when_the_pipe_closes() -> None:
     process = standby.take()
-    assert process.stdin is not None
-    process.stdin.close()
+    standby.close(process)
     assert process.wait(20) == 0
 
 

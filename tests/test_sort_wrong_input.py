@@ -130,6 +130,17 @@ def test_a_master_that_is_not_there_is_a_clear_error(tmp_path: Path, source: Pat
     refused(done, 1, address)
 
 
+@pytest.mark.parametrize(
+    ("host", "wrong"),
+    [("203.0.113.9", "203.0.113.9:0: Cannot assign requested address"), ("no.invalid", "no.invalid:0: "),
+     ("fe80::9", "[fe80::9]:0: ")],
+)  # fmt: skip
+def test_an_address_of_another_machine_is_one_clear_line(host: str, wrong: str) -> None:
+    done = sort("master", 1, "--host", host)
+    refused(done, 1, f"cannot listen on {wrong}", "; name an address of this machine, and a port that is free")
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_peer_that_talks_nonsense_does_not_disturb_the_sort(tmp_path: Path, source: Path) -> None:
     with begun("master", 1, "--quiet") as master:
         address = first_line(master)

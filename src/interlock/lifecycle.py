@@ -339,7 +339,7 @@ SORT_WORKER = Machine(
     reopening=[SortWorkerEvent.RESTART],
 )
 
-# --- 7. Sort master: in memory ----------------------------------------------------------------------------------
+# --- 7. Sort master: in memory, saved to a file on every move ---------------------------------------------------
 
 
 class SortMasterState(StrEnum):
@@ -363,6 +363,7 @@ class SortMasterEvent(StrEnum):
     START_MERGE = "start_merge"
     COMPLETE = "complete"
     FAIL = "fail"
+    RESTART = "restart"
 
 
 SORT_MASTER = Machine(
@@ -380,9 +381,11 @@ SORT_MASTER = Machine(
             for state in SortMasterState
             if state not in (SortMasterState.COMPLETED, SortMasterState.FAILED)
         ),
+        (SortMasterState.FAILED, SortMasterEvent.RESTART, SortMasterState.REGISTERING),
     ),
     initial=[SortMasterState.REGISTERING],
     final=[SortMasterState.COMPLETED, SortMasterState.FAILED],
+    reopening=[SortMasterEvent.RESTART],
 )
 
 MACHINES: Mapping[str, Machine[Any, Any]] = {

@@ -24,7 +24,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-RECORDS, SORTING = "interlock.cli.sort_records", "interlock.cli.sorting"
+RECORDS, SORTING, LOGS = "interlock.cli.sort_records", "interlock.cli.sorting", "interlock.sort.logs"
 
 
 class Engine(StrEnum):
@@ -155,8 +155,7 @@ def sort(
 
     Example: interlock sort run data --output sorted --workers 2 --memory 2GB
     """
-    if engine is not Engine.LOCAL:
-        _quieten(context)
+    _log(context, engine)
     _loaded(SORTING).run(
         context.obj,
         inputs,
@@ -175,6 +174,7 @@ def sort(
 
 @app.command()
 def master(
+    context: typer.Context,
     workers: Annotated[int, typer.Argument(help="How many workers to wait for.", min=1, metavar="N")],
     host: Annotated[
         str, typer.Option(help="The address of this machine to listen on, which the workers can reach.")
@@ -200,6 +200,7 @@ def master(
 
     Example: interlock sort master 3 --host 10.0.0.1
     """
+    _log(context)
     _loaded(SORTING).master(
         workers,
         host=host,
@@ -212,6 +213,7 @@ def master(
 
 @app.command()
 def worker(
+    context: typer.Context,
     address: Annotated[str, typer.Argument(help="The master, as it printed itself.", metavar="HOST:PORT")],
     inputs: Annotated[
         list[Path],
@@ -229,8 +231,13 @@ def worker(
     key_length: KeyLength = 10,
     ascii_: Ascii = None,
     overwrite: Overwrite = False,
-    timeout: Timeout = None,
-    lost: Lost = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds to look for the master; 600 unless given.", metavar="S")
+    ] = None,
+    lost: Annotated[
+        float | None,
+        typer.Option(help="Seconds of silence after which the master is given up; 60 unless given.", metavar="S"),
+    ] = None,
     history: Annotated[bool, typer.Option("--history/--no-history", help="Show every move of the worker.")] = True,
     quiet: Quiet = False,
     in_json: InJson = False,
@@ -242,6 +249,7 @@ def worker(
 
     Example: interlock sort worker 10.0.0.1:40123 -I /data/a -I /data/b -O /data/sorted --host 10.0.0.2
     """
+    _log(context)
     _loaded(SORTING).worker(
         address,
         inputs,
@@ -287,11 +295,14 @@ def run() -> None:
     run_app(alone)
 
 
-def _quieten(context: typer.Context) -> None:
-    """Let the display tell of what goes on, and the engine's log of warnings only, unless more is asked for."""
+def _log(context: typer.Context, engine: Engine = Engine.LOCAL) -> None:
+    """Let the display tell of what goes on, and the log of warnings only, unless more is asked for."""
     config: Config = context.obj
     is_asked = context.find_root().params.get("log_level") is not None or config.log_level != "info"
-    set_logging_up(config.log_level if is_asked else "warning", config.log_format)
+    level = config.log_level if is_asked else "warning"
+    _loaded(LOGS).log_from(level, config.log_format)
+    if engine is not Engine.LOCAL:
+        set_logging_up(level, config.log_format)
 
 
 def _loaded(name: str) -> ModuleType:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -31,12 +31,20 @@ from interlock.sort.interrupts import heeding_interrupts
 from interlock.sort.job import HIDDEN, Progress, Report, Settings, WorkerReport
 from interlock.sort.journal import is_resumable
 from interlock.sort.master import run_master
-from interlock.sort.places import check_places, claim_output, held_partitions, make_directory, prepare_output
+from interlock.sort.places import (
+    check_places,
+    claim_output,
+    claim_state,
+    held_partitions,
+    make_directory,
+    prepare_output,
+)
 from interlock.sort.records import Source, open_source
 from interlock.sort.worker import run_worker
 
 WIDE = 160  # columns
 ADDRESS = re.compile(r"\S+:\d{1,5}")
+PORTS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +94,10 @@ def master(
     """Lead a sort on many machines."""
     used = _settings(settings)
     _check_report(telling.report)
+    if temp is not None:
+        make_directory("temporary", temp)
     stop = Event()
-    with _shown(telling) as told, heeding_interrupts(stop):
+    with nullcontext() if temp is None else claim_state(temp), _shown(telling) as told, heeding_interrupts(stop):
         report = run_master(
             workers, settings=used, host=host, port=port, temp=temp, listening=_say, told=told, stop=stop
         )
@@ -113,7 +123,7 @@ def worker(
     """Take part in a sort on many machines."""
     used = _settings(settings)
     _check_report(telling.report)
-    if not ADDRESS.fullmatch(address):
+    if not ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < PORTS:
         raise SortInputError(f"{address!r} is not the address of a master; it looks like 10.0.0.1:40123")
     temp = _own(temp, output)
     prepared = _prepared(inputs, output, temp, lengths, is_ascii, overwrite=overwrite, quiet=telling.quiet)
@@ -191,7 +201,11 @@ def _settings(given: dict[str, Any]) -> Settings:
 
 def _check_report(place: Path | None) -> None:
     """Refuse a report that could not be written when all is done."""
-    if place is not None and (place.is_dir() or not os.access(place.absolute().parent, os.W_OK | os.X_OK)):
+    if place is None:
+        return
+    if place.is_dir():
+        raise SortInputError(f"the report cannot be written to {place}, which is a directory: name a file")
+    if not os.access(place.absolute().parent, os.W_OK | os.X_OK):
         raise SortInputError(f"the report cannot be written to {place}: there is no such directory, or it is closed")
 
 

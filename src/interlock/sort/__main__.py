@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from pathlib import Path
 
 import orjson
 
 from interlock.errors import InterlockError
-from interlock.sort.job import FAILED, Settings
+from interlock.sort.job import FAILED, UNTOLD, Settings
+from interlock.sort.logs import log_from
 from interlock.sort.records import Source
-from interlock.sort.worker import Untold, run_worker
+from interlock.sort.untold import Untold, untold
+from interlock.sort.worker import run_worker
 
-PIPE = 0
-UNTOLD = 4  # the exit code of a worker whose master does not know why it failed
+PIPE, ANSWERS = 0, 1
 
 
 def main() -> int:
@@ -27,17 +27,20 @@ def main() -> int:
         return 0
     orders = orjson.loads(line)
     threading.Thread(target=_end_with_the_pipe, daemon=True).start()
+    log_from(**orders["log"])
     try:
+        with untold():
+            settings = Settings(**orders["settings"])
         run_worker(
             orders["master"],
             Source.of(orders["source"]),
             Path(orders["output"]),
-            settings=Settings(**orders["settings"]),
+            settings=settings,
             temp=Path(orders["temp"]),
             index=orders["index"],
         )
     except Untold as error:
-        sys.stderr.write(f"sort worker {orders['index']}: {error}\n")
+        os.write(ANSWERS, str(error).encode(errors="replace"))
         return UNTOLD
     except (InterlockError, OSError):
         return FAILED

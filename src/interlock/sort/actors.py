@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 RESTARTS = 3
 LOOK = 0.5  # seconds after which it is seen that the master gave up
 CONNECT_TIMEOUT = 10.0
+# A Ray of this command's own, also where RAY_ADDRESS or a running node tells of another one.
+OWN = {"address": "local", "include_dashboard": False}
 
 
 class SortActor:
@@ -89,14 +91,19 @@ def run_actors(
 def _join(address: str | None, workers: int) -> None:
     """Connect to a cluster; Ray itself would look for one that is not there for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
-    # A Ray of this machine's own has room for all workers, however few processors there are.
-    room = {"num_cpus": workers, "include_dashboard": False} if address is None else {"address": address}
+    # One of its own has room for all workers, however few processors there are.
+    joined = {"address": address} if address is not None else {**OWN, "num_cpus": workers}
     try:
         if host and port.isdecimal():
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-        ray.init(**room, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(**joined, log_to_driver=False, logging_level=logging.ERROR)
     except OSError as error:
         raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
+    except (
+        RuntimeError,
+        ValueError,
+    ) as error:  # it refused this process: another version of Ray, a token that is missing
+        raise ConfigError(f"the Ray cluster at {address} cannot be used: {error}") from error
 
 
 def _placed(workers: int) -> list[Any]:

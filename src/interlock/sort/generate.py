@@ -7,8 +7,8 @@ there is room, so that the order of equal keys can be checked.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -161,29 +161,36 @@ def _generate(output: Path, recipe: Recipe, files: int, threads: int, told: Call
 
 def _fill(paths: list[Path], starts: list[int], recipe: Recipe, threads: int, told: Callable[[int], object]) -> int:
     """Write all records to these files, which start with the records of these numbers; give the digest."""
-    with ExitStack() as opened:
-        targets = [opened.enter_context(path.open("wb", buffering=0)).fileno() for path in paths]
+    for path in paths:
+        path.write_bytes(b"")
 
-        def make(first: int) -> int:
-            rows = recipe.rows(first, min(CHUNK, recipe.records - first))
-            _write(rows, first, starts, targets)
-            told(rows.nbytes)
-            return digest(rows)
+    def make(first: int) -> int:
+        rows = recipe.rows(first, min(CHUNK, recipe.records - first))
+        _write(rows, first, starts, paths)
+        told(rows.nbytes)
+        return digest(rows)
 
-        with ThreadPoolExecutor(threads) as pool:
-            return together(*pool.map(make, range(0, recipe.records, CHUNK)))
+    with ThreadPoolExecutor(threads) as pool:
+        return together(*pool.map(make, range(0, recipe.records, CHUNK)))
 
 
-def _write(rows: Rows, first: int, starts: list[int], targets: list[int]) -> None:
-    """Write rows, the first of which has this number, to the files that they belong to."""
-    for number, target in enumerate(targets):
-        begin, end = max(first, starts[number]), min(first + len(rows), starts[number + 1])
+def _write(rows: Rows, first: int, starts: list[int], paths: list[Path]) -> None:
+    """Write rows, the first of which has this number, to the files that they belong to, of which one is open."""
+    number = bisect_right(starts, first) - 1
+    end = first
+    while end < first + len(rows):
+        begin, end = end, min(first + len(rows), starts[number + 1])
         if begin < end:
-            left = rows[begin - first : end - first].reshape(-1).data
-            at = (begin - starts[number]) * rows.shape[1]
-            while left:
-                done = os.pwrite(target, left, at)
-                left, at = left[done:], at + done
+            _put(paths[number], rows[begin - first : end - first], (begin - starts[number]) * rows.shape[1])
+        number += 1
+
+
+def _put(path: Path, rows: Rows, at: int) -> None:
+    with path.open("r+b", buffering=0) as file:
+        left = rows.reshape(-1).data
+        while left:
+            done = os.pwrite(file.fileno(), left, at)
+            left, at = left[done:], at + done
 
 
 def _put_number(rows: Rows, numbers: Numbers, used: RecordFormat) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MEBIBYTE = 1 << 20
 FAILED = 3  # the exit code of a worker process that has told its master why it failed
+UNTOLD = 4  # that of one whose master does not know; the reason is on its standard output
 LEAST_MEMORY = 64 * MEBIBYTE
 MOST_PARTITIONS = 10_000
 HIDDEN = ".interlock-sort"  # in the output directory: unfinished work, when no other place is given

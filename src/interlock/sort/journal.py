@@ -5,7 +5,6 @@ Invariant: the file always holds one whole state; it is replaced, never changed.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import orjson
 
 from interlock.lifecycle import SORT_WORKER, SortWorkerState
 from interlock.sort.job import Moved
+from interlock.sort.logs import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from interlock.errors import InvalidTransitionError
     from interlock.machine import Move
-
-# The standard library's: what the engine logs with takes longer to load than a small sort to run.
-log = logging.getLogger("interlock.sort")
 
 STATE = "state.json"
 PHASES = ("Sampling", "Sorting", "Shuffling", "Merging")
@@ -38,6 +35,7 @@ class Journal:
         self.history: list[Moved] = []
         self.phases: dict[str, float] = {}
         self.also: Callable[[dict[str, Any]], object] | None = None  # where else a saved state goes: a database
+        self.place = place
         self._path = place / STATE if place is not None else None
 
     def load(self) -> dict[str, Any] | None:
@@ -67,7 +65,7 @@ class Journal:
         try:
             self._replace(self._path, state)
         except OSError as error:
-            log.error("%s: cannot save its state: %s", self.who, error)  # noqa: TRY400 - the message says it all
+            log.error("%s: cannot save its state: %s", self.who, error)
 
     def _replace(self, path: Path, state: str) -> None:
         part = path.with_name(f"{STATE}.part")
@@ -83,14 +81,18 @@ class Journal:
             self._path.unlink(missing_ok=True)
 
     def moved(self, move: Move[Any, Any], /) -> None:
-        """Record a move that was made."""
+        """Record a move that was made, and save the state."""
+        self.record(move)
+        self.save(str(move.to_state))
+
+    def record(self, move: Move[Any, Any]) -> None:
+        """Record a move that is saved with the next one."""
         self.history.append(
             Moved(str(move.from_state), str(move.to_state), str(move.event), move.reason or "", move.timestamp)
         )
         if move.from_state in PHASES:
             self.phases[str(move.from_state)] = round(move.lasted, 6)
         log.info("%s: %s -> %s (%s)", self.who, move.from_state, move.to_state, move.reason)
-        self.save(str(move.to_state))
 
     def refused(self, error: InvalidTransitionError, reason: str | None, /) -> None:
         """Log a move that was refused."""

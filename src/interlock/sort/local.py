@@ -15,7 +15,8 @@ import orjson
 from interlock.errors import SortError, SortInputError
 from interlock.sort import standby
 from interlock.sort.interrupts import heeding_interrupts
-from interlock.sort.job import FAILED, LEAST_MEMORY, MEBIBYTE, Settings
+from interlock.sort.job import FAILED, LEAST_MEMORY, MEBIBYTE, UNTOLD, Settings
+from interlock.sort.logs import wanted
 from interlock.sort.master import run_master
 from interlock.sort.unfinished import unfinished
 
@@ -83,6 +84,7 @@ class Crew:
                 "temp": str(temp / f"worker-{index}"),
                 "index": index,
                 "settings": asdict(settings),
+                "log": wanted,
             }
             for index in range(workers)
         ]
@@ -112,6 +114,8 @@ class Crew:
                 process.wait()
         for thread in self._threads:
             thread.join()
+        for process in self._processes.values():
+            standby.close(process)
 
     def assign(self, address: str) -> None:
         """Tell the workers where their master is."""
@@ -149,12 +153,19 @@ class Crew:
                 if self._closing or code == 0:
                     return
                 if code > 0 or not left:
-                    what = f"exit code {code}" if code > 0 else f"signal {-code}, {RESTARTS + 1} times"
-                    self.trouble = self.trouble if code == FAILED else f"worker {index} ended with {what}"
+                    self.trouble = self.trouble or self._trouble(index, code)
                     self.given_up.set()
                     return
-                pipe = self._processes[index].stdin
-                if pipe is not None:
-                    pipe.close()
+                standby.close(self._processes[index])
                 self._start(index)
                 self._brief(index)
+
+    def _trouble(self, index: int, code: int) -> str:
+        """Say why a worker ended, unless the master knows it better."""
+        if code == FAILED:
+            return ""
+        answers = self._processes[index].stdout
+        if code == UNTOLD and answers is not None:
+            return f"worker {index} failed before it took part: {answers.read().decode(errors='replace')}"
+        what = f"exit code {code}" if code > 0 else f"signal {-code}, {RESTARTS + 1} times"
+        return f"worker {index} ended with {what}"

@@ -12,14 +12,15 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from interlock.errors import SortError
+from interlock.errors import SortError, SortInputError
 from interlock.lifecycle import SORT_MASTER, SortMasterEvent, SortMasterState, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort.job import Progress, Report, Settings, WorkerReport
-from interlock.sort.journal import Journal, log
+from interlock.sort.journal import Journal
 from interlock.sort.keys import Boundary
+from interlock.sort.logs import log
 from interlock.sort.master_service import MasterHandlers
 from interlock.sort.plan import Plan, Roster, window_count
 from interlock.sort.rpc import MASTER, Server
@@ -249,23 +250,56 @@ class Master:
     def _resume(self) -> int:
         """Take up what an earlier master of this sort left; give the port that it had."""
         found = self.journal.load()
-        if found is None or found["state"] == SortMasterState.FAILED:
+        if found is None:
             return 0
-        kept = found["kept"]
+        if found.get("who") != self.journal.who:
+            raise SortInputError(f"{self.journal.place} is the directory of a {found.get('who')}: name another --temp")
+        kept, state = found["kept"], SortMasterState(found["state"])
         if (kept["workers"], kept["partitions"]) != (self.workers, self.partitions):
+            self._refuse_to_replace(state, kept["workers"], kept["partitions"])
             return 0
         self.journal.resume(found)
+        if state is SortMasterState.FAILED:
+            self.journal.kept = {}
+        else:
+            self._take_up(kept)
+        self._revive(state)
+        return int(kept["port"])
+
+    def _refuse_to_replace(self, state: SortMasterState, workers: int, partitions: int) -> None:
+        """Refuse to begin a sort where one of other numbers has not ended."""
+        if SORT_MASTER.is_terminal(state):
+            return
+        division = f" --partitions {partitions}" if partitions != workers else ""
+        raise SortInputError(
+            f"{self.journal.place} holds a sort of {workers} workers and {partitions} partitions that is in phase "
+            f"{state}, and this is one of {self.workers} and {self.partitions}: go on with it by `sort master "
+            f"{workers}{division}`, or name another --temp for another sort"
+        )
+
+    def _take_up(self, kept: dict[str, Any]) -> None:
+        """Take up the workers of an earlier master, and the boundaries and reports, if it had come so far."""
         self.epoch, self.roster_version = kept["epoch"], kept["roster_version"]
         self.seats = {row["index"]: Seat(**row) for row in kept["seats"]}
         for report in map(WorkerReport.of, kept.get("reports", [])):
             self.seats[report.index].report = report
-        if found["state"] == SortMasterState.COMPLETED:
-            self.machine = StateMachine(SORT_MASTER, SortMasterState.COMPLETED, observer=self.journal)
         plan = kept.get("plan")
         if plan is not None:
             boundaries = tuple(Boundary(bytes.fromhex(key), position) for key, position in plan["boundaries"])
             self.plan = Plan(self.epoch, self.partitions, plan["windows"], boundaries, self.roster())
-        return int(kept["port"])
+
+    def _revive(self, state: SortMasterState) -> None:
+        """Go on after a master that failed or was killed in some state; one that had completed has nothing to do."""
+        # Both moves are saved together: a kill between them would make a failed sort of one that only was killed.
+        machine = StateMachine(SORT_MASTER, state)
+        if state is not SortMasterState.COMPLETED:
+            if state is not SortMasterState.FAILED:
+                log.warning("%s: its process ended in state %s; it is started again", self.journal.who, state)
+                machine.transition(SortMasterEvent.FAIL, f"The process ended in state {state}")
+            machine.transition(SortMasterEvent.RESTART, "Started again")
+        for move in machine.history:
+            self.journal.record(move)
+        self.machine = StateMachine(SORT_MASTER, machine.state, observer=self.journal)
 
     def _progress(self) -> Progress:
         seats = [self.seats[index] for index in sorted(self.seats)]

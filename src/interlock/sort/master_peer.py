@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InterlockError, SortError
 from interlock.sort import wire_pb2 as wire
-from interlock.sort.rpc import MASTER, Peer
+from interlock.sort.rpc import MASTER, Peer, Unreachable
 from interlock.sort.workshop import disk_of, free_space
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from interlock.sort.job import WorkerReport
     from interlock.sort.worker import Worker
 
@@ -49,7 +51,7 @@ class MasterPeer:
             epoch=worker.journal.kept["epoch"],
             state=str(worker.machine.state),
         )
-        return self._peer.call("RegisterWorker", message, patience, worker.stopping)
+        return self._call("RegisterWorker", message, patience)
 
     def send_sample(self, sample: wire.Sample) -> None:
         """Send this worker's sample."""
@@ -76,7 +78,7 @@ class MasterPeer:
             records=report.records,
             reused=report.reused,
         )
-        answer = self._peer.call("ReportCompletion", message, worker.settings.lost, worker.stopping)
+        answer = self._call("ReportCompletion", message, worker.settings.lost)
         if answer.failed or not answer.success:
             raise SortError(answer.message)
         return bool(answer.finished)
@@ -93,8 +95,15 @@ class MasterPeer:
         """Close the connection."""
         self._peer.close()
 
+    def _call(self, method: str, message: Message, patience: float) -> Any:
+        try:
+            return self._peer.call(method, message, patience, self._worker.stopping)
+        except Unreachable:
+            self._worker.check()  # who has failed does not wait for an answer: that there was none is no news
+            raise
+
     def _tell(self, method: str, message: wire.Sample | wire.PhaseComplete) -> None:
-        answer = self._peer.call(method, message, self._worker.settings.lost, self._worker.stopping)
+        answer = self._call(method, message, self._worker.settings.lost)
         if answer.failed:
             raise SortError(answer.message)
         if not answer.success:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Context = grpc.ServicerContext
 
 STATES = frozenset(map(str, SortWorkerState))
+NAMED = 3  # workers that a refusal lists
 LINGER = 5.0  # seconds for which the answer to a completed worker may wait for the others
 
 
@@ -43,7 +44,9 @@ class MasterHandlers:
             if seat is not None:
                 changed = seat.changed(request)
                 if changed:
-                    return wire.Registered(message=f"it was started again with other arguments: {changed}")
+                    return wire.Registered(
+                        message=f"it was started again with other arguments: {changed}; start it with those that it had"
+                    )
                 seat.rejoin(request)
             else:
                 problem = self._problem(request)
@@ -129,9 +132,8 @@ class MasterHandlers:
         form = (request.record_length, request.key_length)
         most = most_boundaries(request.key_length)
         problems = {
-            f"the sort has begun without it: it is in state {master.machine.state}": master.machine.state
-            is not SortMasterState.REGISTERING,
-            f"the sort has its {master.workers} workers already": len(master.seats) >= master.workers,
+            self._stranger(request): master.machine.state is not SortMasterState.REGISTERING
+            or len(master.seats) >= master.workers,
             f"there is no place {request.index} among {master.workers} workers": request.index >= master.workers,
             f"another worker has the place {request.index}": request.index in master.seats,
             "its registration makes no sense": not 0 < request.key_length <= request.record_length
@@ -142,6 +144,19 @@ class MasterHandlers:
             and form != (other.record_length, other.key_length),
         }
         return next((problem for problem, has in problems.items() if has), "")
+
+    def _stranger(self, request: wire.Registration) -> str:
+        """Say to a worker that comes when all places are taken who has them, and what to do."""
+        master = self._master
+        seats = sorted(master.seats.values(), key=lambda seat: seat.index)
+        named = [f"worker {seat.index} ({seat.address}) with {seat.records:,} records" for seat in seats[:NAMED]]
+        more = [f"{len(seats) - NAMED} more"] if len(seats) > NAMED else []
+        return (
+            f"the sort is in state {master.machine.state} and has its {master.workers} workers already, "
+            f"{', '.join([*named, *more])}; this one with {request.records:,} records is none of them. A worker that "
+            "is started again needs the input, the output and the --temp that it had; another sort needs a master of "
+            "its own, with another --temp"
+        )
 
     def _place(self, wanted: int) -> int:
         if wanted >= 0:

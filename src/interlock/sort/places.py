@@ -17,6 +17,7 @@ from interlock.errors import SortInputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
 PARTITION = re.compile(r"partition\.(\d+)")
 
@@ -81,20 +82,29 @@ def held_partitions(output: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-@contextmanager
-def claim_output(output: Path) -> Iterator[None]:
+def claim_output(output: Path) -> AbstractContextManager[None]:
     """Hold the output directory for one sort; refuse when another has it."""
+    return _claim(output, f"another sort writes to the output directory {output}: every worker needs one of its own")
+
+
+def claim_state(temp: Path) -> AbstractContextManager[None]:
+    """Hold the directory of a master's state; refuse when another master has it."""
+    return _claim(
+        temp, f"another sort master is running with its state in {temp}: name another --temp, or end it first"
+    )
+
+
+@contextmanager
+def _claim(place: Path, taken: str) -> Iterator[None]:
     try:
-        held = os.open(output, os.O_RDONLY | os.O_DIRECTORY)
+        held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise SortInputError(f"the output directory {output} cannot be used: {error.strerror}") from error
+        raise SortInputError(f"the directory {place} cannot be used: {error.strerror}") from error
     try:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise SortInputError(
-                f"another sort writes to the output directory {output}: every worker needs one of its own"
-            ) from error
+            raise SortInputError(taken) from error
         yield
     finally:
         os.close(held)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -150,10 +151,24 @@ class Unreachable(SortError):  # noqa: N818 - a named outcome
     """Somebody did not answer in the time there was."""
 
 
+def _check_address(host: str, port: int) -> None:
+    """Refuse an address that is not this machine's, or is taken; the library would write a line of its own about it."""
+    try:
+        family, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address, family=family).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (")[0]
+        raise SortError(
+            f"cannot listen on {host}:{port}: {reason}; name an address of this machine, and a port that is free"
+        ) from error
+
+
 class Server:
     """Serves one service on a port of its own."""
 
     def __init__(self, service: str, handlers: Any, host: str, port: int = 0, threads: int = 64) -> None:
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        _check_address(host, port)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="interlock-sort-rpc")
         self._server = grpc.server(self._pool, options=OPTIONS)
         self._server.add_generic_rpc_handlers(
@@ -223,7 +238,9 @@ def persist(call: Callable[[], Answer], what: str, patience: float, stop: thread
             code, details = error.code(), error.details()
             if not _may_succeed_later(code, details):
                 raise SortError(f"{what} was refused: {code.name}: {details}") from error
-            if time.monotonic() + pause > until or (stop is not None and stop.is_set()):
+            if stop is not None and stop.is_set():
+                raise Unreachable(f"{what}: given up without an answer: {code.name}: {details}") from error
+            if time.monotonic() + pause > until:
                 raise Unreachable(f"{what}: no answer within {patience:g} s: {code.name}: {details}") from error
         wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
         if stop is None:

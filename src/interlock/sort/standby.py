@@ -32,9 +32,10 @@ BROKEN = 1  # the exit code of a worker that ended in no way of its own
 class Forked:
     """A process that was forked, as `subprocess.Popen` gives one."""
 
-    def __init__(self, pid: int, orders: int) -> None:
+    def __init__(self, pid: int, orders: int, answers: int) -> None:
         self.pid = pid
         self.stdin = os.fdopen(orders, "wb")
+        self.stdout = os.fdopen(answers, "rb")
         self.returncode: int | None = None
         self._ended = os.pidfd_open(pid)
         self._reaping = threading.Lock()
@@ -93,8 +94,14 @@ def dismiss() -> None:
         process = waiting.pop()
         process.kill()
         process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        close(process)
+
+
+def close(process: Process) -> None:
+    """Close the pipes to and from a process; one that lives ends with that."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _fork(workers: int) -> None:
@@ -109,25 +116,26 @@ def _fork(workers: int) -> None:
     gc.freeze()  # looking for garbage would copy the pages that all share
     for _ in range(workers):
         orders, ours = os.pipe()
+        heard, answers = os.pipe()
         with _deaf():
             pid = os.fork()
             if not pid:
-                _work(main, orders, [ours, *(other.stdin.fileno() for other in waiting if other.stdin is not None)])
+                pipes = [pipe for other in waiting for pipe in (other.stdin, other.stdout) if pipe is not None]
+                _work(main, orders, answers, [ours, heard, *(pipe.fileno() for pipe in pipes)])
         os.close(orders)
-        waiting.append(Forked(pid, ours))
+        os.close(answers)
+        waiting.append(Forked(pid, ours, heard))
 
 
-def _work(main: Callable[[], int], orders: int, not_mine: list[int]) -> NoReturn:
-    """Be a worker, with the orders as standard input."""
+def _work(main: Callable[[], int], orders: int, answers: int, not_mine: list[int]) -> NoReturn:
+    """Be a worker, with the orders as standard input and the answers as standard output."""
     code = BROKEN
     try:
         for other in not_mine:  # or the pipe of another worker would stay open as long as this one lives
             os.close(other)
-        os.dup2(orders, ORDERS)
-        os.close(orders)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, ANSWERS)
-        os.close(nowhere)
+        for pipe, place in ((orders, ORDERS), (answers, ANSWERS)):
+            os.dup2(pipe, place)
+            os.close(pipe)
         code = main()
     except BaseException:  # noqa: BLE001 - nothing may return to where the parent goes on
         sys.excepthook(*sys.exc_info())
@@ -140,7 +148,7 @@ def _started() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "interlock.sort"],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             env={**os.environ, **ONE_THREAD},
         )
 

@@ -21,7 +21,8 @@ from interlock.sort.engines import Leader, of_one
 from interlock.sort.job import Progress, Report, Settings
 from interlock.sort.records import Source
 from interlock.sort.unfinished import unfinished
-from interlock.sort.worker import Untold, run_worker
+from interlock.sort.untold import Untold
+from interlock.sort.worker import run_worker
 from interlock.store.database import database_url
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
@@ -141,6 +142,7 @@ async def _finished(job: JobHandle, leader: Leader) -> Report:
     """Wait for the master and all steps; when either fails, end the other."""
     steps = asyncio.create_task(_steps_done(job))
     leading = asyncio.create_task(asyncio.to_thread(leader.result))
+    leading.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks after an interrupt
     try:
         await asyncio.wait({steps, leading}, return_when=asyncio.FIRST_EXCEPTION)
         if steps.done() and (error := steps.exception()) is not None:

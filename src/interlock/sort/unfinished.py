@@ -15,7 +15,8 @@ import orjson
 import xxhash
 
 from interlock.sort.job import HIDDEN
-from interlock.sort.journal import STATE, log
+from interlock.sort.journal import STATE
+from interlock.sort.logs import log
 from interlock.sort.places import held_partitions
 from interlock.sort.runs import fingerprint
 

@@ -33,7 +33,7 @@ def watching(worker: Worker, told: Told | None, stop: threading.Event | None) ->
     def watch() -> None:
         while not ended.wait(INTERVAL):
             if stop is not None and stop.is_set():
-                worker.failed(SortError("given up"))
+                worker.failed(SortError("it was told to give up"))
             if told is not None:
                 told(_progress(worker, begun))
 

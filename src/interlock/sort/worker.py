@@ -11,17 +11,19 @@ import shutil
 import threading
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import SortError, SortInputError
+from interlock.errors import SortError
 from interlock.lifecycle import SORT_WORKER, SortWorkerEvent, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.allocation import keep_freed_memory
 from interlock.sort.job import HIDDEN, Partition, Settings, WorkerReport
 from interlock.sort.journal import Journal, new_identity, new_incarnation
+from interlock.sort.logs import log
 from interlock.sort.master_peer import Forgotten, MasterPeer
 from interlock.sort.merge import is_proven
 from interlock.sort.rpc import WORKER, Server, Unreachable
 from interlock.sort.runs import fingerprint, read_note
+from interlock.sort.untold import untold
 from interlock.sort.watching import watching
 from interlock.sort.worker_service import WorkerHandlers
 from interlock.sort.workshop import NOTES, Workshop
@@ -39,10 +41,6 @@ if TYPE_CHECKING:
 HEARTBEAT = 1.0
 NOTHING_TO_DO = 2.0  # seconds for which a completed worker looks for its master
 RESTARTS = 3
-
-
-class Untold(SortError):  # noqa: N818 - a named outcome
-    """A worker failed before it had a master to tell."""
 
 
 def run_worker(
@@ -66,9 +64,10 @@ def run_worker(
     """
     keep_freed_memory()
     place = temp or output / HIDDEN
-    output.mkdir(parents=True, exist_ok=True)
-    place.mkdir(parents=True, exist_ok=True)
-    worker = Worker(master, source, output, settings or Settings(), place, index, host)
+    with untold():
+        output.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
+        worker = Worker(master, source, output, settings or Settings(), place, index, host)
     worker.journal.also = saved
     with watching(worker, told, stop):
         report = worker.run()
@@ -97,6 +96,7 @@ class Worker:
         self.stopping = threading.Event()
         self._failure: BaseException | None = None
         self._abandoned: str | None = None
+        self._foreign: dict[str, Any] | None = None  # the state of another sort that is here until this one has a place
         self._master = MasterPeer(master, self)
         self._server = Server(WORKER, WorkerHandlers(self), host)
         self._workers, self._partitions = 0, 0
@@ -115,7 +115,8 @@ class Worker:
         """Go through all phases; give what was done, or raise what failed."""
         self._server.start()
         try:
-            done = self._finished_before()
+            with untold():
+                done = self._finished_before()
             return done if done is not None else self._attempts()
         finally:
             self.workshop.close()
@@ -159,9 +160,10 @@ class Worker:
 
     def _tell(self, error: BaseException) -> None:
         """Tell the master of a failure, unless it told of it; raise what says that there is no master yet."""
-        if not self.epoch and isinstance(error, (SortError, OSError)) and not isinstance(error, SortInputError):
-            raise Untold(str(error)) from error
-        if self._abandoned is None and self.epoch:
+        if not self.epoch:
+            with untold():
+                raise error
+        if self._abandoned is None:
             self._master.report_failure(error)
 
     def _phases(self) -> WorkerReport:
@@ -192,9 +194,12 @@ class Worker:
         stamp = f"{fingerprint(self.workshop.source)} {self.workshop.output.resolve()}"
         found = self.journal.load()
         if found is None or found.get("kept", {}).get("stamp") != stamp:
-            self.workshop.clean_all()
             self.journal.kept = {"identity": new_identity(), "stamp": stamp, "epoch": 0, "index": -1}
-            self.journal.save(str(self.machine.state))
+            self.journal.kept["input"] = self.workshop.source.records
+            if found is None:
+                self._begin()
+            else:
+                self._foreign = found
             return None
         self.journal.resume(found)
         state = SortWorkerState(found["state"])
@@ -206,10 +211,17 @@ class Worker:
             self._revive(state)
         return None
 
+    def _begin(self) -> None:
+        """Remove what another sort left, if there is something: this one has the place now."""
+        self._foreign = None
+        self.workshop.clean_all()
+        self.journal.save(str(self.machine.state))
+
     def _revive(self, state: SortWorkerState) -> None:
         """Go on after a process that failed or was killed in some state."""
         self.machine = StateMachine(SORT_WORKER, state, observer=self.journal)
         if state is not SortWorkerState.FAILED:
+            log.warning("%s: its process ended in state %s; it is started again", self.journal.who, state)
             self.machine.transition(SortWorkerEvent.FAIL, f"The process ended in state {state}")
             self.workshop.clean_after_kill()
         self.machine.transition(SortWorkerEvent.RESTART, "Started again")
@@ -242,8 +254,17 @@ class Worker:
     def _register(self) -> None:
         answer = self._master.register(self.settings.registering)
         if not answer.success:
-            raise SortError(f"the master at {self._master.address} refused this worker: {answer.message}")
+            raise SortError(
+                f"the master at {self._master.address} refused this worker: {answer.message}{self._had_before()}"
+            )
         self._registered(answer)
+        if self._foreign is not None:
+            self._begin()
+
+    def _had_before(self) -> str:
+        """Say what was sorted here before, if it was something else."""
+        had = (self._foreign or {}).get("kept", {}).get("input")
+        return f". Started in {self.workshop.temp} before, it had {had:,} records" if had is not None else ""
 
     def _registered(self, answer: wire.Registered) -> None:
         self.epoch, self.index, self.starts = answer.epoch, answer.index, answer.starts
@@ -298,7 +319,7 @@ class Worker:
     def _fall(self, error: BaseException) -> None:
         """Go to Failed and clean up by the state before."""
         state = self.machine.state
-        if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED}:
+        if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED} or self._foreign is not None:
             return
         self.machine.transition(SortWorkerEvent.FAIL, f"{type(error).__name__}: {error}")
         self.workshop.close()

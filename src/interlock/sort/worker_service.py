@@ -13,7 +13,7 @@ from interlock.errors import InterlockError, InvalidTransitionError
 from interlock.lifecycle import SortWorkerEvent, SortWorkerState
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.inbox import Damaged, Intake, Stranger
-from interlock.sort.journal import log
+from interlock.sort.logs import log
 from interlock.sort.plan import Plan, Roster
 from interlock.sort.status import status_of
 
