@@ -16,7 +16,7 @@ from interlock.errors import InputError, UnknownTaskError
 from interlock.store.enqueue import PARAMSTYLES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from interlock.client.task import AsyncTask
     from interlock.store.database import Connection
@@ -195,7 +195,7 @@ async def test_bulk_merges_like_one_by_one(app: Interlock, mail: Any) -> None:
 async def test_bulk_of_the_same_keys_at_once_neither_deadlocks_nor_doubles(app: Interlock, mail: Any) -> None:
     keys = [f"k{n}" for n in range(40)]
 
-    async def enqueue(order: int) -> list[Any]:
+    async def enqueue(order: int) -> Sequence[Any]:
         wanted = keys if order % 2 else keys[::-1]
         return await app.enqueue_many(mail.options(unique_key=key).prepare(key) for key in wanted)
 
@@ -230,6 +230,29 @@ async def test_bulk_stores_all_or_none(app: Interlock, mail: Any, count: int) ->
     assert [handle.id for handle in handles] == sorted(handle.id for handle in handles)
     assert [(await handle.status()).input["to"] for handle in handles[-2:]] == [str(count - 2), str(count - 1)]
     assert await mail.enqueue_many([]) == []
+
+
+async def test_handles_of_copied_tasks_are_made_as_they_are_asked_for(app: Interlock, mail: Any) -> None:
+    @app.task
+    async def number(value: int) -> None: ...
+
+    given = [*(mail.prepare(str(n)) for n in range(40)), *(number.prepare(n) for n in range(40)), mail.prepare("last")]
+    handles = await app.enqueue_many(given)
+    assert len(handles) == 81
+    assert [repr(handles[place]).split()[1] for place in (0, 39, 40, 79, 80, -1, -2, -81)] == (
+        ["mail", "mail", "number", "number", "mail", "mail", "number", "mail"]
+    )
+    assert [(await handles[place].status()).input for place in (39, 40, -1)] == [
+        {"to": "39"},
+        {"value": 0},
+        {"to": "last"},
+    ]
+    assert [handle.id for handle in handles[38:42]] == [handle.id for handle in list(handles)[38:42]]
+    assert (handles[-1].created, repr(handles)) == (True, "<81 tasks>")
+    with pytest.raises(IndexError):
+        handles[81]
+    with pytest.raises(IndexError):
+        handles[-82]
 
 
 async def test_a_delay_counts_from_the_server_s_time(mail: Any, database: Connection) -> None:

@@ -194,12 +194,12 @@ class Interlock(Definitions):
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, connection: AsyncConnection | SyncConnection | None = None
-    ) -> list[TaskHandle[Any]]:
+    ) -> Sequence[TaskHandle[Any]]:
         """Store what `task.prepare(...)` gave, of any tasks and with any options: all of them or none."""
         given = prepared(tasks)
 
-        def handle(task: NewTask, id_: UUID, created: bool) -> TaskHandle[Any]:  # noqa: FBT001 - a column, not a flag
-            return TaskHandle(self, id_, self._tasks.get(task.type), created)
+        def handle(type_: str, id_: UUID, created: bool) -> TaskHandle[Any]:  # noqa: FBT001 - a column, not a flag
+            return TaskHandle(self, id_, self._tasks.get(type_), created)
 
         return await Bulk(self, handle).enqueue(
             ((task, task.input) for task in given),

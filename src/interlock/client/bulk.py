@@ -5,9 +5,11 @@ Invariant: all of them are stored, or none; the handles come in the order of wha
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from interlock.store.database import transaction, translated
 from interlock.store.enqueue import (
@@ -23,7 +25,7 @@ from interlock.store.ids import as_id, new_numbers
 from interlock.store.tasks import NewTask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from datetime import datetime
     from uuid import UUID
 
@@ -44,10 +46,47 @@ def is_plain(task: NewTask) -> bool:
     return task.unique_key is None and task.request_id is None and task.limit_key is None and task.task_id is None
 
 
-class Bulk(Generic[Made]):
-    """Stores many tasks, and makes something of each: of what it shares, its id, and whether it is new."""
+class Copied(Sequence[Made]):
+    """What was made of tasks that were copied: each when it is asked for, since few want as many objects as tasks."""
 
-    def __init__(self, app: Interlock, make: Callable[[NewTask, UUID, bool], Made]) -> None:
+    __slots__ = ("_make", "_starts", "_types", "numbers")
+
+    def __init__(self, make: Callable[[str, UUID, bool], Made]) -> None:
+        self.numbers: list[int] = []  # their ids
+        self._make = make
+        self._starts: list[int] = []
+        self._types: list[str] = []
+
+    def begin(self, type_: str) -> None:
+        """Note of which type the tasks from the next one on are."""
+        if not self._types or self._types[-1] != type_:
+            self._starts.append(len(self.numbers))
+            self._types.append(type_)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> Made: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Made]: ...
+
+    def __getitem__(self, place: int | slice) -> Made | list[Made]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        number = self.numbers[place]
+        type_ = self._types[bisect_right(self._starts, place % len(self)) - 1]
+        return self._make(type_, as_id(number), True)  # noqa: FBT003 - a column, not a flag
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tasks>"
+
+
+class Bulk(Generic[Made]):
+    """Stores many tasks, and makes something of each: of its type, its id, and whether it is new."""
+
+    def __init__(self, app: Interlock, make: Callable[[str, UUID, bool], Made]) -> None:
         self._actor = app.actor
         self._app = app
         self._make = make
@@ -58,7 +97,7 @@ class Bulk(Generic[Made]):
         *,
         copy_to: Sequence[str] | None,
         connection: AsyncConnection | SyncConnection | None = None,
-    ) -> list[Made]:
+    ) -> Sequence[Made]:
         """Store all items, in the connection's transaction if one is given, else in one of its own.
 
         `copy_to` are the namespaces of tasks that are all plain; None if they are not.
@@ -72,7 +111,7 @@ class Bulk(Generic[Made]):
 
     async def _stored(
         self, connection: AsyncConnection, items: Iterator[Item], copy_to: Sequence[str] | None
-    ) -> list[Made]:
+    ) -> Sequence[Made]:
         first = list(islice(items, FEW))
         async with transaction(connection):
             if copy_to is not None and len(first) == FEW:
@@ -81,22 +120,22 @@ class Bulk(Generic[Made]):
                     return await self._copied(connection, chain(first, items), begun.now)
             return await self._in_batches(connection, chain(first, items))
 
-    async def _copied(self, connection: AsyncConnection, items: Iterator[Item], now: datetime) -> list[Made]:
-        made: list[Made] = []
+    async def _copied(self, connection: AsyncConnection, items: Iterator[Item], now: datetime) -> Copied[Made]:
+        copied = Copied(self._make)
 
         def rows() -> Iterator[bytes]:
-            # while the server stores one part, the next is made here, the results of the caller included
+            # while the server stores one part, the next is made here
             before: NewTask | None = None
             parts = (b"", b"")
-            make, add = self._make, made.append
             for (shared, stored), number in zip(items, _numbers(), strict=False):
                 if shared is not before:
                     before, parts = shared, copy_row_parts(shared, now)
-                add(make(shared, as_id(number), True))  # noqa: FBT003 - a column, not a flag
+                    copied.begin(shared.type)
+                copied.numbers.append(number)
                 yield copy_row(number, parts, stored)
 
         await copy_rows(connection, rows())
-        return made
+        return copied
 
     async def _in_batches(self, connection: AsyncConnection, items: Iterator[Item]) -> list[Made]:
         made: list[Made] = []
@@ -112,7 +151,7 @@ class Bulk(Generic[Made]):
         return made
 
     def _made(self, tasks: list[NewTask], stored: list[Enqueued]) -> list[Made]:
-        return [self._make(task, id_, created) for task, (id_, created) in zip(tasks, stored, strict=True)]
+        return [self._make(task.type, id_, created) for task, (id_, created) in zip(tasks, stored, strict=True)]
 
 
 def _numbers() -> Iterator[int]:

@@ -17,7 +17,7 @@ from interlock.store.enqueue import enqueue_alone, enqueue_as_text, enqueue_bloc
 from interlock.store.tasks import NewTask
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Coroutine, Iterator, Sequence
     from uuid import UUID
 
     from interlock.client.app import Interlock
@@ -124,12 +124,12 @@ class Enqueuer(Generic[P, R]):
         inputs: Iterable[Mapping[str, Any]],
         *,
         connection: AsyncConnection | SyncConnection | None = None,
-    ) -> list[TaskHandle[R]]:
+    ) -> Sequence[TaskHandle[R]]:
         """Store one task for each mapping of arguments, all or none; in the caller's transaction if one is given."""
         app, task, shared = self._app, self._task, self._new({})
         encode, several = task.encode_named, _several("mappings of arguments", inputs)
 
-        def handle(_: NewTask, id_: UUID, created: bool) -> TaskHandle[R]:  # noqa: FBT001 - a column, not a flag
+        def handle(_: str, id_: UUID, created: bool) -> TaskHandle[R]:  # noqa: FBT001 - a column, not a flag
             return TaskHandle(app, id_, task, created)
 
         return await Bulk(app, handle).enqueue(
