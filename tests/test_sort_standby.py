@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from interlock.sort import standby
-from interlock.sort.allocation import keep_freed_memory
+from interlock.sort.allocation import keep_freed_memory, small_pages
 
 pytestmark = pytest.mark.unit
 
@@ -76,3 +76,10 @@ def test_a_mistake_in_the_command_leaves_no_worker_behind() -> None:
 def test_memory_settings_can_be_made_more_than_once() -> None:
     keep_freed_memory()
     keep_freed_memory()
+
+
+def test_memory_in_small_pages_can_be_used_as_it_is() -> None:
+    rows = small_pages(1_000_001)
+    assert (rows.nbytes, rows.ctypes.data % 4096, int(rows.max())) == (1_000_001, 0, 0)
+    rows[:] = 7
+    assert int(rows.min()) == 7

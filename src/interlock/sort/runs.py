@@ -6,7 +6,6 @@ is found again is used only when note and checksum are right.
 
 from __future__ import annotations
 
-import mmap
 import os
 import queue
 import resource
@@ -22,6 +21,7 @@ import numpy as np
 import orjson
 import xxhash
 
+from interlock.sort.allocation import small_pages
 from interlock.sort.direct import PAGE, DirectReader, DirectWriter, aligned, placed
 from interlock.sort.keys import boundary_cuts, gather, order
 from interlock.sort.plan import first_position, stays
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 POURED = 2 << 20  # bytes that are brought in order and written at once
 MOST_OPEN = 1 << 16
-PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class Rowstore(Protocol):
@@ -189,15 +188,10 @@ def pour(rows: Rows, index: Index, file: DirectWriter, offset: int, room: NDArra
 
 
 def lasting(rows: int, record_length: int) -> Rows:
-    """Give memory for rows that stay, in small pages.
-
-    A machine that has others beside it may have to be given large ones first, which takes longer than to write as much
-    to a disk; they are for what is used again and again.
-    """
+    """Give memory for rows that stay."""
     if not rows:
         return np.empty((0, record_length), dtype=np.uint8)
-    room = mmap.mmap(-1, rows * record_length, flags=PRIVATE)
-    return np.frombuffer(room, dtype=np.uint8).reshape(rows, record_length)
+    return small_pages(rows * record_length).reshape(rows, record_length)
 
 
 class BlockSorter:
