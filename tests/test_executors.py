@@ -282,6 +282,23 @@ async def test_closing_is_safe_before_anything_ran_and_twice() -> None:
             await run(executors, kind, handlers.add)
 
 
+async def test_closing_that_is_broken_off_leaves_no_process() -> None:
+    executors = Executors(threads=1, processes=1, grace=60)
+    definition = Definition(handlers.stuck, "process", context_parameter="context")
+    executor = executors.of(definition)
+    running = asyncio.create_task(executor.run(definition, attempt_at(), {}))
+    while not (children := getattr(executor, "pids")):  # noqa: B009 - only this kind has them
+        await asyncio.sleep(0.01)
+    closing = asyncio.create_task(executors.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    with pytest.raises(HandlerError, match="SIGKILL"):
+        await running
+    eventually(lambda: all(map(gone, children)))
+
+
 @pytest.mark.parametrize("kind", ["thread", "process"])
 async def test_a_pool_without_places_is_refused(kind: str) -> None:
     executors = Executors(threads=0, processes=0)

@@ -107,8 +107,10 @@ class Executors:
     async def close(self) -> None:
         """Stop everything that still runs, at most some multiples of the grace; safe twice and before any task."""
         self._closed = True
-        await asyncio.gather(*(executor.close() for executor in self._made.values()))
-        await self._groups.close()
+        try:
+            await asyncio.gather(*(executor.close() for executor in self._made.values()))
+        finally:
+            await self._groups.close()  # and with it whatever there was no time to stop
 
     def _first(self, task: Runnable) -> Executor:
         make = self._make.get(task.executor)

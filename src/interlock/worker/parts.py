@@ -154,5 +154,7 @@ class Parts:
             await within(seconds, self._end(seconds))
 
     async def _end(self, seconds: float) -> None:
-        await asyncio.gather(self.keeper.stop(seconds), *self._background, return_exceptions=True)
-        await self.services.close()
+        try:
+            await asyncio.gather(self.keeper.stop(seconds), *self._background, return_exceptions=True)
+        finally:
+            await self.services.close()

@@ -148,7 +148,7 @@ class ProcessExecutor:
         except HandlerError as error:
             child.free = error.error_type != "ProtocolError"  # after that, nobody knows what it would say next
             raise
-        except EOFError:
+        except (EOFError, ConnectionError):  # the latter when it was killed before it read its order
             raise await _crash(task, child) from None
         except asyncio.CancelledError:
             try:
