@@ -131,7 +131,7 @@ def test_a_window_that_is_too_large_is_divided_without_losing_or_disordering_row
         rows = rows_of(seed + number, int(rng.integers(0, 50)), letters, 4)
         rows = rows[np.argsort([row[:2].tobytes() for row in rows], kind="stable")] if len(rows) else rows
         every.append(rows)
-        slices.append(Slice(Resident([rows[: len(rows) // 2], rows[len(rows) // 2 :]]), [0, len(rows)]))
+        slices.append(Slice(Resident(rows), [0, len(rows)]))
     written = b""
     for window in fitting_windows(slices, most, 4, 2):
         assert window.rows <= most
@@ -147,7 +147,7 @@ def test_a_window_that_is_too_large_is_divided_without_losing_or_disordering_row
 
 def test_both_parts_of_a_divided_window_have_rows() -> None:
     rows = np.zeros((2, 4), np.uint8)
-    slices = [Slice(Resident([rows[:1]]), [0, 1]), Slice(Resident([rows[1:]]), [0, 1])]
+    slices = [Slice(Resident(rows[:1]), [0, 1]), Slice(Resident(rows[1:]), [0, 1])]
     (window,) = windows_of(slices)
     assert [part.rows for part in divide(window, 4, 2)] == [1, 1]
 
@@ -172,7 +172,7 @@ def test_a_merge_that_fails_leaves_no_file_and_raises_what_happened(tmp_path: Pa
 def test_a_partition_whose_bytes_changed_is_not_proven(tmp_path: Path) -> None:
     rows = rows_of(1, 100, 256)[np.argsort(np.arange(100))]
     path = tmp_path / "partition.0"
-    note = Merger(100, 10, Buffers(2, 30, 100)).merge([Slice(Resident([rows[:1]]), [0, 1])], path, lambda _: None)
+    note = Merger(100, 10, Buffers(2, 30, 100)).merge([Slice(Resident(rows[:1]), [0, 1])], path, lambda _: None)
     assert is_proven(path, note)
     path.write_bytes(b"x" * 100)
     assert not is_proven(path, note)

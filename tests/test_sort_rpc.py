@@ -261,6 +261,7 @@ def check_damaged_data(peer: Peer, rows: np.ndarray[Any, np.dtype[np.uint8]]) ->
         ([chunk_of(rows[:100], [200])], "ABORTED", "ended too early"),
         ([chunk_of(rows, [200], partition=1)], "INVALID_ARGUMENT", "expects no slice"),
         ([chunk_of(rows, [200], epoch=78)], "INVALID_ARGUMENT", "expects no slice"),
+        ([chunk_of(rows, [4_000_000_000])], "INVALID_ARGUMENT", "rows, of a block of at most"),
     ]
     for chunks, code, words in cases:
         with pytest.raises(grpc.RpcError) as caught:

@@ -16,7 +16,7 @@ import xxhash
 from interlock.errors import SortError
 from interlock.sort.direct import DirectWriter, aligned
 from interlock.sort.plan import stays
-from interlock.sort.runs import Resident, Spilled, holds, read_note, write_note
+from interlock.sort.runs import Resident, Spilled, holds, lasting, read_note, write_note
 from interlock.sort.windows import Slice
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from interlock.sort.keys import Rows
     from interlock.sort.plan import Plan
     from interlock.sort.rpc import Piece
     from interlock.sort.runs import Rowstore
@@ -109,6 +108,9 @@ class Inbox:
         """Begin to take in a slice."""
         if len(counts) != self._plan.windows:
             raise SortError(f"slice {name} has {len(counts)} windows, not {self._plan.windows}")
+        most = self._plan.roster.members[name.worker].block_records
+        if sum(counts) > most:  # before room is made for them
+            raise Stranger(f"slice {tuple(name)} has {sum(counts):,} rows, of a block of at most {most:,}")
         return Draft(self, name, counts, self._length, self._sheet(name, sum(counts) * self._length))
 
     def keep(self, name: Name, rows: Rowstore, counts: list[int]) -> None:
@@ -150,7 +152,7 @@ class Inbox:
 
     def _sheet(self, name: Name, size: int) -> _Sheet:
         if stays(name.block, self._resident):
-            return _Memory(self._length)
+            return _Memory(self._length, size)
         return _File(self, name, self._path(name), f"{next(self._drafts)}.part", self._length, size)
 
     def _path(self, name: Name) -> Path:
@@ -250,21 +252,20 @@ class _Sheet(Protocol):
 
 
 class _Memory:
-    def __init__(self, record_length: int) -> None:
-        self._length = record_length
-        self._pieces: list[Rows] = []
+    """Memory of the slice's own: that of the messages is used again for the next ones."""
+
+    def __init__(self, record_length: int, size: int) -> None:
+        self._rows = lasting(size // record_length, record_length)
 
     def add(self, data: memoryview, offset: int) -> None:
-        if len(data) % self._length:
-            raise Damaged(f"{len(data)} bytes at {offset} are not a whole number of records of {self._length} bytes")
-        self._pieces.append(np.frombuffer(data, dtype=np.uint8).reshape(-1, self._length))
+        self._rows.reshape(-1).data[offset : offset + len(data)] = data
 
     def finish(self, counts: list[int]) -> Rowstore:
         del counts
-        return Resident(self._pieces)
+        return Resident(self._rows)
 
     def drop(self) -> None:
-        self._pieces.clear()
+        del self._rows
 
 
 class _File:

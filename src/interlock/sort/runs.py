@@ -10,10 +10,8 @@ import os
 import queue
 import resource
 import threading
-from bisect import bisect_right
 from contextlib import contextmanager, suppress
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -53,33 +51,23 @@ class Rowstore(Protocol):
 
 
 class Resident:
-    """Rows in memory, in one or several arrays."""
+    """Rows in memory."""
 
-    def __init__(self, pieces: list[Rows]) -> None:
-        self._pieces = pieces
-        self._ends = list(accumulate(len(piece) for piece in pieces))
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
 
     def read(self, low: int, into: Rows) -> None:
         """Fill a contiguous array with rows from number `low` on."""
-        at, done = bisect_right(self._ends, low), 0
-        while done < len(into):
-            piece = self._pieces[at]
-            start = low - (self._ends[at] - len(piece))
-            taken = min(len(into) - done, len(piece) - start)
-            into[done : done + taken] = piece[start : start + taken]
-            low, done, at = low + taken, done + taken, at + 1
+        into[:] = self._rows[low : low + len(into)]
 
     def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows: where they are, or else in an aligned array that has room for them."""
-        if len(self._pieces) == 1:
-            return self._pieces[0][low : low + count].reshape(-1).data
-        rows = placed(room(), count, self._pieces[0].shape[1], 0) if count else np.empty((0, 1), dtype=np.uint8)
-        self.read(low, rows)
-        return rows.reshape(-1).data
+        """Give the bytes of some rows where they are."""
+        del room
+        return self._rows[low : low + count].reshape(-1).data
 
     def close(self) -> None:
         """Let go of the memory."""
-        self._pieces = []
+        self._rows = self._rows[:0].copy()
 
 
 class Spilled:
@@ -235,7 +223,7 @@ class BlockSorter:
                 return self._spill(block, cuts, rows, index, room), False
             into = lasting(count, rows.shape[1])
             gather(rows, index, into)
-            return Run(block, cuts, Resident([into])), False
+            return Run(block, cuts, Resident(into)), False
 
     def _spill(self, block: int, cuts: list[int], rows: Rows, index: Index, room: NDArray[np.uint8]) -> Run:
         """Write a run and the note beside it; neither has its name before it is whole."""

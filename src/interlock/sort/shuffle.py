@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from interlock.sort.plan import Member, Plan, Roster
     from interlock.sort.runs import Run
 
-PIECE = 1 << 20
+PIECE = 4 << 20
 STREAM_TIMEOUT = 60.0
 SLOWEST = 1 << 20  # bytes per second: a connection that is slower is as good as broken
 STREAMS = 2  # to one worker at a time: one is read from the disk while the other is sent
