@@ -217,7 +217,11 @@ def test_a_database_that_goes_away_is_told_in_a_line(shell: Shell, server: Embed
             server.url("postgres"), f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"
         )
         code, wrong = demo.end()
-    assert (code, wrong) == (1, "interlock: terminating connection due to administrator command\n")
+    # the server's last word, or the driver's if that was lost with the connection
+    assert (code, wrong.count("\n")) == (1, 1)
+    assert re.match(
+        "interlock: (terminating connection due to administrator command|.*server closed the connection)", wrong
+    )
     assert all(map(is_gone, pids))
 
 
