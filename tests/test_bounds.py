@@ -86,7 +86,7 @@ def test_a_rhythm_has_the_same_bound() -> None:
 
 
 async def test_tags_of_a_generator_are_kept(app: Interlock) -> None:
-    handle = await app.tasks["first"].options(tags=(tag for tag in "ab")).enqueue()  # type: ignore[arg-type]
+    handle = await app.tasks["first"].options(tags=(tag for tag in "ab")).enqueue()  # type: ignore[arg-type]  # a list is wanted
     assert (await handle.status()).tags == ["a", "b"]
 
 

@@ -99,10 +99,8 @@ def _join(address: str | None, workers: int) -> None:
         ray.init(**joined, log_to_driver=False, logging_level=logging.ERROR)
     except OSError as error:
         raise ConfigError(f"there is no Ray cluster at {address}: {error}") from error
-    except (
-        RuntimeError,
-        ValueError,
-    ) as error:  # it refused this process: another version of Ray, a token that is missing
+    except (RuntimeError, ValueError) as error:
+        # it refused this process: another version of Ray, a token that is missing
         raise ConfigError(f"the Ray cluster at {address} cannot be used: {error}") from error
 
 

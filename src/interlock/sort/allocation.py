@@ -1,7 +1,7 @@
 """Memory that costs as little as it can: touching it for the first time may take longer than to fill it from a disk.
 
-What is sent and received comes in pieces of a megabyte. By default glibc gives every such piece back to the system and
-asks for it anew, so it is told to keep them; other C libraries are left as they are. What stays is had in small pages,
+What is sent and received comes in pieces of some megabytes. By default glibc gives each back to the system and asks
+for it anew, so it is told to keep them; other C libraries are left as they are. What stays is had in small pages,
 and all at once: a machine that has others beside it may have to be given large pages first, and one fault for each
 small one costs a quarter more.
 """

@@ -6,7 +6,6 @@ there is room, so that the order of equal keys can be checked.
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import numpy as np
 
 from interlock.errors import SortError, SortInputError
 from interlock.sort.digest import digest, mixed, together
+from interlock.sort.direct import write_fully
 from interlock.sort.records import LINE_END, RecordFormat
 
 if TYPE_CHECKING:
@@ -187,10 +187,7 @@ def _write(rows: Rows, first: int, starts: list[int], paths: list[Path]) -> None
 
 def _put(path: Path, rows: Rows, at: int) -> None:
     with path.open("r+b", buffering=0) as file:
-        left = rows.reshape(-1).data
-        while left:
-            done = os.pwrite(file.fileno(), left, at)
-            left, at = left[done:], at + done
+        write_fully(file.fileno(), rows.reshape(-1).data, at)
 
 
 def _put_number(rows: Rows, numbers: Numbers, used: RecordFormat) -> None:

@@ -17,6 +17,7 @@ import psycopg
 from psycopg.rows import DictRow, args_row, dict_row
 from psycopg.types.json import Jsonb
 
+from interlock.store.arrays import written
 from interlock.store.database import translated
 from interlock.store.ids import new_id
 from interlock.store.prepared import run_prepared
@@ -207,11 +208,11 @@ def enqueue_as_text(task: NewTask, *, actor: str, paramstyle: str) -> tuple[str,
     values = _text_parameters(task, actor)
     names: list[str] = []
 
-    def written(match: re.Match[str]) -> str:
+    def placed(match: re.Match[str]) -> str:
         names.append(match[1])
         return PARAMSTYLES[paramstyle](match[1], len(names))
 
-    statement = _PARAMETER.sub(written, ENQUEUE["enqueue_as_text"].sql)
+    statement = _PARAMETER.sub(placed, ENQUEUE["enqueue_as_text"].sql)
     return statement, values if paramstyle in _BY_NAME else tuple(values[name] for name in names)
 
 
@@ -249,17 +250,9 @@ def _text_parameters(task: NewTask, actor: str) -> dict[str, str | None]:
         "backoff": None if task.backoff is None else orjson.dumps(task.backoff).decode(),
         "run_at": None if task.run_at is None else task.run_at.isoformat(),
         "delay": None if delay is None else f"{delay} seconds",
-        "tags": _array(task.tags),
+        "tags": None if task.tags is None else written(tuple(task.tags)),
         "actor": actor,
     }
-
-
-def _array(items: Sequence[str] | None) -> str | None:
-    """Write an array as PostgreSQL reads it from text."""
-    if items is None:
-        return None
-    quoted = [item.replace("\\", "\\\\").replace('"', '\\"') for item in items]
-    return "{" + ",".join(f'"{item}"' for item in quoted) + "}"
 
 
 def _field(value: bytes | None) -> bytes:
