@@ -64,8 +64,8 @@ class Hands:
         claimed = await claim_pending_tasks(self._database, actor="hands", types=types, limit=100)
         outcomes = [self._outcome(task.id, task.attempt, str(task.step)) for task in claimed]
         if outcomes:
+            self.done += [str(task.step) for task in claimed]  # before others can see that the job is done
             await settle_running_tasks(self._database, outcomes, actor="hands")
-            self.done += [str(task.step) for task in claimed]
         return len(outcomes)
 
     async def work(self) -> None:
