@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.errors import SortError
+from interlock.errors import SortError, SortInputError
+from interlock.sort.cells import Celled, Cells, GivenBack
+from interlock.sort.direct import aligned
 from interlock.sort.job import Settings
 from interlock.sort.keys import Boundary
 from interlock.sort.merge import Merger, is_proven
 from interlock.sort.plan import Member, Plan, Roster, block_size, first_position, stays, window_count, window_size
 from interlock.sort.records import Extent, RecordFormat, Source
-from interlock.sort.runs import BlockSorter, Buffers, Resident
+from interlock.sort.runs import BlockSorter, Buffers, Run, Shares
 from interlock.sort.sampling import choose_boundaries, take_sample
 from interlock.sort.windows import Slice, divide, fitting_windows, windows_of
 from interlock.sort.workshop import Workshop
@@ -45,6 +47,14 @@ def in_order(rows: NDArray[np.uint8], key_length: int = 10) -> bytes:
     return b"".join(records)
 
 
+def kept(rows: NDArray[np.uint8], first: int = 0) -> Celled:
+    """Keep rows in memory, in cells of seven."""
+    celled = Cells(rows.nbytes + 7 * rows.shape[1], 7, rows.shape[1]).lend(len(rows), first)
+    assert celled is not None
+    celled.fill(np.ascontiguousarray(rows).reshape(-1).data, 0)
+    return celled
+
+
 def planned(source: Source, workers: int, partitions: int, windows: int, block: int) -> Plan:
     shares = [source.share(number, workers) for number in range(workers)]
     samples = [take_sample(share, first_position(number), 400) for number, share in enumerate(shares)]
@@ -53,23 +63,40 @@ def planned(source: Source, workers: int, partitions: int, windows: int, block: 
     return Plan(1, partitions, windows, boundaries, Roster(1, members))
 
 
+def sent_rows(run: Run, plan: Plan, worker: int) -> NDArray[np.uint8]:
+    """Give the rows of a run for another worker, as they would be sent."""
+    low, high = plan.extent(run.cuts, worker)
+    with run.rows_for(worker) as rows:
+        data = rows.view(low, high - low, lambda: aligned((high - low) * 100))
+        return np.frombuffer(bytes(data), np.uint8).reshape(-1, 100)
+
+
+SHARES = [Shares(), Shares(0.5), Shares(1, 0.5), Shares(1, 1)]
+
+
 @pytest.mark.parametrize("letters", [1, 2, 256])
-@pytest.mark.parametrize("resident", [0.0, 0.5, 1.0])
-def test_sampled_sorted_and_merged_records_are_the_sorted_input(tmp_path: Path, letters: int, resident: float) -> None:
+@pytest.mark.parametrize("shares", SHARES)
+def test_sampled_sorted_and_merged_records_are_the_sorted_input(tmp_path: Path, letters: int, shares: Shares) -> None:
     rows = rows_of(3, 5_000, letters)
     source = source_of(tmp_path / "in", rows)
     plan = planned(source, 3, 4, 5, 700)
-    runs = []
+    runs: list[tuple[int, Run]] = []
     for worker in range(3):
         share = source.share(worker, 3)
         place, blocks = tmp_path / str(worker), plan.roster.members[worker].blocks
         place.mkdir()
-        sorter = BlockSorter(share, 700, plan, worker, Buffers(1, 700, 100), place, resident)
-        runs += [sorter.sort(block)[0] for block in range(blocks)]
-        assert len(list(place.glob("run-??????"))) == blocks - int(blocks * resident)
+        cells = Cells(1_000_000, 8, 100)
+        sorter = BlockSorter(share, 700, plan, worker, Buffers(1, 700, 100), place, cells, shares)
+        runs += [(worker, sorter.sort(block)[0]) for block in range(blocks)]
+        assert len(list(place.glob("run-??????"))) == blocks - int(blocks * shares.own)
     written = b""
     for partition in range(4):
-        slices = [Slice(run.rows, plan.edges(run.cuts, partition)) for run in runs]
+        owner = next(worker for worker in range(3) if partition in plan.owned(worker))
+        slices = []
+        for worker, run in runs:
+            edges = plan.edges(run.cuts, partition)
+            own = run.own if worker == owner else kept(sent_rows(run, plan, owner), plan.extent(run.cuts, owner)[0])
+            slices.append(Slice(own, edges))
         path = tmp_path / f"partition.{partition}"
         sizes: list[int] = []
         note = Merger(100, 10, Buffers(2, 200, 100)).merge(slices, path, sizes.append)
@@ -77,15 +104,68 @@ def test_sampled_sorted_and_merged_records_are_the_sorted_input(tmp_path: Path, 
         assert is_proven(path, note)
         written += path.read_bytes()
     assert written == in_order(rows)
-    for run in runs:
-        run.rows.close()
+    for _, run in runs:
+        run.close()
+
+
+@pytest.mark.parametrize("shares", SHARES)
+def test_rows_that_were_let_go_are_had_again_by_sorting_their_block_again(tmp_path: Path, shares: Shares) -> None:
+    source = source_of(tmp_path / "in", rows_of(1, 900, 3))
+    plan = planned(source, 1, 1, 1, 300)
+    plan = Plan(1, 3, 2, planned(source, 1, 3, 2, 300).boundaries, Roster(1, plan.roster.members * 3))
+    cells = Cells(1_000_000, 8, 100)
+    sorter = BlockSorter(source, 300, plan, 1, Buffers(1, 300, 100), tmp_path, cells, shares)
+    for block in range(3):
+        run, _ = sorter.sort(block)
+        before = {worker: sent_rows(run, plan, worker).tobytes() for worker in (0, 2)}
+        run.let_go(0)
+        assert {worker: sent_rows(run, plan, worker).tobytes() for worker in (0, 2)} == before
+        run.close()
+    every = cells.lend(1_000_000 // 800 * 8)
+    assert every is not None, "what was let go is there for others"
+    every.close()
+    with (tmp_path / "in").open("r+b") as file:
+        file.write(b"another")
+    if shares.sent:
+        run, _ = sorter.sort(1)
+        run.let_go(0)
+        with pytest.raises(SortInputError, match="changed while it was sorted"), run.rows_for(0):
+            pass
+
+
+def test_what_has_no_room_in_memory_goes_to_a_file(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "in", rows_of(1, 900, 256))
+    plan = planned(source, 3, 3, 1, 300)
+    cells = Cells(20_000, 8, 100)
+    sorter = BlockSorter(source.share(0, 3), 300, plan, 0, Buffers(1, 300, 100), tmp_path, cells, Shares(1, 1))
+    run, _ = sorter.sort(0)
+    assert len(sent_rows(run, plan, 1)) > 50
+    assert (tmp_path / "run-000000").stat().st_size == 300 * 100, "all of them, since those for others have no room"
+    every = cells.lend(20_000 // 800 * 8)
+    assert every is not None, "what was had before there was too little is given back"
+    assert cells.lend(1) is None
+    assert cells.lend(0) is not None
+    every.close()
+    every.close()
+    with pytest.raises(GivenBack):
+        every.read(0, np.empty((1, 100), np.uint8))
+    again = cells.lend(200)
+    assert again is not None
+    assert cells.lend(1) is None, "given back twice, lent once"
+    run.close()
 
 
 @pytest.mark.parametrize(
-    ("memory", "least", "most"), [(64 << 20, 0.0, 0.0), (500_000_000, 0.3, 0.5), (949_000_000, 1.0, 1.0)]
+    ("memory", "sent", "own"),
+    [
+        (64 << 20, (0.0, 0.0), (0.0, 0.0)),
+        (300_000_000, (0.3, 0.7), (0.0, 0.0)),
+        (600_000_000, (1.0, 1.0), (0.2, 0.8)),
+        (949_000_000, (1.0, 1.0), (1.0, 1.0)),
+    ],
 )
-def test_the_memory_decides_what_share_of_the_rows_stays_in_it(
-    tmp_path: Path, memory: int, least: float, most: float
+def test_the_memory_decides_what_stays_in_it_and_rows_for_others_come_first(
+    tmp_path: Path, memory: int, sent: tuple[float, float], own: tuple[float, float]
 ) -> None:
     source = Source(RecordFormat(), (Extent("of a gigabyte", 0, 10_000_000),))
     half = source.share(0, 2)
@@ -93,16 +173,17 @@ def test_the_memory_decides_what_share_of_the_rows_stays_in_it(
     workshop = Workshop(half, tmp_path, tmp_path, Settings(memory=memory), changed, print, print)
     members = tuple(Member(number, "", 1, half.records, workshop.block_records) for number in range(2))
     workshop.accept(Plan(1, 2, 1, (Boundary(b"5", 0),), Roster(1, members)), 0)
-    assert least <= workshop.resident <= most
-    assert (tmp_path / "slices").exists() == (workshop.resident < 1)
-    kept = sum(stays(block, workshop.resident) for block in range(members[0].blocks))
-    assert kept == int(members[0].blocks * workshop.resident)
+    assert sent[0] <= workshop.shares.sent <= sent[1]
+    assert own[0] <= workshop.shares.own <= own[1]
+    kept = sum(stays(block, workshop.shares.sent) for block in range(members[0].blocks))
+    assert kept == int(members[0].blocks * workshop.shares.sent)
 
 
 def test_a_sorted_block_is_found_again_only_while_its_checksum_and_its_input_are_the_same(tmp_path: Path) -> None:
     source = source_of(tmp_path / "in", rows_of(1, 1_000, 256))
     plan = planned(source, 1, 1, 4, 500)
-    sorter = BlockSorter(source, 500, plan, 0, Buffers(1, 500, 100), tmp_path)
+    buffers, cells = Buffers(1, 500, 100), Cells(0, 1, 100)
+    sorter = BlockSorter(source, 500, plan, 0, buffers, tmp_path, cells, Shares())
     first, reused = sorter.sort(0)
     assert not reused
     again, reused = sorter.sort(0)
@@ -113,10 +194,10 @@ def test_a_sorted_block_is_found_again_only_while_its_checksum_and_its_input_are
     mended, reused = sorter.sort(0)
     assert not reused
     os.utime(tmp_path / "in", ns=(1, 1))
-    changed, reused = BlockSorter(source, 500, plan, 0, Buffers(1, 500, 100), tmp_path).sort(0)
+    changed, reused = BlockSorter(source, 500, plan, 0, buffers, tmp_path, cells, Shares()).sort(0)
     assert not reused
     for run in (first, again, mended, changed):
-        run.rows.close()
+        run.close()
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 40), st.sampled_from([1, 2, 256]))
@@ -131,7 +212,7 @@ def test_a_window_that_is_too_large_is_divided_without_losing_or_disordering_row
         rows = rows_of(seed + number, int(rng.integers(0, 50)), letters, 4)
         rows = rows[np.argsort([row[:2].tobytes() for row in rows], kind="stable")] if len(rows) else rows
         every.append(rows)
-        slices.append(Slice(Resident(rows), [0, len(rows)]))
+        slices.append(Slice(kept(rows), [0, len(rows)]))
     written = b""
     for window in fitting_windows(slices, most, 4, 2):
         assert window.rows <= most
@@ -147,7 +228,7 @@ def test_a_window_that_is_too_large_is_divided_without_losing_or_disordering_row
 
 def test_both_parts_of_a_divided_window_have_rows() -> None:
     rows = np.zeros((2, 4), np.uint8)
-    slices = [Slice(Resident(rows[:1]), [0, 1]), Slice(Resident(rows[1:]), [0, 1])]
+    slices = [Slice(kept(rows[:1]), [0, 1]), Slice(kept(rows[1:]), [0, 1])]
     (window,) = windows_of(slices)
     assert [part.rows for part in divide(window, 4, 2)] == [1, 1]
 
@@ -172,7 +253,7 @@ def test_a_merge_that_fails_leaves_no_file_and_raises_what_happened(tmp_path: Pa
 def test_a_partition_whose_bytes_changed_is_not_proven(tmp_path: Path) -> None:
     rows = rows_of(1, 100, 256)[np.argsort(np.arange(100))]
     path = tmp_path / "partition.0"
-    note = Merger(100, 10, Buffers(2, 30, 100)).merge([Slice(Resident(rows[:1]), [0, 1])], path, lambda _: None)
+    note = Merger(100, 10, Buffers(2, 30, 100)).merge([Slice(kept(rows[:1]), [0, 1])], path, lambda _: None)
     assert is_proven(path, note)
     path.write_bytes(b"x" * 100)
     assert not is_proven(path, note)

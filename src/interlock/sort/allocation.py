@@ -37,12 +37,20 @@ def keep_freed_memory() -> None:
 
 
 def small_pages(size: int) -> NDArray[np.uint8]:
-    """Give an array of bytes, all of which will be used, in small pages."""
-    array = np.frombuffer(mmap.mmap(-1, size, flags=PRIVATE), dtype=np.uint8)
+    """Give an array of bytes in small pages, none of which is there before it is used."""
+    if not size:
+        return np.empty(0, dtype=np.uint8)
+    return np.frombuffer(mmap.mmap(-1, size, flags=PRIVATE), dtype=np.uint8)
+
+
+def populate(array: NDArray[np.uint8], begin: int, end: int) -> None:
+    """Have a part of such an array, all of which will be used, at once."""
+    begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
+    if begin >= end:
+        return
     try:
         advise = ctypes.CDLL(None).madvise  # the module mmap has it too, but holds up all other threads meanwhile
     except (OSError, AttributeError, TypeError):
-        return array
+        return
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    advise(array.ctypes.data, array.nbytes, POPULATE_WRITE)
-    return array
+    advise(array.ctypes.data + begin, end - begin, POPULATE_WRITE)

@@ -15,8 +15,8 @@ import xxhash
 
 from interlock.errors import SortError
 from interlock.sort.direct import DirectWriter, aligned
-from interlock.sort.plan import stays
-from interlock.sort.runs import Resident, Spilled, holds, lasting, read_note, write_note
+from interlock.sort.rowstores import Spilled
+from interlock.sort.runs import holds, read_note, write_note
 from interlock.sort.windows import Slice
 
 if TYPE_CHECKING:
@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from interlock.sort.cells import Celled, Cells
     from interlock.sort.plan import Plan
+    from interlock.sort.rowstores import Rowstore
     from interlock.sort.rpc import Piece
-    from interlock.sort.runs import Rowstore
     from interlock.sort.wire_pb2 import ShuffleDataChunk
 
 
@@ -60,7 +61,7 @@ class Inbox:
         worker: int,
         record_length: int,
         place: Path,
-        resident: float,
+        cells: Cells,
         changed: threading.Condition,
     ) -> None:
         self.changed = changed
@@ -68,7 +69,7 @@ class Inbox:
         self._plan = plan
         self._length = record_length
         self._place = place
-        self._resident = resident
+        self._cells = cells
         self._slices: dict[Name, Slice] = {}
         self._drafts = itertools.count()
         self._owned = plan.owned(worker)
@@ -111,7 +112,7 @@ class Inbox:
         most = self._plan.roster.members[name.worker].block_records
         if sum(counts) > most:  # before room is made for them
             raise Stranger(f"slice {tuple(name)} has {sum(counts):,} rows, of a block of at most {most:,}")
-        return Draft(self, name, counts, self._length, self._sheet(name, sum(counts) * self._length))
+        return Draft(self, name, counts, self._length, self._sheet(name, sum(counts)))
 
     def keep(self, name: Name, rows: Rowstore, counts: list[int]) -> None:
         """Count a slice as received; a second copy of it is dropped."""
@@ -131,8 +132,6 @@ class Inbox:
         """Take in the slices that an earlier start of this worker received whole; give their number."""
         found = 0
         for name in sorted(self._expected):
-            if stays(name.block, self._resident):
-                continue
             path = self._path(name)
             note = read_note(path)
             if note is None or note.get("stamp") != self._stamp(name):
@@ -150,10 +149,13 @@ class Inbox:
                 one.rows.close()
             self._slices.clear()
 
-    def _sheet(self, name: Name, size: int) -> _Sheet:
-        if stays(name.block, self._resident):
-            return _Memory(self._length, size)
-        return _File(self, name, self._path(name), f"{next(self._drafts)}.part", self._length, size)
+    def _sheet(self, name: Name, rows: int) -> _Sheet:
+        """Take memory while there is some, which others of this worker's rows may have given back; then files."""
+        celled = self._cells.lend(rows)
+        if celled is not None:
+            return _Memory(celled)
+        suffix = f"{next(self._drafts)}.part"
+        return _File(self, name, self._path(name), suffix, self._length, rows * self._length)
 
     def _path(self, name: Name) -> Path:
         return self._place / f"slice-{name.worker:04}-{name.block:06}-{name.partition:05}"
@@ -254,18 +256,18 @@ class _Sheet(Protocol):
 class _Memory:
     """Memory of the slice's own: that of the messages is used again for the next ones."""
 
-    def __init__(self, record_length: int, size: int) -> None:
-        self._rows = lasting(size // record_length, record_length)
+    def __init__(self, rows: Celled) -> None:
+        self._rows = rows
 
     def add(self, data: memoryview, offset: int) -> None:
-        self._rows.reshape(-1).data[offset : offset + len(data)] = data
+        self._rows.fill(data, offset)
 
     def finish(self, counts: list[int]) -> Rowstore:
         del counts
-        return Resident(self._rows)
+        return self._rows
 
     def drop(self) -> None:
-        del self._rows
+        self._rows.close()
 
 
 class _File:

@@ -104,6 +104,11 @@ class Plan:
         """Give the places where the windows of a partition begin and end, from those of all windows."""
         return cuts[partition * self.windows : (partition + 1) * self.windows + 1]
 
+    def extent(self, cuts: list[int], worker: int) -> tuple[int, int]:
+        """Give the places where the rows of a worker's partitions begin and end."""
+        owned = self.owned(worker)
+        return cuts[owned.start * self.windows], cuts[owned.stop * self.windows]
+
     def digest(self) -> str:
         """Give what tells two plans apart, whatever sort they are for."""
         told = repr((self.partitions, self.windows, self.boundaries, self.workers))

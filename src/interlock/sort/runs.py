@@ -1,4 +1,7 @@
-"""Sorted rows, in memory or in a file, and the sorting of source blocks into them.
+"""The sorting of source blocks into runs, whose rows stay in memory or go to a file.
+
+Rows for other workers stay first: they are let go as soon as those have them, and their memory takes what comes from
+others. Should a worker that was started again want them once more, the block is read and sorted again.
 
 Invariant: a file has its final name only when all of it is written, and beside it a note with its checksum; a file that
 is found again is used only when note and checksum are right.
@@ -8,124 +11,82 @@ from __future__ import annotations
 
 import os
 import queue
-import resource
-import threading
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import orjson
 import xxhash
 
-from interlock.sort.allocation import small_pages
+from interlock.errors import SortInputError
 from interlock.sort.direct import PAGE, DirectReader, DirectWriter, aligned, placed
 from interlock.sort.keys import boundary_cuts, gather, order
 from interlock.sort.plan import first_position, stays
+from interlock.sort.rowstores import Ordered, Spilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
+    import numpy as np
     from numpy.typing import NDArray
 
+    from interlock.sort.cells import Celled, Cells
     from interlock.sort.keys import Index, Rows
     from interlock.sort.plan import Plan
     from interlock.sort.records import Source
+    from interlock.sort.rowstores import Rowstore, Viewed
+
+    Again = Callable[["Run"], AbstractContextManager[Viewed]]
 
 POURED = 2 << 20  # bytes that are brought in order and written at once
-MOST_OPEN = 1 << 16
 
 
-class Rowstore(Protocol):
-    """Rows that can be read by their numbers."""
+class Shares(NamedTuple):
+    """Of how many blocks the rows stay in memory, from 0 to 1: those for other workers, and the worker's own."""
 
-    def read(self, low: int, into: Rows) -> None:
-        """Fill a contiguous array with rows from number `low` on."""
-
-    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows: where they are, or else in an aligned array that has room for them."""
-
-    def close(self) -> None:
-        """Let go of files and memory."""
-
-
-class Resident:
-    """Rows in memory."""
-
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
-
-    def read(self, low: int, into: Rows) -> None:
-        """Fill a contiguous array with rows from number `low` on."""
-        into[:] = self._rows[low : low + len(into)]
-
-    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows where they are."""
-        del room
-        return self._rows[low : low + count].reshape(-1).data
-
-    def close(self) -> None:
-        """Let go of the memory."""
-        self._rows = self._rows[:0].copy()
-
-
-class Spilled:
-    """Rows in a file."""
-
-    def __init__(self, path: Path, record_length: int) -> None:
-        self._length = record_length
-        self._path = path
-        self._file = DirectReader(path) if _kept_open().acquire(blocking=False) else None
-
-    def read(self, low: int, into: Rows) -> None:
-        """Fill a contiguous array with rows from number `low` on."""
-        with self._opened() as file:
-            file.read(into.reshape(-1).data, low * self._length)
-
-    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows, in an aligned array that has room for them."""
-        with self._opened() as file:
-            return file.view(room(), low * self._length, count * self._length)
-
-    def close(self) -> None:
-        """Close the file; safe to call twice."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-            _kept_open().release()
-
-    @contextmanager
-    def _opened(self) -> Iterator[DirectReader]:
-        """Give the file, opened for this once if too many others are open."""
-        file = self._file or DirectReader(self._path)
-        try:
-            yield file
-        finally:
-            if file is not self._file:
-                file.close()
-
-
-@cache
-def _kept_open() -> threading.Semaphore:
-    """Give what counts the files that may stay open: half of those that this process may open, at two descriptors each.
-
-    The system's limit is mostly a default, which a process may raise itself.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return threading.Semaphore(min(soft if soft > 0 else MOST_OPEN, MOST_OPEN) // 4)
+    sent: float = 0.0
+    own: float = 0.0
 
 
 class Run:
-    """The sorted rows of one source block; `cuts` are the row numbers at which windows begin and end."""
+    """The sorted rows of one source block; `cuts` are the row numbers at which windows begin and end.
 
-    def __init__(self, block: int, cuts: list[int], rows: Rowstore) -> None:
+    `own` are those of the worker's own partitions, or all if there is no way to sort the block `again`.
+    """
+
+    def __init__(
+        self, block: int, cuts: list[int], own: Rowstore, sent: dict[int, Celled], again: Again | None
+    ) -> None:
         self.block = block
         self.cuts = cuts
-        self.rows = rows
+        self.own = own
+        self._sent = sent
+        self._again = again
+
+    @contextmanager
+    def rows_for(self, worker: int) -> Iterator[Viewed]:
+        """Lend the rows for another worker, wherever they are by now."""
+        kept = self._sent.get(worker)
+        if kept is not None:
+            yield kept
+        elif self._again is None:
+            yield self.own
+        else:
+            with self._again(self) as rows:
+                yield rows
+
+    def let_go(self, worker: int) -> None:
+        """Hear that another worker has its rows."""
+        kept = self._sent.pop(worker, None)
+        if kept is not None:
+            kept.close()
+
+    def close(self) -> None:
+        """Let go of files and memory."""
+        for worker in list(self._sent):
+            self.let_go(worker)
+        self.own.close()
 
 
 class Buffers:
@@ -175,13 +136,6 @@ def pour(rows: Rows, index: Index, file: DirectWriter, offset: int, room: NDArra
     return digest.hexdigest()
 
 
-def lasting(rows: int, record_length: int) -> Rows:
-    """Give memory for rows that stay."""
-    if not rows:
-        return np.empty((0, record_length), dtype=np.uint8)
-    return small_pages(rows * record_length).reshape(rows, record_length)
-
-
 class BlockSorter:
     """Sorts the blocks of one worker's source, each into a run."""
 
@@ -193,64 +147,116 @@ class BlockSorter:
         worker: int,
         buffers: Buffers,
         place: Path,
-        resident: float = 0.0,
+        cells: Cells,
+        shares: Shares,
     ) -> None:
         self.source = source
         self._block_records = block_records
         self._plan = plan
-        self._first = first_position(worker)
+        self._worker = worker
         self._buffers = buffers
         self._place = place
-        self._resident = resident
-        self._stamp = f"{plan.digest()} {worker} {block_records} {fingerprint(source)}"
+        self._cells = cells
+        self._shares = shares
+        self._fingerprint = fingerprint(source)
+        self._stamp = f"{plan.digest()} {worker} {block_records} {self._fingerprint}"
 
     def sort(self, block: int) -> tuple[Run, bool]:
         """Sort one block, or find it sorted already; tell which."""
-        start = block * self._block_records
-        count = min(self._block_records, self.source.records - start)
-        is_resident = stays(block, self._resident)
-        found = None if is_resident else self._found(block, count)
+        found = self._found(block)
         if found is not None:
             return found, True
-        part, key_length = self.source.part(start, count), self.source.format.key_length
         with self._buffers.pair() as (unsorted, room):
-            rows = placed(unsorted, count, self.source.format.record_length, part.extents[0].offset)
-            part.read(rows)
-            index = order(rows, key_length)
-            inner = boundary_cuts(rows, index, self._first + start, key_length, self._plan.boundaries)
-            cuts = [0, *inner, count]
-            if not is_resident:
-                return self._spill(block, cuts, rows, index, room), False
-            into = lasting(count, rows.shape[1])
-            gather(rows, index, into)
-            return Run(block, cuts, Resident(into)), False
+            rows, index, cuts = self._ordered(block, unsorted)
+            sent = self._keep_for_others(block, cuts, rows, index)
+            if sent is None:
+                return Run(block, cuts, self._spill(block, cuts, rows, index, 0, room), {}, None), False
+            low, high = self._plan.extent(cuts, self._worker)
+            own: Rowstore | None = None
+            if stays(block, self._shares.own):
+                own = self._keep(rows, index[low:high], low)
+            if own is None:
+                own = self._spill(block, cuts, rows, index[low:high], low, room)
+            return Run(block, cuts, own, sent, self._sorted_again), False
 
-    def _spill(self, block: int, cuts: list[int], rows: Rows, index: Index, room: NDArray[np.uint8]) -> Run:
-        """Write a run and the note beside it; neither has its name before it is whole."""
+    def _ordered(self, block: int, room: NDArray[np.uint8]) -> tuple[Rows, Index, list[int]]:
+        """Read a block; give its rows, their order, and the places of the boundaries in it."""
+        start = block * self._block_records
+        count = min(self._block_records, self.source.records - start)
+        part, key_length = self.source.part(start, count), self.source.format.key_length
+        rows = placed(room, count, self.source.format.record_length, part.extents[0].offset)
+        part.read(rows)
+        index = order(rows, key_length)
+        position = first_position(self._worker) + start
+        return rows, index, [0, *boundary_cuts(rows, index, position, key_length, self._plan.boundaries), count]
+
+    @contextmanager
+    def _sorted_again(self, run: Run) -> Iterator[Viewed]:
+        """Lend the rows of a run that are kept nowhere."""
+        with self._buffers.pair() as (unsorted, _):
+            rows, index, cuts = self._ordered(run.block, unsorted)
+            if cuts != run.cuts or fingerprint(self.source) != self._fingerprint:
+                raise SortInputError("the input of this worker changed while it was sorted; sort it anew")
+            yield Ordered(rows, index)
+
+    def _keep_for_others(self, block: int, cuts: list[int], rows: Rows, index: Index) -> dict[int, Celled] | None:
+        """Keep the rows for all other workers in memory; None when this block is none of those, or memory is short."""
+        if not stays(block, self._shares.sent):
+            return None
+        kept: dict[int, Celled] = {}
+        for worker in range(self._plan.workers):
+            low, high = self._plan.extent(cuts, worker)
+            if worker == self._worker:
+                continue
+            celled = self._keep(rows, index[low:high], low)
+            if celled is None:
+                for one in kept.values():
+                    one.close()
+                return None
+            kept[worker] = celled
+        return kept
+
+    def _keep(self, rows: Rows, index: Index, first: int) -> Celled | None:
+        """Copy rows in order into memory; `first` is the number of the first one."""
+        kept = self._cells.lend(len(index), first)
+        if kept is not None:
+            at = 0
+            for part in kept.parts():
+                gather(rows, index[at : at + len(part)], part)
+                at += len(part)
+        return kept
+
+    def _spill(
+        self, block: int, cuts: list[int], rows: Rows, index: Index, first: int, room: NDArray[np.uint8]
+    ) -> Spilled:
+        """Write rows in order to a file and the note beside it; neither has its name before it is whole."""
         path = self._path(block)
         part = path.with_name(f"{path.name}.part")
-        file = DirectWriter(part, rows.nbytes)
+        file = DirectWriter(part, len(index) * rows.shape[1])
         try:
             checksum = pour(rows, index, file, 0, room)
         finally:
             file.close()
         part.rename(path)
-        write_note(path, {"stamp": self._stamp, "cuts": cuts, "checksum": checksum})
-        return Run(block, cuts, Spilled(path, rows.shape[1]))
+        write_note(path, {"stamp": self._stamp, "cuts": cuts, "first": first, "rows": len(index), "checksum": checksum})
+        return Spilled(path, rows.shape[1], first)
 
     def _path(self, block: int) -> Path:
         return self._place / f"run-{block:06}"
 
-    def _found(self, block: int, count: int) -> Run | None:
+    def _found(self, block: int) -> Run | None:
+        """Give what an earlier start of this worker wrote of a block, if it is whole."""
         path = self._path(block)
         note = read_note(path)
         if note is None or note.get("stamp") != self._stamp:
             return None
+        length = self.source.format.record_length
         with self._buffers.pair() as (room, _):
-            rows = placed(room, count, self.source.format.record_length, 0)
-            if not holds(path, rows, note["checksum"]):
+            if not holds(path, placed(room, note["rows"], length, 0), note["checksum"]):
                 return None
-        return Run(block, note["cuts"], Spilled(path, rows.shape[1]))
+        cuts = note["cuts"]
+        is_whole = note["rows"] == cuts[-1]
+        return Run(block, cuts, Spilled(path, length, note["first"]), {}, None if is_whole else self._sorted_again)
 
 
 def fingerprint(source: Source) -> str:

@@ -17,6 +17,7 @@ import xxhash
 
 from interlock.errors import SortError
 from interlock.sort import wire_pb2 as wire
+from interlock.sort.cells import GivenBack
 from interlock.sort.direct import aligned
 from interlock.sort.rpc import FIRST_PAUSE, LONGEST_PAUSE, RETRIED, WORKER, Peer, Piece, Unreachable
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from interlock.sort.plan import Member, Plan, Roster
+    from interlock.sort.rowstores import Viewed
     from interlock.sort.runs import Run
 
 PIECE = 4 << 20
@@ -103,10 +105,8 @@ class Sender:
 
     def _size(self, index: int, run: Run) -> int:
         """Count the bytes that a run holds for another worker."""
-        owned = self._plan.owned(index)
-        if not owned:
-            return 0
-        return (self._plan.edges(run.cuts, owned[-1])[-1] - self._plan.edges(run.cuts, owned[0])[0]) * self._length
+        low, high = self._plan.extent(run.cuts, index)
+        return (high - low) * self._length
 
     def _is_served(self, index: int) -> bool:
         member = self._members[index]
@@ -151,6 +151,7 @@ class Sender:
         while True:
             answer = self._attempt(peer, member.index, run)
             if answer is None:
+                run.let_go(member.index)
                 with self._changed:
                     self.sent += self._size(member.index, run)
                 return True
@@ -170,13 +171,14 @@ class Sender:
     def _attempt(self, peer: Peer, index: int, run: Run) -> str | None:
         """Send one run's slices once; give None when they were taken, else why they were not."""
         try:
-            with self._changed:
-                if self._stopping:
-                    return "it was stopped"
-                size = self._size(index, run)
-                call = peer.start("ShuffleData", self._pieces(index, run), STREAM_TIMEOUT + size / SLOWEST)
-                self._calls[index, run.block] = call
-            answer = call.result()
+            with run.rows_for(index) as rows:
+                with self._changed:
+                    if self._stopping:
+                        return "it was stopped"
+                    timeout = STREAM_TIMEOUT + self._size(index, run) / SLOWEST
+                    call = peer.start("ShuffleData", self._pieces(index, run, rows), timeout)
+                    self._calls[index, run.block] = call
+                answer = call.result()
         except grpc.FutureCancelledError:
             return "it was stopped"
         except grpc.RpcError as error:
@@ -187,23 +189,29 @@ class Sender:
             return f"{error.code().name}: {error.details()}"
         return None if answer.success else str(answer.message)
 
-    def _pieces(self, index: int, run: Run) -> Iterator[Piece]:
+    def _pieces(self, index: int, run: Run, rows: Viewed) -> Iterator[Piece]:
+        try:
+            for partition in self._plan.owned(index):
+                yield from self._slice(run, rows, partition)
+        except GivenBack:
+            return  # the other worker said that it has them, and the call has ended
+
+    def _slice(self, run: Run, rows: Viewed, partition: int) -> Iterator[Piece]:
         rows_at_once = max(1, PIECE // self._length)
         room = functools.cache(lambda: aligned(rows_at_once * self._length))
-        for partition in self._plan.owned(index):
-            edges = self._plan.edges(run.cuts, partition)
-            counts = np.diff(edges).tolist()
-            first, last = edges[0], edges[-1]
-            for low in range(first, last, rows_at_once) if first < last else (first,):
-                data = run.rows.view(low, min(rows_at_once, last - low), room)
-                head = wire.ShuffleDataChunk(
-                    epoch=self._plan.epoch,
-                    worker=self._worker,
-                    block=run.block,
-                    partition=partition,
-                    offset=(low - first) * self._length,
-                    size=(last - first) * self._length,
-                    counts=counts if low == first else (),
-                    checksum=xxhash.xxh3_64_intdigest(data),
-                )
-                yield Piece(head, data)
+        edges = self._plan.edges(run.cuts, partition)
+        counts = np.diff(edges).tolist()
+        first, last = edges[0], edges[-1]
+        for low in range(first, last, rows_at_once) if first < last else (first,):
+            data = rows.view(low, min(rows_at_once, last - low), room)
+            head = wire.ShuffleDataChunk(
+                epoch=self._plan.epoch,
+                worker=self._worker,
+                block=run.block,
+                partition=partition,
+                offset=(low - first) * self._length,
+                size=(last - first) * self._length,
+                counts=counts if low == first else (),
+                checksum=xxhash.xxh3_64_intdigest(data),
+            )
+            yield Piece(head, data)

@@ -15,7 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from interlock.sort.runs import Rowstore
+    from interlock.sort.rowstores import Rowstore
 
 
 class Slice(NamedTuple):

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from interlock.errors import SortError
 from interlock.lifecycle import SortWorkerState
+from interlock.sort.cells import Cells
 from interlock.sort.inbox import Inbox, Name
 from interlock.sort.job import MEBIBYTE, Partition
 from interlock.sort.merge import Merger, is_proven
 from interlock.sort.plan import block_size, first_position, window_size
-from interlock.sort.runs import BlockSorter, Buffers, Run, read_note, write_note
+from interlock.sort.runs import BlockSorter, Buffers, Run, Shares, read_note, write_note
 from interlock.sort.sampling import Sample, take_sample, wanted_of
 from interlock.sort.shuffle import Sender
 from interlock.sort.windows import Slice
@@ -36,6 +37,9 @@ THREADS = 4  # more than one for each core: some wait for the disk while others 
 OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries and what is under way between processes
 INDEXED = 40  # bytes that are used to bring one row in order, beside the row itself
 UNEVEN = 1.05  # how much more than its share a worker may receive
+CELLS = 16  # of which a slice consists, or more: half of the last one is waste
+LEAST_CELL, LARGEST_CELL = 4096, MEBIBYTE
+SLACK = 1.25  # where the share in memory is given: room for halves of cells
 RUNS, SLICES, NOTES = "runs", "slices", "outputs"
 
 
@@ -67,7 +71,8 @@ class Workshop:
         self.sender: Sender | None = None
         self.reused = 0
         self.done = 0
-        self.resident = 0.0
+        self.shares = Shares()
+        self._cells = Cells(0, 1, self._length)
         self._runs: list[Run] = []
         self._changed = changed
         self._failed = failed
@@ -82,8 +87,8 @@ class Workshop:
 
     def accept(self, plan: Plan, worker: int) -> None:
         """Make ready for a plan: from now on slices of others can be taken in."""
-        self.resident = self._share_in_memory(plan, worker)
-        inbox = Inbox(plan, worker, self._length, self._place(SLICES), self.resident, self._changed)
+        self._make_room(plan, worker)
+        inbox = Inbox(plan, worker, self._length, self._place(SLICES), self._cells, self._changed)
         self.reused += inbox.find()
         self.plan, self.worker, self.inbox = plan, worker, inbox
 
@@ -91,8 +96,9 @@ class Workshop:
         """Sort all blocks."""
         plan = self._planned()
         blocks = -(-self.source.records // self.block_records)
+        place = self._place(RUNS)
         sorter = BlockSorter(
-            self.source, self.block_records, plan, self.worker, self._buffers, self._place(RUNS), self.resident
+            self.source, self.block_records, plan, self.worker, self._buffers, place, self._cells, self.shares
         )
 
         def sort(block: int) -> Run:
@@ -150,7 +156,7 @@ class Workshop:
         if self.sender is not None:
             self.sender.stop()
         for run in self._runs:
-            run.rows.close()
+            run.close()
         self._runs = []
         if self.inbox is not None:
             self.inbox.close()
@@ -202,14 +208,13 @@ class Workshop:
 
     def _own_size(self) -> int:
         plan = self._planned()
-        edges = [plan.edges(run.cuts, partition) for run in self._runs for partition in plan.owned(self.worker)]
-        return sum(one[-1] - one[0] for one in edges) * self._length
+        extents = [plan.extent(run.cuts, self.worker) for run in self._runs]
+        return sum(high - low for low, high in extents) * self._length
 
     def _place(self, name: str) -> Path:
         """Give the directory for sorted rows that do not stay in memory."""
         place = self.temp / name
-        if self.resident < 1:
-            place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(parents=True, exist_ok=True)
         return place
 
     @property
@@ -218,15 +223,23 @@ class Workshop:
         buffers = THREADS * max(self.block_records, self.window_records) * (self._length + INDEXED)
         return max(0, self.settings.memory - OVERHEAD - buffers)
 
-    def _share_in_memory(self, plan: Plan, worker: int) -> float:
-        """Say what share of the sorted and the received blocks fits the memory beside all else."""
-        if self.settings.resident is not None:
-            return self.settings.resident
+    def _make_room(self, plan: Plan, worker: int) -> None:
+        """Say what stays in memory: first rows for others, which give way to those that come, then the worker's own.
+
+        What stays of the former need be written and read neither here nor there, so it is worth twice the latter.
+        """
         total = sum(member.records for member in plan.roster.members) * self._length
         share = total * len(plan.owned(worker)) // plan.partitions
-        incoming = share - share * self.source.size // total if total else 0
-        needed = self.source.size + incoming * UNEVEN
-        return min(1.0, self.room / needed) if needed else 1.0
+        own = share * self.source.size // total if total else 0
+        sent = self.source.size - own
+        passing = max(sent, int((share - own) * UNEVEN))
+        room = self.room
+        if self.settings.resident is not None:
+            room = int(self.settings.resident * (own + passing) * SLACK)
+        self.shares = Shares(_share(room, sent), _share(room - passing, own))
+        slice_records = self.block_records // max(plan.partitions, plan.workers)
+        cell = min(max(slice_records // CELLS, LEAST_CELL // self._length, 1), max(LARGEST_CELL // self._length, 1))
+        self._cells = Cells(room, cell, self._length)
 
     def _merge(self, plan: Plan, merger: Merger, partition: int) -> Partition:
         path = self.output / f"partition.{partition}"
@@ -250,7 +263,7 @@ class Workshop:
         slices: list[Slice] = []
         for member in plan.roster.members:
             if member.index == self.worker:
-                slices += [Slice(run.rows, plan.edges(run.cuts, partition)) for run in self._runs]
+                slices += [Slice(run.own, plan.edges(run.cuts, partition)) for run in self._runs]
             elif self.inbox is not None:
                 names = (Name(member.index, block, partition) for block in range(member.blocks))
                 slices += [self.inbox.slice(name) for name in names]
@@ -265,6 +278,10 @@ class Workshop:
                 path.unlink(missing_ok=True)
                 note.unlink()
             path.with_name(f".{path.name}.part").unlink(missing_ok=True)
+
+
+def _share(room: int, size: int) -> float:
+    return min(1.0, max(0.0, room / size)) if size else 1.0
 
 
 def disk_of(place: Path) -> str:

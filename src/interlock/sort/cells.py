@@ -1,0 +1,132 @@
+"""Memory for rows that stay: cells of one size, lent for some rows and given back when these are needed no more.
+
+Touching memory for the first time may take longer than writing as much to a disk. So a cell that was used is lent again
+before a fresh one, and fresh ones are had many at once.
+
+Invariant: a cell is lent to one at a time, and no more is in use than there was said to be.
+"""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from interlock.errors import SortError
+from interlock.sort.allocation import populate, small_pages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from interlock.sort.keys import Rows
+
+
+class GivenBack(SortError):  # noqa: N818 - a named outcome: somebody else may have the memory by now
+    """Rows were asked for after their memory was given back."""
+
+
+class Cells:
+    """All cells of one worker."""
+
+    def __init__(self, size: int, rows_each: int, record_length: int) -> None:
+        self.rows_each = rows_each
+        self.record_length = record_length
+        self._size = rows_each * record_length
+        self._count = size // self._size
+        self._memory = small_pages(self._count * self._size)
+        self._fresh = 0  # the number of the first cell that was never lent
+        self._used: list[int] = []
+        self._changing = threading.Lock()
+
+    def lend(self, rows: int, first: int = 0) -> Celled | None:
+        """Lend room for some rows, the first of which has a number; None when there is too little."""
+        wanted = -(-rows // self.rows_each)
+        with self._changing:
+            again = min(wanted, len(self._used))
+            fresh = range(self._fresh, self._fresh + wanted - again)
+            if fresh.stop > self._count:
+                return None
+            self._fresh = fresh.stop
+            numbers = [*(self._used.pop() for _ in range(again)), *fresh]
+        populate(self._memory, fresh.start * self._size, fresh.stop * self._size)
+        return Celled(self, numbers, rows, first)
+
+    def give_back(self, numbers: list[int]) -> None:
+        """Take cells back."""
+        with self._changing:
+            self._used += reversed(numbers)
+
+    def cell(self, number: int) -> NDArray[np.uint8]:
+        """Give the memory of one cell."""
+        return self._memory[number * self._size : (number + 1) * self._size]
+
+    def in_a_row(self, number: int, offset: int, size: int) -> memoryview:
+        """Give memory that begins in one cell and may end in one behind it."""
+        begin = number * self._size + offset
+        return self._memory[begin : begin + size].data
+
+
+class Celled:
+    """Rows in cells; the first has a number of its own."""
+
+    def __init__(self, cells: Cells, numbers: list[int], rows: int, first: int) -> None:
+        self._cells = cells
+        self._numbers = numbers
+        self._first = first
+        self._rows = rows
+        self._is_in_a_row = all(behind == before + 1 for before, behind in pairwise(numbers))
+
+    def parts(self) -> Iterator[Rows]:
+        """Give the memory of all rows, cell by cell."""
+        each, length = self._cells.rows_each, self._cells.record_length
+        for at, number in enumerate(self._numbers):
+            rows = min(each, self._rows - at * each)
+            yield self._cells.cell(number)[: rows * length].reshape(rows, length)
+
+    def fill(self, data: memoryview, offset: int) -> None:
+        """Put bytes to a place."""
+        done = 0
+        for there in self._bytes(offset, len(data)):
+            there[:] = data[done : done + len(there)]
+            done += len(there)
+
+    def read(self, low: int, into: Rows) -> None:
+        """Fill a contiguous array with rows from number `low` on."""
+        flat = into.reshape(-1).data
+        done = 0
+        for there in self._bytes((low - self._first) * self._cells.record_length, len(flat)):
+            flat[done : done + len(there)] = there
+            done += len(there)
+
+    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Give the bytes of some rows where they are, or in an array that has room for them if they are scattered."""
+        length = self._cells.record_length
+        offset, size = (low - self._first) * length, count * length
+        if self._is_in_a_row and size:
+            return self._cells.in_a_row(self._cell(0), offset, size)
+        found = room()[:size]
+        self.read(low, found.reshape(count, length))
+        return found.data
+
+    def close(self) -> None:
+        """Give the memory back; safe to call twice."""
+        numbers, self._numbers = self._numbers, []
+        self._cells.give_back(numbers)
+
+    def _bytes(self, offset: int, size: int) -> Iterator[memoryview]:
+        """Give the memory of some bytes, cell by cell."""
+        each = self._cells.rows_each * self._cells.record_length
+        while size:
+            at, within = divmod(offset, each)
+            piece = min(size, each - within)
+            yield self._cells.cell(self._cell(at))[within : within + piece].data
+            offset, size = offset + piece, size - piece
+
+    def _cell(self, at: int) -> int:
+        try:
+            return self._numbers[at]
+        except IndexError:
+            raise GivenBack(f"{self._rows:,} rows are no longer in memory") from None
