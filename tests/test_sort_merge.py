@@ -18,8 +18,9 @@ from interlock.sort.job import Settings
 from interlock.sort.keys import Boundary
 from interlock.sort.merge import Merger, is_proven
 from interlock.sort.plan import Member, Plan, Roster, block_size, first_position, stays, window_count, window_size
+from interlock.sort.pouring import Buffers
 from interlock.sort.records import Extent, RecordFormat, Source
-from interlock.sort.runs import BlockSorter, Buffers, Run, Shares
+from interlock.sort.runs import BlockSorter, Run, Shares
 from interlock.sort.sampling import choose_boundaries, take_sample
 from interlock.sort.windows import Slice, divide, fitting_windows, windows_of
 from interlock.sort.workshop import Workshop

@@ -17,14 +17,13 @@ import xxhash
 
 from interlock.sort.direct import DirectReader, DirectWriter, placed
 from interlock.sort.keys import order
-from interlock.sort.runs import pour
 from interlock.sort.windows import fitting_windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from interlock.sort.runs import Buffers
+    from interlock.sort.pouring import Buffers
     from interlock.sort.windows import Slice, Window
 
 
@@ -78,13 +77,13 @@ class Merger:
         return sums
 
     def _write(self, file: DirectWriter, window: Window) -> str:
-        with self._buffers.pair() as (unsorted, room):
+        with self._buffers.lent() as (unsorted, spout):
             gathered = placed(unsorted, window.rows, self._length, 0)
             done = 0
             for rows, low, high in window.stretches:
                 rows.read(low, gathered[done : done + high - low])
                 done += high - low
-            return pour(gathered, order(gathered, self._key_length), file, window.first * self._length, room)
+            return spout.pour(gathered, order(gathered, self._key_length), file, window.first * self._length)
 
 
 def is_proven(path: Path, note: dict[str, Any]) -> bool:

@@ -151,7 +151,7 @@ def window_size(source: Source, settings: Settings) -> int:
     if settings.window_records is not None:
         return settings.window_records
     length = source.format.record_length
-    wanted = max(CHUNK // length, block_size(source, settings) // 2)
+    wanted = max(CHUNK // length, block_size(source, settings))
     return max(1, min(wanted, settings.memory // SHARE // length))
 
 

@@ -10,7 +10,6 @@ is found again is used only when note and checksum are right.
 from __future__ import annotations
 
 import os
-import queue
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,7 +18,7 @@ import orjson
 import xxhash
 
 from interlock.errors import SortInputError
-from interlock.sort.direct import PAGE, DirectReader, DirectWriter, aligned, placed
+from interlock.sort.direct import DirectReader, DirectWriter, placed
 from interlock.sort.keys import boundary_cuts, gather, order
 from interlock.sort.plan import first_position, stays
 from interlock.sort.rowstores import Ordered, Spilled
@@ -34,12 +33,11 @@ if TYPE_CHECKING:
     from interlock.sort.cells import Celled, Cells
     from interlock.sort.keys import Index, Rows
     from interlock.sort.plan import Plan
+    from interlock.sort.pouring import Buffers, Spout
     from interlock.sort.records import Source
     from interlock.sort.rowstores import Rowstore, Viewed
 
     Again = Callable[["Run"], AbstractContextManager[Viewed]]
-
-POURED = 2 << 20  # bytes that are brought in order and written at once
 
 
 class Shares(NamedTuple):
@@ -89,53 +87,6 @@ class Run:
         self.own.close()
 
 
-class Buffers:
-    """Pairs of arrays that are used again and again: touching fresh memory costs as much as reading a disk, or more.
-
-    The first of a pair holds so many rows as they are read, the second a part of them, in order, that is written next.
-    Both begin at a page.
-    """
-
-    def __init__(self, pairs: int, rows: int, record_length: int) -> None:
-        self.rows = rows
-        self._free: queue.SimpleQueue[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = queue.SimpleQueue()
-        for _ in range(pairs):
-            self._free.put((aligned(rows * record_length), aligned(max(POURED, 2 * record_length))))
-
-    @contextmanager
-    def pair(self) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
-        """Lend a pair."""
-        lent = self._free.get()
-        try:
-            yield lent
-        finally:
-            self._free.put(lent)
-
-
-def pour(rows: Rows, index: Index, file: DirectWriter, offset: int, room: NDArray[np.uint8]) -> str:
-    """Write rows in the order of their numbers to a place in a file, and give their checksum.
-
-    They go through a small aligned array, which stays in the processor's cache; what does not fill a page waits in it
-    for the rows behind it.
-    """
-    length = rows.shape[1]
-    digest = xxhash.xxh3_64()
-    begun = held = offset % PAGE
-    at = 0
-    while at < len(index):
-        taken = min((len(room) - held) // length, len(index) - at)
-        piece = room[held : held + taken * length]
-        gather(rows, index[at : at + taken], piece.reshape(taken, length))
-        digest.update(piece.data)
-        held, at = held + taken * length, at + taken
-        end = held // PAGE * PAGE if at < len(index) else held
-        file.write(room.data[begun:end], offset)
-        offset += end - begun
-        room[: held - end] = room[end:held]
-        begun, held = 0, held - end
-    return digest.hexdigest()
-
-
 class BlockSorter:
     """Sorts the blocks of one worker's source, each into a run."""
 
@@ -166,17 +117,17 @@ class BlockSorter:
         found = self._found(block)
         if found is not None:
             return found, True
-        with self._buffers.pair() as (unsorted, room):
+        with self._buffers.lent() as (unsorted, spout):
             rows, index, cuts = self._ordered(block, unsorted)
             sent = self._keep_for_others(block, cuts, rows, index)
             if sent is None:
-                return Run(block, cuts, self._spill(block, cuts, rows, index, 0, room), {}, None), False
+                return Run(block, cuts, self._spill(block, cuts, rows, index, 0, spout), {}, None), False
             low, high = self._plan.extent(cuts, self._worker)
             own: Rowstore | None = None
             if stays(block, self._shares.own):
                 own = self._keep(rows, index[low:high], low)
             if own is None:
-                own = self._spill(block, cuts, rows, index[low:high], low, room)
+                own = self._spill(block, cuts, rows, index[low:high], low, spout)
             return Run(block, cuts, own, sent, self._sorted_again), False
 
     def _ordered(self, block: int, room: NDArray[np.uint8]) -> tuple[Rows, Index, list[int]]:
@@ -193,7 +144,7 @@ class BlockSorter:
     @contextmanager
     def _sorted_again(self, run: Run) -> Iterator[Viewed]:
         """Lend the rows of a run that are kept nowhere."""
-        with self._buffers.pair() as (unsorted, _):
+        with self._buffers.lent() as (unsorted, _):
             rows, index, cuts = self._ordered(run.block, unsorted)
             if cuts != run.cuts or fingerprint(self.source) != self._fingerprint:
                 raise SortInputError("the input of this worker changed while it was sorted; sort it anew")
@@ -226,15 +177,13 @@ class BlockSorter:
                 at += len(part)
         return kept
 
-    def _spill(
-        self, block: int, cuts: list[int], rows: Rows, index: Index, first: int, room: NDArray[np.uint8]
-    ) -> Spilled:
+    def _spill(self, block: int, cuts: list[int], rows: Rows, index: Index, first: int, spout: Spout) -> Spilled:
         """Write rows in order to a file and the note beside it; neither has its name before it is whole."""
         path = self._path(block)
         part = path.with_name(f"{path.name}.part")
         file = DirectWriter(part, len(index) * rows.shape[1])
         try:
-            checksum = pour(rows, index, file, 0, room)
+            checksum = spout.pour(rows, index, file, 0)
         finally:
             file.close()
         part.rename(path)
@@ -251,7 +200,7 @@ class BlockSorter:
         if note is None or note.get("stamp") != self._stamp:
             return None
         length = self.source.format.record_length
-        with self._buffers.pair() as (room, _):
+        with self._buffers.lent() as (room, _):
             if not holds(path, placed(room, note["rows"], length, 0), note["checksum"]):
                 return None
         cuts = note["cuts"]

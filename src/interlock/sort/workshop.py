@@ -20,7 +20,8 @@ from interlock.sort.inbox import Inbox, Name
 from interlock.sort.job import MEBIBYTE, Partition
 from interlock.sort.merge import Merger, is_proven
 from interlock.sort.plan import block_size, first_position, window_size
-from interlock.sort.runs import BlockSorter, Buffers, Run, Shares, read_note, write_note
+from interlock.sort.pouring import Buffers
+from interlock.sort.runs import BlockSorter, Run, Shares, read_note, write_note
 from interlock.sort.sampling import Sample, take_sample, wanted_of
 from interlock.sort.shuffle import Sender
 from interlock.sort.windows import Slice
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from interlock.sort.plan import Plan
     from interlock.sort.records import Source
 
-THREADS = 4  # more than one for each core: some wait for the disk while others sort
+THREADS = 3  # more than one for each core: some wait for the disk while others sort
 OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries and what is under way between processes
 INDEXED = 40  # bytes that are used to bring one row in order, beside the row itself
 UNEVEN = 1.05  # how much more than its share a worker may receive
