@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.errors import SortError, SortInputError
 from interlock.sort.cells import Celled, Cells, GivenBack
 from interlock.sort.direct import aligned
+from interlock.sort.inbox import Inbox, Name
 from interlock.sort.job import Settings
 from interlock.sort.keys import Boundary
 from interlock.sort.merge import Merger, is_proven
@@ -23,6 +25,7 @@ from interlock.sort.records import Extent, RecordFormat, Source
 from interlock.sort.runs import BlockSorter, Run, Shares
 from interlock.sort.sampling import choose_boundaries, take_sample
 from interlock.sort.windows import Slice, divide, fitting_windows, windows_of
+from interlock.sort.wire_pb2 import ShuffleDataChunk
 from interlock.sort.workshop import Workshop
 
 if TYPE_CHECKING:
@@ -154,6 +157,36 @@ def test_what_has_no_room_in_memory_goes_to_a_file(tmp_path: Path) -> None:
     assert again is not None
     assert cells.lend(1) is None, "given back twice, lent once"
     run.close()
+
+
+def test_what_comes_has_the_memory_of_what_was_sent_and_files_only_while_there_is_none(tmp_path: Path) -> None:
+    plan = planned(source_of(tmp_path / "in", rows_of(1, 600, 256)), 2, 2, 1, 100)
+    cells = Cells(100 * 100, 10, 100)
+    inbox = Inbox(plan, 1, 100, tmp_path, cells, threading.Condition())
+    sent = cells.lend(60)
+    assert sent is not None
+    rows = rows_of(2, 50, 256)
+
+    def receive(block: int) -> None:
+        draft = inbox.draft(Name(0, block, 1), [50])
+        for at in (0, 3_000):
+            data = rows.reshape(-1)[at : at + 3_000].data
+            head = ShuffleDataChunk(offset=at, checksum=xxhash.xxh3_64_intdigest(data))
+            draft.take(Name(0, block, 1), head, data)
+        draft.finish()
+
+    receive(0)
+    assert [path.name for path in tmp_path.glob("slice-*") if not path.suffix] == ["slice-0000-000000-00001"]
+    sent.close()
+    receive(1)
+    receive(2)
+    assert len([path for path in tmp_path.glob("slice-*") if not path.suffix]) == 1, "the others are in memory"
+    for block in range(3):
+        found = np.empty((50, 100), np.uint8)
+        inbox.slice(Name(0, block, 1)).rows.read(0, found)
+        assert found.tobytes() == rows.tobytes()
+    inbox.close()
+    assert cells.lend(100) is not None
 
 
 @pytest.mark.parametrize(
