@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
         (["in", "--workers"], 0),
         (["in", "-n", "2", "--engine", "ray"], 0),
         (["--help"], 0),
-        (["in"], min(os.cpu_count() or 1, standby.MOST)),
+        (["in"], min(max(1, (os.cpu_count() or 1) // 2), standby.MOST)),
     ],
 )
 def test_as_many_workers_are_foreseen_as_the_arguments_ask_for(arguments: list[str], expected: int) -> None:

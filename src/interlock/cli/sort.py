@@ -123,7 +123,7 @@ def sort(
     inputs: Inputs,
     output: Output,
     workers: Annotated[
-        int | None, typer.Option("--workers", "-n", help="Sort workers; one for each core unless given.", min=1)
+        int | None, typer.Option("--workers", "-n", help="Sort workers; one for every two cores unless given.", min=1)
     ] = None,
     memory: Memory = None,
     temp: Temp = None,

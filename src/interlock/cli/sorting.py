@@ -40,6 +40,7 @@ from interlock.sort.places import (
     prepare_output,
 )
 from interlock.sort.records import Source, open_source
+from interlock.sort.standby import usual_workers
 from interlock.sort.worker import run_worker
 
 WIDE = 160  # columns
@@ -79,7 +80,7 @@ def run(
     temp = _own(temp, output)
     prepared = _prepared(inputs, output, temp, lengths, is_ascii, overwrite=overwrite, quiet=telling.quiet)
     with prepared as source, _shown(telling) as told:
-        report = start(source, output, workers=workers or os.cpu_count() or 1, settings=used, temp=temp, told=told)
+        report = start(source, output, workers=workers or usual_workers(), settings=used, temp=temp, told=told)
         _forget_others(output, [one.path for one in report.partitions])
     _keep(telling.report, report.json())
     if telling.in_json:

@@ -75,12 +75,17 @@ def foreseen(arguments: list[str]) -> int:
     """Say how many workers the arguments will most likely ask for."""
     if any(one.startswith(("--engine", "-h", "--help")) for one in arguments):
         return 0
-    wanted = os.cpu_count() or 1
+    wanted = usual_workers()
     for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
         if name in {"--workers", "-n"}:
             wanted = int(value) if value.isdecimal() else 0
             break
     return min(wanted, MOST)
+
+
+def usual_workers() -> int:
+    """Say how many workers a sort on this machine has unless told otherwise: the threads of one keep two cores busy."""
+    return max(1, (os.cpu_count() or 1) // 2)
 
 
 def take() -> Process:
