@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -289,6 +289,8 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DefinitionError, match="there are no templates in"):
         shop().load_templates(tmp_path / "empty")
+    with pytest.raises(DefinitionError, match="give its path, not 5"):
+        shop().load_templates(cast("Path", 5))
 
 
 def test_an_error_inside_a_handler_module_is_shown_as_it_is(tmp_path: Path) -> None:

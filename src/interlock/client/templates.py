@@ -57,7 +57,10 @@ _Loader.yaml_implicit_resolvers = {
 
 def load_templates(app: Definitions, path: str | Path) -> list[Workflow]:
     """Declare the workflows of a file, or of all templates in a directory, on an app."""
-    place = Path(path)
+    try:
+        place = Path(path)
+    except TypeError:
+        raise DefinitionError(f"templates are in a file or a directory, so give its path, not {path!r}") from None
     files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES) if place.is_dir() else [place]
     if not files:
         raise DefinitionError(f"there are no templates in {place}; their names end in {' or '.join(SUFFIXES)}")
