@@ -13,11 +13,13 @@ from interlock.errors import InputError, StoreError
 from interlock.store.acts import cancel_unfinished_tasks, requeue_ended_tasks
 from interlock.store.database import connect
 from interlock.store.tasks import claim_pending_tasks
+from interlock.store.waiters import find_ended
 from interlock.testing import drain
 from workflow_support import Failed, Hand, serve, step
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from uuid import UUID
 
     from interlock.store.database import Connection
 
@@ -89,6 +91,30 @@ async def test_whoever_waits_finds_the_end_without_any_notification(
     handle = await app.tasks["double"].enqueue(1)
     result = asyncio.create_task(handle.result(20))
     await asyncio.sleep(0)
+    await drain(app)
+    assert await result == 2
+
+
+async def test_whatever_goes_wrong_at_a_look_there_is_another(app: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def ask(*given: Any) -> list[UUID]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise RuntimeError("something that nobody thought of")
+        return await find_ended(*given)
+
+    async def deaf(*_: object) -> None:
+        await asyncio.sleep(NEVER)
+
+    monkeypatch.setattr(completions, "find_ended", ask)
+    monkeypatch.setattr(completions.Completions, "_listen", deaf)
+    monkeypatch.setattr(completions, "LOOK", 0.05)
+    handle = await app.tasks["double"].enqueue(1)
+    result = asyncio.create_task(handle.result(20))
+    while not asked:
+        await asyncio.sleep(0.01)
     await drain(app)
     assert await result == 2
 

@@ -95,8 +95,8 @@ class Completions:
                 self._to_look_at.update(self._futures)
             try:
                 await self._look()
-            except StoreError as error:
-                log.warning("completions_unread", error=str(error))
+            except Exception as error:  # noqa: BLE001 - whoever waits would wait for ever if nobody looked any more
+                log.warning("completions_unread", error=repr(error))
                 await asyncio.sleep(LOOK)
 
     async def _sleep(self) -> None:
@@ -150,8 +150,8 @@ class Completions:
                     pause = 0.1
                     self._look_at(self._futures)  # what ended before anybody listened
                     await self._attend(connection)
-            except (StoreError, OSError) as error:
-                log.warning("listener_lost", error=str(error))
+            except Exception as error:  # noqa: BLE001 - without a listener everybody waits for the next look
+                log.warning("listener_lost", error=repr(error))
             self.rebuilt += 1
             await asyncio.sleep(pause)
             pause = min(pause * 2, 5.0)

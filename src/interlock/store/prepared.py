@@ -144,19 +144,24 @@ async def _answer(connection: Connection) -> PGresult:
 
 
 async def _results(connection: Connection) -> Sequence[PGresult]:
+    try:
+        return await _heard(connection)
+    except asyncio.CancelledError:
+        if connection.pgconn.transaction_status == TransactionStatus.ACTIVE:
+            with suppress(psycopg.Error):
+                await connection.cancel_safe(timeout=_CANCELLING)
+                await connection.wait(generators.fetch_many(connection.pgconn), timeout=_CANCELLING)
+        raise
+
+
+async def _heard(connection: Connection) -> Sequence[PGresult]:
+    """Wait for results; the socket is let go of at once, since its number may be another connection's by and by."""
     pgconn, socket = connection.pgconn, connection.pgconn.socket
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[PGresult]] = loop.create_future()
     loop.add_reader(socket, _read, pgconn, future, [])
     try:
         return await future
-    except asyncio.CancelledError:
-        loop.remove_reader(socket)
-        if pgconn.transaction_status == TransactionStatus.ACTIVE:
-            with suppress(psycopg.Error):
-                await connection.cancel_safe(timeout=_CANCELLING)
-                await connection.wait(generators.fetch_many(pgconn), timeout=_CANCELLING)
-        raise
     finally:
         loop.remove_reader(socket)
 
