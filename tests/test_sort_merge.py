@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from interlock.sort.direct import aligned
 from interlock.sort.inbox import Inbox, Name
 from interlock.sort.job import Settings
 from interlock.sort.keys import Boundary
+from interlock.sort.local import run_local
 from interlock.sort.merge import Merger, is_proven
 from interlock.sort.plan import Member, Plan, Roster, block_size, first_position, stays, window_count, window_size
 from interlock.sort.pouring import Buffers
@@ -70,9 +72,8 @@ def planned(source: Source, workers: int, partitions: int, windows: int, block: 
 def sent_rows(run: Run, plan: Plan, worker: int) -> NDArray[np.uint8]:
     """Give the rows of a run for another worker, as they would be sent."""
     low, high = plan.extent(run.cuts, worker)
-    with run.rows_for(worker) as rows:
-        data = rows.view(low, high - low, lambda: aligned((high - low) * 100))
-        return np.frombuffer(bytes(data), np.uint8).reshape(-1, 100)
+    data = run.rows_for(worker).view(low, high - low, lambda: aligned((high - low) * 100))
+    return np.frombuffer(bytes(data), np.uint8).reshape(-1, 100)
 
 
 SHARES = [Shares(), Shares(0.5), Shares(1, 0.5), Shares(1, 1)]
@@ -124,6 +125,12 @@ def test_rows_that_were_let_go_are_had_again_by_sorting_their_block_again(tmp_pa
         before = {worker: sent_rows(run, plan, worker).tobytes() for worker in (0, 2)}
         run.let_go(0)
         assert {worker: sent_rows(run, plan, worker).tobytes() for worker in (0, 2)} == before
+        for worker in (0, 2):
+            run.let_go(worker)
+        rest = cells.lend(1_000_000 // 800 * 8)
+        assert {worker: sent_rows(run, plan, worker).tobytes() for worker in (0, 2)} == before, "from files"
+        if rest is not None:
+            rest.close()
         run.close()
     every = cells.lend(1_000_000 // 800 * 8)
     assert every is not None, "what was let go is there for others"
@@ -133,8 +140,9 @@ def test_rows_that_were_let_go_are_had_again_by_sorting_their_block_again(tmp_pa
     if shares.sent:
         run, _ = sorter.sort(1)
         run.let_go(0)
-        with pytest.raises(SortInputError, match="changed while it was sorted"), run.rows_for(0):
-            pass
+        with pytest.raises(SortInputError, match="changed while it was sorted"):
+            run.rows_for(0)
+        run.close()
 
 
 def test_what_has_no_room_in_memory_goes_to_a_file(tmp_path: Path) -> None:
@@ -213,6 +221,12 @@ def test_the_memory_decides_what_stays_in_it_and_rows_for_others_come_first(
     assert kept == int(members[0].blocks * workshop.shares.sent)
 
 
+def test_memory_beyond_what_there_is_is_not_asked_for_when_the_input_is_small(tmp_path: Path) -> None:
+    rows = rows_of(1, 1_000, 256)
+    report = run_local(source_of(tmp_path / "in", rows), tmp_path / "out", workers=2, settings=Settings(memory=1 << 50))
+    assert report.records == 1_000
+
+
 def test_a_sorted_block_is_found_again_only_while_its_checksum_and_its_input_are_the_same(tmp_path: Path) -> None:
     source = source_of(tmp_path / "in", rows_of(1, 1_000, 256))
     plan = planned(source, 1, 1, 4, 500)
@@ -227,10 +241,15 @@ def test_a_sorted_block_is_found_again_only_while_its_checksum_and_its_input_are
     path.write_bytes(path.read_bytes()[::-1])
     mended, reused = sorter.sort(0)
     assert not reused
+    note = json.loads(path.with_name("run-000000.json").read_bytes())
+    of_old = {"stamp": note["stamp"].removeprefix("2 "), "cuts": note["cuts"], "checksum": note["checksum"]}
+    path.with_name("run-000000.json").write_text(json.dumps(of_old))
+    older, reused = sorter.sort(0)
+    assert not reused, "what another version left is not taken for what this one leaves"
     os.utime(tmp_path / "in", ns=(1, 1))
     changed, reused = BlockSorter(source, 500, plan, 0, buffers, tmp_path, cells, Shares()).sort(0)
     assert not reused
-    for run in (first, again, mended, changed):
+    for run in (first, again, mended, older, changed):
         run.close()
 
 

@@ -111,9 +111,9 @@ def test_two_workers_on_one_output_are_told_apart_and_the_first_is_not_disturbed
 
 
 def test_a_worker_that_never_comes_ends_the_master_and_those_who_came(tmp_path: Path, source: Path) -> None:
-    with begun("master", 2, "--timeout", 3, "--quiet") as master:
+    with begun("master", 2, "--timeout", 10, "--quiet") as master:
         address = first_line(master)
-        with begun("worker", address, "-I", source, "-O", tmp_path / "out", "--timeout", 4, "--lost", 2) as worker:
+        with begun("worker", address, "-I", source, "-O", tmp_path / "out", "--timeout", 11, "--lost", 2) as worker:
             _, errors = worker.communicate(timeout=60)
         _, complaint = master.communicate(timeout=60)
     assert (master.returncode, worker.returncode) == (1, 1), (complaint, errors)

@@ -54,10 +54,11 @@ class Cells:
         populate(self._memory, fresh.start * self._size, fresh.stop * self._size)
         return Celled(self, numbers, rows, first)
 
-    def give_back(self, numbers: list[int]) -> None:
-        """Take cells back."""
+    def take_back(self, celled: Celled) -> None:
+        """Take the cells of some rows back, once."""
         with self._changing:
-            self._used += reversed(numbers)
+            self._used += reversed(celled.numbers)
+            celled.numbers = []
 
     def cell(self, number: int) -> NDArray[np.uint8]:
         """Give the memory of one cell."""
@@ -73,8 +74,8 @@ class Celled:
     """Rows in cells; the first has a number of its own."""
 
     def __init__(self, cells: Cells, numbers: list[int], rows: int, first: int) -> None:
+        self.numbers = numbers
         self._cells = cells
-        self._numbers = numbers
         self._first = first
         self._rows = rows
         self._is_in_a_row = all(behind == before + 1 for before, behind in pairwise(numbers))
@@ -82,7 +83,7 @@ class Celled:
     def parts(self) -> Iterator[Rows]:
         """Give the memory of all rows, cell by cell."""
         each, length = self._cells.rows_each, self._cells.record_length
-        for at, number in enumerate(self._numbers):
+        for at, number in enumerate(self.numbers):
             rows = min(each, self._rows - at * each)
             yield self._cells.cell(number)[: rows * length].reshape(rows, length)
 
@@ -113,8 +114,7 @@ class Celled:
 
     def close(self) -> None:
         """Give the memory back; safe to call twice."""
-        numbers, self._numbers = self._numbers, []
-        self._cells.give_back(numbers)
+        self._cells.take_back(self)
 
     def _bytes(self, offset: int, size: int) -> Iterator[memoryview]:
         """Give the memory of some bytes, cell by cell."""
@@ -127,6 +127,6 @@ class Celled:
 
     def _cell(self, at: int) -> int:
         try:
-            return self._numbers[at]
+            return self.numbers[at]
         except IndexError:
             raise GivenBack(f"{self._rows:,} rows are no longer in memory") from None

@@ -173,6 +173,7 @@ class Intake:
         self._inbox = inbox
         self._epoch = epoch
         self._draft: Draft | None = None
+        self._blocks: set[tuple[int, int]] = set()
 
     def take_all(self, pieces: Iterable[Piece]) -> None:
         """Take in all that is new; stop early when the rest is known to be here."""
@@ -182,6 +183,8 @@ class Intake:
                     break
             if self._draft is not None:
                 raise Damaged(f"{self._draft} ended too early")
+            if not all(self._inbox.has_all(*block) for block in self._blocks):
+                raise Damaged(f"not all slices of the blocks {sorted(self._blocks)} came")
         finally:
             if self._draft is not None:
                 self._draft.drop()
@@ -190,6 +193,7 @@ class Intake:
         name = Name(chunk.worker, chunk.block, chunk.partition)
         if chunk.epoch != self._epoch or not self._inbox.expects(name):
             raise Stranger(f"this worker expects no slice {tuple(name)} of sort {chunk.epoch}")
+        self._blocks.add((name.worker, name.block))
         if self._draft is None and self._inbox.has(name):
             return not self._inbox.has_all(name.worker, name.block)
         if self._draft is None:

@@ -27,9 +27,9 @@ class Settings:
     `memory` is what all processes of a local run may use together, or what one worker of a distributed one may use.
     `partitions` is the number of output files in all; one per worker when it is not given. `registering` is how long
     the master waits for its workers, `sampling` to `merging` how long a phase may take, and `lost` how long a process
-    may be silent before the others give it up. `block_records`, `window_records` and `resident` (the share of
-    sorted blocks that stay in memory instead of going to files) follow from the size of the input and the memory when
-    they are not given.
+    may be silent before the others give it up. `block_records`, `window_records` and `resident` (memory for rows
+    between the phases, as a share of what would keep them all from files) follow from the size of the input and the
+    memory when they are not given.
     """
 
     memory: int = 2048 * MEBIBYTE

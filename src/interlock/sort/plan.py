@@ -147,11 +147,11 @@ def block_size(source: Source, settings: Settings) -> int:
 
 
 def window_size(source: Source, settings: Settings) -> int:
-    """Choose how many records are merged at a time."""
+    """Choose how many records are merged at a time: fewer than a block has, since a sample does not divide exactly."""
     if settings.window_records is not None:
         return settings.window_records
     length = source.format.record_length
-    wanted = max(CHUNK // length, block_size(source, settings))
+    wanted = max(CHUNK // length, block_size(source, settings) * 4 // 5)
     return max(1, min(wanted, settings.memory // SHARE // length))
 
 

@@ -1,4 +1,4 @@
-"""Rows that can be had by their numbers, from a file or from a block that is being sorted; `cells` has those that stay.
+"""Rows that can be had by their numbers, and those of them that are in a file; `cells` has those in memory.
 
 Invariant: rows are read as they were written; nobody changes them between.
 """
@@ -12,7 +12,6 @@ from functools import cache
 from typing import TYPE_CHECKING, Protocol
 
 from interlock.sort.direct import DirectReader
-from interlock.sort.keys import gather
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,41 +20,22 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from interlock.sort.keys import Index, Rows
+    from interlock.sort.keys import Rows
 
 MOST_OPEN = 1 << 16
 
 
-class Viewed(Protocol):
-    """Rows whose bytes can be had, some at a time."""
-
-    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows: where they are, or else in an aligned array that has room for them."""
-
-
-class Rowstore(Viewed, Protocol):
-    """Rows that can be read to any place."""
+class Rowstore(Protocol):
+    """Rows that can be had by their numbers."""
 
     def read(self, low: int, into: Rows) -> None:
         """Fill a contiguous array with rows from number `low` on."""
 
+    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Give the bytes of some rows: where they are, or else in an aligned array that has room for them."""
+
     def close(self) -> None:
         """Let go of files and memory."""
-
-
-class Ordered:
-    """Rows as they were read, and the order that they belong in."""
-
-    def __init__(self, rows: Rows, index: Index) -> None:
-        self._rows = rows
-        self._index = index
-
-    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows, in an array that has room for them."""
-        length = self._rows.shape[1]
-        found = room()[: count * length]
-        gather(self._rows, self._index[low : low + count], found.reshape(count, length))
-        return found.data
 
 
 class Spilled:

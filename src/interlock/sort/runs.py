@@ -10,7 +10,7 @@ is found again is used only when note and checksum are right.
 from __future__ import annotations
 
 import os
-from contextlib import contextmanager
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,11 +21,10 @@ from interlock.errors import SortInputError
 from interlock.sort.direct import DirectReader, DirectWriter, placed
 from interlock.sort.keys import boundary_cuts, gather, order
 from interlock.sort.plan import first_position, stays
-from interlock.sort.rowstores import Ordered, Spilled
+from interlock.sort.rowstores import Spilled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -35,9 +34,11 @@ if TYPE_CHECKING:
     from interlock.sort.plan import Plan
     from interlock.sort.pouring import Buffers, Spout
     from interlock.sort.records import Source
-    from interlock.sort.rowstores import Rowstore, Viewed
+    from interlock.sort.rowstores import Rowstore
 
-    Again = Callable[["Run"], AbstractContextManager[Viewed]]
+    Again = Callable[["Run", set[int]], dict[int, Rowstore]]
+
+NOTES = 2  # the version of what notes say
 
 
 class Shares(NamedTuple):
@@ -50,7 +51,8 @@ class Shares(NamedTuple):
 class Run:
     """The sorted rows of one source block; `cuts` are the row numbers at which windows begin and end.
 
-    `own` are those of the worker's own partitions, or all if there is no way to sort the block `again`.
+    `own` are those of the worker's own partitions, `sent` those for others, as long as they are kept. Those that are
+    not are had by sorting the block `again`; without that, `own` has the rows of all.
     """
 
     def __init__(
@@ -59,24 +61,26 @@ class Run:
         self.block = block
         self.cuts = cuts
         self.own = own
-        self._sent = sent
+        self._sent: dict[int, Rowstore] = {**sent}
         self._again = again
+        self._served: set[int] = set()
+        self._changing = threading.Lock()
 
-    @contextmanager
-    def rows_for(self, worker: int) -> Iterator[Viewed]:
-        """Lend the rows for another worker, wherever they are by now."""
-        kept = self._sent.get(worker)
-        if kept is not None:
-            yield kept
-        elif self._again is None:
-            yield self.own
-        else:
-            with self._again(self) as rows:
-                yield rows
+    def rows_for(self, worker: int) -> Rowstore:
+        """Give the rows for another worker, wherever they are; they stay there until it has them."""
+        if self._again is None:
+            return self.own
+        with self._changing:
+            if worker not in self._sent:
+                self._served.discard(worker)
+                self._sent |= self._again(self, self._served | self._sent.keys())
+            return self._sent[worker]
 
     def let_go(self, worker: int) -> None:
         """Hear that another worker has its rows."""
-        kept = self._sent.pop(worker, None)
+        with self._changing:
+            self._served.add(worker)
+            kept = self._sent.pop(worker, None)
         if kept is not None:
             kept.close()
 
@@ -105,12 +109,13 @@ class BlockSorter:
         self._block_records = block_records
         self._plan = plan
         self._worker = worker
+        self._others = set(range(plan.workers)) - {worker}
         self._buffers = buffers
         self._place = place
         self._cells = cells
         self._shares = shares
         self._fingerprint = fingerprint(source)
-        self._stamp = f"{plan.digest()} {worker} {block_records} {self._fingerprint}"
+        self._stamp = f"{NOTES} {plan.digest()} {worker} {block_records} {self._fingerprint}"
 
     def sort(self, block: int) -> tuple[Run, bool]:
         """Sort one block, or find it sorted already; tell which."""
@@ -123,12 +128,16 @@ class BlockSorter:
             if sent is None:
                 return Run(block, cuts, self._spill(block, cuts, rows, index, 0, spout), {}, None), False
             low, high = self._plan.extent(cuts, self._worker)
-            own: Rowstore | None = None
-            if stays(block, self._shares.own):
-                own = self._keep(rows, index[low:high], low)
-            if own is None:
-                own = self._spill(block, cuts, rows, index[low:high], low, spout)
-            return Run(block, cuts, own, sent, self._sorted_again), False
+            try:
+                own: Rowstore | None = None
+                if stays(block, self._shares.own):
+                    own = self._keep(rows, index[low:high], low)
+                if own is None:
+                    own = self._spill(block, cuts, rows, index[low:high], low, spout)
+            except BaseException:
+                _close_all(sent)
+                raise
+            return Run(block, cuts, own, sent, self._sort_again), False
 
     def _ordered(self, block: int, room: NDArray[np.uint8]) -> tuple[Rows, Index, list[int]]:
         """Read a block; give its rows, their order, and the places of the boundaries in it."""
@@ -141,28 +150,40 @@ class BlockSorter:
         position = first_position(self._worker) + start
         return rows, index, [0, *boundary_cuts(rows, index, position, key_length, self._plan.boundaries), count]
 
-    @contextmanager
-    def _sorted_again(self, run: Run) -> Iterator[Viewed]:
-        """Lend the rows of a run that are kept nowhere."""
-        with self._buffers.lent() as (unsorted, _):
+    def _sort_again(self, run: Run, but: set[int]) -> dict[int, Rowstore]:
+        """Give rows of a run that are kept nowhere: those for all others but some."""
+        found: dict[int, Rowstore] = {}
+        with self._buffers.lent() as (unsorted, spout):
             rows, index, cuts = self._ordered(run.block, unsorted)
             if cuts != run.cuts or fingerprint(self.source) != self._fingerprint:
                 raise SortInputError("the input of this worker changed while it was sorted; sort it anew")
-            yield Ordered(rows, index)
+            try:
+                for worker in self._others - but:
+                    low, high = self._plan.extent(cuts, worker)
+                    found[worker] = self._keep(rows, index[low:high], low) or self._put_aside(
+                        run.block, worker, rows, index[low:high], low, spout
+                    )
+            except BaseException:
+                _close_all(found)
+                raise
+        return found
+
+    def _put_aside(self, block: int, worker: int, rows: Rows, index: Index, first: int, spout: Spout) -> Spilled:
+        """Write rows that were sorted again to a file of their own, which nobody uses after this process."""
+        path = self._place / f"sent-{block:06}-{worker:04}"
+        _write(path, rows, index, spout)
+        return Spilled(path, rows.shape[1], first)
 
     def _keep_for_others(self, block: int, cuts: list[int], rows: Rows, index: Index) -> dict[int, Celled] | None:
         """Keep the rows for all other workers in memory; None when this block is none of those, or memory is short."""
         if not stays(block, self._shares.sent):
             return None
         kept: dict[int, Celled] = {}
-        for worker in range(self._plan.workers):
+        for worker in self._others:
             low, high = self._plan.extent(cuts, worker)
-            if worker == self._worker:
-                continue
             celled = self._keep(rows, index[low:high], low)
             if celled is None:
-                for one in kept.values():
-                    one.close()
+                _close_all(kept)
                 return None
             kept[worker] = celled
         return kept
@@ -180,13 +201,7 @@ class BlockSorter:
     def _spill(self, block: int, cuts: list[int], rows: Rows, index: Index, first: int, spout: Spout) -> Spilled:
         """Write rows in order to a file and the note beside it; neither has its name before it is whole."""
         path = self._path(block)
-        part = path.with_name(f"{path.name}.part")
-        file = DirectWriter(part, len(index) * rows.shape[1])
-        try:
-            checksum = spout.pour(rows, index, file, 0)
-        finally:
-            file.close()
-        part.rename(path)
+        checksum = _write(path, rows, index, spout)
         write_note(path, {"stamp": self._stamp, "cuts": cuts, "first": first, "rows": len(index), "checksum": checksum})
         return Spilled(path, rows.shape[1], first)
 
@@ -205,7 +220,24 @@ class BlockSorter:
                 return None
         cuts = note["cuts"]
         is_whole = note["rows"] == cuts[-1]
-        return Run(block, cuts, Spilled(path, length, note["first"]), {}, None if is_whole else self._sorted_again)
+        return Run(block, cuts, Spilled(path, length, note["first"]), {}, None if is_whole else self._sort_again)
+
+
+def _write(path: Path, rows: Rows, index: Index, spout: Spout) -> str:
+    """Write rows in order to a file, which has its name when it is whole; give its checksum."""
+    part = path.with_name(f"{path.name}.part")
+    file = DirectWriter(part, len(index) * rows.shape[1])
+    try:
+        checksum = spout.pour(rows, index, file, 0)
+    finally:
+        file.close()
+    part.rename(path)
+    return checksum
+
+
+def _close_all(kept: Mapping[int, Rowstore]) -> None:
+    for one in kept.values():
+        one.close()
 
 
 def fingerprint(source: Source) -> str:

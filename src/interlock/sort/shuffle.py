@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from interlock.sort.plan import Member, Plan, Roster
-    from interlock.sort.rowstores import Viewed
+    from interlock.sort.rowstores import Rowstore
     from interlock.sort.runs import Run
 
 PIECE = 4 << 20
@@ -171,14 +171,14 @@ class Sender:
     def _attempt(self, peer: Peer, index: int, run: Run) -> str | None:
         """Send one run's slices once; give None when they were taken, else why they were not."""
         try:
-            with run.rows_for(index) as rows:
-                with self._changed:
-                    if self._stopping:
-                        return "it was stopped"
-                    timeout = STREAM_TIMEOUT + self._size(index, run) / SLOWEST
-                    call = peer.start("ShuffleData", self._pieces(index, run, rows), timeout)
-                    self._calls[index, run.block] = call
-                answer = call.result()
+            rows = run.rows_for(index)
+            with self._changed:
+                if self._stopping:
+                    return "it was stopped"
+                timeout = STREAM_TIMEOUT + self._size(index, run) / SLOWEST
+                call = peer.start("ShuffleData", self._pieces(index, run, rows), timeout)
+                self._calls[index, run.block] = call
+            answer = call.result()
         except grpc.FutureCancelledError:
             return "it was stopped"
         except grpc.RpcError as error:
@@ -189,14 +189,14 @@ class Sender:
             return f"{error.code().name}: {error.details()}"
         return None if answer.success else str(answer.message)
 
-    def _pieces(self, index: int, run: Run, rows: Viewed) -> Iterator[Piece]:
+    def _pieces(self, index: int, run: Run, rows: Rowstore) -> Iterator[Piece]:
         try:
             for partition in self._plan.owned(index):
                 yield from self._slice(run, rows, partition)
         except GivenBack:
             return  # the other worker said that it has them, and the call has ended
 
-    def _slice(self, run: Run, rows: Viewed, partition: int) -> Iterator[Piece]:
+    def _slice(self, run: Run, rows: Rowstore, partition: int) -> Iterator[Piece]:
         rows_at_once = max(1, PIECE // self._length)
         room = functools.cache(lambda: aligned(rows_at_once * self._length))
         edges = self._plan.edges(run.cuts, partition)

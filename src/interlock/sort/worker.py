@@ -312,7 +312,7 @@ class Worker:
     def _complete(self, partitions: list[Partition]) -> None:
         """Report completion, and stay for the others until all have completed: one may have to be served again."""
         while not self._master.report(self._report(partitions)):
-            continue
+            self.check()
         self.workshop.close()
         self.workshop.clean_after_completion()
 

@@ -38,9 +38,9 @@ THREADS = 3  # more than the two cores that a worker is for: some wait for the d
 OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries and what is under way between processes
 INDEXED = 40  # bytes that are used to bring one row in order, beside the row itself
 UNEVEN = 1.05  # how much more than its share a worker may receive
-CELLS = 16  # of which a slice consists, or more: half of the last one is waste
+CELLS = 16  # of which a slice consists, unless it is a very small one: half of the last is waste
 LEAST_CELL, LARGEST_CELL = 4096, MEBIBYTE
-SLACK = 1.25  # where the share in memory is given: room for halves of cells
+SLACK = 1.25  # room for halves of cells, and for shares that differ from what was planned
 RUNS, SLICES, NOTES = "runs", "slices", "outputs"
 
 
@@ -63,9 +63,8 @@ class Workshop:
         self.settings = settings
         self.block_records = block_size(source, settings)
         self.window_records = window_size(source, settings)
-        # Memory that is not touched is not used: room for windows that turn out larger than planned costs nothing.
-        largest = max(self.block_records, self.window_records * 3 // 2)
-        self._buffers = Buffers(THREADS, largest, source.format.record_length)
+        self._at_once = max(self.block_records, self.window_records * 5 // 4)  # windows differ from what was planned
+        self._buffers = Buffers(THREADS, self._at_once, source.format.record_length)
         self.plan: Plan | None = None
         self.worker = -1
         self.inbox: Inbox | None = None
@@ -102,19 +101,21 @@ class Workshop:
             self.source, self.block_records, plan, self.worker, self._buffers, place, self._cells, self.shares
         )
 
-        def sort(block: int) -> Run:
+        def sort(block: int) -> None:
             self._check()
             run, reused = sorter.sort(block)
             self.count(run.cuts[-1] * self._length, reused=reused)
-            return run
+            self._runs.append(run)
 
         self.done = 0
         with ThreadPoolExecutor(THREADS) as pool:
             try:
-                self._runs = list(pool.map(sort, range(blocks)))
+                for _ in pool.map(sort, range(blocks)):
+                    continue
             except BaseException:
                 pool.shutdown(wait=True, cancel_futures=True)
                 raise
+        self._runs.sort(key=lambda run: run.block)
 
     def begin_shuffle(self, patience: float) -> Sender:
         """Make ready to send."""
@@ -221,7 +222,7 @@ class Workshop:
     @property
     def room(self) -> int:
         """The bytes of memory that are left for records beside all else."""
-        buffers = THREADS * max(self.block_records, self.window_records) * (self._length + INDEXED)
+        buffers = THREADS * self._at_once * (self._length + INDEXED)
         return max(0, self.settings.memory - OVERHEAD - buffers)
 
     def _make_room(self, plan: Plan, worker: int) -> None:
@@ -232,13 +233,13 @@ class Workshop:
         total = sum(member.records for member in plan.roster.members) * self._length
         share = total * len(plan.owned(worker)) // plan.partitions
         own = share * self.source.size // total if total else 0
-        sent = self.source.size - own
-        passing = max(sent, int((share - own) * UNEVEN))
-        room = self.room
+        sent, received = self.source.size - own, int((share - own) * UNEVEN)
+        passing = max(sent, received)
+        room = min(self.room, int((own + sent + received) * SLACK))
         if self.settings.resident is not None:
             room = int(self.settings.resident * (own + passing) * SLACK)
         self.shares = Shares(_share(room, sent), _share(room - passing, own))
-        slice_records = self.block_records // max(plan.partitions, plan.workers)
+        slice_records = min(self.block_records, self.source.records) // max(plan.partitions, plan.workers)
         cell = min(max(slice_records // CELLS, LEAST_CELL // self._length, 1), max(LARGEST_CELL // self._length, 1))
         self._cells = Cells(room, cell, self._length)
 
