@@ -157,13 +157,13 @@ def test_a_worker_that_never_comes_ends_the_sort_with_what_was_missing(tmp_path:
 
 def test_a_worker_that_falls_silent_is_named_and_the_others_end(tmp_path: Path) -> None:
     source = write_source(tmp_path / "in", random_rows(1, 2_000))
-    with Crew(tmp_path, source, lost=2.0) as crew:
+    with Crew(tmp_path, source, lost=6.0) as crew:
         crew.start_master()
         crew.start_worker(0)
         crew.start_worker(1, ("Sorting",), forever=True)
         message = crew.failure("master")
         assert "worker 1 (127.0.0.1:" in message
-        assert "is lost in phase Sorting: no word from it for 2 s" in message
+        assert "is lost in phase Sorting: no word from it for 6 s" in message
         assert "is lost in phase Sorting" in crew.failure("worker-0")
     assert output_bytes(crew.output) == b""
 

@@ -175,7 +175,7 @@ def test_a_completed_worker_whose_input_has_changed_says_so_when_another_needs_i
 
 
 def test_a_completed_worker_that_stays_away_is_named_when_another_needs_its_records(tmp_path: Path) -> None:
-    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), resident=1.0, lost=3.0) as crew:
+    with Crew(tmp_path, write_source(tmp_path / "in", ROWS), resident=1.0, lost=10.0) as crew:
         crew.start_master()
         crew.start_worker(0, ("Completed",), forever=True)
         crew.start_worker(1, ("Merging",), forever=True)

@@ -182,7 +182,7 @@ def at_work(place: Path, source: Source, hand: Hand) -> Iterator[tuple[Worker, P
     other.start()
     (place / "out").mkdir()
     (place / "temp").mkdir()
-    settings = Settings(block_records=300, window_records=300, lost=5.0, registering=10.0)
+    settings = Settings(block_records=300, window_records=300, lost=20.0, registering=20.0)
     worker = Worker(master.address, source, place / "out", settings, place / "temp", None, "127.0.0.1")
     peer = Peer(WORKER, worker.address, "the worker")
     with ThreadPoolExecutor(1) as pool:

@@ -176,7 +176,7 @@ def test_a_master_that_talks_nonsense_is_a_clear_error(tmp_path: Path, source: P
 
 
 def test_an_interrupted_sort_leaves_no_process_and_no_partition(tmp_path: Path) -> None:
-    make_input(tmp_path / "in", 200_000)
+    make_input(tmp_path / "in", 600_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--memory", "256MB")
     with begun(*arguments) as process:
         assert process.stderr is not None
@@ -219,7 +219,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_sort(tmp_path:
 
 
 def test_few_open_files_are_enough_for_many_partitions(tmp_path: Path) -> None:
-    make_input(tmp_path / "in", 200_000)
+    make_input(tmp_path / "in", 600_000)
     code = (
         "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
