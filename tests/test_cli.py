@@ -86,7 +86,7 @@ def test_ctrl_c_in_psql_ends_the_query_and_not_the_session(data_dir: str) -> Non
         eventually(lambda: not waiting(url, "PgSleep"))
         process.stdin.write("select 6 * 7 as answer;\n\\q\n")
         process.stdin.flush()
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert "canceling statement due to user request" in said
@@ -108,7 +108,7 @@ def test_a_server_that_is_stopped_under_a_command_is_told_in_a_line(data_dir: st
         demo = begin(*COMMAND, "--data-dir", data_dir, "demo")
         eventually(lambda: waiting(url, "relation"))
         assert interlock("--data-dir", data_dir, "db", "stop").returncode == 0
-    _, wrong = demo.communicate(timeout=30)
+    _, wrong = demo.communicate(timeout=60)
     assert demo.returncode == 1
     assert wrong == "interlock: terminating connection due to administrator command\n"
 
@@ -119,7 +119,7 @@ def test_ctrl_c_while_the_command_is_being_loaded_is_no_traceback(tmp_path: Path
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
-    _, wrong = process.communicate(timeout=30)
+    _, wrong = process.communicate(timeout=60)
     assert (process.returncode, wrong) == (130, "interrupted\n")
 
 
@@ -129,7 +129,7 @@ def test_ctrl_c_while_a_command_works_is_no_traceback(url: str) -> None:
         process = begin(*COMMAND, "--database-url", url, "demo")
         eventually(lambda: waiting(url, "relation"))
         process.send_signal(signal.SIGINT)
-        _, wrong = process.communicate(timeout=30)
+        _, wrong = process.communicate(timeout=60)
     assert (process.returncode, wrong) == (130, "interrupted\n")
 
 

@@ -96,7 +96,7 @@ def test_ctrl_c_while_waiting_leaves_no_traceback(shell: Shell) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("enqueued task ")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
 
@@ -144,7 +144,12 @@ def test_a_worker_takes_its_database_from_the_flag_even_if_the_app_names_another
 
 
 def test_a_worker_that_cannot_reach_its_database_warns_and_goes_on_looking(shell: Shell) -> None:
-    place = f"127.0.0.1:{free_port()}"
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can while it is held
+        look_in_vain(shell, f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def look_in_vain(shell: Shell, place: str) -> None:
     flags = ("--log-level", "warning", "--log-format", "json", "--database-url", f"postgresql://me:secret@{place}/db")
     with shell.begun(*flags, "worker", *APP) as process:
         assert process.stderr is not None
