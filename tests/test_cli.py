@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from cli_forks import Result, forks
+from interlock.cli.commands import COMMANDS, GROUPS, asked_for
 from interlock.store.embedded import EmbeddedServer
 from interlock.store.migrate import known_migrations
 from support import eventually
@@ -178,6 +180,26 @@ def test_a_mistake_gets_one_clear_message(
     assert "hunter2" not in done.stderr + done.stdout
 
 
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ("db status", "db"),
+        ("--log-level tasks --data-dir=x db status", "db"),
+        ("--log-format json worker --app demo", "worker"),
+        ("frobnicate", "frobnicate"),
+        ("--help", None),
+        ("--log-level", None),
+        ("", None),
+    ],
+)
+def test_the_command_is_found_behind_the_options_that_all_share(arguments: str, command: str | None) -> None:
+    assert asked_for(arguments.split()) == command
+
+
 def test_help_and_version() -> None:
-    assert "embedded PostgreSQL" in interlock("--help").stdout
+    shown = interlock("--help").stdout
+    assert "embedded PostgreSQL" in shown
+    for name in (*COMMANDS, *GROUPS):
+        assert re.search(rf"^\W+{name} ", shown, re.MULTILINE), name
     assert interlock("--version").stdout.startswith("0.")
