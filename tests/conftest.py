@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from embedded_processes import directory
 from interlock.store.database import connect
@@ -39,6 +40,17 @@ FAST = {
     "max_wal_size": "256MB",  # it may be kept in memory
 }
 
+
+# The same examples every time, unless others are asked for; and however long one takes on a busy machine.
+settings.register_profile(
+    "steady",
+    derandomize=not os.environ.get("INTERLOCK_TEST_EXAMPLES"),
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")
 
 # Files whose tests take longest, the longest first.
 LONGEST = (
