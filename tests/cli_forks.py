@@ -5,6 +5,8 @@ They are real ones all the same. A test of how a command starts, or is stopped, 
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import random
@@ -13,7 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
+from contextlib import redirect_stderr, suppress
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -94,11 +99,35 @@ def become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
     os.chdir(asked["directory"])
     random.seed()
     sys.argv = ["interlock", *asked["arguments"]]
-    main()
-    sys.exit()
+    try:
+        main()
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
+    except BaseException:  # noqa: BLE001 - whatever it is, it is shown as the interpreter would
+        sys.excepthook(*sys.exc_info())
+    leave(1)
+
+
+def leave(code: int) -> NoReturn:
+    """End as the interpreter does, but for taking apart what was loaded, which is not this process's own."""
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
+    atexit._run_exitfuncs()  # noqa: SLF001 - nobody else would
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
+def load() -> None:
+    """Import what all commands need, also what they do only while they run; nothing of it is garbage later."""
+    from interlock.cli.commands import COMMANDS, GROUPS, with_commands  # noqa: PLC0415 - the tests need nothing of it
+
+    everything = with_commands((*COMMANDS, *GROUPS))
+    with redirect_stderr(StringIO()), suppress(SystemExit):
+        everything(["tasks", "list", "--limit", "a mistake"])
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":
-    import interlock.cli.commands  # noqa: F401 - so that no command need do it
-
+    load()
     serve(socket.socket(fileno=int(sys.argv[1])))

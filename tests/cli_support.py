@@ -45,7 +45,9 @@ class Shell:
         return done.stdout.strip()
 
     @contextmanager
-    def begun(self, *arguments: str, stdin: int = subprocess.DEVNULL) -> Iterator[subprocess.Popen[str]]:
+    def begun(
+        self, *arguments: str, stdin: int = subprocess.DEVNULL, **variables: str
+    ) -> Iterator[subprocess.Popen[str]]:
         """Run a command beside the test, and kill what is left of it at the end."""
         process = subprocess.Popen(
             [*COMMAND, *arguments],
@@ -53,7 +55,7 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment(self.url),
+            env=environment(self.url, **variables),
         )
         try:
             yield process

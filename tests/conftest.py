@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from embedded_processes import directory
 from interlock.store.database import connect
@@ -31,15 +32,56 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Durability costs time and proves nothing here: the tests of crash recovery use servers of their own.
-FAST = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "shared_buffers": "64MB"}
+FAST = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "64MB",
+    "max_wal_size": "256MB",  # it may be kept in memory
+}
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the long ones begin, so that no process is left alone with one of them at the end."""
-    kinds = ("chaos", "flow", "store")
-    items.sort(
-        key=lambda item: next((at for at, kind in enumerate(kinds) if item.get_closest_marker(kind)), len(kinds))
-    )
+# The same examples every time, unless others are asked for; and however long one takes on a busy machine.
+settings.register_profile(
+    "steady",
+    derandomize=not os.environ.get("INTERLOCK_TEST_EXAMPLES"),
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("steady")
+
+# Files whose tests take longest, the longest first.
+LONGEST = (
+    "test_workflow_random.py",
+    "test_workflow_chaos.py",
+    "test_api_schema.py",
+    "test_jobs_flow.py",
+    "test_cli_demo.py",
+    "test_sort_engine.py",
+    "test_sort_restart.py",
+    "test_agreement.py",
+)
+KINDS = ("chaos", "flow", "store")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Let the long ones begin, so that no process is left alone with one of them at the end.
+
+    Each process is given as many tests in a row, the last ones one more if need be; so each row begins with its share.
+    """
+    items.sort(key=lambda item: next((at for at, kind in enumerate(KINDS) if item.get_closest_marker(kind)), 3))
+    long = sorted((item for item in items if item.path.name in LONGEST), key=lambda item: LONGEST.index(item.path.name))
+    others = iter([item for item in items if item.path.name not in LONGEST])
+    processes: int = getattr(config, "workerinput", {}).get("workercount", 1)
+    sizes = [(len(items) + number) // processes for number in range(processes)]
+    shares = [long[processes - 1 - number :: processes] for number in range(processes)]
+    items[:] = [
+        item
+        for share, size in zip(shares, sizes, strict=True)
+        for item in (*share, *itertools.islice(others, size - len(share)))
+    ]
 
 
 @pytest.fixture

@@ -67,6 +67,14 @@ async def blocked_by(watcher: Connection, holder: Connection, *, but: int = 0) -
             await asyncio.sleep(0.005)
 
 
+async def until_no_transaction_is_open(watcher: Connection) -> None:
+    """Wait until nobody is idle in a transaction: others may be between two statements of theirs for a moment."""
+    query = "select from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'"
+    async with asyncio.timeout(30):
+        while await (await watcher.execute(query)).fetchall():
+            await asyncio.sleep(0.005)
+
+
 async def kill(watcher: Connection, backend: int) -> None:
     """End a backend as an administrator would."""
     await watcher.execute("select pg_terminate_backend(%s)", [backend])

@@ -119,7 +119,7 @@ class Fleet:
         async with connect(self.url) as connection:
             return (await enqueue_task(connection, NewTask(type_, arguments), actor="me")).id
 
-    async def obeys(self, worker_id: str, *, paused: bool, within: float = 3) -> None:
+    async def obeys(self, worker_id: str, *, paused: bool, within: float = 30) -> None:
         """Wait until a process says that it takes tasks, or none."""
         async with asyncio.timeout(within):
             while (await ask(self.url, Status(), worker_id))[worker_id]["paused"] is not paused:

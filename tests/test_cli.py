@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from cli_forks import Result, forks
+from interlock.cli.commands import COMMANDS, GROUPS, asked_for
 from interlock.store.embedded import EmbeddedServer
 from interlock.store.migrate import known_migrations
 from support import eventually
@@ -86,7 +88,7 @@ def test_ctrl_c_in_psql_ends_the_query_and_not_the_session(data_dir: str) -> Non
         eventually(lambda: not waiting(url, "PgSleep"))
         process.stdin.write("select 6 * 7 as answer;\n\\q\n")
         process.stdin.flush()
-        said, _ = process.communicate(timeout=30)
+        said, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert "canceling statement due to user request" in said
@@ -108,7 +110,7 @@ def test_a_server_that_is_stopped_under_a_command_is_told_in_a_line(data_dir: st
         demo = begin(*COMMAND, "--data-dir", data_dir, "demo")
         eventually(lambda: waiting(url, "relation"))
         assert interlock("--data-dir", data_dir, "db", "stop").returncode == 0
-    _, wrong = demo.communicate(timeout=30)
+    _, wrong = demo.communicate(timeout=60)
     assert demo.returncode == 1
     assert wrong == "interlock: terminating connection due to administrator command\n"
 
@@ -119,7 +121,7 @@ def test_ctrl_c_while_the_command_is_being_loaded_is_no_traceback(tmp_path: Path
     assert process.stdout is not None
     assert process.stdout.readline() == "loading\n"
     process.send_signal(signal.SIGINT)
-    _, wrong = process.communicate(timeout=30)
+    _, wrong = process.communicate(timeout=60)
     assert (process.returncode, wrong) == (130, "interrupted\n")
 
 
@@ -129,7 +131,7 @@ def test_ctrl_c_while_a_command_works_is_no_traceback(url: str) -> None:
         process = begin(*COMMAND, "--database-url", url, "demo")
         eventually(lambda: waiting(url, "relation"))
         process.send_signal(signal.SIGINT)
-        _, wrong = process.communicate(timeout=30)
+        _, wrong = process.communicate(timeout=60)
     assert (process.returncode, wrong) == (130, "interrupted\n")
 
 
@@ -178,6 +180,26 @@ def test_a_mistake_gets_one_clear_message(
     assert "hunter2" not in done.stderr + done.stdout
 
 
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        ("db status", "db"),
+        ("--log-level tasks --data-dir=x db status", "db"),
+        ("--log-format json worker --app demo", "worker"),
+        ("frobnicate", "frobnicate"),
+        ("--help", None),
+        ("--log-level", None),
+        ("", None),
+    ],
+)
+def test_the_command_is_found_behind_the_options_that_all_share(arguments: str, command: str | None) -> None:
+    assert asked_for(arguments.split()) == command
+
+
 def test_help_and_version() -> None:
-    assert "embedded PostgreSQL" in interlock("--help").stdout
+    shown = interlock("--help").stdout
+    assert "embedded PostgreSQL" in shown
+    for name in (*COMMANDS, *GROUPS):
+        assert re.search(rf"^\W+{name} ", shown, re.MULTILINE), name
     assert interlock("--version").stdout.startswith("0.")

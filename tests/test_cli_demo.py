@@ -186,7 +186,7 @@ def test_it_can_be_left_while_its_processes_start(shell: Shell) -> None:
         demo.process.send_signal(signal.SIGINT)
         assert demo.end() == (130, "interrupted\n")
     assert all(map(is_gone, pids))
-    assert jobs(shell) == []
+    assert jobs(shell) in ([], ["CANCELED"])  # they may have been quicker than the signal
 
 
 def test_nothing_is_left_of_a_demo_that_is_killed(shell: Shell) -> None:

@@ -161,12 +161,12 @@ def test_watching_goes_on_until_the_task_has_ended_or_ctrl_c(shell: Shell) -> No
         assert json.loads(process.stdout.readline())["state"] == "pending"
         shell.rows("update interlock.tasks set state = 'canceled', event = 'cancel', finished_at = now()")
         eventually(lambda: json.loads(process.stdout.readline())["state"] == "canceled")  # type: ignore[union-attr]
-        assert process.wait(30) == 0
+        assert process.wait(60) == 0
     with shell.begun("status", "--watch") as process:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("schema")
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == 0
         assert "Traceback" not in errors
 

@@ -12,7 +12,7 @@ import pytest
 
 from cli_support import APP, Shell
 from pool_support import exists
-from support import eventually
+from support import eventually, is_taken
 
 if TYPE_CHECKING:
     import subprocess
@@ -58,13 +58,13 @@ def test_one_command_runs_everything_and_one_ctrl_c_ends_it(shell: Shell) -> Non
 
 def test_a_second_ctrl_c_does_not_wait_for_what_runs_which_is_returned(shell: Shell) -> None:
     task = shell.answer("enqueue", "nap", "seconds=3600", *APP)
-    with shell.begun("up", *APP, "--workers", "1", "--port", "0") as process:
+    with shell.begun("up", *APP, "--workers", "1", "--port", "0", INTERLOCK_GRACE="25") as process:
         address(process)
         eventually(lambda: shell.state_of(task) == "running")
         process.send_signal(signal.SIGINT)
-        eventually(lambda: shell.rows("select 1 from interlock.workers where pid is not null"))
+        eventually(lambda: is_taken(process, signal.SIGINT))
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=15)  # less than the grace
+        process.communicate(timeout=20)  # less than the grace
     assert process.returncode == 0
     assert shell.rows("select state, tries from interlock.tasks") == [("pending", 0)]
 

@@ -172,7 +172,7 @@ async def test_a_cancelled_thread_is_told_abandoned_and_replaced(executors: Exec
     # the only slot is free again
     assert await run(executors, "thread", handlers.add, first=1, second=2) == 3
     stuck.let_go()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while executors.abandoned_threads:
             await asyncio.sleep(0)
     assert await run(executors, "thread", handlers.add, first=1, second=2) == 3
@@ -215,7 +215,7 @@ def test_a_thread_that_returns_after_its_loop_has_closed_disturbs_nobody() -> No
     asyncio.run(give_up())
     thread = next(it for it in threading.enumerate() if it.name.startswith("interlock-handler"))
     stuck.let_go()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
 
 
@@ -328,5 +328,5 @@ async def test_a_warden_that_was_killed_is_replaced() -> None:
     second, _ = groups.start(["sleep", "600"])
     assert groups.warden_pid not in {None, warden}
     await groups.close()  # the new one knows of both
-    assert await first.wait(20)
-    assert await second.wait(20)
+    assert await first.wait(60)
+    assert await second.wait(60)

@@ -60,7 +60,7 @@ async def noted(database: Connection, count: int) -> None:
 async def test_a_result_that_is_there_is_given_at_once(app: Interlock, database: Connection) -> None:
     handle = await app.tasks["double"].enqueue(4)
     await drain(app)
-    assert await handle.result(timeout=5) == await app.handle(handle.id).result() == 8
+    assert await handle.result(timeout=60) == await app.handle(handle.id).result() == 8
     assert await waiting_rows(database) == []
 
 
@@ -70,8 +70,8 @@ async def test_whoever_waits_is_woken_by_the_notification_alone(
     monkeypatch.setattr(completions, "LOOK", NEVER)
     monkeypatch.setattr(completions, "SOON", ())
     handles = await app.tasks["double"].enqueue_many([{"n": n} for n in range(100)])
-    results = [asyncio.create_task(handle.result(20)) for handle in handles]
-    twice = asyncio.create_task(handles[0].result(20))
+    results = [asyncio.create_task(handle.result(60)) for handle in handles]
+    twice = asyncio.create_task(handles[0].result(60))
     await noted(database, 100)
     await drain(app)
     assert await asyncio.gather(*results) == [n * 2 for n in range(100)]
@@ -89,7 +89,7 @@ async def test_whoever_waits_finds_the_end_without_any_notification(
     monkeypatch.setattr(completions.Completions, "_listen", deaf)
     monkeypatch.setattr(completions, "LOOK", 0.05)
     handle = await app.tasks["double"].enqueue(1)
-    result = asyncio.create_task(handle.result(20))
+    result = asyncio.create_task(handle.result(60))
     await asyncio.sleep(0)
     await drain(app)
     assert await result == 2
@@ -128,7 +128,7 @@ async def test_who_begins_to_wait_while_the_end_is_being_committed_hears_of_it_w
     async with connect(url) as other:
         async with other.transaction():
             ended = await cancel_unfinished_tasks(other, [handle.id], actor="other", reason="no")
-            waiting = asyncio.create_task(handle.result(30))
+            waiting = asyncio.create_task(handle.result(60))
             await noted(database, 1)
         assert ended
         with pytest.raises(TaskFailedError, match="was canceled: no"):
@@ -142,7 +142,7 @@ async def test_waits_that_are_over_are_forgotten_even_while_others_begin(
     monkeypatch.setattr(completions, "MANY", 5)
     for n in range(30):
         handle = await app.tasks["double"].enqueue(n)
-        waiting = asyncio.create_task(handle.result(20))
+        waiting = asyncio.create_task(handle.result(60))
         while not any(row["task_id"] == handle.id for row in await waiting_rows(database)):
             await asyncio.sleep(0)
         await drain(app)
@@ -157,13 +157,13 @@ async def test_a_listener_that_died_is_rebuilt_and_wakes_again(
     monkeypatch.setattr(completions, "LOOK", NEVER)
     monkeypatch.setattr(completions, "SOON", ())
     first = await app.tasks["double"].enqueue(1)
-    waiting = asyncio.create_task(first.result(30))
+    waiting = asyncio.create_task(first.result(60))
     await noted(database, 1)
     while app.completions.rebuilt == 0:
         await database.execute(f"{KILL} query like 'listen%'".encode())
         await asyncio.sleep(0.01)
     second = await app.tasks["double"].enqueue(2)
-    also = asyncio.create_task(second.result(30))
+    also = asyncio.create_task(second.result(60))
     await noted(database, 2)
     await drain(app)
     assert (await waiting, await also) == (2, 4)
@@ -212,7 +212,7 @@ async def test_a_pending_task_is_canceled_at_once_and_its_waiters_are_told(app: 
     assert await handle.cancel("changed my mind") == "canceled"
     assert await handle.cancel() == "ended"
     with pytest.raises(TaskFailedError, match="was canceled: changed my mind"):
-        await handle.result(5)
+        await handle.result(60)
     assert (await handle.history())[-1].actor == "shop"
 
 

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.store
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-QUICK = DutySettings(lease=timedelta(seconds=0.6))
+QUICK = DutySettings(lease=timedelta(seconds=2))
 
 
-async def until(look: Callable[[], bool], within: float = 20) -> None:
+async def until(look: Callable[[], bool], within: float = 30) -> None:
     async with asyncio.timeout(within):
         while not look():
             await asyncio.sleep(0.01)
@@ -104,7 +104,7 @@ class Team:
     async def __aexit__(self, *_: object) -> None:
         for stop in self.stops:
             stop.set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await asyncio.gather(*self.tasks, return_exceptions=True)
 
 
@@ -112,11 +112,10 @@ async def test_a_leader_that_stops_resigns_and_another_takes_over(url: str, data
     async with Team(url, 3) as team:
         (first,) = team.leading
         team.stops[first].set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await team.tasks[first]
         assert not team.members[first].leads
-        await until(lambda: team.leading not in ([], [first]))
-        assert len(team.leading) == 1
+        await until(lambda: len(team.leading) == 1 and team.leading != [first])
     assert await read_leader(database) is None, "the last one has resigned too"
 
 
@@ -150,7 +149,7 @@ async def test_an_error_in_one_duty_stops_no_other(url: str, database: Connectio
         task = (await enqueue_task(database, NewTask("x", {}, limit_key="k"), actor="me")).id
         team.members[0].wake("limits")
         released = f"select from interlock.tasks where id = '{task}' and state = 'pending'"
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while not (await database.execute(released.encode())).rowcount:
                 await asyncio.sleep(0.01)
         await database.execute("alter table interlock.gone rename to schedules")

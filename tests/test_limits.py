@@ -109,7 +109,7 @@ async def test_the_next_start_comes_when_enough_of_the_window_has_passed(databas
     assert await admit_limited_tasks(database, actor="l", now=NOON + MINUTE) == (1, NOON + 80 * SECOND, False)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(steps=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12))
 def test_no_window_and_no_moment_ever_exceeds_the_limits(url: str, steps: list[tuple[int, int, int]]) -> None:
     async def play() -> None:

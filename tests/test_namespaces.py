@@ -115,7 +115,7 @@ async def test_workers_are_told_of_pauses_and_resumptions(database: Connection) 
     await database.execute("listen interlock_control")
     await pause_namespace(database, "mail", None, "ada")
     await resume_namespace(database, "mail", "ada")
-    heard = [notice.payload async for notice in database.notifies(timeout=5, stop_after=2)]
+    heard = [notice.payload async for notice in database.notifies(timeout=30, stop_after=2)]
     assert heard[:2] == ["*", "*"]
 
 

@@ -166,7 +166,7 @@ async def test_stopping_at_once_rolls_back_what_is_under_way(url: str, database:
             async with orchestrator_at(url, visibility=1) as running:
                 while not await (await other.execute("select from pg_locks where not granted")).fetchall():
                     await asyncio.sleep(0.01)
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(30):
                     await running.stop(at_once=True)
                 assert running.statistics.completed == 0
         async with orchestrator_at(url):
@@ -238,7 +238,7 @@ async def test_it_waits_for_a_database_that_is_away_until_it_is_asked_to_stop() 
     await asyncio.sleep(0.1)
     assert not serving.done()
     orchestrator.request_stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await serving
 
 
@@ -261,7 +261,7 @@ def test_a_process_finishes_and_stops_when_it_is_told(url: str, number: signal.S
         assert process.stdout is not None
         assert "orchestrator_started" in process.stdout.readline()
         process.send_signal(number)
-        rest, _ = process.communicate(timeout=30)
+        rest, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert log_events(rest)[-1] == "orchestrator_stopped"
 

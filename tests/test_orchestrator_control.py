@@ -145,7 +145,7 @@ async def test_a_command_travels_and_so_does_its_answer(url: str, database: Conn
     assert await ask(url, Status(), "w1") == {"w1": {"state": "running"}}
     assert await ask(url, Subscribe("mail"), "w1") == {"w1": {"namespaces": ["default", "mail"]}}
     assert await ask(url, Status(), "w2", seconds=0.1) == {}
-    assert await ask(url, Status(), "*", seconds=0.2) == {"w1": {"state": "running"}}
+    assert await ask(url, Status(), "*", seconds=2) == {"w1": {"state": "running"}}
     running.cancel()
 
 
@@ -172,13 +172,12 @@ async def test_a_shared_listener_is_rebuilt_when_deaf_and_says_so(url: str) -> N
         lambda _, payload: heard.append(payload),
         lambda: opened.append(1),
         probe_interval=0.05,
-        probe_timeout=0.2,
+        probe_timeout=1,
     )
     running = asyncio.create_task(listener.run())
     await until(lambda: listener.is_hearing)
     assert listener.connection is not None
     await listener.connection.execute("unlisten *")
-    await until(lambda: listener.rebuilt == 1)
-    await until(lambda: len(opened) == 2)
-    assert listener.connection is not None
+    await until(lambda: listener.rebuilt >= 1)
+    await until(lambda: len(opened) >= 2 and listener.connection is not None)
     running.cancel()

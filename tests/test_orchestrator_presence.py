@@ -148,5 +148,5 @@ async def test_a_worker_that_never_reached_the_database_stops_all_the_same(stop:
     running = asyncio.create_task(presence.run(stop))
     await asyncio.sleep(0)
     stop.set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await running

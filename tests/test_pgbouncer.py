@@ -97,7 +97,7 @@ async def test_tasks_are_enqueued_and_run_through_a_pooler_in_transaction_mode(p
         await migrate(connection)
     async with connect(through) as connection:
         ids = [(await enqueue_task(connection, NewTask("add", {"a": n, "b": 1}), actor="me")).id for n in range(50)]
-        settings = {"mode": WakeMode.POLLING, "concurrency": 5, "duties": True, "poll_cap": 0.1, "lease": 0.5}
+        settings = {"mode": WakeMode.POLLING, "concurrency": 5, "duties": True, "poll_cap": 0.1, "lease": 3}
         async with serving(through, **settings) as worker:
             await until(lambda: worker.context.tasks_processed == 50)
         rows = await read_tasks(connection, ids)

@@ -116,7 +116,7 @@ async def test_a_database_that_does_not_come_back_keeps_no_worker_beyond_its_lim
             if hurry:
                 worker.request_shutdown()
             await until(lambda: not worker.is_running())
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < 18, "less than the grace"
     assert (await row(database, task))["state"] == "running", "it is left to its lease"
 
 
@@ -138,7 +138,7 @@ async def test_a_network_that_swallows_everything_keeps_no_worker_beyond_its_lim
             began = time.monotonic()
             worker.request_shutdown()
             await until(lambda: not worker.is_running())
-            assert time.monotonic() - began < 8
+            assert time.monotonic() - began < 20, "the limit, and what a busy machine adds to it"
             await network.cut()
     assert (await row(database, task))["state"] == "running", "it is left to its lease"
 
@@ -166,7 +166,7 @@ async def test_a_second_request_ends_the_grace(url: str, database: Connection) -
         worker.request_shutdown()
         worker.request_shutdown()
         await until(lambda: not worker.is_running())
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 18, "less than the grace"
     assert await events(database, task) == ["create", "claim", "return"]
 
 

@@ -13,6 +13,7 @@ from interlock.config import Config
 from interlock.errors import TaskFailedError
 from interlock.lifecycle import TaskState
 from interlock.testing import drain
+from mishap_support import until_no_transaction_is_open
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -90,8 +91,8 @@ async def test_a_handler_cannot_end_the_worker_whatever_it_raises(url: str, task
     app = app_at(url)
     async with app, serving(app, QUICK) as worker:
         with pytest.raises(TaskFailedError, match=kind):
-            await (await app.tasks[task].enqueue(kind=kind)).result(timeout=20)
-        assert await (await app.tasks["fine"].enqueue()).result(timeout=20) == "fine"
+            await (await app.tasks[task].enqueue(kind=kind)).result(timeout=60)
+        assert await (await app.tasks["fine"].enqueue()).result(timeout=60) == "fine"
         await until(lambda: not worker.context.active)
 
 
@@ -108,11 +109,10 @@ async def test_what_cannot_be_stored_is_how_its_task_failed(
     app = app_at(url)
     async with app, serving(app, QUICK) as worker:
         with pytest.raises(TaskFailedError, match=r"stored|cost must be a finite number"):
-            await (await app.tasks[task].enqueue(how=how)).result(timeout=20)
-        assert await (await app.tasks[task].enqueue(how="fine")).result(timeout=20) in (None, [1])
+            await (await app.tasks[task].enqueue(how=how)).result(timeout=60)
+        assert await (await app.tasks[task].enqueue(how="fine")).result(timeout=60) in (None, [1])
         await until(lambda: not worker.context.active)
-        query = "select count(*) as open from pg_stat_activity where state like 'idle in transaction%'"
-        assert await (await database.execute(query)).fetchall() == [{"open": 0}]
+        await until_no_transaction_is_open(database)
 
 
 async def test_results_that_are_too_large_together_are_written_singly_and_one_alone_is_refused(
@@ -124,7 +124,7 @@ async def test_results_that_are_too_large_together_are_written_singly_and_one_al
     async with app, serving(app, WorkerSettings(duties=False, concurrency=40, largest_result=10_000)) as worker:
         # of each letter two bytes are stored, and the quotes
         handles = await large.enqueue_many([{"size": 3_000}] * 30 + [{"size": 4_999}, {"size": 5_000}])
-        results = await asyncio.gather(*(handle.result(timeout=20) for handle in handles), return_exceptions=True)
+        results = await asyncio.gather(*(handle.result(timeout=60) for handle in handles), return_exceptions=True)
         await until(lambda: not worker.context.active)
     assert [len(result) if isinstance(result, str) else 0 for result in results] == [3_000] * 30 + [4_999, 0]
     with pytest.raises(TaskFailedError, match=r"has 10,002 bytes of JSON, and at most 10,000 are stored \(`larg"):
@@ -149,9 +149,9 @@ async def test_the_largest_result_is_the_same_for_every_way_to_settle(url: str, 
     told = "at most 2,000 are stored"
     async with app:
         async with serving(app):
-            assert await (await task.enqueue(size=1_998)).result(timeout=20) == "y" * 1_998
+            assert await (await task.enqueue(size=1_998)).result(timeout=60) == "y" * 1_998
             with pytest.raises(TaskFailedError, match=told):
-                await (await task.enqueue(size=1_999)).result(timeout=20)
+                await (await task.enqueue(size=1_999)).result(timeout=60)
         await task.enqueue(size=1_999)
         (ran,) = await drain(app)
         assert (ran.event, told in str(ran.error)) == ("fail", True)
@@ -168,7 +168,7 @@ async def test_a_result_of_a_process_may_be_as_large_as_any(url: str) -> None:
 async def test_whatever_breaks_around_an_attempt_its_slot_comes_back(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     app = app_at(url)
     async with app, serving(app, QUICK) as worker:
-        assert await (await app.tasks["fine"].enqueue()).result(timeout=20) == "fine"
+        assert await (await app.tasks["fine"].enqueue()).result(timeout=60) == "fine"
 
         def broken(*_: Any) -> None:
             raise OSError("nothing goes")
@@ -179,7 +179,7 @@ async def test_whatever_breaks_around_an_attempt_its_slot_comes_back(url: str, m
             await until(lambda: worker.context.tasks_processed == 2)
         assert not worker.context.active
         assert (await handle.status()).state == "running", "until its lease runs out"
-        assert await (await app.tasks["fine"].enqueue()).result(timeout=20) == "fine"
+        assert await (await app.tasks["fine"].enqueue()).result(timeout=60) == "fine"
 
 
 async def test_a_forced_cancellation_reaches_the_handler_at_once(url: str) -> None:
@@ -194,7 +194,7 @@ async def test_a_forced_cancellation_reaches_the_handler_at_once(url: str) -> No
 
 async def test_a_renewed_lease_is_what_the_handler_is_told(url: str) -> None:
     app = app_at(url)
-    async with app, serving(app, WorkerSettings(duties=False, lease=0.6, cancel_grace=0.05)) as worker:
+    async with app, serving(app, WorkerSettings(duties=False, lease=3, cancel_grace=0.05)) as worker:
         handle = await app.tasks["nap"].enqueue()
         await until(lambda: worker.context.active)
         (attempt,) = worker.context.active.values()

@@ -32,7 +32,7 @@ async def test_a_notification_wakes_an_idle_worker_long_before_it_would_look(
         await until(lambda: worker._parts and worker.parts.listener.is_hearing)  # noqa: SLF001 - it is not connected yet
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         await enqueue_task(database, ADD, actor="me")
-        await until(lambda: worker.context.tasks_processed == 1, within=20)
+        await until(lambda: worker.context.tasks_processed == 1)
 
 
 async def test_polling_alone_finds_tasks_too(url: str, database: Connection) -> None:
@@ -48,7 +48,7 @@ async def test_a_task_for_later_is_run_when_it_is_due(url: str, database: Connec
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         await database.execute("select interlock.enqueue('add', '{\"a\": 1, \"b\": 1}', delay => '0.3 s')")
         await database.execute("select interlock.enqueue('add', '{\"a\": 1, \"b\": 1}')")
-        await until(lambda: worker.context.tasks_processed == 2, within=20)
+        await until(lambda: worker.context.tasks_processed == 2)
 
 
 async def test_a_task_that_became_due_since_the_claim_is_not_slept_over(database: Connection) -> None:
@@ -85,7 +85,7 @@ async def test_a_listener_that_lost_its_connection_is_rebuilt_and_hears_again(ur
         "select pg_terminate_backend(pid) from pg_stat_activity "
         "where datname = current_database() and pid <> pg_backend_pid()"
     )
-    await until(lambda: listener.rebuilt == 1)
+    await until(lambda: listener.rebuilt >= 1)
     await until(lambda: listener.is_hearing)
     await enqueue_task(database, ADD, actor="me")
     await until(lambda: ("interlock_tasks", "default") in heard)
@@ -101,13 +101,13 @@ async def test_a_listener_that_went_deaf_without_a_word_is_rebuilt(url: str, dat
         lambda channel, payload: heard.append((channel, payload)),
         lambda: heard.append(("interlock_tasks", "*")),
         probe_interval=0.2,
-        probe_timeout=0.2,
+        probe_timeout=1,
     )
     running = asyncio.create_task(listener.run())
     await until(lambda: listener.is_hearing)
     assert listener.connection is not None
     await listener.connection.execute("unlisten *")
-    await until(lambda: listener.rebuilt == 1)
+    await until(lambda: listener.rebuilt >= 1)
     await until(lambda: listener.is_hearing)
     await enqueue_task(database, ADD, actor="me")
     await until(lambda: ("interlock_tasks", "default") in heard)

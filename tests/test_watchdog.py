@@ -17,7 +17,7 @@ import pytest
 
 from interlock.store.recovery import recover_expired_tasks
 from interlock.store.tasks import NewTask, enqueue_task, read_tasks
-from support import eventually, run_sql
+from support import eventually, is_taken, run_sql
 from worker_support import TESTS, serving, until
 
 if TYPE_CHECKING:
@@ -139,17 +139,17 @@ async def test_a_second_signal_to_a_blocked_worker_ends_it_in_a_moment(url: str,
         read_until(process, "blocked")
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        time.sleep(0.2)  # noqa: ASYNC251 - two signals at once are one
+        eventually(lambda: is_taken(process, signal.SIGINT))  # two signals at once are one
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 25, "less than the limit"
     assert process.returncode == 1
     assert last_words(output)["reason"] == "a second signal came while the event loop was blocked"
 
 
 async def test_a_worker_that_was_blocked_for_a_while_stops_in_good_order(url: str, database: Connection) -> None:
-    task = await enqueue(database, "sleep", 1.5)
-    with watched(url, limit=15) as process:
+    task = await enqueue(database, "sleep", 3)
+    with watched(url, limit=30) as process:
         read_until(process, "blocked")
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
@@ -167,7 +167,7 @@ async def test_an_idle_worker_stops_at_once_and_with_success(url: str, number: s
         began = time.monotonic()
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)
-        assert time.monotonic() - began < 15
+        assert time.monotonic() - began < 25, "less than the limit"
     assert process.returncode == 0
     assert not last_words(output)
 

@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +85,7 @@ async def test_worker_graceful_shutdown_completes_active_task(url: str, database
     with worker_process(url) as process:
         eventually(lambda: state(url, task) == "running")
         process.send_signal(signal.SIGTERM)
-        output, _ = process.communicate(timeout=30)
+        output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert state(url, task) == "done"
     stopped = [json.loads(line) for line in output.splitlines() if "worker_stopped" in line]
@@ -94,17 +93,18 @@ async def test_worker_graceful_shutdown_completes_active_task(url: str, database
 
 
 async def test_worker_backoff_increases_on_empty_queue(url: str) -> None:
-    async with serving(url, mode="polling", poll_base=0.001) as worker:
-        await until(lambda: worker.context.backoff_count >= 6)
+    async with serving(url, mode="polling", poll_base=0.02) as worker:
+        await until(lambda: worker.context.backoff_count >= 7)
         rests = [move.lasted for move in worker.history if move.from_state is WorkerState.BACKING_OFF]
-    assert rests[4] > rests[0], "each look that finds nothing makes the next rest longer"
-    assert max(rests) < 0.2
+    # a busy machine makes a rest longer, but never shorter
+    assert all(rest >= 0.8 * 0.02 * 2**looks for looks, rest in enumerate(rests, start=1)), rests
+    assert min(rests) < rests[5], "each look that finds nothing makes the next rest longer"
 
 
 async def test_task_lease_renewal_during_long_processing(url: str, database: Connection) -> None:
     """The handler blocks the worker's whole event loop for three leases; a thread keeps renewing."""
-    task = await enqueue(database, "block_the_loop", seconds=3.5)
-    with worker_process(url, INTERLOCK_LEASE="1"):
+    task = await enqueue(database, "block_the_loop", seconds=9.5)
+    with worker_process(url, INTERLOCK_LEASE="3"):
         eventually(lambda: state(url, task) == "running")
         async with serving(url, recovery_interval=0.05, namespaces=("elsewhere",)):
             eventually_done = asyncio.to_thread(eventually, lambda: state(url, task) == "done")
@@ -122,8 +122,8 @@ async def test_worker_reconnects_after_db_failure(url: str, database: Connection
             "where datname = current_database() and pid <> pg_backend_pid()"
         )
         await until(lambda: worker.context.tasks_processed == 1)
-        moves = [(move.from_state, move.to_state) for move in worker.history]
-        assert (WorkerState.CONNECTING, WorkerState.RECOVERING) in moves[2:], "it connected anew"
+        anew = (WorkerState.CONNECTING, WorkerState.RECOVERING)
+        await until(lambda: anew in [(move.from_state, move.to_state) for move in worker.history][2:])
         again = await enqueue(database, "add", a=1, b=1)
         await until(lambda: worker.context.tasks_processed == 2)
     done = await row(database, task)
@@ -144,7 +144,7 @@ async def test_notify_api_called_on_task_completion(url: str, database: Connecti
 
 async def test_a_second_signal_stops_at_once_and_returns_the_task(url: str, database: Connection) -> None:
     task = await enqueue(database, "nap", seconds=3600)
-    with worker_process(url) as process:
+    with worker_process(url, INTERLOCK_GRACE="25") as process:
         eventually(lambda: state(url, task) == "running")
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
@@ -152,7 +152,7 @@ async def test_a_second_signal_stops_at_once_and_returns_the_task(url: str, data
             if '"shutting_down"' in line:
                 break
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=15)
+        process.communicate(timeout=20)  # less than the grace
     assert process.returncode == 0
     done = await row(database, task)
     assert (done["state"], done["event"], done["tries"]) == ("pending", "return", 0)
@@ -162,17 +162,15 @@ async def test_a_blocked_thread_does_not_keep_a_worker_from_stopping(url: str, d
     task = await enqueue(database, "block", seconds=3600)
     with worker_process(url, INTERLOCK_GRACE="0") as process:
         eventually(lambda: state(url, task) == "running")
-        began = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-    assert time.monotonic() - began < 30
+        process.communicate(timeout=60)
     assert (await row(database, task))["state"] == "pending"
 
 
 async def test_a_task_goes_on_from_its_checkpoint_after_a_crash(url: str, database: Connection) -> None:
     task = await enqueue(database, "careful")
     with worker_process(url, INTERLOCK_LEASE="1") as first:
-        first.communicate(timeout=30)
+        first.communicate(timeout=60)
     assert first.returncode == 9
     async with serving(url, recovery_interval=0.01, poll_cap=0.1):
         await until(lambda: state(url, task) == "done")
@@ -258,7 +256,7 @@ async def test_what_json_cannot_hold_fails_its_own_task_and_no_other(url: str, d
 
 async def test_progress_is_written_while_the_task_runs(url: str, database: Connection) -> None:
     task = await enqueue(database, "nap", seconds=3600)
-    async with serving(url, lease=0.5, grace=0) as worker:
+    async with serving(url, grace=0) as worker:
         await until(lambda: worker.context.active)
 
         async def written() -> bool:

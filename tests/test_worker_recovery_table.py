@@ -82,7 +82,7 @@ async def test_memory_above_the_limit_pauses_the_worker_which_finishes_what_it_h
     worker = await fleet.add(memory_limit_mb=250)
     async with pooling(url):
         first = await fleet.alive(worker)
-        task = await fleet.enqueue("grow", megabytes=300, seconds=1)
+        task = await fleet.enqueue("grow", megabytes=300, seconds=5)
         row = await fleet.seen(worker, lambda row: row["status"] == "PAUSED")
         assert row["reason"].startswith("its process uses ")
         assert row["reason"].endswith(" MB of memory, and its limit is 250 MB")
@@ -146,7 +146,7 @@ async def test_a_job_waits_for_a_worker_and_stays_running_when_its_worker_crashe
         app_at(url) as jobs,
         pooling(url, config_at(url, app="jobs_app:app")),
     ):
-        job = await jobs.submit("slow", {"seconds": 1})
+        job = await jobs.submit("slow", {"seconds": 5})
         assert (await job.status()).status == "PENDING"
         worker = await fleet.add(lease=3600)
         row = await fleet.alive(worker)
@@ -154,7 +154,7 @@ async def test_a_job_waits_for_a_worker_and_stays_running_when_its_worker_crashe
         kill(row["pid"])
         await until(lambda: fleet.rows("select * from interlock.tasks where state = 'running' and attempt = 2"))
         assert (await job.status()).status == "RUNNING"
-        assert await job.wait(30) is not None
+        assert await job.wait(60) is not None
         assert fleet.row(worker)["generation"] == 2
     assert [row["status"] for row in fleet.rows("select status from interlock.jobs")] == ["COMPLETED"]
 

@@ -115,9 +115,9 @@ def test_the_check_grows_with_the_steps() -> None:
     def seconds(count: int) -> float:
         chain = [plain(f"s{n}", after=[f"s{n - 1}"] if n else []) for n in range(count)]
         wide = [plain("join", after=[step["name"] for step in chain])]
-        begun = time.perf_counter()
+        begun = time.thread_time()  # not what other processes take
         check(document(*reversed(chain), *wide))
-        return time.perf_counter() - begun
+        return time.thread_time() - begun
 
-    seconds(1000)
-    assert seconds(10_000) < 30 * max(seconds(1000), 0.005)
+    few, many = (min(seconds(count) for _ in range(5)) for count in (500, 10_000))  # but for garbage
+    assert many < 100 * max(few, 0.001), "twenty times as many, and not four hundred times as long"

@@ -28,7 +28,7 @@ EXAMPLES = int(os.environ.get("INTERLOCK_TEST_EXAMPLES") or 0)
 ENDS = {"COMPLETED", "FAILED", "CANCELED"}
 # The same examples every time, unless more of them are asked for.
 PROFILE = settings(
-    max_examples=EXAMPLES or 60,
+    max_examples=EXAMPLES or 40,
     derandomize=not EXAMPLES,
     deadline=None,
     print_blob=True,
@@ -59,7 +59,7 @@ def test_whatever_happens_on_the_way_jobs_end_as_the_interpreter_says(room: Room
     room.run(play(room.place, case))
 
 
-@settings(PROFILE, max_examples=EXAMPLES or 20)
+@settings(PROFILE, max_examples=EXAMPLES or 15)
 @given(cases())
 def test_whatever_happens_on_the_way_a_canceled_job_ends_once_and_is_undone(room: Room, case: Case) -> None:
     room.run(play_canceled(room.place, case))

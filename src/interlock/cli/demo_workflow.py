@@ -47,7 +47,7 @@ validate -<           >- route -<            >- pack x 6 -- ship -- notify
 WORKERS = 3
 LOOK = 0.05
 LONGEST = 60.0
-FAREWELL = 3.0  # seconds in which a job that is broken off may end
+FAREWELL = 10.0  # seconds in which a job that is broken off may end; it takes one, where there is time
 
 
 @dataclass(frozen=True, slots=True)
