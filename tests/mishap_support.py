@@ -59,7 +59,7 @@ async def locked(url: str, task: UUID) -> AsyncIterator[Connection]:
 async def blocked_by(watcher: Connection, holder: Connection, *, but: int = 0) -> int:
     """Wait until a backend, but not that one, waits for what another holds; give its process id."""
     query = "select pid from pg_stat_activity where %s = any (pg_blocking_pids(pid)) and pid <> %s"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             found = await (await watcher.execute(query, [holder.info.backend_pid, but])).fetchall()
             if found:
@@ -70,7 +70,7 @@ async def blocked_by(watcher: Connection, holder: Connection, *, but: int = 0) -
 async def until_no_transaction_is_open(watcher: Connection) -> None:
     """Wait until nobody is idle in a transaction: others may be between two statements of theirs for a moment."""
     query = "select from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await (await watcher.execute(query)).fetchall():
             await asyncio.sleep(0.005)
 

@@ -102,7 +102,7 @@ class Fleet:
         return [(row["to_state"], row["reason"]) for row in self.rows(query, worker_id)]
 
     async def seen(
-        self, worker_id: str, look: Callable[[dict[str, Any]], object], within: float = 30
+        self, worker_id: str, look: Callable[[dict[str, Any]], object], within: float = 60
     ) -> dict[str, Any]:
         """Wait until a row is as it should be, and give it."""
         async with asyncio.timeout(within):
@@ -119,7 +119,7 @@ class Fleet:
         async with connect(self.url) as connection:
             return (await enqueue_task(connection, NewTask(type_, arguments), actor="me")).id
 
-    async def obeys(self, worker_id: str, *, paused: bool, within: float = 30) -> None:
+    async def obeys(self, worker_id: str, *, paused: bool, within: float = 60) -> None:
         """Wait until a process says that it takes tasks, or none."""
         async with asyncio.timeout(within):
             while (await ask(self.url, Status(), worker_id))[worker_id]["paused"] is not paused:
@@ -127,7 +127,7 @@ class Fleet:
 
     async def state_of(self, task_id: Any, *states: str) -> dict[str, Any]:
         """Wait until a task is in one of these states, and give it."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (row := self.rows("select * from interlock.tasks where id = %s", task_id)[0])["state"] not in states:
                 await asyncio.sleep(0.02)
         return row

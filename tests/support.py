@@ -22,7 +22,7 @@ def run_sql(url: str, statement: str) -> None:
         connection.execute(statement.encode())
 
 
-def eventually(look: Callable[[], T], within: float = 30) -> T:
+def eventually(look: Callable[[], T], within: float = 60) -> T:
     """Look again and again at what another process does, until it is true."""
     deadline = time.monotonic() + within
     while not (seen := look()):

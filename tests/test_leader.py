@@ -29,7 +29,7 @@ SECOND = timedelta(seconds=1)
 QUICK = DutySettings(lease=timedelta(seconds=2))
 
 
-async def until(look: Callable[[], bool], within: float = 30) -> None:
+async def until(look: Callable[[], bool], within: float = 60) -> None:
     async with asyncio.timeout(within):
         while not look():
             await asyncio.sleep(0.01)

@@ -33,7 +33,7 @@ ADD = NewTask("add", {"a": 1, "b": 2})
 
 async def seen(database: Connection) -> LiveProcess:
     """Wait until there is one live process, and give it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (found := await list_live_workers(database)):
             await asyncio.sleep(0.01)
     return found[0]

@@ -37,7 +37,7 @@ async def submitted(client: httpx.AsyncClient, workflow: str, **body: Any) -> st
 
 
 async def ended(client: httpx.AsyncClient, job: str) -> dict[str, Any]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while True:
             found: dict[str, Any] = (await client.get(f"/api/jobs/{job}")).json()
             if found["status"] in {"COMPLETED", "FAILED", "CANCELED"}:

@@ -32,7 +32,7 @@ def app_at(url: str, **settings: Any) -> Interlock:
     return here
 
 
-async def until(seen: Callable[[], Any], within: float = 30) -> None:
+async def until(seen: Callable[[], Any], within: float = 60) -> None:
     """Wait for something that another part of this process does."""
     async with asyncio.timeout(within):
         while not seen():
