@@ -66,7 +66,7 @@ def begun(
     try:
         yield process
         process.wait(PATIENCE)
-        until = time.monotonic() + 5
+        until = time.monotonic() + 30
         while (left := members(process.pid)) and time.monotonic() < until:
             time.sleep(0.02)
         assert left == []
