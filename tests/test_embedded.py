@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -239,13 +240,16 @@ def killed_half_way(place: Path, start_user: Callable[[Path], User]) -> Path:
     """Kill a first start; again, and elsewhere, if it was over before the signal came."""
     for number in range(5):
         data_dir = place / f"data-{number}"
-        made, begun = data_dir / "pgdata", data_dir / "pgdata.new" / "PG_VERSION"
         user = start_user(data_dir)
-        wait_until(lambda made=made, begun=begun: begun.exists() or made.exists(), "the set-up is on its way")  # type: ignore[misc]
+        wait_until(partial(is_on_its_way, data_dir), "the set-up is on its way")
         user.kill()
-        if not made.exists():
+        if not (data_dir / "pgdata").exists():
             return data_dir
     pytest.fail("it was never killed in time")
+
+
+def is_on_its_way(data_dir: Path) -> bool:
+    return (data_dir / "pgdata.new" / "PG_VERSION").exists() or (data_dir / "pgdata").exists()
 
 
 def test_what_an_unfinished_first_start_left_behind_is_removed(place: Path) -> None:

@@ -24,6 +24,8 @@ from interlock.sort.rpc import FIRST_PAUSE, LONGEST_PAUSE, RETRIED, WORKER, Peer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from interlock.sort.plan import Member, Plan, Roster
     from interlock.sort.rowstores import Rowstore
     from interlock.sort.runs import Run
@@ -52,6 +54,7 @@ class Sender:
         self._worker = worker
         self._runs = runs
         self._length = record_length
+        self._rows_at_once = max(1, PIECE // record_length)
         self._patience = patience
         self._failed = failed
         self._members: dict[int, Member] = {}
@@ -190,20 +193,21 @@ class Sender:
         return None if answer.success else str(answer.message)
 
     def _pieces(self, index: int, run: Run, rows: Rowstore) -> Iterator[Piece]:
+        room = functools.cache(lambda: aligned(self._rows_at_once * self._length))
         try:
             for partition in self._plan.owned(index):
-                yield from self._slice(run, rows, partition)
+                yield from self._slice(run, rows, partition, room)
         except GivenBack:
             return  # the other worker said that it has them, and the call has ended
 
-    def _slice(self, run: Run, rows: Rowstore, partition: int) -> Iterator[Piece]:
-        rows_at_once = max(1, PIECE // self._length)
-        room = functools.cache(lambda: aligned(rows_at_once * self._length))
+    def _slice(
+        self, run: Run, rows: Rowstore, partition: int, room: Callable[[], NDArray[np.uint8]]
+    ) -> Iterator[Piece]:
         edges = self._plan.edges(run.cuts, partition)
         counts = np.diff(edges).tolist()
         first, last = edges[0], edges[-1]
-        for low in range(first, last, rows_at_once) if first < last else (first,):
-            data = rows.view(low, min(rows_at_once, last - low), room)
+        for low in range(first, last, self._rows_at_once) if first < last else (first,):
+            data = rows.view(low, min(self._rows_at_once, last - low), room)
             head = wire.ShuffleDataChunk(
                 epoch=self._plan.epoch,
                 worker=self._worker,
