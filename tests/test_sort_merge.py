@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from interlock.errors import SortError, SortInputError
 from interlock.sort.cells import Celled, Cells, GivenBack
-from interlock.sort.direct import aligned
+from interlock.sort.direct import AT_ONCE, PAGE, room
 from interlock.sort.inbox import Inbox, Name
 from interlock.sort.job import Settings
 from interlock.sort.keys import Boundary
@@ -72,8 +72,9 @@ def planned(source: Source, workers: int, partitions: int, windows: int, block: 
 def sent_rows(run: Run, plan: Plan, worker: int) -> NDArray[np.uint8]:
     """Give the rows of a run for another worker, as they would be sent."""
     low, high = plan.extent(run.cuts, worker)
-    data = run.rows_for(worker).view(low, high - low, lambda: aligned((high - low) * 100))
-    return np.frombuffer(bytes(data), np.uint8).reshape(-1, 100)
+    with room() as lent:
+        data = run.rows_for(worker).view(low, high - low, lambda: lent)
+        return np.frombuffer(bytes(data), np.uint8).reshape(-1, 100)
 
 
 SHARES = [Shares(), Shares(0.5), Shares(1, 0.5), Shares(1, 1)]
@@ -290,17 +291,43 @@ class Broken:
     def read(self, low: int, into: NDArray[np.uint8]) -> None:
         raise SortError(f"row {low} of {len(into)} cannot be read")
 
-    def view(self, low: int, count: int, room: object) -> memoryview:
-        raise SortError(f"rows {low} to {low + count} cannot be seen in {room}")
+    def view(self, low: int, count: int, lent: object) -> memoryview:
+        raise SortError(f"rows {low} to {low + count} cannot be seen in {lent}")
 
     def close(self) -> None:
         pass
 
 
-def test_a_merge_that_fails_leaves_no_file_and_raises_what_happened(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", [0, 1], ids=["read here", "read in the thread beside"])
+def test_a_merge_that_fails_leaves_no_file_and_raises_what_happened(before: int, tmp_path: Path) -> None:
+    rows = rows_of(1, 10, 256)
+    slices = [*(Slice(kept(rows), [0, 10]) for _ in range(before)), Slice(Broken(), [0, 10])]
     with pytest.raises(SortError, match="row 0 of 10 cannot be read"):
-        Merger(100, 10, Buffers(2, 100, 100)).merge([Slice(Broken(), [0, 10])], tmp_path / "partition.0", print)
+        Merger(100, 10, Buffers(2, 100, 100)).merge(slices, tmp_path / "partition.0", print)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("sizes", [[100], [3_900, 5_000_000, 1, 199], [PAGE] * 3, [AT_ONCE + 7, 93, 9_000_000]])
+def test_a_slice_that_goes_to_a_file_is_whole_in_whatever_pieces_it_came(sizes: list[int], tmp_path: Path) -> None:
+    data = np.random.default_rng(1).integers(0, 256, -(-sum(sizes) // 100) * 100, dtype=np.uint8)
+    rows = len(data) // 100
+    members = tuple(Member(number, "", 1, rows, rows) for number in range(2))
+    plan = Plan(1, 2, 1, (Boundary(b"", 0),), Roster(1, members))
+    inbox = Inbox(plan, 1, 100, tmp_path, Cells(0, 1, 100), threading.Condition())
+    draft = inbox.draft(Name(0, 0, 1), [rows])
+    offset = 0
+    for size in [*sizes, len(data) - sum(sizes)]:
+        piece = data.data[offset : offset + size]
+        chunk = ShuffleDataChunk(offset=offset, checksum=xxhash.xxh3_64_intdigest(piece))
+        draft.take(Name(0, 0, 1), chunk, piece)
+        offset += size
+    draft.finish()
+    assert (tmp_path / "slice-0000-000000-00001").read_bytes() == data.tobytes()
+    assert inbox.has_all(0, 0)
+    again = Inbox(plan, 1, 100, tmp_path, Cells(0, 1, 100), threading.Condition())
+    assert again.find() == 1
+    for one in (inbox, again):
+        one.close()
 
 
 def test_a_partition_whose_bytes_changed_is_not_proven(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from interlock.sort import standby
-from interlock.sort.allocation import keep_freed_memory, small_pages
+from interlock.sort.allocation import LARGE_PAGE, keep_freed_memory, large_pages, small_pages
 
 pytestmark = pytest.mark.unit
 
@@ -83,3 +83,13 @@ def test_memory_in_small_pages_can_be_used_as_it_is() -> None:
     assert (rows.nbytes, rows.ctypes.data % 4096, int(rows.max())) == (1_000_001, 0, 0)
     rows[:] = 7
     assert int(rows.min()) == 7
+
+
+@pytest.mark.parametrize("advice", [None, 9_999], ids=["if it gives some", "a system that has none"])
+def test_memory_in_large_pages_begins_at_one(advice: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if advice is not None:
+        monkeypatch.setattr("mmap.MADV_HUGEPAGE", advice, raising=False)
+    array = large_pages(5_000_001)
+    assert (array.nbytes, array.ctypes.data % LARGE_PAGE, int(array.max())) == (5_000_001, 0, 0)
+    array[:] = 7
+    assert int(array.min()) == 7

@@ -12,13 +12,14 @@ import threading
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from interlock.errors import SortError
 from interlock.sort.allocation import populate, small_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from interlock.sort.keys import Rows
@@ -89,26 +90,27 @@ class Celled:
 
     def fill(self, data: memoryview, offset: int) -> None:
         """Put bytes to a place."""
+        given = np.frombuffer(data, dtype=np.uint8)
         done = 0
-        for there in self._bytes(offset, len(data)):
-            there[:] = data[done : done + len(there)]
+        for there in self._bytes(offset, len(given)):
+            there[:] = given[done : done + len(there)]
             done += len(there)
 
     def read(self, low: int, into: Rows) -> None:
         """Fill a contiguous array with rows from number `low` on."""
-        flat = into.reshape(-1).data
+        flat = into.reshape(-1)
         done = 0
         for there in self._bytes((low - self._first) * self._cells.record_length, len(flat)):
             flat[done : done + len(there)] = there
             done += len(there)
 
-    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows where they are, or in an array that has room for them if they are scattered."""
+    def view(self, low: int, count: int, lent: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Give the bytes of some rows where they are, or in a room if they are scattered."""
         length = self._cells.record_length
         offset, size = (low - self._first) * length, count * length
         if self._is_in_a_row and size:
             return self._cells.in_a_row(self._cell(0), offset, size)
-        found = room()[:size]
+        found = lent()[:size]
         self.read(low, found.reshape(count, length))
         return found.data
 
@@ -116,13 +118,13 @@ class Celled:
         """Give the memory back; safe to call twice."""
         self._cells.take_back(self)
 
-    def _bytes(self, offset: int, size: int) -> Iterator[memoryview]:
+    def _bytes(self, offset: int, size: int) -> Iterator[NDArray[np.uint8]]:
         """Give the memory of some bytes, cell by cell."""
         each = self._cells.rows_each * self._cells.record_length
         while size:
             at, within = divmod(offset, each)
             piece = min(size, each - within)
-            yield self._cells.cell(self._cell(at))[within : within + piece].data
+            yield self._cells.cell(self._cell(at))[within : within + piece]
             offset, size = offset + piece, size - piece
 
     def _cell(self, at: int) -> int:

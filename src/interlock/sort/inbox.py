@@ -7,19 +7,19 @@ nothing. A slice is named by its source worker, the block there and the partitio
 from __future__ import annotations
 
 import itertools
-import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import xxhash
 
 from interlock.errors import SortError
-from interlock.sort.direct import DirectWriter, aligned
+from interlock.sort.direct import AT_ONCE, PAGE, DirectWriter, room
 from interlock.sort.rowstores import Spilled
 from interlock.sort.runs import holds, read_note, write_note
 from interlock.sort.windows import Slice
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterable
     from pathlib import Path
 
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from interlock.sort.rowstores import Rowstore
     from interlock.sort.rpc import Piece
     from interlock.sort.wire_pb2 import ShuffleDataChunk
-
-
-GATHERED = 2 << 20  # bytes of a slice that are written at once; a multiple of a page
-_local = threading.local()
 
 
 class Name(NamedTuple):
@@ -285,22 +281,18 @@ class _File:
         self._part = path.with_name(f"{path.name}.{suffix}")
         self._file = DirectWriter(self._part, size)
         self._digest = xxhash.xxh3_64()
-        self._room = _room_of_this_thread()
-        self._held, self._written = 0, 0
+        self._written = 0
+        self._rest = b""  # what does not fill a page waits for the bytes behind it
 
     def add(self, data: memoryview, offset: int) -> None:
         del offset
         self._digest.update(data)
-        while data:
-            taken = min(len(data), GATHERED - self._held)
-            self._room.data[self._held : self._held + taken] = data[:taken]
-            self._held += taken
-            data = data[taken:]
-            if self._held == GATHERED:
-                self._flush()
+        with room() as lent:
+            for begin in range(0, len(data), AT_ONCE):
+                self._add(data[begin : begin + AT_ONCE], lent)
 
     def finish(self, counts: list[int]) -> Rowstore:
-        self._flush()
+        self._file.write(memoryview(self._rest), self._written)
         self._file.close()
         self._part.rename(self._path)
         self._inbox.note(self._name, self._path, counts, self._digest.hexdigest())
@@ -310,15 +302,11 @@ class _File:
         self._file.close()
         self._part.unlink(missing_ok=True)
 
-    def _flush(self) -> None:
-        self._file.write(self._room.data[: self._held], self._written)
-        self._written += self._held
-        self._held = 0
-
-
-def _room_of_this_thread() -> NDArray[np.uint8]:
-    """Give the same array again and again: a thread takes in one slice at a time."""
-    room: NDArray[np.uint8] | None = getattr(_local, "room", None)
-    if room is None:
-        room = _local.room = aligned(GATHERED)
-    return room
+    def _add(self, data: memoryview, lent: NDArray[np.uint8]) -> None:
+        held = len(self._rest) + len(data)
+        lent.data[: len(self._rest)] = self._rest
+        lent[len(self._rest) : held] = data
+        whole = held // PAGE * PAGE
+        self._file.write(lent.data[:whole], self._written)
+        self._written += whole
+        self._rest = lent[whole:held].tobytes()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,10 +80,9 @@ class Merger:
     def _write(self, file: DirectWriter, window: Window) -> str:
         with self._buffers.lent() as (unsorted, spout):
             gathered = placed(unsorted, window.rows, self._length, 0)
-            done = 0
-            for rows, low, high in window.stretches:
-                rows.read(low, gathered[done : done + high - low])
-                done += high - low
+            ends = accumulate(stretch.size for stretch in window.stretches)
+            pairs = zip(window.stretches, ends, strict=True)
+            spout.fill([(rows, low, gathered[end - (high - low) : end]) for (rows, low, high), end in pairs])
             return spout.pour(gathered, order(gathered, self._key_length), file, window.first * self._length)
 
 

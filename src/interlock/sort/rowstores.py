@@ -31,8 +31,8 @@ class Rowstore(Protocol):
     def read(self, low: int, into: Rows) -> None:
         """Fill a contiguous array with rows from number `low` on."""
 
-    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows: where they are, or else in an aligned array that has room for them."""
+    def view(self, low: int, count: int, lent: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Give the bytes of some rows, AT_ONCE at most: where they are, or else in a room that is lent."""
 
     def close(self) -> None:
         """Let go of files and memory."""
@@ -52,10 +52,10 @@ class Spilled:
         with self._opened() as file:
             file.read(into.reshape(-1).data, (low - self._first) * self._length)
 
-    def view(self, low: int, count: int, room: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows, in an aligned array that has room for them."""
+    def view(self, low: int, count: int, lent: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Give the bytes of some rows, in a room."""
         with self._opened() as file:
-            return file.view(room(), (low - self._first) * self._length, count * self._length)
+            return file.view(lent(), (low - self._first) * self._length, count * self._length)
 
     def close(self) -> None:
         """Close the file; safe to call twice."""

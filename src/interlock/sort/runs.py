@@ -139,12 +139,12 @@ class BlockSorter:
                 raise
             return Run(block, cuts, own, sent, self._sort_again), False
 
-    def _ordered(self, block: int, room: NDArray[np.uint8]) -> tuple[Rows, Index, list[int]]:
+    def _ordered(self, block: int, array: NDArray[np.uint8]) -> tuple[Rows, Index, list[int]]:
         """Read a block; give its rows, their order, and the places of the boundaries in it."""
         start = block * self._block_records
         count = min(self._block_records, self.source.records - start)
         part, key_length = self.source.part(start, count), self.source.format.key_length
-        rows = placed(room, count, self.source.format.record_length, part.extents[0].offset)
+        rows = placed(array, count, self.source.format.record_length, part.extents[0].offset)
         part.read(rows)
         index = order(rows, key_length)
         position = first_position(self._worker) + start
@@ -215,8 +215,8 @@ class BlockSorter:
         if note is None or note.get("stamp") != self._stamp:
             return None
         length = self.source.format.record_length
-        with self._buffers.lent() as (room, _):
-            if not holds(path, placed(room, note["rows"], length, 0), note["checksum"]):
+        with self._buffers.lent() as (array, _):
+            if not holds(path, placed(array, note["rows"], length, 0), note["checksum"]):
                 return None
         cuts = note["cuts"]
         is_whole = note["rows"] == cuts[-1]

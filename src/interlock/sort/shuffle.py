@@ -9,6 +9,7 @@ import functools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -18,7 +19,7 @@ import xxhash
 from interlock.errors import SortError
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.cells import GivenBack
-from interlock.sort.direct import aligned
+from interlock.sort.direct import AT_ONCE, room
 from interlock.sort.rpc import FIRST_PAUSE, LONGEST_PAUSE, RETRIED, WORKER, Peer, Piece, Unreachable
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from interlock.sort.rowstores import Rowstore
     from interlock.sort.runs import Run
 
-PIECE = 4 << 20
 STREAM_TIMEOUT = 60.0
 SLOWEST = 1 << 20  # bytes per second: a connection that is slower is as good as broken
 STREAMS = 2  # to one worker at a time: one is read from the disk while the other is sent
@@ -54,7 +54,7 @@ class Sender:
         self._worker = worker
         self._runs = runs
         self._length = record_length
-        self._rows_at_once = max(1, PIECE // record_length)
+        self._rows_at_once = AT_ONCE // record_length
         self._patience = patience
         self._failed = failed
         self._members: dict[int, Member] = {}
@@ -193,21 +193,22 @@ class Sender:
         return None if answer.success else str(answer.message)
 
     def _pieces(self, index: int, run: Run, rows: Rowstore) -> Iterator[Piece]:
-        room = functools.cache(lambda: aligned(self._rows_at_once * self._length))
         try:
-            for partition in self._plan.owned(index):
-                yield from self._slice(run, rows, partition, room)
+            with ExitStack() as stack:
+                lent = functools.cache(lambda: stack.enter_context(room()))  # rows in memory may do without
+                for partition in self._plan.owned(index):
+                    yield from self._slice(run, rows, partition, lent)
         except GivenBack:
             return  # the other worker said that it has them, and the call has ended
 
     def _slice(
-        self, run: Run, rows: Rowstore, partition: int, room: Callable[[], NDArray[np.uint8]]
+        self, run: Run, rows: Rowstore, partition: int, lent: Callable[[], NDArray[np.uint8]]
     ) -> Iterator[Piece]:
         edges = self._plan.edges(run.cuts, partition)
         counts = np.diff(edges).tolist()
         first, last = edges[0], edges[-1]
         for low in range(first, last, self._rows_at_once) if first < last else (first,):
-            data = rows.view(low, min(self._rows_at_once, last - low), room)
+            data = rows.view(low, min(self._rows_at_once, last - low), lent)
             head = wire.ShuffleDataChunk(
                 epoch=self._plan.epoch,
                 worker=self._worker,
