@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from interlock.sort.records import Source
 
 THREADS = 3  # more than the two cores that a worker is for: some wait for the disk while others sort
-OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries and what is under way between processes
+OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries, rooms, and what is under way between processes
 INDEXED = 40  # bytes that are used to bring one row in order, beside the row itself
 UNEVEN = 1.05  # how much more than its share a worker may receive
 CELLS = 16  # of which a slice consists, unless it is a very small one: half of the last is waste
