@@ -25,13 +25,13 @@ from uuid import uuid4
 
 import httpx
 
-from interlock.store.database import connect
-from interlock.store.embedded import EmbeddedServer
-from interlock.store.migrate import migrate
-from interlock.store.presence import Process, prolong_worker, register_worker
+from interlock.postgres.connection import connect
+from interlock.postgres.embedded.server import EmbeddedServer
+from interlock.postgres.migrate import migrate
+from interlock.store.workers import Process, prolong_worker, register_worker
 from machine import described
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 from api_support import supervisor_at
 
 if TYPE_CHECKING:

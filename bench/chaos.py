@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlock.store.database import connect
-from interlock.store.embedded import EmbeddedServer
-from interlock.store.migrate import migrate
+from interlock.postgres.connection import connect
+from interlock.postgres.embedded.server import EmbeddedServer
+from interlock.postgres.migrate import migrate
 from machine import described
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 from chaos_support import Chaos
 
 if TYPE_CHECKING:

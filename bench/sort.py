@@ -22,11 +22,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from interlock.cli.sizes import read_size
-from interlock.sort.direct import AT_ONCE, DirectReader, DirectWriter, room
-from interlock.sort.generate import Distribution, Recipe, generate
-from interlock.sort.records import RecordFormat
-from interlock.sort.validate import validate
+from interlock.cli.sort import read_size
+from interlock.sort.data.generate import Distribution, Recipe, generate
+from interlock.sort.data.records import RecordFormat
+from interlock.sort.data.validate import validate
+from interlock.sort.io.direct_io import AT_ONCE, DirectReader, DirectWriter, room
 from machine import described
 from report import asked
 

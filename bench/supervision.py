@@ -20,18 +20,18 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.store.database import connect
-from interlock.store.embedded import EmbeddedServer
-from interlock.store.migrate import migrate
+from interlock.postgres.connection import connect
+from interlock.postgres.embedded.server import EmbeddedServer
+from interlock.postgres.migrate import migrate
 from machine import described
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 from pool_support import Event, Fleet, fleet_at, kill, pooling
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-TESTS = Path(__file__).parent.parent / "tests"
+TESTS = Path(__file__).parent.parent / "tests" / "helpers"
 QUICK = ("lease=1.0", "retries=1000", "steady=0.2", "restart_cap=0.5")
 FROZEN = 1.5  # seconds, which is longer than that lease
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlock.store.embedded import EmbeddedServer
+from interlock.postgres.embedded.server import EmbeddedServer
 from machine import described
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))

@@ -21,14 +21,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 
-from interlock.client.steps import step_result
+from interlock.client.step_context import step_result
 from interlock.lifecycle import TaskRowEvent
-from interlock.store.database import connect
-from interlock.store.embedded import EmbeddedServer
-from interlock.store.jobs import NewJob, submit_job
-from interlock.store.presence import Process, register_worker
+from interlock.postgres.connection import connect
+from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
+from interlock.store.workers import Process, register_worker
 from interlock.store.workflows import put_workflow
+from interlock.workflow.new_job import NewJob
+from interlock.workflow.submit import submit_job
 from machine import described
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))

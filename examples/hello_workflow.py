@@ -3,7 +3,7 @@
 import asyncio
 
 from interlock import Interlock, serving
-from interlock.orchestrator import orchestrating
+from interlock.orchestrator.run import orchestrating
 
 app = Interlock()
 wf = app.workflow("order")

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from interlock import Interlock, serving
-from interlock.orchestrator import orchestrating
-from interlock.worker import WorkerSettings
+from interlock.orchestrator.run import orchestrating
+from interlock.worker.settings import WorkerSettings
 
 app = Interlock()
 (orders,) = app.load_templates(Path(__file__).with_suffix(".yaml"))

@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 
 from interlock import Interlock, PermanentError, serving
-from interlock.orchestrator import orchestrating
-from interlock.worker import WorkerSettings
+from interlock.orchestrator.run import orchestrating
+from interlock.worker.settings import WorkerSettings
 
 
 @dataclass

@@ -3,10 +3,10 @@
 import tempfile
 from pathlib import Path
 
-from interlock.sort.generate import Distribution, Recipe, generate
-from interlock.sort.local import run_local
-from interlock.sort.records import open_source
-from interlock.sort.validate import validate
+from interlock.sort.data.generate import Distribution, Recipe, generate
+from interlock.sort.data.records import open_source
+from interlock.sort.data.validate import validate
+from interlock.sort.engines.local import run_local
 
 
 def main() -> None:

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from embedded_processes import directory
-from interlock.store.database import connect
-from interlock.store.embedded import EmbeddedServer
-from interlock.store.migrate import migrate
+from interlock.postgres.connection import connect
+from interlock.postgres.embedded.server import EmbeddedServer
+from interlock.postgres.migrate import migrate
 from support import run_sql
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
 
 # A suite that is started in the background ignores SIGINT, and so would every process that it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)

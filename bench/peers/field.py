@@ -24,7 +24,7 @@ from driver import Board
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from interlock.store.embedded import EmbeddedServer
+    from interlock.postgres.embedded.server import EmbeddedServer
 
 HERE = Path(__file__).parent
 PATIENCE = 600.0

@@ -9,11 +9,12 @@ from flows import CHAIN, FAN, WIDTH, main
 
 from interlock import Interlock
 from interlock.config import Config
-from interlock.orchestrator import Orchestrator
-from interlock.store.database import connect
-from interlock.store.migrate import migrate
+from interlock.orchestrator.process import Orchestrator
+from interlock.postgres.connection import connect
+from interlock.postgres.migrate import migrate
 from interlock.telemetry import configure_logging
-from interlock.worker import WorkerSettings, WorkerStateMachine, get_instance_name
+from interlock.worker.process import WorkerStateMachine
+from interlock.worker.settings import WorkerSettings, get_instance_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

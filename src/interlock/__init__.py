@@ -9,14 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from interlock.client.acts import Affected
     from interlock.client.app import Interlock
-    from interlock.client.backoff import Backoff
     from interlock.client.context import TaskContext
-    from interlock.client.handle import TaskHandle, TaskStatus
-    from interlock.client.jobs import JobHandle, JobStatus, StepStatus
-    from interlock.client.steps import StepContext
+    from interlock.client.job_handle import JobHandle, JobStatus, StepStatus
+    from interlock.client.step_context import StepContext
     from interlock.client.task import Task
+    from interlock.client.task_handle import Affected, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
     from interlock.config import Config
     from interlock.errors import (
@@ -30,52 +28,46 @@ if TYPE_CHECKING:
         UnknownJobError,
         UnknownTaskError,
     )
-    from interlock.lifecycle import (
-        TASK_TRANSITIONS,
-        WORKER_TRANSITIONS,
-        TaskEvent,
-        TaskState,
-        WorkerEvent,
-        WorkerState,
-    )
+    from interlock.lifecycle import TASK_TRANSITIONS, WORKER_TRANSITIONS, TaskEvent, TaskState, WorkerEvent, WorkerState
+    from interlock.model.backoff import Backoff
     from interlock.worker.attempt import TaskResult, TaskStateMachine
     from interlock.worker.process import WorkerStateMachine
     from interlock.worker.run import run_worker, serving
-    from interlock.worker.running import WorkerContext
+    from interlock.worker.runner import WorkerContext
     from interlock.worker.settings import WorkerSettings
 
 _HOMES = {
     "TASK_TRANSITIONS": "interlock.lifecycle",
     "WORKER_TRANSITIONS": "interlock.lifecycle",
-    "Affected": "interlock.client.acts",
-    "Backoff": "interlock.client.backoff",
+    "Affected": "interlock.client.task_handle",
+    "Backoff": "interlock.model.backoff",
     "Config": "interlock.config",
     "DefinitionError": "interlock.errors",
     "InputError": "interlock.errors",
     "Interlock": "interlock.client.app",
     "InterlockError": "interlock.errors",
     "JobFailedError": "interlock.errors",
-    "JobHandle": "interlock.client.jobs",
-    "JobStatus": "interlock.client.jobs",
+    "JobHandle": "interlock.client.job_handle",
+    "JobStatus": "interlock.client.job_handle",
     "PermanentError": "interlock.errors",
     "RetryableError": "interlock.errors",
-    "StepContext": "interlock.client.steps",
-    "StepStatus": "interlock.client.jobs",
+    "StepContext": "interlock.client.step_context",
+    "StepStatus": "interlock.client.job_handle",
     "Task": "interlock.client.task",
     "TaskContext": "interlock.client.context",
     "TaskEvent": "interlock.lifecycle",
     "TaskFailedError": "interlock.errors",
-    "TaskHandle": "interlock.client.handle",
+    "TaskHandle": "interlock.client.task_handle",
     "TaskResult": "interlock.worker.attempt",
     "TaskState": "interlock.lifecycle",
     "TaskStateMachine": "interlock.worker.attempt",
-    "TaskStatus": "interlock.client.handle",
+    "TaskStatus": "interlock.client.task_handle",
     "UnknownJobError": "interlock.errors",
     "UnknownTaskError": "interlock.errors",
-    "WorkerContext": "interlock.worker.running",
+    "WorkerContext": "interlock.worker.runner",
     "WorkerEvent": "interlock.lifecycle",
     "WorkerState": "interlock.lifecycle",
-    "WorkerSettings": "interlock.worker.settings",
+    "WorkerSettings": "interlock.worker.run",
     "WorkerStateMachine": "interlock.worker.process",
     "Workflow": "interlock.client.workflow",
     "run_worker": "interlock.worker.run",

@@ -1,5 +1,5 @@
 """Lets `python -m interlock` be the `interlock` command."""
 
-from interlock.cli import main
+from interlock.cli.main import main
 
 main()

@@ -112,7 +112,11 @@ class DisconnectedError(StoreError):
 
 
 class StatementError(StoreError):
-    """The database refused a statement for a reason of its own; the connection is still good."""
+    """The database refused a statement; the connection is still usable. `sqlstate` is the server's code, or empty."""
+
+    def __init__(self, message: str, *, sqlstate: str = "") -> None:
+        self.sqlstate = sqlstate
+        super().__init__(message)
 
 
 class EmbeddedServerError(StoreError):

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from uuid import UUID
 
-    from interlock.client.acts import Affected
     from interlock.client.app import Interlock
     from interlock.client.enqueue import Enqueuer
-    from interlock.client.handle import Canceled, TaskHandle, TaskStatus
-    from interlock.client.jobs import JobHandle, JobRecord, JobStatus, JobSummary, Signaled, StepStatus
+    from interlock.client.job_handle import JobHandle, JobRecord, JobStatus, JobSummary, Signaled, StepStatus
+    from interlock.client.task_handle import Affected, Canceled, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
-    from interlock.store.selection import TaskSummary
+    from interlock.store.task_admin import TaskSummary
     from interlock.store.tasks import NewTask, Record
 
 P = ParamSpec("P")

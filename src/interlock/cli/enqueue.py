@@ -16,16 +16,15 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.opening import loaded, run, settings
-from interlock.cli.output import tell
-from interlock.cli.tables import as_json
+from interlock.cli.app_context import loaded, run, settings
+from interlock.cli.format import as_json, tell
 from interlock.client.app import Interlock
-from interlock.client.backoff import KINDS
-from interlock.client.graph import BUILT_IN
-from interlock.client.handle import TaskHandle
-from interlock.client.options import checked
-from interlock.client.unchecked import unchecked_task
+from interlock.client.task import unchecked_task
+from interlock.client.task_handle import TaskHandle
 from interlock.errors import ConfigError, DefinitionError, InterlockError
+from interlock.model.backoff import KINDS
+from interlock.model.graph import BUILT_IN
+from interlock.model.options import checked
 from interlock.store.tasks import NewTask
 
 MOST = 1_000_000

@@ -13,16 +13,15 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.opening import run
-from interlock.cli.output import tell
+from interlock.cli.app_context import run
+from interlock.cli.format import age, as_json, distance, fields, moment, table, tell
 from interlock.cli.submit import read_json, show_end
-from interlock.cli.tables import age, as_json, distance, fields, moment, table
 from interlock.client.app import Interlock
-from interlock.client.jobs import JobRecord, JobStatus, JobSummary, StepStatus
+from interlock.client.job_handle import JobRecord, JobStatus, JobSummary, StepStatus
 from interlock.errors import ConfigError
 from interlock.lifecycle import JobState
-from interlock.store.leaders import read_clock
-from interlock.store.replays import replay_results
+from interlock.store.leader import read_clock
+from interlock.store.step_results import replay_results
 
 app = typer.Typer(help="Find jobs; show, cancel, signal, approve, retry or replay one.", no_args_is_help=True)
 

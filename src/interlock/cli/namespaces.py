@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.opening import run
-from interlock.cli.output import tell
-from interlock.cli.tables import as_json, moment, table
+from interlock.cli.app_context import run
+from interlock.cli.format import as_json, moment, table, tell
 from interlock.client.app import Interlock
 from interlock.errors import ConfigError
 from interlock.store.limits import NamespaceState, list_namespaces, paused_namespaces

@@ -5,6 +5,7 @@ Invariant: this module only reads the command line; what it calls needs numpy an
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -13,9 +14,9 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.root import rooted, run_app, set_logging_up
+from interlock.cli.main import rooted, run_app, set_logging_up
 from interlock.config import Config
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, SortInputError
 
 app = typer.Typer(
     help="Sort records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
@@ -24,7 +25,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-RECORDS, SORTING, LOGS = "interlock.cli.sort_records", "interlock.cli.sorting", "interlock.sort.logs"
+RECORDS, SORTING, LOGS = "interlock.cli.sort_commands", "interlock.cli.sort_commands", "interlock.sort.logging"
 
 
 class Engine(StrEnum):
@@ -289,9 +290,9 @@ def validate(
 
 
 def run() -> None:
-    """Run `interlock sort` without the other commands."""
-    alone = rooted()
-    alone.add_typer(app, name="sort")
+    """Run `interlock-sort`: the commands of `interlock sort` under a name of their own."""
+    alone = rooted("interlock-sort", app.info.help)
+    alone.registered_commands = app.registered_commands
     run_app(alone)
 
 
@@ -315,3 +316,19 @@ def _loaded(name: str) -> ModuleType:
 
 def _given(**options: object) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
+
+
+# SECTION cli/sizes
+# How a person writes a number of bytes.
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def read_size(name: str, text: str) -> int:
+    """Read a number of bytes: 64MB, 2GB, 1.5GiB, 1000."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SortInputError(f"{name} {text!r} is not a size; write 64MB, 2GB, 1.5GiB or a number of bytes")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** POWERS[unit.lower()])

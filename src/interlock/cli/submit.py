@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.opening import loaded, run, settings
-from interlock.cli.output import tell
-from interlock.cli.tables import as_json
+from interlock.cli.app_context import loaded, run, settings
+from interlock.cli.format import as_json, tell
 from interlock.client.app import Interlock
-from interlock.client.jobs import JobHandle
+from interlock.client.job_handle import JobHandle
 from interlock.errors import ConfigError, JobFailedError
 
 Workflow = Annotated[str, typer.Argument(help="The name of the workflow.", metavar="WORKFLOW")]

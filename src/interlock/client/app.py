@@ -6,47 +6,84 @@ Invariant: an app belongs to the event loop that opened it; it closes with the l
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+import importlib
+import sys
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from interlock.client.acts import UNFINISHED, act_on, wanted_tasks
-from interlock.client.bulk import Bulk, is_plain
-from interlock.client.completions import Completions
-from interlock.client.definitions import Definitions
-from interlock.client.enqueue import prepared
+from interlock.client.enqueue import Bulk, is_plain, prepared
 from interlock.client.explain import explain
-from interlock.client.handle import TaskHandle, not_open
-from interlock.client.jobs import JobHandle, job_id
-from interlock.client.opening import located, see_to_schema
-from interlock.client.options import CHECKS, text, whole
-from interlock.client.submission import find_summaries, submit_checked
+from interlock.client.job_handle import JobHandle, find_summaries, job_id, submit_checked
+from interlock.client.registry import Definitions
+from interlock.client.results import Completions
+from interlock.client.task_handle import UNFINISHED, TaskHandle, act_on, not_open, wanted_tasks
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
-from interlock.errors import ConfigError, InputError, InterlockError, StoreError
-from interlock.store.acts import cancel_unfinished_tasks, request_cancel_of_running_tasks
-from interlock.store.database import connect
+from interlock.errors import ConfigError, InputError, InterlockError, MigrationError, StoreError
+from interlock.model.options import CHECKS, text, whole
+from interlock.postgres.connection import Pool, connect, database_url
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
-from interlock.store.pool import Pool
 from interlock.store.schedules import put_schedules
-from interlock.store.selection import count_steps, find_tasks, requeue_what_can_be
+from interlock.store.task_admin import (
+    cancel_unfinished_tasks,
+    count_steps,
+    find_tasks,
+    request_cancel_of_running_tasks,
+    requeue_what_can_be,
+)
 from interlock.store.workflows import put_workflow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
+    from types import ModuleType
     from uuid import UUID
 
-    from interlock.client.acts import Affected
     from interlock.client.explain import Explanation
-    from interlock.client.jobs import JobSummary
+    from interlock.client.job_handle import JobSummary
+    from interlock.client.task_handle import Affected
     from interlock.client.workflow import Workflow
-    from interlock.store.database import Connection
-    from interlock.store.enqueue import AsyncConnection, SyncConnection
-    from interlock.store.selection import TaskSummary
+    from interlock.postgres.connection import AsyncConnection, Connection, SyncConnection
+    from interlock.store.task_admin import TaskSummary
     from interlock.store.tasks import NewTask
+
+
+# SECTION client/opening
+# What an app does before it connects: finds its server, and sees to it that the schema is there.
+#
+# Invariant: the embedded server is migrated by whoever opens it; any other is left as it is.
+
+
+@asynccontextmanager
+async def located(config: Config) -> AsyncIterator[str]:
+    """Give the URL of the server; the embedded one is started and left in a thread, because that takes its time."""
+    context = database_url(config)
+    url = await asyncio.to_thread(context.__enter__)
+    try:
+        yield url
+    finally:
+        await asyncio.to_thread(context.__exit__, None, None, None)
+
+
+async def see_to_schema(connection: Connection, *, is_embedded: bool) -> None:
+    """Migrate the embedded server, which is ours; of any other, see that somebody has."""
+    # not at the top: with the installer of the queue it is a tenth of what an import of the app costs
+    from interlock.postgres.migrate import applied_migrations, known_migrations, migrate  # noqa: PLC0415 - needed once, when opening
+
+    if is_embedded:
+        await migrate(connection)
+        return
+    missing = known_migrations()[len(await applied_migrations(connection)) :]
+    if missing:
+        raise MigrationError(
+            f"the database lacks {len(missing)} migrations of this release, from {missing[0].name} on; "
+            "run `interlock migrate`"
+        )
+
 
 T = TypeVar("T")
 
@@ -319,3 +356,40 @@ def _checked(check: Callable[[str, Any], T], name: str, value: Any, refusal: typ
         return check(name, value)
     except ValueError as error:
         raise refusal(str(error)) from None
+
+
+# SECTION client/loading
+# Finds the app that a command line names: `package.module:app`.
+#
+# Invariant: what goes wrong is told in the words of the person who typed the name; an error inside the module itself is
+# shown as it is.
+
+
+def load_app(reference: str) -> Interlock:
+    """Import the module and give its app; the part after the colon is `app` unless told otherwise."""
+    module_name, _, path = reference.partition(":")
+    module = _imported(module_name, reference)
+    found: object = module
+    for part in (path or "app").split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, Interlock):
+        return found
+    there = [name for name, value in vars(module).items() if isinstance(value, Interlock)]
+    hint = f"there is {module_name}:{there[0]}" if there else "there is none in it"
+    if found is None:
+        raise ConfigError(f"the module {module_name} has no {path or 'app'!r}; {hint}")
+    raise ConfigError(f"{reference} is a {type(found).__name__}, not an Interlock app; {hint}")
+
+
+def _imported(name: str, reference: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"{reference!r} does not name an app; right would be e.g. package.module:app")
+    here = str(Path.cwd())
+    if not {here, ""} & set(sys.path):
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # the module is there, and something that it imports is not
+        raise ConfigError(f"there is no module {error.name!r} to import {reference!r} from, seen from {here}") from None

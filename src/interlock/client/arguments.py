@@ -13,9 +13,9 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from interlock.client.context import TaskContext
-from interlock.client.values import Codec, ValueRefusedError, is_storable
 from interlock.errors import DefinitionError, InputError, PermanentError
-from interlock.store.database import Unreadable
+from interlock.model.json_values import Codec, ValueRefusedError, is_storable
+from interlock.postgres.connection import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

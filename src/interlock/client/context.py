@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Protocol
 
-from interlock.client.values import ValueRefusedError, check_json
+from interlock.model.json_values import ValueRefusedError, check_json
 from interlock.telemetry import log
 
 if TYPE_CHECKING:

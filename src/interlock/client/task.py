@@ -10,17 +10,19 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
 from interlock.client.arguments import Arguments, not_arguments
-from interlock.client.backoff import Backoff
 from interlock.client.context import TaskContext
 from interlock.client.enqueue import Enqueuer
-from interlock.client.options import CHECKS, Options, text
-from interlock.client.values import ValueRefusedError, check_json
 from interlock.errors import DefinitionError, InputError, PermanentError
+from interlock.model.backoff import Backoff
+from interlock.model.json_values import ValueRefusedError, check_json
+from interlock.model.options import CHECKS, Options, checked, text
+from interlock.store.tasks import NewTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from interlock.client.app import Interlock
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -225,3 +227,26 @@ def _command(command: Any) -> ExecutorKind:
     if not parts or not all(isinstance(part, str) and part for part in parts):
         raise ValueError(f"a command is a list of texts, the program first, not {command!r}")
     return "command"
+
+
+# SECTION client/unchecked
+# A task of which nothing is known here but its name: what is asked for is checked, its arguments are not.
+#
+# Invariant: what comes of it can be stored; whether it can be run is known to the worker alone.
+
+
+def unchecked_task(
+    type_: str, given: dict[str, Any], options: Mapping[str, Any], callback_url: str | None = None
+) -> NewTask:
+    """Make a task by its name, with the options of `task.options(...)`; `callback_url` is for one that names none."""
+    try:
+        text("the name of a task", type_)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    try:
+        check_json(given)
+        stored = {"callback_url": callback_url, **checked(options)}
+    except (ValueRefusedError, ValueError) as error:
+        raise InputError(f"task {type_}: {error}") from None
+    stored["timeout_seconds"] = stored.pop("timeout", None)
+    return NewTask(type_, given, **stored)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from interlock.client.backoff import Backoff
-from interlock.client.graph import FIELDS, KINDS, WITH_HANDLER, GraphError
 from interlock.errors import DefinitionError, InputError
+from interlock.model.backoff import Backoff
+from interlock.model.graph import FIELDS, KINDS, WITH_HANDLER, GraphError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from interlock.client.definitions import Definitions
+    from interlock.client.registry import Definitions
     from interlock.client.workflow import Workflow
 
 SUFFIXES = (".yaml", ".yml")

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from interlock.client.declaring import (
+from interlock.client.step_context import unbindable
+from interlock.client.step_decorators import (
     PLAIN,
     AnyStep,
     HandlerOptions,
@@ -23,18 +24,17 @@ from interlock.client.declaring import (
     own_name,
     type_of,
 )
-from interlock.client.graph import BUILT_IN, WITH_HANDLER, GraphError, check, check_head, check_step
-from interlock.client.steps import unbindable
 from interlock.client.task import Task
-from interlock.client.values import Codec, ValueRefusedError
 from interlock.errors import DefinitionError, InputError
-from interlock.store.submission import DEEPEST
+from interlock.model.graph import BUILT_IN, WITH_HANDLER, GraphError, check, check_head, check_step
+from interlock.model.json_values import Codec, ValueRefusedError
+from interlock.workflow.new_job import DEEPEST
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-    from interlock.client.declaring import Handler
-    from interlock.client.definitions import Definitions
+    from interlock.client.registry import Definitions
+    from interlock.client.step_decorators import Handler
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -204,7 +204,7 @@ class Workflow:
     def encode(self, input: Any = None) -> dict[str, Any]:  # noqa: A002 - the name of the column
         """Give the input of a job as JSON, if the workflow takes it; InputError names the place that is wrong."""
         # not at the top: the schema's library is slow to import, and many programs only enqueue tasks
-        from interlock.client.schema import check_input, is_json  # noqa: PLC0415 - heavy, and seldom needed
+        from interlock.model.json_schema import check_input, is_json  # noqa: PLC0415 - heavy, and seldom needed
 
         given: Any = {} if input is None else dict(input) if isinstance(input, Mapping) else input
         if self._codec is not None and not is_json(given):
@@ -228,7 +228,7 @@ class Workflow:
     def _input_schema(self) -> Mapping[str, Any] | None:
         if self._codec is None:
             return self._schema
-        from interlock.client.schema import schema_of  # noqa: PLC0415 - the same as in encode
+        from interlock.model.json_schema import schema_of  # noqa: PLC0415 - the same as in encode
 
         try:
             return schema_of(self._codec)

@@ -16,22 +16,23 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InputError, MigrationError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
-from interlock.orchestrator.duties import Duties
+from interlock.orchestrator.maintenance import Duties
 from interlock.orchestrator.settings import OrchestratorSettings, name_orchestrator
-from interlock.orchestrator.statistics import EventStatistics, show_queue
-from interlock.store.control import Enable, Refresh, Status, read_command, send_answer
-from interlock.store.database import connect
-from interlock.store.listening import Listener, WakeMode, heed_cancellation
-from interlock.store.orchestration import advance, queue_state
-from interlock.store.presence import BEATS, Process, keep_worker, leave_worker
+from interlock.orchestrator.stats import EventStatistics, show_queue
+from interlock.postgres.connection import connect
+from interlock.postgres.notifier import Listener, WakeMode, heed_cancellation
+from interlock.store.remote_commands import Enable, Refresh, Status, read_command, send_answer
+from interlock.store.step_results import queue_state
+from interlock.store.workers import BEATS, Process, keep_worker, leave_worker
 from interlock.telemetry import log
+from interlock.workflow.advance import advance
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
     from interlock.client.app import Interlock
-    from interlock.store.control import Command
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
+    from interlock.store.remote_commands import Command
 
 CHANNELS = ("interlock_orchestration", "interlock_control")
 LAST_WORD = 2.0  # seconds that the farewell may take

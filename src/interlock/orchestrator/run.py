@@ -47,3 +47,13 @@ async def orchestrating(app: Interlock, settings: OrchestratorSettings | None = 
         yield orchestrator
     finally:
         await orchestrator.stop()
+
+
+# SECTION orchestrator/settings
+# How an orchestrator is set up; the defaults are those of one of several.
+
+
+# SECTION orchestrator/statistics
+# What went through the event system between workers and orchestrator, as numbers and as metrics.
+#
+# Invariant: each thing is counted once, here; what `status` shows and what Prometheus scrapes are the same figures.

@@ -1,4 +1,4 @@
-"""How an orchestrator is set up; the defaults are those of one of several."""
+"""TODO docstring."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from interlock.store.listening import WakeMode
+from interlock.postgres.notifier import WakeMode
 
 if TYPE_CHECKING:
     from interlock.config import Config

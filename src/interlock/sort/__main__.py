@@ -9,11 +9,10 @@ from pathlib import Path
 import orjson
 
 from interlock.errors import InterlockError
-from interlock.sort.job import FAILED, UNTOLD, Settings
-from interlock.sort.logs import log_from
-from interlock.sort.records import Source
-from interlock.sort.untold import Untold, untold
-from interlock.sort.worker import run_worker
+from interlock.sort.data.records import Source
+from interlock.sort.logging import log_from
+from interlock.sort.settings import FAILED, UNTOLD, Settings
+from interlock.sort.worker.worker import Untold, run_worker, untold
 
 PIPE, ANSWERS = 0, 1
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from interlock.sort.job import Moved, Progress, Report, WorkerProgress, WorkerReport
+    from interlock.sort.settings import Moved, Progress, Report, WorkerProgress, WorkerReport
 
 PHASES = (SortWorkerState.SAMPLING, SortWorkerState.SORTING, SortWorkerState.SHUFFLING, SortWorkerState.MERGING)
 UNITS = ("B", "kB", "MB", "GB", "TB")

@@ -9,8 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from interlock.store.database import run
-from interlock.store.statements import load_statements
+from interlock.postgres.query import load_statements, run
 from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
 
 CALLBACKS = load_statements("callbacks")
 VISIBILITY = timedelta(seconds=30)

@@ -12,22 +12,22 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import MigrationError
+from interlock.postgres.connection import transaction
+from interlock.postgres.migrate import applied_migrations, known_migrations, pending_migrations
+from interlock.postgres.query import load_statements, run
 from interlock.store.callbacks import list_given_up_callbacks
-from interlock.store.database import run, transaction
 from interlock.store.explain import read_queue
-from interlock.store.leaders import read_clock
-from interlock.store.migrate import applied_migrations, known_migrations, pending_migrations
-from interlock.store.orchestration import read_orchestration_failures
-from interlock.store.presence import list_live_workers
+from interlock.store.leader import read_clock
 from interlock.store.schedules import list_schedules
-from interlock.store.statements import load_statements
+from interlock.store.step_results import read_orchestration_failures
+from interlock.store.workers import list_live_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
-    from interlock.store.database import Connection
-    from interlock.store.presence import LiveProcess
+    from interlock.postgres.connection import Connection
+    from interlock.store.workers import LiveProcess
 
 DOCTOR = load_statements("doctor")
 EACH = 10_000  # due tasks of a namespace that are looked at

@@ -13,28 +13,19 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
-import psycopg
-from psycopg.rows import DictRow, args_row, dict_row
-from psycopg.types.json import Jsonb
 
-from interlock.store.arrays import written
-from interlock.store.database import translated
-from interlock.store.ids import new_id
-from interlock.store.prepared import run_prepared
-from interlock.store.statements import load_statements
+from interlock.postgres.connection import AsyncConnection, SyncConnection, blocking_cursor_on, cursor_on
+from interlock.postgres.ids import new_id
+from interlock.postgres.query import as_json, load_statements, run_prepared, written
 from interlock.store.tasks import TASKS, Enqueued, enqueuing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from typing_extensions import TypeIs
-
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
     from interlock.store.tasks import NewTask
 
-AsyncConnection = psycopg.AsyncConnection[Any]
-SyncConnection = psycopg.Connection[Any]
 _Statement = tuple[str, dict[str, Any]]
 
 ENQUEUE = load_statements("enqueue")
@@ -73,18 +64,6 @@ class CopyBegun(NamedTuple):
     paused: bool
 
 
-def is_blocking(connection: AsyncConnection | SyncConnection) -> TypeIs[SyncConnection]:
-    """Tell which kind of psycopg connection this is; anything else is refused by name."""
-    if isinstance(connection, psycopg.Connection):
-        return True
-    if isinstance(connection, psycopg.AsyncConnection):
-        return False
-    raise TypeError(
-        f"a psycopg connection is needed, not {type(connection).__module__}.{type(connection).__qualname__}; "
-        "for every other driver there is enqueue_statement()"
-    )
-
-
 async def enqueue_alone(connection: Connection, task: NewTask, *, actor: str) -> Enqueued:
     """Store one task in a transaction of its own, over a connection of the engine's own."""
     statement, parameters = enqueuing(task, actor)
@@ -95,37 +74,37 @@ async def enqueue_alone(connection: Connection, task: NewTask, *, actor: str) ->
 async def enqueue_on(connection: AsyncConnection, task: NewTask, *, actor: str) -> Enqueued:
     """Store one task in the transaction of somebody's connection, which may be in whatever mode."""
     statement, parameters = enqueuing(task, actor)
-    with translated(connection):
-        async with psycopg.AsyncCursor(connection, row_factory=args_row(Enqueued)) as cursor:
-            await cursor.execute(statement.sql, parameters)
-            return (await cursor.fetchall())[0]
+    async with cursor_on(connection, Enqueued) as cursor:
+        await cursor.execute(statement.sql, parameters)
+        stored: Enqueued = (await cursor.fetchall())[0]
+    return stored
 
 
 def enqueue_blocking_on(connection: SyncConnection, task: NewTask, *, actor: str) -> Enqueued:
     """Store one task in the transaction of a blocking connection."""
     statement, parameters = enqueuing(task, actor)
-    with translated(connection), psycopg.Cursor(connection, row_factory=args_row(Enqueued)) as cursor:
+    with blocking_cursor_on(connection, Enqueued) as cursor:
         cursor.execute(statement.sql, parameters)
-        return cursor.fetchall()[0]
+        stored: Enqueued = cursor.fetchall()[0]
+    return stored
 
 
 async def enqueue_tasks(connection: AsyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
     """Store many tasks in one statement, or two where some are taken, with everything that can hold or merge them."""
-    with translated(connection):
-        async with psycopg.AsyncCursor(connection, row_factory=dict_row) as cursor:
-            storing = _storing(tasks, actor)
-            statement, parameters = next(storing)
-            while True:
-                await cursor.execute(statement, parameters)
-                try:
-                    statement, parameters = storing.send(await cursor.fetchall())
-                except StopIteration as end:
-                    return list(end.value)
+    async with cursor_on(connection) as cursor:
+        storing = _storing(tasks, actor)
+        statement, parameters = next(storing)
+        while True:
+            await cursor.execute(statement, parameters)
+            try:
+                statement, parameters = storing.send(await cursor.fetchall())
+            except StopIteration as end:
+                return list(end.value)
 
 
 def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
     """Do the same on a blocking connection."""
-    with translated(connection), psycopg.Cursor(connection, row_factory=dict_row) as cursor:
+    with blocking_cursor_on(connection) as cursor:
         storing = _storing(tasks, actor)
         statement, parameters = next(storing)
         while True:
@@ -136,7 +115,7 @@ def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask],
                 return list(end.value)
 
 
-def _storing(tasks: Sequence[NewTask], actor: str) -> Generator[_Statement, list[DictRow], list[Enqueued]]:
+def _storing(tasks: Sequence[NewTask], actor: str) -> Generator[_Statement, list[dict[str, Any]], list[Enqueued]]:
     """Yield the statements to run, without running them, and take their rows: there are two kinds of connections."""
     ids = [task.task_id or new_id() for task in tasks]
     objects = [{**_as_object(task), "task_id": id_} for task, id_ in zip(tasks, ids, strict=True)]
@@ -149,7 +128,7 @@ def _storing(tasks: Sequence[NewTask], actor: str) -> Generator[_Statement, list
     return stored
 
 
-def _first_of_each(ids: list[UUID], rows: list[DictRow]) -> list[Enqueued]:
+def _first_of_each(ids: list[UUID], rows: list[dict[str, Any]]) -> list[Enqueued]:
     """Tell which ids were inserted; one that is given twice was made once."""
     inserted = {row["id"] for row in rows}
     stored = []
@@ -161,21 +140,17 @@ def _first_of_each(ids: list[UUID], rows: list[DictRow]) -> list[Enqueued]:
 
 async def begin_copy(connection: AsyncConnection, namespaces: Sequence[str], *, actor: str) -> CopyBegun:
     """Prepare a transaction for a COPY of tasks."""
-    with translated(connection):
-        async with psycopg.AsyncCursor(connection, row_factory=args_row(CopyBegun)) as cursor:
-            await cursor.execute(ENQUEUE["begin_copy"].sql, {"namespaces": list(namespaces), "actor": actor})
-            return (await cursor.fetchall())[0]
+    async with cursor_on(connection, CopyBegun) as cursor:
+        await cursor.execute(ENQUEUE["begin_copy"].sql, {"namespaces": list(namespaces), "actor": actor})
+        begun: CopyBegun = (await cursor.fetchall())[0]
+    return begun
 
 
 async def copy_rows(connection: AsyncConnection, rows: Iterable[bytes]) -> None:
     """Store tasks that are already written as rows of a COPY, after `begin_copy` in the same transaction."""
-    with translated(connection):
-        async with (
-            psycopg.AsyncCursor(connection, row_factory=dict_row) as cursor,
-            cursor.copy(TASKS["copy_tasks"].sql) as copy,
-        ):
-            for chunk in _chunks(chain((_SIGNATURE,), rows, (_TRAILER,))):
-                await copy.write(chunk)
+    async with cursor_on(connection) as cursor, cursor.copy(TASKS["copy_tasks"].sql) as copy:
+        for chunk in _chunks(chain((_SIGNATURE,), rows, (_TRAILER,))):
+            await copy.write(chunk)
 
 
 def copy_row_parts(task: NewTask, now: datetime) -> tuple[bytes, bytes]:
@@ -217,7 +192,7 @@ def enqueue_as_text(task: NewTask, *, actor: str, paramstyle: str) -> tuple[str,
 
 
 def _many(name: str, objects: list[dict[str, Any]], actor: str) -> _Statement:
-    return ENQUEUE[name].sql, {"tasks": Jsonb(objects, orjson.dumps), "actor": actor}
+    return ENQUEUE[name].sql, {"tasks": as_json(objects), "actor": actor}
 
 
 def _as_object(task: NewTask) -> dict[str, Any]:

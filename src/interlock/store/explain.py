@@ -10,19 +10,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.store.database import run, transaction
-from interlock.store.leaders import read_clock
-from interlock.store.orchestration import queue_state
-from interlock.store.presence import list_live_workers
-from interlock.store.statements import load_statements
+from interlock.postgres.connection import transaction
+from interlock.postgres.query import load_statements, run
+from interlock.store.leader import read_clock
+from interlock.store.step_results import queue_state
+from interlock.store.workers import list_live_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
     from uuid import UUID
 
-    from interlock.store.database import Connection
-    from interlock.store.presence import LiveProcess
+    from interlock.postgres.connection import Connection
+    from interlock.store.workers import LiveProcess
 
 EXPLAIN = load_statements("explain")
 CAUSES = 10  # that are told of one task or job

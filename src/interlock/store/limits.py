@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from interlock.errors import ConfigError
-from interlock.store.acts import hold_pending_tasks, release_waiting_tasks
-from interlock.store.database import run, transaction
-from interlock.store.leaders import duty_transaction
-from interlock.store.statements import load_statements
+from interlock.postgres.connection import transaction
+from interlock.postgres.query import load_statements, run
+from interlock.store.leader import duty_transaction
+from interlock.store.task_admin import hold_pending_tasks, release_waiting_tasks
 from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
 
 LIMITS = load_statements("limits")
 ORCHESTRATION = load_statements("orchestration")

@@ -11,18 +11,16 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
-import psycopg
-
 from interlock.errors import StatementError
-from interlock.store.database import run
-from interlock.store.leaders import duty_transaction
-from interlock.store.presence import WORKERS
-from interlock.store.statements import load_statements
+from interlock.postgres.connection import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE
+from interlock.postgres.query import load_statements, run
+from interlock.store.leader import duty_transaction
+from interlock.store.workers import WORKERS
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
 
 RETENTION = load_statements("retention")
 STRETCH = 1_000
@@ -157,7 +155,7 @@ async def renew_record_partitions(
             parameters = {"age": retention.records, "now": moment}
             dropped = await run(connection, RETENTION["drop_records_before"], parameters)
     except StatementError as error:
-        if not isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege | psycopg.errors.LockNotAvailable):
+        if error.sqlstate not in {INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE}:
             raise
         return None
     return [row["partition"] for row in dropped]

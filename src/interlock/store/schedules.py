@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import psycopg
-
 from interlock.errors import ConfigError, InputError, StatementError
-from interlock.store.database import as_json, run, transaction
-from interlock.store.leaders import duty_transaction, read_clock
-from interlock.store.rhythm import Rhythm
-from interlock.store.statements import load_statements
+from interlock.model.timing import Rhythm
+from interlock.postgres.connection import DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS, transaction
+from interlock.postgres.query import as_json, load_statements, run
+from interlock.store.leader import duty_transaction, read_clock
 from interlock.store.tasks import TASKS, NewTask, enqueue_task
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
 
 SCHEDULES = load_statements("schedules")
 MISSED = ("skip", "once", "all")
@@ -215,7 +213,7 @@ async def _fire(connection: Connection, state: ScheduleState, actor: str, now: d
         failure = str(error)
     except StatementError as error:
         # What the schedule itself asks for is refused; anything else is not its fault, and undoes the whole batch.
-        if not isinstance(error.__cause__, psycopg.DataError | psycopg.IntegrityError):
+        if error.sqlstate[:2] not in {DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS}:
             raise
         failure = str(error)
     step = {

@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.store.database import as_json, run, transaction
-from interlock.store.presence import SUPERVISION, WORKERS, leave_worker
-from interlock.store.recovery import recover_expired_tasks
+from interlock.postgres.connection import transaction
+from interlock.postgres.query import as_json, run
+from interlock.store.task_admin import recover_expired_tasks
+from interlock.store.workers import SUPERVISION, WORKERS, leave_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from datetime import datetime
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
 
 SUPERVISION_LEASE = timedelta(seconds=10)
 

@@ -6,19 +6,160 @@ refused with the sentence of the table, before anything is written.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import IllegalTransition, UnknownWorkerError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerEvent, SupervisedWorkerState
-from interlock.store.database import as_json, run, transaction
-from interlock.store.presence import WORKERS
+from interlock.postgres.connection import transaction
+from interlock.postgres.query import as_json, load_statements, run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
+
+
+# SECTION store/presence
+# Which processes are here: rows of `workers` that say until when they were last heard of.
+#
+# Invariant: a row is live while it was started, has not ended and `seen_until` lies ahead. Losing it costs nobody a
+# task:
+# a process whose row is gone says anew that it is here. A supervised row outlives its processes: one of an earlier
+# generation than the row's has been replaced, and can write nothing of it.
+
+WORKERS = load_statements("workers")
+SUPERVISION = load_statements("supervision")
+PRESENCE = timedelta(seconds=15)
+BEATS = 3  # heartbeats in the time for which one of them lasts
+RUNNING = "RUNNING"
+ENDED = ("COMPLETED", "FAILED", "TERMINATED")
+UNSTARTED = ("IDLE", "PAUSED")
+REPLACED = "TERMINATED"  # what a supervised process is told whose row has another process by now, or is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that says that it is here. An orchestrator serves no namespaces and no types."""
+
+    id: str
+    role: str = "worker"
+    namespaces: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    # by event system: received, dispatched, completed, failed, mismatched, fallback_hits
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+    # of a process that a supervisor started for this row; None when the row is the process's own
+    generation: int | None = None
+
+
+class LiveProcess(NamedTuple):
+    """A process that was heard of lately."""
+
+    id: str
+    status: str
+    metadata: dict[str, Any]
+    namespaces: list[str]
+    types: list[str]
+    heartbeat_at: datetime | None
+    seen_until: datetime
+    created_at: datetime
+
+    @property
+    def role(self) -> str:
+        """What it does: it is a worker or an orchestrator."""
+        return str(self.metadata.get("role", "worker"))
+
+    @property
+    def statistics(self) -> dict[str, Any]:
+        """What went through its event systems, as it last said."""
+        found: dict[str, Any] = self.metadata.get("statistics") or {}
+        return found
+
+
+async def register_worker(
+    connection: Connection, process: Process, *, lease: timedelta = PRESENCE, now: datetime | None = None
+) -> bool:
+    """Say that a process is here, and wake the jobs that wait for it; False when a row of its id was there."""
+    async with transaction(connection):
+        made = await run(connection, WORKERS["insert_present_worker"], _parameters(process, lease, now))
+        if made:
+            reason = f"the {process.role} process has started"
+            started = {"id": process.id, "reason": reason, "actor": process.id, "now": now}
+            await run(connection, WORKERS["start_idle_worker"], started)
+            await run(connection, WORKERS["notify_of_worker"], {})
+    return bool(made)
+
+
+async def prolong_worker(
+    connection: Connection, process: Process, *, lease: timedelta = PRESENCE, now: datetime | None = None
+) -> str | None:
+    """Say that a process is still here; give the status of its row, None when there is none."""
+    rows = await run(connection, WORKERS["prolong_worker"], _parameters(process, lease, now))
+    if rows or process.generation is None:
+        return rows[0]["status"] if rows else await read_worker_status(connection, process.id)
+    status = await read_worker_status(connection, process.id)
+    return status if status in ENDED else REPLACED
+
+
+async def keep_worker(
+    connection: Connection, process: Process, *, lease: timedelta = PRESENCE, now: datetime | None = None
+) -> str:
+    """Say that a process is here, whether its row is there or was lost; give the status that the row has now."""
+    status = await prolong_worker(connection, process, lease=lease, now=now)
+    if status is None:
+        await register_worker(connection, process, lease=lease, now=now)
+        status = await read_worker_status(connection, process.id)
+    return status or "IDLE"
+
+
+async def leave_worker(
+    connection: Connection, worker_id: str, *, reason: str | None = None, now: datetime | None = None
+) -> None:
+    """End the row of a process that stops; one that has ended, or is gone, is left as it is."""
+    ended = {"id": worker_id, "reason": reason or "the process has stopped", "actor": worker_id, "now": now}
+    async with transaction(connection):
+        if await run(connection, WORKERS["complete_running_worker"], ended):
+            return
+        if await read_worker_status(connection, worker_id) in UNSTARTED:  # from there the table knows no completion
+            await run(connection, WORKERS["terminate_worker"], ended)
+
+
+async def welcome_worker(connection: Connection) -> None:
+    """Wake the jobs that may wait for a worker that takes tasks from now on."""
+    await run(connection, WORKERS["notify_of_worker"], {})
+
+
+async def part_from_worker(connection: Connection, process: Process, *, now: datetime | None = None) -> None:
+    """Say that a supervised process is gone; what becomes of its row is for its supervisor to say."""
+    parted = {"id": process.id, "generation": process.generation, "now": now}
+    await run(connection, SUPERVISION["part_from_worker"], parted)
+
+
+async def read_worker_status(connection: Connection, worker_id: str) -> str | None:
+    """Read the status of a worker's row; None when there is none."""
+    rows = await run(connection, WORKERS["read_worker_status"], {"id": worker_id})
+    return rows[0]["status"] if rows else None
+
+
+async def list_live_workers(connection: Connection, *, now: datetime | None = None) -> list[LiveProcess]:
+    """List the processes that were heard of lately, oldest first."""
+    return [LiveProcess(**row) for row in await run(connection, WORKERS["list_live_workers"], {"now": now})]
+
+
+def _parameters(process: Process, lease: timedelta, now: datetime | None) -> dict[str, Any]:
+    return {
+        "id": process.id,
+        "actor": process.id,
+        "metadata": as_json({"role": process.role, "statistics": dict(process.statistics)}),
+        "namespaces": list(process.namespaces),
+        "types": list(process.types),
+        "generation": process.generation,
+        "lease": lease,
+        "now": now,
+    }
+
 
 Event = SupervisedWorkerEvent
 State = SupervisedWorkerState

@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from interlock.errors import InputError
-from interlock.store.database import as_json, run, transaction
-from interlock.store.pipeline import run_together
-from interlock.store.resolution import MAP, share
-from interlock.store.statements import load_statements
+from interlock.model.graph import MAP, share
+from interlock.postgres.connection import transaction
+from interlock.postgres.query import as_json, load_statements, run, run_together
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
 
 WORKFLOWS = load_statements("workflows")
 HANDLED = frozenset({"plain", "decision"})  # kinds whose own row a handler of the user's runs

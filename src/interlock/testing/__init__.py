@@ -6,10 +6,9 @@ same statements as one that a worker runs.
 
 from __future__ import annotations
 
-from interlock.client.interpreter import Ended, Failed, Verdict, dry_run
-from interlock.testing.clock import Clock
 from interlock.testing.drain import Ran, drain
-from interlock.testing.inline import Recorder, make_context, run_inline, run_with
+from interlock.testing.inline import Clock, Recorder, make_context, run_inline, run_with
+from interlock.workflow.dry_run import Ended, Failed, Verdict, dry_run
 
 __all__ = [
     "Clock",

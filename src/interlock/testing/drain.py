@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from interlock.client.steps import bind
+from interlock.client.step_context import bind
 from interlock.errors import StoreError
 from interlock.lifecycle import TaskRowEvent
-from interlock.store.database import transaction
-from interlock.store.ids import new_id
+from interlock.postgres.connection import transaction
+from interlock.postgres.ids import new_id
 from interlock.store.limits import admit_limited_tasks
-from interlock.store.orchestration import advance, cancel_overdue_jobs, expire_overdue_signals, start_waiting_jobs
-from interlock.store.presence import Process, leave_worker, register_worker
 from interlock.store.tasks import (
     ClaimedTask,
     Outcome,
@@ -29,8 +27,11 @@ from interlock.store.tasks import (
     save_checkpoint,
     settle_running_tasks,
 )
+from interlock.store.workers import Process, leave_worker, register_worker
 from interlock.testing.inline import call
 from interlock.worker.attempt import TaskStateMachine
+from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiting_jobs
+from interlock.workflow.signals import expire_overdue_signals
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
 
 LEASE = timedelta(minutes=5)
 

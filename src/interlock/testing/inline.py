@@ -17,15 +17,16 @@ import orjson
 
 from interlock.client.context import TaskContext
 from interlock.errors import DefinitionError, StoreError
-from interlock.store.database import transaction
-from interlock.store.ids import new_id
-from interlock.worker.threads import ThreadExecutor
+from interlock.postgres.connection import transaction
+from interlock.postgres.ids import new_id
+from interlock.worker.executors.threads import ThreadExecutor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from interlock.client.context import Line
     from interlock.client.task import Task
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -158,3 +159,28 @@ async def _in_time(task: Task[..., Any], context: TaskContext, arguments: dict[s
 
 def _through_json(value: Any) -> Any:
     return orjson.loads(orjson.dumps(value))
+
+
+# SECTION testing/clock
+# A clock that tests control.
+
+
+class Clock:
+    """A clock that stands still until a test moves it: `Interlock(clock=clock)`."""
+
+    def __init__(self, start: datetime | None = None) -> None:
+        self._now = start or datetime.now(UTC)
+        if self._now.tzinfo is None:
+            raise ValueError("a clock needs a time zone; e.g. datetime(2030, 1, 1, tzinfo=UTC)")
+
+    def __call__(self) -> datetime:
+        """Tell the time."""
+        return self._now
+
+    def advance(self, by: timedelta | float) -> datetime:
+        """Move the clock forward, by a timedelta or by seconds, and tell the new time."""
+        step = by if isinstance(by, timedelta) else timedelta(seconds=by)
+        if step < timedelta(0):
+            raise ValueError("a clock goes forward only")
+        self._now += step
+        return self._now

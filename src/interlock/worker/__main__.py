@@ -5,8 +5,7 @@ import sys
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError, InterlockError, MigrationError
 from interlock.telemetry import configure_logging
-from interlock.worker.assignment import UNRECOVERABLE, read_assignment
-from interlock.worker.run import run_worker
+from interlock.worker.run import UNRECOVERABLE, read_assignment, run_worker
 
 OF_NO_USE = (ConfigError, InputError, MigrationError)  # to try again after
 

@@ -14,13 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from interlock.client.context import TaskContext
-from interlock.client.steps import StepContext, chosen
+from interlock.client.step_context import StepContext
 from interlock.lifecycle import TASK, TaskEvent, TaskState
 from interlock.machine import StateMachine
+from interlock.model.graph import chosen
 from interlock.telemetry import TaskTelemetry, series_of
-from interlock.worker.failures import described
-from interlock.worker.interruption import Interruption
-from interlock.worker.outcomes import failed_around, succeeded, unsuccessful
+from interlock.worker.outcome import Interruption, described, failed_around, succeeded, unsuccessful
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -28,6 +27,10 @@ if TYPE_CHECKING:
     from interlock.client.context import Line
     from interlock.client.task import Task
     from interlock.store.tasks import ClaimedTask, Outcome
+
+
+# SECTION worker/interruption
+# Why a handler is stopped before it is done.
 
 
 @dataclass(slots=True)

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from interlock.errors import StatementError
 from interlock.lifecycle import TaskState
-from interlock.store.database import connect
-from interlock.store.listening import heed_cancellation
+from interlock.postgres.connection import connect
+from interlock.postgres.notifier import heed_cancellation
 from interlock.store.tasks import Held, renew_running_tasks, save_checkpoint
-from interlock.telemetry import log
-from interlock.worker.interruption import Interruption
-from interlock.worker.losses import ANOTHER_HAS_IT, count_lost
-from interlock.worker.patience import end, within
+from interlock.telemetry import leases_lost_total, log
+from interlock.worker.cancellation import end, within
+from interlock.worker.outcome import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -30,10 +29,33 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.client.context import TaskContext
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
     from interlock.store.tasks import Lost, Renewed
     from interlock.worker.attempt import TaskStateMachine
     from interlock.worker.settings import WorkerSettings
+
+
+# SECTION worker/losses
+# Attempts that lost their task, each counted once, whoever finds out.
+#
+# Invariant: the keeper of the leases, in its thread, and whoever reports an outcome may find out at the same time;
+# one of
+# them counts.
+
+ANOTHER_HAS_IT = "another has it"
+
+_finding_out = threading.Lock()
+
+
+def count_lost(attempt: TaskStateMachine, why: str = ANOTHER_HAS_IT) -> None:
+    """Count and log that an attempt does not hold its task any more, unless that is known."""
+    with _finding_out:
+        if attempt.is_lost:
+            return
+        attempt.is_lost = True
+    leases_lost_total.inc()
+    log.warning("lease_lost", task_id=attempt.task_id, attempt=attempt.key[1], reason=why)
+
 
 T = TypeVar("T")
 

@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import DisconnectedError, InvariantError, MigrationError, StoreError
 from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.machine import StateMachine
+from interlock.postgres.notifier import WakeMode
 from interlock.telemetry import WorkerTelemetry, log
-from interlock.worker.claims import backoff
-from interlock.worker.connections import Connections
-from interlock.worker.parts import Parts
-from interlock.worker.patience import Breakable
-from interlock.worker.running import WorkerContext
-from interlock.worker.settings import WakeMode, WorkerSettings
-from interlock.worker.shutdown import Shutdown
-from interlock.worker.watchdog import SIGNALS, Watchdog
+from interlock.worker.assembly import Connections, Parts
+from interlock.worker.cancellation import Breakable
+from interlock.worker.fetcher import backoff
+from interlock.worker.runner import WorkerContext
+from interlock.worker.settings import WorkerSettings
+from interlock.worker.shutdown import SIGNALS, Shutdown, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from interlock.client.app import Interlock
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
     from interlock.store.tasks import ClaimedTask
 
 GATHERING = 0.002

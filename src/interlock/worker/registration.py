@@ -8,25 +8,229 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from interlock.errors import InputError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
-from interlock.store.control import send_answer
-from interlock.store.listening import heed_cancellation
+from interlock.postgres.notifier import heed_cancellation
+from interlock.store.remote_commands import (
+    Enable,
+    EventStatus,
+    Refresh,
+    Status,
+    Subscribe,
+    Unsubscribe,
+    read_command,
+    send_answer,
+)
+from interlock.store.workers import (
+    BEATS,
+    PRESENCE,
+    RUNNING,
+    keep_worker,
+    leave_worker,
+    part_from_worker,
+    welcome_worker,
+)
 from interlock.telemetry import log
-from interlock.worker.control import Control
-from interlock.worker.presence import Presence
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
-    from datetime import datetime
+    from datetime import datetime, timedelta
 
-    from interlock.store.database import Connection
-    from interlock.store.presence import Process
-    from interlock.worker.control import Answer
-    from interlock.worker.statistics import WorkerStatistics
+    from interlock.postgres.connection import Connection
+    from interlock.store.remote_commands import Command, HandlerCommand, OrchestrationCommand, SystemCommand
+    from interlock.store.workers import Process
+    from interlock.worker.stats import WorkerStatistics
+
+
+# SECTION worker/presence
+# Keeps the worker's row in the database: says that it is here, for whom it works, and in the end that it has gone.
+#
+# Invariant: a heartbeat that fails costs the worker no task: it goes on working, and says again that it is here as soon
+# as the database can be reached.
+
+LAST_WORD = 2.0  # seconds that the farewell may take
+
+
+class Presence:
+    """One worker's row. `run` it as a task until `stop`; `poke` it when what the worker serves has changed."""
+
+    def __init__(
+        self,
+        connect: Callable[[], AbstractAsyncContextManager[Connection]],
+        process: Process,
+        *,
+        statistics: Callable[[], Mapping[str, Any]] = dict,
+        told: Callable[[str], None] = lambda _: None,
+        lease: timedelta = PRESENCE,
+        clock: Callable[[], datetime | None] = lambda: None,
+    ) -> None:
+        self._connect = connect
+        self.process = process
+        self._statistics = statistics
+        self._told = told
+        self._lease = lease
+        self._clock = clock
+        self._poked = asyncio.Event()
+        self.status: str | None = None  # of the row, as the latest heartbeat found it
+
+    def serve(self, namespaces: tuple[str, ...]) -> None:
+        """Serve other namespaces from now on, and say so at once."""
+        self.process = replace(self.process, namespaces=namespaces)
+        self.poke()
+
+    def poke(self) -> None:
+        """Have the next heartbeat come at once."""
+        self._poked.set()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Say that the worker is here, again and again, until `stop`; then end its row."""
+        stopping = asyncio.create_task(stop.wait())
+        stopping.add_done_callback(lambda _: self.poke())
+        try:
+            while not stop.is_set():
+                try:
+                    async with self._connect() as connection:
+                        await self._beat(connection, stop)
+                except (StoreError, OSError, TimeoutError) as error:
+                    heed_cancellation()
+                    log.warning("heartbeat_failed", worker_id=self.process.id, error=str(error) or "it took too long")
+                    if not stop.is_set():
+                        self._poked.clear()  # it was not heard, and is not to be repeated without a pause
+                        await self._rest()
+        finally:
+            stopping.cancel()
+
+    async def _beat(self, connection: Connection, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            self._poked.clear()
+            said = replace(self.process, statistics=self._statistics())
+            async with asyncio.timeout(self._lease.total_seconds()):
+                status = await keep_worker(connection, said, lease=self._lease, now=self._clock())
+            if status != self.status:
+                log.info("worker_presence", worker_id=self.process.id, status=status)
+                if status == RUNNING and (self.status is not None or self.process.generation is not None):
+                    await welcome_worker(connection)  # no row was made for it, which would have told of it
+                self.status = status
+                self._told(status)
+            await self._rest()
+        with suppress(StoreError, TimeoutError):  # without it, the row is not live for long anyway
+            async with asyncio.timeout(LAST_WORD):
+                await self._leave(connection)
+
+    async def _leave(self, connection: Connection) -> None:
+        if self.process.generation is None:
+            await leave_worker(connection, self.process.id, now=self._clock())
+        else:
+            await part_from_worker(connection, self.process, now=self._clock())
+
+    async def _rest(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._lease.total_seconds() / BEATS):
+                await self._poked.wait()
+
+
+# SECTION worker/control
+# What a running worker can be told over NOTIFY, each group of commands answered by the side that it concerns.
+#
+# Invariant: the two event systems stay apart: a command of the orchestration side never reaches the handler side,
+# nor the
+# other way round; whatever a command asks for, it is answered, an error included.
+
+
+class OrchestrationSide(Protocol):
+    """Event system 1: which tasks come to this worker."""
+
+    def subscribe(self, namespace: str, /) -> Sequence[str]:
+        """Take tasks of a namespace too; give all namespaces that are served now."""
+
+    def unsubscribe(self, namespace: str, /) -> Sequence[str]:
+        """Take no more tasks of a namespace; give those that are still served. InputError if none would be."""
+
+
+class HandlerSide(Protocol):
+    """Event system 2: what goes on between this worker and its handlers."""
+
+    def event_status(self) -> dict[str, Any]:
+        """Give the statistics of the event system."""
+
+
+class SystemSide(Protocol):
+    """The process as a whole."""
+
+    def status(self) -> dict[str, Any]:
+        """Tell how the worker is."""
+
+    def refresh(self) -> None:
+        """Read anew what is kept in memory of the database, and look for tasks."""
+
+    def enable(self, enabled: bool, /) -> None:  # noqa: FBT001 - the one word of the command
+        """Take on new tasks, or none until told otherwise."""
+
+
+class Answer(NamedTuple):
+    """What is to be said to whoever asked; without a token nobody waits for it."""
+
+    token: str | None
+    document: dict[str, Any]
+
+
+class Control:
+    """Takes the commands of one worker and hands each to its side."""
+
+    def __init__(
+        self, worker_id: str, *, orchestration: OrchestrationSide, handlers: HandlerSide, system: SystemSide
+    ) -> None:
+        self._worker_id = worker_id
+        self._orchestration = orchestration
+        self._handlers = handlers
+        self._system = system
+
+    def hear(self, payload: str) -> Answer | None:
+        """Obey a notification that is a command to this worker; None when it is not."""
+        try:
+            request = read_command(payload, self._worker_id)
+        except InputError as error:
+            log.warning("command_refused", worker_id=self._worker_id, error=str(error))
+            return None
+        if request is None:
+            return None
+        try:
+            document = self.execute(request.command)
+        except InputError as error:
+            document = {"error": str(error)}
+        log.info("command_executed", worker_id=self._worker_id, command=repr(request.command), answer=document)
+        return Answer(request.token, document)
+
+    def execute(self, command: Command) -> dict[str, Any]:
+        """Hand a command to the side that it concerns, and give the answer."""
+        match command:
+            case Subscribe() | Unsubscribe():
+                return self._of_orchestration(command)
+            case EventStatus():
+                return self._of_handlers(command)
+            case Status() | Refresh() | Enable():
+                return self._of_system(command)
+
+    def _of_orchestration(self, command: OrchestrationCommand) -> dict[str, Any]:
+        act = self._orchestration.subscribe if isinstance(command, Subscribe) else self._orchestration.unsubscribe
+        return {"namespaces": list(act(command.namespace))}
+
+    def _of_handlers(self, _: HandlerCommand) -> dict[str, Any]:
+        return self._handlers.event_status()
+
+    def _of_system(self, command: SystemCommand) -> dict[str, Any]:
+        if isinstance(command, Status):
+            return self._system.status()
+        if isinstance(command, Refresh):
+            self._system.refresh()
+            return {"refreshed": True}
+        self._system.enable(command.enabled)
+        return {"enabled": command.enabled}
+
 
 REPAIR_PAUSE = 1.0
 

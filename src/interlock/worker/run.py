@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-from contextlib import asynccontextmanager
-from dataclasses import replace
+import os
+import signal
+import threading
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import start_http_server
 
-from interlock.client.loading import load_app
+from interlock.client.app import load_app
 from interlock.config import Config
 from interlock.errors import ConfigError
 from interlock.worker.process import WorkerStateMachine
 from interlock.worker.settings import WorkerSettings, get_instance_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from interlock.client.app import Interlock
-    from interlock.worker.assignment import Assignment
+
+
+# SECTION worker/settings
+# How a worker process is set up; the defaults are those of one careful worker.
 
 
 def run_worker(config: Config | None = None, assignment: Assignment | None = None) -> None:
@@ -65,3 +72,76 @@ def _app_of(config: Config) -> Interlock:
             place = f"{config.metrics_host}:{config.metrics_port}"
             raise ConfigError(f"metrics cannot be served on {place}: {error.strerror}") from None
     return load_app(config.app)
+
+
+# SECTION worker/assignment
+# What a supervisor tells a worker process that it starts: for which row it works, and how both stay in touch.
+#
+# Invariant: the process holds tasks under a name that no other process ever had, whatever row it works for; a tied one
+# ends when whoever started it does, however that ends, because the kernel closes the pipe on standard input.
+
+UNRECOVERABLE = 2  # the exit code of what no restart can mend: a setting that is wrong, a schema that is too old
+LONGEST_WORD = 2_000
+STANDARD_INPUT = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """One process for one generation of a supervised row."""
+
+    row: str
+    generation: int
+    instance: str  # the worker's id, under which it holds tasks
+    tied: bool = False
+    last_words: int | None = None  # a descriptor, for the reason of an end that nobody asked for
+
+    @property
+    def arguments(self) -> list[str]:
+        """Give the command line that `read_assignment` reads."""
+        said = ["--row", self.row, "--generation", str(self.generation), "--instance", self.instance]
+        return [
+            *said,
+            *(["--tied"] if self.tied else []),
+            *([] if self.last_words is None else ["--last-words", str(self.last_words)]),
+        ]
+
+    def take_up(self) -> None:
+        """Begin to watch over the tie; keep what is the supervisor's from the programs that handlers start."""
+        if self.last_words is not None:
+            os.set_inheritable(self.last_words, False)  # noqa: FBT003 - its signature
+        if self.tied:
+            threading.Thread(target=_end_with_the_supervisor, name="interlock-tie", daemon=True).start()
+
+    def say_why(self, reason: str) -> None:
+        """Tell the supervisor why this process ends, if it is still there to hear it."""
+        if self.last_words is not None:
+            with suppress(OSError):
+                os.write(self.last_words, reason.encode(errors="replace")[:LONGEST_WORD])
+
+
+def read_assignment(arguments: Sequence[str]) -> Assignment | None:
+    """Read the command line of `python -m interlock.worker`; None when no supervisor has written it."""
+    parser = argparse.ArgumentParser(
+        prog="python -m interlock.worker",
+        description="A worker process, set up by INTERLOCK_* and interlock.toml. The options are a supervisor's: "
+        "people use `interlock worker`.",
+    )
+    parser.add_argument("--row", metavar="ID", help="the row of `workers` that this process works for")
+    parser.add_argument("--generation", type=int, metavar="N", help="which process of that row it is")
+    parser.add_argument("--instance", metavar="NAME", help="the name under which it holds tasks")
+    parser.add_argument("--tied", action="store_true", help="end when standard input does")
+    parser.add_argument("--last-words", type=int, metavar="FD", help="where to say why it ends")
+    given = parser.parse_args(arguments)
+    needed = (given.row, given.generation, given.instance)
+    if needed == (None, None, None) and not given.tied and given.last_words is None:
+        return None
+    if None in needed:
+        parser.error("--row, --generation and --instance belong together")
+    return Assignment(given.row, given.generation, given.instance, tied=given.tied, last_words=given.last_words)
+
+
+def _end_with_the_supervisor() -> None:
+    with suppress(OSError):
+        while os.read(STANDARD_INPUT, 1):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""How a worker process is set up; the defaults are those of one careful worker."""
+"""TODO docstring."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from interlock.store.listening import WakeMode
-from interlock.store.outcomes import DEFAULT_LARGEST, LARGEST_JSON
+from interlock.postgres.notifier import WakeMode
+from interlock.store.tasks import DEFAULT_LARGEST, LARGEST_JSON
 
 if TYPE_CHECKING:
     from interlock.config import Config
-
-__all__ = ["LONGEST_SHUTDOWN", "WakeMode", "WorkerSettings", "get_instance_name"]
 
 LONGEST_SHUTDOWN = 30.0
 

@@ -10,12 +10,12 @@ import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from interlock.client.steps import step_result
+from interlock.client.step_context import step_result
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
-from interlock.store.database import transaction
-from interlock.store.outcomes import DEFAULT_LARGEST
+from interlock.postgres.connection import transaction
 from interlock.store.tasks import (
+    DEFAULT_LARGEST,
     Outcome,
     insert_callbacks,
     notify_ended,
@@ -24,13 +24,13 @@ from interlock.store.tasks import (
     settle_running_tasks,
 )
 from interlock.telemetry import log, settle_batch_size
-from interlock.worker.losses import count_lost
+from interlock.worker.leases import count_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from interlock.store.database import Connection
+    from interlock.postgres.connection import Connection
     from interlock.worker.attempt import TaskStateMachine
 
 SMALLEST_LIMIT, LARGEST_LIMIT = 100, 500

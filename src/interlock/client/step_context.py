@@ -1,0 +1,245 @@
+"""A step as its handler sees it: its arguments, its context, and the document that is made of its outcome.
+
+Invariant: an argument comes from one place, by a fixed order: the row's own input (`item` and `index` of a part,
+`result` of a compensation), the results of upstream steps, `input`, the fields of the job's input.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from interlock.client.context import TaskContext
+from interlock.errors import PermanentError
+from interlock.model.graph import approved
+from interlock.model.json_values import ValueRefusedError, check_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
+    from datetime import datetime
+    from uuid import UUID
+
+    from interlock.client.task import Task
+
+NOTHING: Mapping[str, Any] = {}
+
+
+class StepContext(TaskContext):
+    """One attempt at a step of a job. A handler gets it by naming a parameter of this type."""
+
+    __slots__ = ("job", "orchestration_metadata")
+
+    def __init__(
+        self,
+        task_id: UUID | None = None,
+        task_type: str = "",
+        *,
+        job: Mapping[str, Any] | None = None,
+        **attempt: Any,
+    ) -> None:
+        super().__init__(task_id, task_type, **attempt)
+        self.job: Mapping[str, Any] = job or NOTHING
+        self.orchestration_metadata: dict[str, Any] = {}
+
+    @property
+    def job_input(self) -> Any:
+        """What the job was submitted with."""
+        return self.job.get("job_input")
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """The results of the steps that this one comes after and that were done, by their names."""
+        return self.job.get("results") or NOTHING
+
+    @property
+    def errors(self) -> Mapping[str, Any]:
+        """The errors of the steps on whose failure this one waited, by their names."""
+        return self.job.get("errors") or NOTHING
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What the definition of the step says under `config`."""
+        return self.job.get("config") or NOTHING
+
+    def get_input(self, name: str, default: Any = None) -> Any:
+        """Give a field of the job's input."""
+        given = self.job.get("job_input")
+        return given.get(name, default) if isinstance(given, dict) else default
+
+    def get_dependency_result(self, step: str, default: Any = None) -> Any:
+        """Give the result of a step that this one comes after; the default when it was skipped or failed."""
+        return self.results.get(step, default)
+
+    def get_dependency_error(self, step: str) -> Any:
+        """Give the error of a step on whose failure this one waited; None when it did not fail."""
+        return self.errors.get(step)
+
+    def get_config(self, name: str, default: Any = None) -> Any:
+        """Give a value of the step's `config`."""
+        return self.config.get(name, default)
+
+    def set_metadata(self, key: str, value: Any) -> None:
+        """Have something stored beside the result, as orchestration metadata, for whoever looks at the job."""
+        try:
+            check_json({key: value})
+        except ValueRefusedError as error:
+            raise ValueError(f"metadata cannot be stored: {error}") from None
+        self.orchestration_metadata[key] = value
+
+
+class Taken(NamedTuple):
+    """What a handler takes: its parameters, each with whether it must be given, and whether it takes more."""
+
+    parameters: tuple[tuple[str, bool], ...]
+    more: bool
+
+
+def bind(definition: Task[..., Any], claimed_input: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the arguments of a step's handler by name, without the context, as the types that it names."""
+    return definition.decode(gather(definition, claimed_input, job))
+
+
+def gather(definition: Task[..., Any], claimed_input: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the same as JSON, for a handler in another process, which converts them there."""
+    heed_refusal(job)
+    whole = job.get("job_input")
+    fields: Mapping[str, Any] = whole if isinstance(whole, dict) else NOTHING
+    taken = parameters_of(definition)
+    if taken is None:
+        return {**fields, **(job.get("results") or NOTHING), **claimed_input}
+    given = {**fields, "input": whole, **(job.get("results") or NOTHING), **claimed_input}
+    arguments = {**fields} if taken.more else {}
+    for name, required in taken.parameters:
+        if name in given:
+            arguments[name] = given[name]
+        elif required:
+            raise PermanentError(_missing(definition.name, name, job))
+    return arguments
+
+
+def heed_refusal(job: Mapping[str, Any]) -> None:
+    """Raise PermanentError when the job's document says that the step must fail, whatever its handler."""
+    refused = job.get("refused")
+    if refused is not None:
+        raise PermanentError(str(refused))
+
+
+def unbindable(
+    definition: Task[..., Any], step: Mapping[str, Any], steps: AbstractSet[str], schema: Mapping[str, Any]
+) -> str | None:
+    """Find a parameter of a step's handler that can never have a value, as far as that is known before it runs."""
+    taken = parameters_of(definition)
+    required = set() if taken is None else {name for name, needed in taken.parameters if needed}
+    upstreams = {*step.get("after", ()), *step.get("after_failure", ())}
+    if step["kind"] == "map":  # a part is handed its item, and not again the whole list that it is from
+        upstreams = {*upstreams, "item", "index"} - {step.get("over")}
+    listed = {step.get("over_input")}
+    missing = required - upstreams - (set(schema.get("properties", ())) - listed) - {"input"}
+    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    return min(missing if is_closed else missing & (steps | listed), default=None)
+
+
+@cache
+def parameters_of(definition: Task[..., Any]) -> Taken | None:
+    """Tell what a handler takes beside its context; None when it is a program, which takes whatever there is."""
+    if definition.command is not None:
+        return None
+    parameters = [
+        parameter
+        for name, parameter in inspect.signature(definition.function).parameters.items()
+        if name != definition.context_parameter
+    ]
+    named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    return Taken(
+        tuple((parameter.name, parameter.default is parameter.empty) for parameter in named),
+        more=len(named) < len(parameters),
+    )
+
+
+def _missing(step: str, name: str, job: Mapping[str, Any]) -> str:
+    told = f"step {step}: there is no value for its parameter {name!r}: "
+    if name in (job.get("errors") or NOTHING):
+        return f"{told}the step {name!r} failed, so it has no result; give the parameter a default"
+    return (
+        f"{told}no step of that name that it comes after has a result, and the job's input has no such field; "
+        "give it a default if that may be"
+    )
+
+
+def step_result(
+    step: str,
+    *,
+    success: bool,
+    result: Any = None,
+    error: Mapping[str, Any] | None = None,
+    started_at: datetime | None = None,
+    completed_at: datetime | None = None,
+    worker_id: str | None = None,
+    attempt: int = 0,
+    retryable: bool | None = None,
+    orchestration_metadata: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Make the StepExecutionResult that is stored as the output of a step, done or in error."""
+    return {
+        "step": step,
+        "success": success,
+        "result": result,
+        "status": "completed" if success else "failed",
+        "error": error,
+        "metadata": {
+            "started_at": started_at and started_at.isoformat(),
+            "completed_at": completed_at and completed_at.isoformat(),
+            "execution_ms": _milliseconds(started_at, completed_at),
+            "worker_id": worker_id,
+            "attempt": attempt,
+            "retryable": bool(error and error.get("retryable")) if retryable is None else retryable,
+        },
+        "orchestration_metadata": orchestration_metadata or {},
+    }
+
+
+def _milliseconds(started_at: datetime | None, completed_at: datetime | None) -> float | None:
+    if started_at is None or completed_at is None:
+        return None
+    return round((completed_at - started_at).total_seconds() * 1000, 3)
+
+
+async def end_step(ctx: StepContext) -> Any:
+    """End a step that has no handler of its own: what it waited for has happened, and is in the job's document.
+
+    The document says so when the step must fail: a child too deep, a signal too late.
+    """
+    heed_refusal(ctx.job)
+    end = _ENDS.get(ctx.job.get("kind", ""))
+    return None if end is None else end(ctx.job)
+
+
+def _child_ended(job: Mapping[str, Any]) -> Any:
+    child = job.get("child") or NOTHING
+    id_, status, error = child.get("job_id"), child.get("status"), child.get("error")
+    if id_ is None:
+        raise PermanentError(f"the child job was not started: {_words(error) or 'jobs nest at most 5 deep'}")
+    if job.get("wait") is False or status not in {"COMPLETED", "FAILED", "CANCELED"}:
+        return {"job_id": id_}
+    if status == "COMPLETED":
+        return child.get("output")
+    raise PermanentError(": ".join(filter(None, (f"the child job {id_} ended as {status}", _words(error)))))
+
+
+def _words(error: Any) -> str | None:
+    if isinstance(error, dict):
+        told = error.get("reason") or error.get("message")
+        steps = error.get("steps")
+        if told is None and isinstance(steps, dict):
+            told = "; ".join(f"step {name} failed: {_words(each) or each}" for name, each in steps.items())
+        return None if told is None else str(told)
+    return None if error is None else str(error)
+
+
+_ENDS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "signal": lambda job: job.get("signal"),
+    "approval": lambda job: approved(job.get("signal")),
+    "child": _child_ended,
+}

@@ -1,0 +1,130 @@
+"""The input of a job against the JSON Schema of its workflow, wherever the job comes from.
+
+Invariant: a fault names the place in the input and what would be right there, never the value, which may be a secret;
+no schema makes this program fetch anything.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from jsonschema import Draft202012Validator, SchemaError
+from jsonschema.exceptions import best_match
+from jsonschema.validators import validator_for
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import EMPTY_REGISTRY
+
+from interlock.errors import InputError
+from interlock.model.json_values import ValueRefusedError, check_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from jsonschema import ValidationError
+    from jsonschema.protocols import Validator
+
+    from interlock.model.json_values import Codec
+
+
+# what these say of a value names only its fields
+_WITHOUT_VALUES = frozenset({"required", "additionalProperties", "dependentRequired", "unevaluatedProperties"})
+
+
+def find_fault(workflow: str, schema: Mapping[str, Any], given: Any) -> str | None:
+    """Say what the schema of a workflow does not allow in an input, and where; None when there is nothing."""
+    try:
+        found = best_match(_validator(orjson.dumps(schema)).iter_errors(given))
+    except (Unresolvable, re.error) as error:
+        return f"workflow {workflow}: input_schema: {error}"
+    return None if found is None else f"workflow {workflow}: input{place_of(found)}: {_rule(found)}"
+
+
+def place_of(error: ValidationError | SchemaError) -> str:
+    """Name the place in a document that an error is about."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+
+
+@lru_cache(maxsize=256)
+def _validator(schema: bytes) -> Validator:
+    loaded = orjson.loads(schema)
+    return validator_for(loaded, default=Draft202012Validator)(loaded, registry=EMPTY_REGISTRY)
+
+
+def _rule(error: ValidationError) -> str:
+    if error.validator in _WITHOUT_VALUES:
+        return str(error.message)
+    if error.validator == "type":
+        wanted: Any = error.validator_value
+        return f"must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
+    return f"breaks the rule {error.validator}: {orjson.dumps(error.validator_value).decode()}"
+
+
+# SECTION client/schema
+# The input of a job against the JSON Schema of its workflow.
+#
+# Invariant: a refusal names the place in the input and what would be right there, never the value, which may be a
+# secret;
+# no schema makes this program fetch anything.
+
+
+def check_schema(schema: dict[str, Any]) -> None:
+    """Refuse what is no JSON Schema, or needs another one from elsewhere; ValueError names the place in it."""
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        raise ValueError(f"it is no JSON Schema: {place_of(error)}: {error.message}") from None
+    for reference in _references(schema):
+        if not reference.startswith("#"):
+            raise ValueError(f"$ref {reference!r} leads out of the schema; put what it names under $defs")
+
+
+def check_input(document: Mapping[str, Any], input: Any) -> None:  # noqa: A002 - the name of the column
+    """Refuse an input that the workflow's schema does not allow; InputError names the place."""
+    told = f"workflow {document['name']}: input"
+    if not isinstance(input, dict):
+        raise InputError(f"{told} must be a JSON object, not {type(input).__name__}")
+    try:
+        check_json(input)
+    except ValueRefusedError as error:
+        raise InputError(f"{told}: {error}") from None
+    schema = document.get("input_schema")
+    if schema is None:
+        return
+    fault = find_fault(document["name"], schema, input)
+    if fault is not None:
+        raise InputError(fault)
+
+
+def schema_of(codec: Codec) -> dict[str, Any]:
+    """Make the schema of a model, a dataclass or a TypedDict; ValueError when that cannot be."""
+    try:
+        schema: dict[str, Any] = codec.adapter().json_schema()
+    except Exception as error:
+        raise ValueError(f"no JSON Schema can be made of it: {str(error).splitlines()[0]}") from error
+    if schema.get("type", "object") != "object":
+        raise ValueError("the input of a job is a JSON object: a model, a dataclass or a TypedDict")
+    return schema
+
+
+def is_json(value: Any) -> bool:
+    """Tell whether a value can be stored as it is."""
+    try:
+        check_json(value)
+    except ValueRefusedError:
+        return False
+    return True
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        found = schema.get("$ref")
+        if isinstance(found, str):
+            yield found
+        for value in schema.values():
+            yield from _references(value)
+    elif isinstance(schema, list):
+        for value in schema:
+            yield from _references(value)

@@ -1,0 +1,323 @@
+"""What is sorted: records of one length, in files that are only ever read, in one order from the first to the last.
+
+Invariant: a source numbers its records by (input as given, path, offset), and every part of it is read from the same
+bytes, however it is cut into shares and blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_right
+from dataclasses import asdict, dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from interlock.errors import SortInputError
+from interlock.sort.io.direct_io import ShorterError, no_reading_ahead, read_cached, read_fully, read_uncached
+from interlock.sort.workdir import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+LINE_END = b"\r\n"
+LINE_END_NUMBER = int.from_bytes(LINE_END, "little")
+RECORD_LENGTH = 100
+KEY_LENGTH = 10
+LONGEST_RECORD = 1 << 20
+LARGE = 1 << 20  # bytes at once from which on it matters how they are read
+LOOKED_AT = 64  # records at the head of a file by which its format is detected
+PRINTABLE = np.zeros(256, dtype=bool)
+PRINTABLE[0x20:0x7F] = True
+PRINTABLE[0x09] = True
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """How long a record is, how much of its head is the key, and whether it is a line that ends in CR LF."""
+
+    record_length: int = RECORD_LENGTH
+    key_length: int = KEY_LENGTH
+    ascii: bool = False
+
+    def __post_init__(self) -> None:
+        ending = len(LINE_END) if self.ascii else 0
+        if not 1 <= self.record_length <= LONGEST_RECORD:
+            raise SortInputError(f"a record of {self.record_length} bytes: 1 to {LONGEST_RECORD:,} are possible")
+        if not 1 <= self.key_length <= self.record_length - ending:
+            where = "a line without its CR LF" if self.ascii else "the record"
+            raise SortInputError(
+                f"a key of {self.key_length} bytes in a record of {self.record_length}: "
+                f"it must have 1 to {self.record_length - ending} bytes, all in {where}"
+            )
+
+    def json(self) -> dict[str, Any]:
+        """Give it as a JSON document."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> RecordFormat:
+        """Make it from its JSON document."""
+        return cls(**document)
+
+    def __str__(self) -> str:
+        kind = "lines" if self.ascii else "binary records"
+        return f"{kind} of {self.record_length} bytes with keys of {self.key_length}"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Some whole records in a row in one file."""
+
+    path: str
+    offset: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Records in their input order; `position` is the number of its first record in the whole input."""
+
+    format: RecordFormat
+    extents: tuple[Extent, ...]
+    position: int = 0
+    ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ends", tuple(accumulate(extent.records for extent in self.extents)))
+
+    @property
+    def records(self) -> int:
+        """Count the records."""
+        return self.ends[-1] if self.ends else 0
+
+    @property
+    def size(self) -> int:
+        """Count the bytes."""
+        return self.records * self.format.record_length
+
+    def part(self, first: int, records: int) -> Source:
+        """Give `records` records from the one with number `first` of this source on."""
+        if not 0 <= first <= first + records <= self.records:
+            raise ValueError(f"records {first} to {first + records} of a source of {self.records}")
+        return Source(self.format, tuple(self._cut(first, records)), self.position + first)
+
+    def share(self, number: int, of: int) -> Source:
+        """Give share `number` (from 0) of `of` even ones, which together are the whole."""
+        first, end = self.records * number // of, self.records * (number + 1) // of
+        return self.part(first, end - first)
+
+    def blocks(self, records: int) -> list[Source]:
+        """Cut it into blocks of so many records; the last may be smaller."""
+        starts = range(0, self.records, records)
+        return [self.part(first, min(records, self.records - first)) for first in starts]
+
+    def read(self, into: NDArray[np.uint8]) -> None:
+        """Fill a contiguous array with exactly the bytes of this source."""
+        if into.nbytes != self.size:
+            raise ValueError(f"room for {into.nbytes} bytes, not for the {self.size} of this source")
+        self._fill(into, self.extents)
+        if self.format.ascii:
+            self._check_lines(into.reshape(self.records, self.format.record_length))
+
+    def read_at(self, first: int, records: int) -> NDArray[np.uint8]:
+        """Read some records into a new array of rows."""
+        rows = np.empty((records, self.format.record_length), dtype=np.uint8)
+        self.part(first, records).read(rows)
+        return rows
+
+    def read_places(self, starts: Sequence[int], records: int) -> NDArray[np.uint8]:
+        """Read so many records from each of some places into a new array of rows; line ends are not looked at."""
+        rows = np.empty((len(starts) * records, self.format.record_length), dtype=np.uint8)
+        self._fill(rows, (extent for first in starts for extent in self._cut(first, records)))
+        return rows
+
+    def place(self, number: int) -> str:
+        """Say where the record with this number is, for an error message."""
+        at = bisect_right(self.ends, number)
+        extent = self.extents[at]
+        within = number - (self.ends[at] - extent.records)
+        return f"{extent.path}, byte {extent.offset + within * self.format.record_length:,}"
+
+    def json(self) -> dict[str, Any]:
+        """Give it as a JSON document."""
+        rows = [[extent.path, extent.offset, extent.records] for extent in self.extents]
+        return {"format": self.format.json(), "extents": rows, "position": self.position}
+
+    @classmethod
+    def of(cls, document: dict[str, Any]) -> Source:
+        """Make it from its JSON document."""
+        extents = tuple(Extent(path, offset, records) for path, offset, records in document["extents"])
+        return cls(RecordFormat.of(document["format"]), extents, document["position"])
+
+    def _fill(self, into: NDArray[np.uint8], extents: Iterable[Extent]) -> None:
+        room = into.reshape(-1).data
+        done = 0
+        with _Files() as files:
+            for extent in extents:
+                length = extent.records * self.format.record_length
+                files.fill(extent, room[done : done + length])
+                done += length
+
+    def _cut(self, first: int, records: int) -> Iterator[Extent]:
+        at = bisect_right(self.ends, first)
+        while records:
+            extent = self.extents[at]
+            skipped = first - (self.ends[at] - extent.records)
+            taken = min(records, extent.records - skipped)
+            yield Extent(extent.path, extent.offset + skipped * self.format.record_length, taken)
+            first, records, at = first + taken, records - taken, at + 1
+
+    def _check_lines(self, rows: NDArray[np.uint8]) -> None:
+        count, length = rows.shape
+        wrong = np.ndarray((count,), "<u2", rows.data, length - len(LINE_END), (length,)) != LINE_END_NUMBER
+        if wrong.any():
+            raise SortInputError(
+                f"{self.place(int(wrong.argmax()))}: this line of {self.format.record_length} bytes does not end in "
+                "CR LF; --binary sorts records without line ends"
+            )
+
+
+def open_source(
+    inputs: Sequence[Path],
+    *,
+    record_length: int = RECORD_LENGTH,
+    key_length: int = KEY_LENGTH,
+    ascii: bool | None = None,  # noqa: A002 - the word of the sort benchmark
+) -> Source:
+    """Find the input files, check them, and detect the format where `ascii` is None.
+
+    A directory stands for all files beneath it, in the order of their paths, without hidden ones.
+    """
+    RecordFormat(record_length, key_length)
+    sizes = {path: _size(path) for path in _files(inputs)}
+    if ascii is None:
+        ascii = _detected(sizes, record_length)  # noqa: A001 - as above
+    used = RecordFormat(record_length, key_length, ascii)
+    for path, size in sizes.items():
+        if size % record_length:
+            whole = size - size % record_length
+            raise SortInputError(
+                f"{path}: {size:,} bytes are not a whole number of records of {record_length} bytes; the last "
+                f"{size % record_length}, from byte {whole:,} on, are a truncated record, or --record-length is wrong"
+            )
+    return Source(used, tuple(Extent(str(path), 0, size // record_length) for path, size in sizes.items() if size))
+
+
+def _files(inputs: Sequence[Path]) -> list[Path]:
+    """List the files that the inputs stand for, each once."""
+    if not inputs:
+        raise SortInputError("no input: name at least one directory or file with records")
+    found: dict[Path, Path] = {}
+    for given in inputs:
+        for path in _beneath(given):
+            check_name("input", path)
+            real = path.resolve()
+            if real in found:
+                raise SortInputError(f"{path} is input twice, as {found[real]} too: name every input once")
+            found[real] = path.absolute()
+    return list(found.values())
+
+
+def _beneath(given: Path) -> list[Path]:
+    try:
+        is_directory = stat.S_ISDIR(given.stat().st_mode)
+    except FileNotFoundError as error:
+        raise SortInputError(f"input {given} does not exist") from error
+    except OSError as error:
+        raise SortInputError(f"input {given} cannot be read: {error.strerror}") from error
+    if not is_directory:
+        return [given]
+    paths: list[Path] = []
+    for directory, names, files in os.walk(given, onerror=_unreadable, followlinks=True):
+        names[:] = [name for name in names if not name.startswith(".")]
+        paths += [Path(directory, name) for name in files if not name.startswith(".")]
+    return sorted(paths)
+
+
+def _unreadable(error: OSError) -> None:
+    raise SortInputError(f"input {error.filename} cannot be read: {error.strerror}") from error
+
+
+def _size(path: Path) -> int:
+    """Prove that a file can be read, and give its size."""
+    if path.exists() and not path.is_file():
+        raise SortInputError(f"input {path} is neither a file nor a directory")
+    try:
+        with path.open("rb", buffering=0) as file:
+            return os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise SortInputError(f"input {path} cannot be read: {error.strerror}") from error
+
+
+def _detected(sizes: dict[Path, int], record_length: int) -> bool:
+    """Tell whether the first records are lines; the head of one file decides."""
+    first = next((path for path, size in sizes.items() if size), None)
+    if first is None:
+        return False
+    with first.open("rb", buffering=0) as file:
+        head = np.frombuffer(file.read(record_length * LOOKED_AT), dtype=np.uint8)
+    rows = head[: len(head) // record_length * record_length].reshape(-1, record_length)
+    if not len(rows):
+        return False
+    if (rows[:, -2:] == np.frombuffer(LINE_END, dtype=np.uint8)).all() and PRINTABLE[rows[:, :-2]].all():
+        return True
+    _refuse_other_lines(first, head.tobytes(), record_length)
+    return False
+
+
+def _refuse_other_lines(path: Path, head: bytes, record_length: int) -> None:
+    """Refuse what is clearly text with lines of another length: it would be cut anywhere."""
+    lines = head.split(LINE_END)[:-1]
+    if len(lines) > 1 and all(PRINTABLE[np.frombuffer(line, dtype=np.uint8)].all() for line in lines):
+        lengths = sorted({len(line) + len(LINE_END) for line in lines})
+        if len(lengths) == 1:
+            advice = f"lines of {lengths[0]} bytes: give --record-length {lengths[0]}"
+        else:
+            advice = f"lines of {lengths[0]} to {lengths[-1]} bytes, which cannot be sorted as records of one length"
+        raise SortInputError(f"{path} does not hold records of {record_length} bytes but {advice} (or --binary)")
+
+
+class _Files:
+    """The file that is read from, which stays open for the reads that follow."""
+
+    def __init__(self) -> None:
+        self._path = ""
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._path, self._file = "", -1
+
+    def fill(self, extent: Extent, room: memoryview) -> None:
+        """Fill a buffer with the records of an extent."""
+        try:
+            if extent.path != self._path:
+                self.__exit__()
+                self._file = os.open(extent.path, os.O_RDONLY)
+                self._path = extent.path
+                no_reading_ahead(self._file)
+            _fill_from(self._file, Path(extent.path), room, extent.offset)
+        except ShorterError as error:
+            raise SortInputError(f"input {extent.path} became shorter while it was sorted") from error
+        except OSError as error:
+            raise SortInputError(f"input {extent.path} cannot be read: {error.strerror}") from error
+
+
+def _fill_from(file: int, path: Path, room: memoryview, offset: int) -> None:
+    if len(room) < LARGE:
+        read_fully(file, room, offset, path)
+        return
+    # What is not in memory already is read past the page cache, which costs more than the disk.
+    done = read_cached(file, room, offset)
+    if done < len(room):
+        read_uncached(path, room[done:], offset + done)

@@ -1,0 +1,258 @@
+"""The demo as a newcomer sees it: both acts are real, it can be left at any moment, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli_support import COMMAND, Shell
+from interlock import Interlock
+from interlock.postgres.connection import connect
+from interlock.postgres.embedded.server import EmbeddedServer
+from interlock.store.task_admin import recover_expired_tasks
+from support import eventually, run_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.flow
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+@pytest.fixture
+def shell(url: str) -> Shell:
+    return Shell(url)
+
+
+class Demo:
+    """A demo that runs beside the test."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.said = ""
+
+    def until(self, word: str) -> str:
+        """Read up to the line that has a word in it, and give that line."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+            if word in line:
+                return line
+        pytest.fail(f"the demo ended without {word!r}: {self.said}")
+
+    def pids(self) -> list[int]:
+        """Wait until its processes are started, and give their ids: three workers and an orchestrator."""
+        line = self.until("as processes")
+        return [int(pid) for pid in re.findall(r"\d+", line.partition("as processes")[2])]
+
+    def end(self) -> tuple[int, str]:
+        """Wait for its end; give its exit code and what it said on standard error."""
+        said, wrong = self.process.communicate(timeout=100)
+        self.said += said
+        return self.process.returncode, wrong
+
+
+@contextmanager
+def demo_at(shell: Shell, *arguments: str) -> Iterator[Demo]:
+    with shell.begun("demo", *arguments) as process:
+        yield Demo(process)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def jobs(shell: Shell) -> list[str]:
+    return [status for (status,) in shell.rows("select status from interlock.jobs")]
+
+
+def test_both_acts_are_played_on_the_embedded_server_which_is_gone_afterwards(open_directory: Path) -> None:
+    place = open_directory / "db"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
+    done = subprocess.run(
+        [*COMMAND, "--data-dir", str(place), "demo"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        env=environment | {"COLUMNS": "150"},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in ("enqueued", "crashed", "fenced", "IllegalTransition", "ImmutableRecordError"):
+        assert word in done.stdout
+    assert done.stdout.count("claim ") == 2
+    assert "SUBMITTED, PENDING, RUNNING, COMPLETED" in done.stdout
+    assert "Order 7: 6 parcels are on the night flight. That is 84.90 euros." in done.stdout
+    eventually(lambda: not EmbeddedServer(place).status().running)
+
+
+def test_the_timeline_is_what_the_database_recorded(shell: Shell) -> None:
+    said = shell.answer("demo", "workflow")
+    ((job,),) = shell.rows("select id from interlock.jobs where status = 'COMPLETED'")
+    assert f"interlock jobs show {job}" in said
+    recorded = shell.rows(
+        "select tasks.step, audit_logs.attempt, audit_logs.actor from interlock.audit_logs "
+        "join interlock.tasks on tasks.id = task_id where audit_logs.event = 'claim'"
+    )
+    shown = said.partition("timeline")[2]
+    for step, attempt, actor in recorded:
+        worker = actor.rsplit("-", 2)[0]
+        assert re.search(rf"^{re.escape(step)} +\w+ +{worker} +{attempt} +\d", shown, re.MULTILINE), step
+    assert re.search(r"^standard +skipped +branch not taken", shown, re.MULTILINE)
+
+    (killed, held) = re.findall(r"kill -9 (worker-\d) \(pid \d+\), which holds (\S+)", said)[0]
+    ((lost_by,),) = shell.rows(
+        "select audit_logs.actor from interlock.audit_logs join interlock.tasks on tasks.id = task_id "
+        "where tasks.step = %s and audit_logs.event = 'claim' and audit_logs.attempt = 1",
+        held,
+    )
+    assert lost_by.startswith(f"{killed}-")
+    assert re.search(rf"^{re.escape(held)} +lost +{killed} +1 ", shown, re.MULTILINE)
+    assert re.search(rf"^{re.escape(held)} +done +worker-\d +2 ", shown, re.MULTILINE)
+    assert f"{killed} says nothing any more" in shown
+    assert f"takes {held}, as attempt 2" in shown
+
+
+def test_in_a_terminal_a_table_lives_until_the_timeline_takes_its_place(shell: Shell) -> None:
+    terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
+    done = subprocess.run(
+        [sys.executable, "-c", terminal, *COMMAND, "demo", "workflow"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env=inherited | {"INTERLOCK_DATABASE_URL": shell.url, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"},
+    )
+    said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stdout)
+    assert done.returncode == 0, said
+    live, _, rest = said.partition("The job's timeline")
+    assert "9 steps have ended" in live
+    assert "15 of 15 steps have ended" in live
+    assert "waits for 6 parts" in live
+    assert re.search(r"worker-\d \(pid \d+\)  killed", live)
+    assert "\x1b[1A\x1b[2K" in done.stdout  # it is drawn over itself
+    assert "steps have ended" not in rest
+
+
+async def test_demos_run_beside_each_other_and_beside_whoever_recovers_their_tasks(shell: Shell) -> None:
+    with demo_at(shell) as one, demo_at(shell) as other:
+        ended = asyncio.gather(*(asyncio.to_thread(demo.end) for demo in (one, other)))
+        async with connect(shell.url) as connection:
+            while not ended.done():
+                await recover_expired_tasks(connection, actor="rival")
+                await asyncio.sleep(0.01)
+        for demo, (code, wrong) in zip((one, other), await ended, strict=True):
+            assert (code, wrong) == (0, "")
+            assert demo.said.count("claim ") == 2
+            assert "RUNNING, COMPLETED" in demo.said
+    assert jobs(shell) == ["COMPLETED", "COMPLETED"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_can_be_left_at_any_moment(shell: Shell, number: signal.Signals) -> None:
+    with demo_at(shell, "workflow") as demo:
+        pids = demo.pids()
+        demo.until("kill -9")
+        demo.process.send_signal(number)
+        assert demo.end() == (130, "interrupted\n")
+    assert "stopping" in demo.said
+    assert len(pids) == 4
+    assert all(map(is_gone, pids))
+    eventually(lambda: jobs(shell) == ["CANCELED"])
+    ((undone,),) = shell.rows("select state from interlock.tasks where step = 'compensate:reserve'")
+    assert undone == "done"
+
+
+def test_it_can_be_left_while_its_processes_start(shell: Shell) -> None:
+    with demo_at(shell, "workflow") as demo:
+        pids = demo.pids()
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.end() == (130, "interrupted\n")
+    assert all(map(is_gone, pids))
+    assert jobs(shell) in ([], ["CANCELED"])  # they may have been quicker than the signal
+
+
+def test_nothing_is_left_of_a_demo_that_is_killed(shell: Shell) -> None:
+    with demo_at(shell, "workflow") as demo:
+        pids = demo.pids()
+        demo.until("running on")
+        demo.process.kill()
+        eventually(lambda: all(map(is_gone, pids)))
+
+
+def test_a_process_that_ends_by_itself_is_told_in_a_line(shell: Shell) -> None:
+    with demo_at(shell, "workflow") as demo:
+        pids = demo.pids()
+        demo.until("running on")
+        os.kill(pids[-1], signal.SIGKILL)
+        code, wrong = demo.end()
+    assert (code, wrong) == (1, "interlock: the demo's orchestrator has ended with exit code -9: it said nothing\n")
+    assert all(map(is_gone, pids))
+
+
+def test_a_database_that_goes_away_is_told_in_a_line(shell: Shell, server: EmbeddedServer) -> None:
+    ((name,),) = shell.rows("select current_database()")
+    with demo_at(shell, "workflow") as demo:
+        pids = demo.pids()
+        demo.until("running on")
+        run_sql(server.url("postgres"), f"alter database {name} allow_connections false")
+        run_sql(
+            server.url("postgres"), f"select pg_terminate_backend(pid) from pg_stat_activity where datname = '{name}'"
+        )
+        code, wrong = demo.end()
+    # the server's last word, or the driver's if that was lost with the connection
+    assert (code, wrong.count("\n")) == (1, 1)
+    assert re.match(
+        "interlock: (terminating connection due to administrator command|.*server closed the connection)", wrong
+    )
+    assert all(map(is_gone, pids))
+
+
+def test_an_act_that_is_not_there_is_refused(shell: Shell) -> None:
+    refused = shell.run("demo", "opera")
+    assert refused.returncode == 2
+    assert "workflow" in refused.stderr
+
+
+def test_the_demo_runs_the_workflow_of_the_example() -> None:
+    def steps(path: Path) -> str:
+        text = path.read_text(encoding="utf-8")
+        return text[text.index("@wf.step\n") :].partition("\n\n\nasync def main")[0].strip()
+
+    assert steps(ROOT / "src/interlock/cli/demo/orders.py") == steps(EXAMPLES / "order_workflow.py")
+
+
+def test_the_template_is_the_twin_of_the_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    declared = importlib.import_module("order_workflow").wf
+    (loaded,) = Interlock("postgresql://nowhere").load_templates(EXAMPLES / "order_template.yaml")
+
+    def shape(document: dict[str, Any]) -> list[dict[str, Any]]:
+        told = ("name", "kind", "namespace", "max_tries", "timeout", "branches", "over")
+        return [{**{key: step.get(key) for key in told}, "after": set(step["after"])} for step in document["steps"]]
+
+    assert shape(loaded.document) == shape(declared.document)
+
+
+def test_the_readme_shows_examples_as_they_are() -> None:
+    blocks = re.findall(r"```python\n(.+?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    examples = [path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")]
+    assert len(blocks) == 2
+    assert all(any(block in example for example in examples) for block in blocks)

@@ -1,0 +1,312 @@
+"""Handles: waiting for results, canceling, requeueing, one by one and by filter."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock import Interlock, PermanentError, TaskFailedError
+from interlock.client import results as completions
+from interlock.errors import InputError, StoreError
+from interlock.postgres.connection import connect
+from interlock.store.task_admin import cancel_unfinished_tasks, requeue_ended_tasks
+from interlock.store.tasks import claim_pending_tasks, find_ended
+from interlock.testing import drain
+from workflow_support import Failed, Hand, serve, step
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+NEVER = 3600.0
+KILL = "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and"
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[Interlock]:
+    app = Interlock(url, actor="shop")
+
+    @app.task
+    async def double(n: int) -> int:
+        return n * 2
+
+    @app.task(max_tries=1)
+    async def fail(message: str, *, permanent: bool = False) -> None:
+        raise (PermanentError if permanent else ValueError)(message)
+
+    @app.task
+    async def never() -> None: ...
+
+    async with app:
+        yield app
+
+
+async def waiting_rows(database: Connection) -> list[Any]:
+    return await (await database.execute("select task_id from interlock.waiters")).fetchall()
+
+
+async def noted(database: Connection, count: int) -> None:
+    while len(await waiting_rows(database)) != count:
+        await asyncio.sleep(0.01)
+
+
+async def test_a_result_that_is_there_is_given_at_once(app: Interlock, database: Connection) -> None:
+    handle = await app.tasks["double"].enqueue(4)
+    await drain(app)
+    assert await handle.result(timeout=60) == await app.handle(handle.id).result() == 8
+    assert await waiting_rows(database) == []
+
+
+async def test_whoever_waits_is_woken_by_the_notification_alone(
+    app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "LOOK", NEVER)
+    monkeypatch.setattr(completions, "SOON", ())
+    handles = await app.tasks["double"].enqueue_many([{"n": n} for n in range(100)])
+    results = [asyncio.create_task(handle.result(60)) for handle in handles]
+    twice = asyncio.create_task(handles[0].result(60))
+    await noted(database, 100)
+    await drain(app)
+    assert await asyncio.gather(*results) == [n * 2 for n in range(100)]
+    assert await twice == 0
+    listeners = "select count(*) as n from pg_stat_activity where query like 'listen%' and datname = current_database()"
+    assert (await (await database.execute(listeners)).fetchall())[0]["n"] == 1
+
+
+async def test_whoever_waits_finds_the_end_without_any_notification(
+    app: Interlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def deaf(*_: object) -> None:
+        await asyncio.sleep(NEVER)
+
+    monkeypatch.setattr(completions.Completions, "_listen", deaf)
+    monkeypatch.setattr(completions, "LOOK", 0.05)
+    handle = await app.tasks["double"].enqueue(1)
+    result = asyncio.create_task(handle.result(60))
+    await asyncio.sleep(0)
+    await drain(app)
+    assert await result == 2
+
+
+async def test_whatever_goes_wrong_at_a_look_there_is_another(app: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def ask(*given: Any) -> list[UUID]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise RuntimeError("something that nobody thought of")
+        return await find_ended(*given)
+
+    async def deaf(*_: object) -> None:
+        await asyncio.sleep(NEVER)
+
+    monkeypatch.setattr(completions, "find_ended", ask)
+    monkeypatch.setattr(completions.Completions, "_listen", deaf)
+    monkeypatch.setattr(completions, "LOOK", 0.05)
+    handle = await app.tasks["double"].enqueue(1)
+    result = asyncio.create_task(handle.result(20))
+    while not asked:
+        await asyncio.sleep(0.01)
+    await drain(app)
+    assert await result == 2
+
+
+async def test_who_begins_to_wait_while_the_end_is_being_committed_hears_of_it_without_a_notification(
+    app: Interlock, database: Connection, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "LOOK", NEVER)
+    monkeypatch.setattr(completions, "SOON", (0.02, 0.1, 0.4, 1.0, 3.0, 10.0))
+    handle = await app.tasks["never"].enqueue()
+    async with connect(url) as other:
+        async with other.transaction():
+            ended = await cancel_unfinished_tasks(other, [handle.id], actor="other", reason="no")
+            waiting = asyncio.create_task(handle.result(60))
+            await noted(database, 1)
+        assert ended
+        with pytest.raises(TaskFailedError, match="was canceled: no"):
+            await waiting
+
+
+async def test_waits_that_are_over_are_forgotten_even_while_others_begin(
+    app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "LOOK", NEVER)
+    monkeypatch.setattr(completions, "MANY", 5)
+    for n in range(30):
+        handle = await app.tasks["double"].enqueue(n)
+        waiting = asyncio.create_task(handle.result(60))
+        while not any(row["task_id"] == handle.id for row in await waiting_rows(database)):
+            await asyncio.sleep(0)
+        await drain(app)
+        assert await waiting == n * 2
+        assert len(await waiting_rows(database)) <= 2 * completions.MANY
+
+
+@pytest.mark.chaos
+async def test_a_listener_that_died_is_rebuilt_and_wakes_again(
+    app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(completions, "LOOK", NEVER)
+    monkeypatch.setattr(completions, "SOON", ())
+    first = await app.tasks["double"].enqueue(1)
+    waiting = asyncio.create_task(first.result(60))
+    await noted(database, 1)
+    while app.completions.rebuilt == 0:
+        await database.execute(f"{KILL} query like 'listen%'".encode())
+        await asyncio.sleep(0.01)
+    second = await app.tasks["double"].enqueue(2)
+    also = asyncio.create_task(second.result(60))
+    await noted(database, 2)
+    await drain(app)
+    assert (await waiting, await also) == (2, 4)
+
+
+async def test_rows_of_those_who_waited_are_cleared(app: Interlock, database: Connection) -> None:
+    handle = await app.tasks["double"].enqueue(4)
+    with pytest.raises(TimeoutError, match=r"not ended within 0\.1 s"):
+        await handle.result(timeout=0.1)
+    await noted(database, 0)
+
+
+@pytest.mark.parametrize(("permanent", "kind"), [(False, "ValueError"), (True, "PermanentError")])
+async def test_a_failure_is_told_with_what_was_stored_of_it(app: Interlock, permanent: bool, kind: str) -> None:  # noqa: FBT001 - a parameter of the test
+    handle = await app.tasks["fail"].enqueue("no such mailbox", permanent=permanent)
+    await drain(app)
+    with pytest.raises(TaskFailedError, match=rf"task fail .* ended in error: {kind}: no such mailbox") as caught:
+        await handle.result()
+    error = caught.value.error
+    assert caught.value.state == "error"
+    assert error is not None
+    assert (error["type"], error["retryable"]) == (kind, not permanent)
+    assert "no such mailbox" in str(error["traceback"])
+
+
+async def test_closing_the_app_tells_those_who_wait(url: str) -> None:
+    app = Interlock(url)
+
+    @app.task
+    async def never() -> None: ...
+
+    async with app:
+        waiting = asyncio.create_task((await never.enqueue()).result())
+        while not app.completions._futures:  # noqa: SLF001 - until it waits
+            await asyncio.sleep(0.01)
+    with pytest.raises(StoreError, match="closed"):
+        await waiting
+
+
+async def run_by_another(database: Connection, *types: str) -> None:
+    assert await claim_pending_tasks(database, actor="worker-1", types=types, limit=10)
+
+
+async def test_a_pending_task_is_canceled_at_once_and_its_waiters_are_told(app: Interlock) -> None:
+    handle = await app.tasks["never"].enqueue()
+    assert await handle.cancel("changed my mind") == "canceled"
+    assert await handle.cancel() == "ended"
+    with pytest.raises(TaskFailedError, match="was canceled: changed my mind"):
+        await handle.result(60)
+    assert (await handle.history())[-1].actor == "shop"
+
+
+async def test_a_running_task_is_canceled_by_asking_or_by_force(app: Interlock, database: Connection) -> None:
+    handle = await app.tasks["never"].enqueue()
+    await run_by_another(database, "never")
+    assert await handle.cancel("please") == "requested"
+    asked = "select state, reason, cancel_requested_at is not null as asked from interlock.tasks"
+    assert await (await database.execute(asked)).fetchall() == [{"state": "running", "reason": "please", "asked": True}]
+    assert await handle.cancel("now", force=True) == "canceled"
+    assert (await handle.status()).state == "canceled"
+
+
+async def test_a_canceled_task_can_be_requeued_with_new_tries_and_a_higher_fence(app: Interlock) -> None:
+    handle = await app.tasks["fail"].enqueue("x")
+    await drain(app)
+    assert await handle.requeue("fixed it")
+    assert not await handle.requeue()
+    status = await handle.status()
+    assert (status.state, status.tries, status.attempt, status.reason) == ("pending", 0, 1, "fixed it")
+
+
+async def test_a_task_whose_unique_key_is_taken_again_is_not_requeued(app: Interlock) -> None:
+    unique = app.tasks["fail"].options(unique_key="k")
+    old = await unique.enqueue("x")
+    await drain(app)
+    await unique.enqueue("y")
+    other = await app.tasks["fail"].enqueue("z")
+    await drain(app, limit=0)
+    assert not await old.requeue()
+    assert (await old.status()).state == "error"
+    assert await other.cancel() == "canceled"
+    done = await app.requeue(states=["error", "canceled"])
+    assert [task.id for task in done.tasks] == [other.id]
+
+
+async def test_steps_are_not_requeued_but_their_jobs_retried(app: Interlock, database: Connection) -> None:
+    hand = Hand(database, {"a": Failed("no"), "b": Failed("no")})
+    await serve(database)
+    job = await hand.submit(step("a"), step("b"), worker_count=1)
+    await hand.run()
+    assert (await hand.job(job))["status"] == "FAILED"
+    alone = await app.tasks["fail"].enqueue("x")
+    await drain(app)
+    preview = await app.requeue(preview=True)
+    assert (preview.count, preview.steps_left_out) == (1, 2)
+    done = await app.requeue(limit=1)
+    assert ([task.id for task in done.tasks], done.count, done.steps_left_out) == ([alone.id], 1, 2)
+    failed = (await hand.steps(job))["a"]
+    assert await requeue_ended_tasks(database, [failed["id"]], actor="ada") == []
+    with pytest.raises(InputError, match=f"the step 'a' of job {job}.*`interlock jobs retry {job} STEP`"):
+        await app.handle(failed["id"]).requeue()
+    assert await hand.states(job) == {"a": "error", "b": "error"}
+
+
+async def test_acts_by_filter_are_previewed_and_then_done_in_pages(app: Interlock) -> None:
+    never = app.tasks["never"]
+    await never.options(tags=["old", "x"], namespace="a").enqueue_many([{}] * 1200)
+    kept = await never.options(tags=["new"]).enqueue()
+    preview = await app.cancel(tag="old", preview=True)
+    assert (preview.count, len(preview.tasks), preview.preview) == (1200, 100, True)
+    assert {task.state for task in preview.tasks} == {"pending"}
+    some = await app.cancel(tag="old", limit=600, reason="stale")
+    assert (some.count, some.preview) == (600, False)
+    assert (await app.cancel(tag="old")).count == 600
+    assert (await kept.status()).state == "pending"
+    assert (await app.cancel(namespace="a")).count == 0
+    assert (await app.requeue(states=["canceled"], type="never", preview=True)).count == 1200
+    assert (await app.requeue(states=["canceled"], type="never")).count == 1200
+    assert len(await app.find(states=["pending"], namespace="a", limit=2000)) == 1200
+
+
+async def test_canceling_by_filter_asks_those_that_run(app: Interlock, database: Connection) -> None:
+    running = await app.tasks["never"].enqueue()
+    await run_by_another(database, "never")
+    pending = await app.tasks["never"].enqueue()
+    assert (await app.cancel(type="never")).count == 2
+    assert [(await handle.status()).state for handle in (running, pending)] == ["running", "canceled"]
+    assert (await app.cancel(type="never", force=True)).count == 1
+
+
+async def test_tasks_are_found_by_state_and_page(app: Interlock) -> None:
+    handles = await app.tasks["double"].enqueue_many([{"n": n} for n in range(5)])
+    page = await app.find(states=["pending"], type="double", limit=3)
+    rest = await app.find(states=["pending"], limit=3, before=page[-1].id)
+    assert [task.id for task in [*page, *rest]] == [handle.id for handle in reversed(handles)]
+    for wrong in (["lost"], "pending"):
+        with pytest.raises(InputError, match="waiting, pending, running"):
+            await app.find(states=wrong)
+
+
+async def test_a_server_that_restarted_meanwhile_is_no_error_of_the_next_call(
+    app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await app.find()
+    await database.execute(f"{KILL} pid <> pg_backend_pid()".encode())
+    monkeypatch.setattr("interlock.postgres.connection.FRESH", -1.0)
+    assert await app.find() == []

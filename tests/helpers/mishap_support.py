@@ -1,0 +1,164 @@
+"""Ways to disturb a worker on purpose: locked rows, killed backends, and a network that swallows, hangs or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from contextlib import asynccontextmanager, suppress
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
+
+from psycopg.conninfo import conninfo_to_dict
+
+from interlock import Interlock, TaskContext
+from interlock.config import Config
+from interlock.postgres.connection import connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+
+
+class Gate:
+    """Where the handler of a gated task waits until the test lets it through: each attempt at a door of its own."""
+
+    def __init__(self) -> None:
+        self.entered: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self.opened: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+
+
+def gated_app(url: str) -> tuple[Interlock, Gate]:
+    """Make an app with one task, `gated`, and its gate."""
+    app, gate = Interlock(config=Config(database_url=url, worker_name="test-worker")), Gate()
+
+    @app.task
+    async def gated(ctx: TaskContext) -> int:
+        gate.entered[ctx.attempt].set()
+        await gate.opened[ctx.attempt].wait()
+        return ctx.attempt
+
+    return app, gate
+
+
+def fail_with_nul() -> None:
+    """Be a handler, in a process of its own, whose error PostgreSQL would not take as it is."""
+    raise ValueError("a \0")
+
+
+@asynccontextmanager
+async def locked(url: str, task: UUID) -> AsyncIterator[Connection]:
+    """Hold the lock of a task's row until the block ends."""
+    async with connect(url) as holder, holder.transaction():
+        await holder.execute("select from interlock.tasks where id = %s for update", [task])
+        yield holder
+
+
+async def blocked_by(watcher: Connection, holder: Connection, *, but: int = 0) -> int:
+    """Wait until a backend, but not that one, waits for what another holds; give its process id."""
+    query = "select pid from pg_stat_activity where %s = any (pg_blocking_pids(pid)) and pid <> %s"
+    async with asyncio.timeout(60):
+        while True:
+            found = await (await watcher.execute(query, [holder.info.backend_pid, but])).fetchall()
+            if found:
+                return int(found[0]["pid"])
+            await asyncio.sleep(0.005)
+
+
+async def until_no_transaction_is_open(watcher: Connection) -> None:
+    """Wait until nobody is idle in a transaction: others may be between two statements of theirs for a moment."""
+    query = "select from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'"
+    async with asyncio.timeout(60):
+        while await (await watcher.execute(query)).fetchall():
+            await asyncio.sleep(0.005)
+
+
+async def kill(watcher: Connection, backend: int) -> None:
+    """End a backend as an administrator would."""
+    await watcher.execute("select pg_terminate_backend(%s)", [backend])
+
+
+class Weather(Enum):
+    """What becomes of what is sent through a Network."""
+
+    FINE = "it arrives"
+    HANGING = "nothing arrives, and nobody is told"
+    REFUSING = "no connection can be made"
+
+
+class Network:
+    """A network between a worker and its server, in which the test makes the weather."""
+
+    def __init__(self, url: str) -> None:
+        parts = conninfo_to_dict(url)
+        self._socket = f"{parts['host']}/.s.PGSQL.{parts['port']}"
+        self._user, self._database = str(parts["user"]), str(parts["dbname"])
+        self._port = 0
+        self._server: asyncio.Server | None = None
+        self._lines: set[asyncio.Task[Any]] = set()
+        self.weather = Weather.FINE
+        self.refused = 0
+        self.fatal: bytes | None = None  # the answer to a message with these words is lost, and the connection with it
+
+    @property
+    def url(self) -> str:
+        """The server, seen through this network."""
+        return f"postgresql://{quote(self._user)}@127.0.0.1:{self._port}/{quote(self._database)}?sslmode=disable"
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self.cut()
+
+    async def cut(self) -> None:
+        """Break all connections, and refuse new ones."""
+        self.weather = Weather.REFUSING
+        for line in self._lines:
+            line.cancel()
+        await asyncio.gather(*self._lines, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = asyncio.current_task()
+        if line is None or self.weather is Weather.REFUSING:
+            self.refused += 1
+            writer.close()
+            return
+        self._lines.add(line)
+        try:
+            server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
+            doomed = asyncio.Event()
+            ways = [
+                asyncio.create_task(self._carry(reader, server_writer, doomed, answers=False)),
+                asyncio.create_task(self._carry(server_reader, writer, doomed, answers=True)),
+            ]
+            try:
+                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for way in ways:
+                    way.cancel()
+                server_writer.close()
+        finally:
+            self._lines.discard(line)
+            writer.close()
+
+    async def _carry(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, doomed: asyncio.Event, *, answers: bool
+    ) -> None:
+        with suppress(OSError):
+            while data := await source.read(65536):
+                if self.weather is Weather.HANGING:
+                    continue
+                if answers and doomed.is_set():
+                    return
+                if not answers and self.fatal is not None and self.fatal in data:
+                    self.fatal = None
+                    doomed.set()
+                sink.write(data)
+                await sink.drain()

@@ -1,0 +1,159 @@
+"""Runs the master and the workers of a sort as real processes, starts again what dies, and gives what they reported."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from interlock.sort.data.records import Extent, RecordFormat, Source
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+PROGRAM = Path(__file__).parent / "sort_process.py"
+PATIENCE = 60.0
+SMALL: dict[str, Any] = {"block_records": 500, "window_records": 400, "lost": 20.0, "registering": 20.0}
+
+
+def random_rows(seed: int, count: int, letters: int = 256, length: int = 100) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, letters, (count, length), dtype=np.uint8)
+
+
+def write_source(path: Path, rows: NDArray[np.uint8], key_length: int = 10) -> Source:
+    path.write_bytes(rows.tobytes())
+    return Source(RecordFormat(rows.shape[1], key_length), (Extent(str(path), 0, len(rows)),))
+
+
+def write_source_again(path: Path, length: int = 100, key_length: int = 10) -> Source:
+    """Give the source of a file that is there already."""
+    return Source(RecordFormat(length, key_length), (Extent(str(path), 0, path.stat().st_size // length),))
+
+
+def sorted_bytes(rows: NDArray[np.uint8], key_length: int = 10) -> bytes:
+    records = [rows[at].tobytes() for at in range(len(rows))]
+    records.sort(key=lambda record: record[:key_length])
+    return b"".join(records)
+
+
+def output_bytes(*places: Path) -> bytes:
+    paths = {int(path.name.split(".")[1]): path for place in places for path in place.glob("partition.*")}
+    return b"".join(paths[number].read_bytes() for number in sorted(paths))
+
+
+class Crew:
+    """One master and its workers."""
+
+    def __init__(
+        self, place: Path, source: Source, workers: int = 2, *, forgetful: bool = False, **settings: Any
+    ) -> None:
+        self._forgetful = forgetful
+        self.place = place
+        self.workers = workers
+        self.deaths: list[str] = []
+        self.output = place / "out"
+        self._settings = {**SMALL, **settings}
+        self._source = source
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._threads: list[threading.Thread] = []
+        self.results: dict[str, tuple[int, str, str]] = {}
+        self._ending = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending = True
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for thread in self._threads:
+            thread.join()
+
+    def start_master(self, die_at: tuple[str, ...] = (), **changes: Any) -> None:
+        listening = self.place / "listening"
+        listening.unlink(missing_ok=True)
+        self._run("master", die_at, role="master", workers=self.workers, listening=str(listening), **changes)
+        until = time.monotonic() + PATIENCE
+        while not listening.exists():
+            assert time.monotonic() < until, self.results
+            time.sleep(0.01)
+        self.address = listening.read_text()
+
+    def start_worker(self, index: int, die_at: tuple[str, ...] = (), **changes: Any) -> None:
+        self._run(
+            f"worker-{index}",
+            die_at,
+            **{
+                "role": "worker",
+                "master": self.address,
+                "source": self._source.share(index, self.workers).json(),
+                "output": str(self.output),
+                "index": index,
+                **changes,
+            },
+        )
+
+    def kill_local(self, state: str) -> None:
+        """Start a whole sort on this machine, which dies when its master reaches a state."""
+        orders = {"source": self._source.json(), "output": str(self.output), "workers": self.workers}
+        self._run("local", (state,), role="local", forever=True, **orders)
+        self.ended("local")
+        assert self.results["local"][0] == -signal.SIGKILL, self.results
+
+    def wait(self, name: str) -> dict[str, Any]:
+        """Wait for the end of a process, and give its report."""
+        thread = next(thread for thread in reversed(self._threads) if thread.name == name)
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"{name} still runs"
+        code, text, errors = self.results[name]
+        assert code == 0, errors
+        found: dict[str, Any] = json.loads(text.splitlines()[-1])  # warnings may stand before it
+        return found
+
+    def ended(self, name: str) -> None:
+        """Wait for the end of a process, whatever it is."""
+        thread = next(thread for thread in reversed(self._threads) if thread.name == name)
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"{name} still runs"
+
+    def failure(self, name: str) -> str:
+        """Wait for a process that fails, and give its message."""
+        thread = next(thread for thread in reversed(self._threads) if thread.name == name)
+        thread.join(PATIENCE)
+        assert not thread.is_alive(), f"{name} still runs"
+        code, _, errors = self.results[name]
+        assert code == 1, (code, errors)
+        assert "Traceback" not in errors
+        return errors
+
+    def _run(self, name: str, die_at: tuple[str, ...], **orders: Any) -> None:
+        temp = self.place / "temp" / name
+        marks = self.place / "marks" / name
+        marks.mkdir(parents=True, exist_ok=True)
+        orders = {"temp": str(temp), "marks": str(marks), "die_at": die_at, "settings": self._settings, **orders}
+        thread = threading.Thread(target=self._supervise, args=(name, orders), name=name)
+        self._threads.append(thread)
+        thread.start()
+
+    def _supervise(self, name: str, orders: dict[str, Any]) -> None:
+        while True:
+            process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), json.dumps(orders)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            self._processes.append(process)
+            text, errors = process.communicate()
+            if process.returncode != -signal.SIGKILL or self._ending or orders.get("forever"):
+                self.results[name] = (process.returncode, text.decode(), errors.decode())
+                return
+            self.deaths.append(name)
+            if self._forgetful and name == "master":
+                Path(orders["temp"], "state.json").unlink()
+                orders = {**orders, "port": int(self.address.rsplit(":", 1)[1])}

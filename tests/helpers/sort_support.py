@@ -1,0 +1,104 @@
+"""What the tests of the sort's commands share: real commands, each in a session of its own that must end up empty."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interlock.sort.data.generate import Distribution, Recipe, generate
+from interlock.sort.data.records import RecordFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PROGRAM = [sys.executable, "-P", "-m", "interlock"]
+COMMAND = [*PROGRAM, "sort"]
+ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "200"}
+PATIENCE = 60.0
+
+
+def make_input(place: Path, records: int = 20_000, *, seed: int = 1, files: int = 2, is_ascii: bool = False) -> Path:
+    """Make some records to sort."""
+    generate(place, Recipe(records, seed, Distribution.UNIFORM, RecordFormat(ascii=is_ascii)), files=files)
+    return place
+
+
+def sort(*arguments: object, largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, and see that nothing is left of it."""
+    with begun(*arguments, largest_file=largest_file) as process:
+        output, errors = process.communicate(timeout=PATIENCE)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def limited(largest_file: int) -> list[str]:
+    """Give the command, under a limit to the files that it and its children write, which they meet like a full disk."""
+    code = (
+        f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file}, {largest_file})); "
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    return [sys.executable, "-c", code, *COMMAND[1:]]
+
+
+@contextmanager
+def begun(
+    *arguments: object,
+    largest_file: int | None = None,
+    url: str | None = None,
+    before: tuple[str, ...] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a command, with options before it; in the end see that neither it nor a child of it is left."""
+    command = [*PROGRAM, *before, "sort"] if largest_file is None else limited(largest_file)
+    process = subprocess.Popen(
+        [*command, *map(str, arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT | ({} if url is None else {"INTERLOCK_DATABASE_URL": url}) | (environment or {}),
+        start_new_session=True,
+    )
+    try:
+        yield process
+        process.wait(PATIENCE)
+        until = time.monotonic() + 30
+        while (left := members(process.pid)) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert left == []
+    finally:
+        for pid in members(process.pid):
+            os.kill(pid, 9)
+        process.wait(PATIENCE)
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def members(session: int) -> list[int]:
+    """List the processes of a session that have not ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) == session and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Read the first line that a command answers."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def names(place: Path) -> list[str]:
+    """List what is in a directory."""
+    return sorted(path.name for path in place.iterdir())

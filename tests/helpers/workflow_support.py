@@ -1,0 +1,157 @@
+"""Workflows for tests of the store: short definitions, and a hand that does what workers and orchestrators do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from interlock.lifecycle import TaskRowEvent
+from interlock.store.jobs import read_jobs, read_steps
+from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
+from interlock.store.workflows import put_workflow
+from interlock.workflow.advance import Advanced, advance
+from interlock.workflow.new_job import NewJob
+from interlock.workflow.submit import submit_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+    from interlock.store.tasks import ClaimedTask
+
+PASS = "interlock.pass"  # noqa: S105 - a task type
+NAMESPACES = ("default", "fulfillment", "inventory")
+
+
+def name_of(claimed: ClaimedTask) -> str:
+    """Tell the name of the step that was claimed."""
+    return str(claimed.own("step"))
+
+
+class Failed(Exception):  # noqa: N818 - an outcome
+    """Given instead of a result: the step fails for good."""
+
+
+def step(name: str, *after: str, **more: Any) -> dict[str, Any]:
+    """Declare a step; its handler's type is its name unless given."""
+    kind = more.get("kind", "plain")
+    handler = {"type": name} if kind in {"plain", "decision", "map"} else {}
+    return {"name": name, **handler, **({"after": list(after)} if after else {}), **more}
+
+
+def workflow(*steps: dict[str, Any], name: str = "w", version: str = "1", **more: Any) -> dict[str, Any]:
+    """Declare a workflow."""
+    return {"name": name, "version": version, "namespace": "default", "steps": list(steps), **more}
+
+
+async def serve(connection: Connection, *namespaces: str, worker: str = "w_1") -> None:
+    """Let there be a live worker."""
+    await connection.execute(
+        "insert into interlock.workers (id, namespaces, types, seen_until) "
+        "values (%s, %s::text[], '{}', now() + interval '1 hour')",
+        [worker, list(namespaces or NAMESPACES)],
+    )
+    await connection.execute(
+        "update interlock.workers set status = 'RUNNING', event = 'start_task' where id = %s", [worker]
+    )
+
+
+class Hand:
+    """Does by hand what workers and an orchestrator do, one thing at a time."""
+
+    def __init__(self, connection: Connection, outcomes: Mapping[str, Any] | None = None) -> None:
+        self.connection = connection
+        self.outcomes = dict(outcomes or {})
+        self.ran: list[str] = []
+        self.now: datetime | None = None
+
+    async def submit(self, *steps: dict[str, Any], input: Any = None, **more: Any) -> UUID:  # noqa: A002 - the column
+        """Store a workflow and submit a job of it."""
+        head = {key: more.pop(key) for key in ("name", "version", "timeout") if key in more}
+        document = workflow(*steps, **head)
+        await put_workflow(self.connection, document)
+        new = NewJob(document["name"], input or {}, version=document["version"], **more)
+        submitted = await submit_job(self.connection, new, actor="ada", now=self.now)
+        return submitted.id
+
+    async def claim(self, limit: int = 100) -> list[ClaimedTask]:
+        """Claim what there is to claim, of any type."""
+        rows = await (await self.connection.execute("select distinct type from interlock.tasks")).fetchall()
+        types = [row["type"] for row in rows]
+        return await claim_pending_tasks(
+            self.connection, actor="w_1", types=types, namespaces=NAMESPACES, limit=limit, now=self.now
+        )
+
+    async def inputs(self, task_id: UUID) -> dict[str, Any]:
+        """Read what a worker is handed with a step."""
+        query = "select interlock.step_inputs(tasks) as inputs from interlock.tasks where id = %s"
+        (row,) = await (await self.connection.execute(query, [task_id])).fetchall()
+        found: dict[str, Any] = row["inputs"]
+        return found
+
+    async def settle(self, claimed: ClaimedTask) -> None:
+        """End one step as its outcome says."""
+        self.ran.append(name_of(claimed))
+        try:
+            result = await self._result(claimed)
+        except Failed as error:
+            await self.write(claimed, success=False, error=str(error))
+            return
+        await self.write(claimed, result=result)
+
+    async def _result(self, claimed: ClaimedTask) -> Any:
+        outcome = self.outcomes.get(name_of(claimed))
+        if isinstance(outcome, Failed):
+            raise outcome
+        if claimed.type != PASS:
+            return outcome
+        inputs = await self.inputs(claimed.id)
+        if inputs["refused"] is not None:
+            raise Failed(inputs["refused"])
+        if inputs["kind"] == "child":
+            child = inputs["child"]
+            return child["output"] if inputs["wait"] else {"job_id": child["job_id"]}
+        return inputs["signal"]
+
+    async def write(
+        self, claimed: ClaimedTask, *, success: bool = True, result: Any = None, error: str | None = None
+    ) -> None:
+        """Settle one attempt with its document."""
+        inputs = await self.inputs(claimed.id)
+        chosen = {"chosen": [result] if isinstance(result, str) else result} if inputs["kind"] == "decision" else {}
+        said = {"type": "ValueError", "message": error} if error is not None else None
+        document = {"step": name_of(claimed), "success": success, "result": result, "orchestration_metadata": chosen}
+        event = TaskRowEvent.SUCCEED if success else TaskRowEvent.FAIL
+        outcome = Outcome(claimed.id, claimed.attempt, event, output=document, error=said)
+        _, lost = await settle_running_tasks(self.connection, [outcome], actor="w_1", now=self.now)
+        assert not lost
+
+    async def run(self, *, until: Callable[[], bool] | None = None) -> Advanced:
+        """Run everything there is to run; give what the orchestrator did in all."""
+        done = Advanced()
+        while True:
+            claimed = await self.claim()
+            for task in claimed:
+                await self.settle(task)
+            step = await self.advance()
+            done = Advanced(*(a + b for a, b in zip(done, step, strict=True)))
+            if (not claimed and not step.received) or (until is not None and until()):
+                return done
+
+    async def advance(self, limit: int = 100) -> Advanced:
+        """Do one batch."""
+        return await advance(self.connection, actor="o_1", limit=limit, now=self.now)
+
+    async def job(self, job_id: UUID) -> dict[str, Any]:
+        """Read a job."""
+        (row,) = await read_jobs(self.connection, [job_id])
+        return row
+
+    async def states(self, job_id: UUID) -> dict[str, str]:
+        """Read the states of a job's steps by name."""
+        return {row["step"]: row["state"] for row in await read_steps(self.connection, job_id)}
+
+    async def steps(self, job_id: UUID) -> dict[str, dict[str, Any]]:
+        """Read a job's steps by name."""
+        return {row["step"]: row for row in await read_steps(self.connection, job_id)}

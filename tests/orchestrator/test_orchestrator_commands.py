@@ -1,0 +1,183 @@
+"""Commands to running processes: grouped by side, read strictly, and answered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock.errors import InputError
+from interlock.postgres.notifier import Listener
+from interlock.store.remote_commands import (
+    COMMANDS,
+    Enable,
+    EventStatus,
+    Refresh,
+    Status,
+    Subscribe,
+    Unsubscribe,
+    ask,
+    read_command,
+    send_answer,
+    send_command,
+    write_command,
+)
+from interlock.worker.registration import Control
+from worker_support import until
+
+if TYPE_CHECKING:
+    from interlock.postgres.connection import Connection
+    from interlock.store.remote_commands import Command
+
+EVERY: list[Command] = [
+    Subscribe("mail"),
+    Unsubscribe("mail"),
+    EventStatus(),
+    Status(),
+    Refresh(),
+    Enable(enabled=False),
+]
+
+
+class Worker:
+    """All three sides of a worker, which write down what reaches them."""
+
+    def __init__(self) -> None:
+        self.namespaces = ["default"]
+        self.seen: list[str] = []
+
+    def subscribe(self, namespace: str) -> list[str]:
+        self.seen.append("subscribe")
+        self.namespaces.append(namespace)
+        return self.namespaces
+
+    def unsubscribe(self, namespace: str) -> list[str]:
+        self.seen.append("unsubscribe")
+        if self.namespaces == [namespace]:
+            raise InputError("a worker needs at least one namespace")
+        self.namespaces.remove(namespace)
+        return self.namespaces
+
+    def event_status(self) -> dict[str, Any]:
+        self.seen.append("event_status")
+        return {"dispatched": 3}
+
+    def status(self) -> dict[str, Any]:
+        self.seen.append("status")
+        return {"state": "running"}
+
+    def refresh(self) -> None:
+        self.seen.append("refresh")
+
+    def enable(self, enabled: bool) -> None:  # noqa: FBT001 - the one word of the command
+        self.seen.append(f"enable {enabled}")
+
+
+def controlled() -> tuple[Worker, Control]:
+    worker = Worker()
+    return worker, Control("w1", orchestration=worker, handlers=worker, system=worker)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("command", EVERY, ids=lambda command: type(command).__name__)
+def test_a_command_is_read_as_it_was_written(command: Command) -> None:
+    assert len(EVERY) == len(COMMANDS)
+    request = read_command(write_command(command, "w1", "t"), "w1")
+    assert request is not None
+    assert request == (command, "t")
+    assert read_command(write_command(command, "*"), "anybody") == (command, None)
+    assert read_command(write_command(command, "w1"), "w2") is None
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("payload", ["", "*", "w1", "17"])
+def test_what_is_no_command_is_left_to_others(payload: str) -> None:
+    assert read_command(payload, "w1") is None
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("payload", "told"),
+    [
+        ("{", "must be a JSON object"),
+        ('{"to": "w1"}', "unknown command None; known are subscribe"),
+        ('{"to": "w1", "command": "dance"}', "unknown command 'dance'"),
+        ('{"to": "w1", "command": ["status"]}', "unknown command"),
+        ('{"to": "w1", "command": "subscribe"}', r"takes namespace \(str\)"),
+        ('{"to": "w1", "command": "subscribe", "namespace": ""}', r"takes namespace \(str\)"),
+        ('{"to": "w1", "command": "enable", "enabled": 1}', r"takes enabled \(bool\)"),
+        ('{"to": "w1", "command": "status", "loud": true}', "takes nothing; it was given 'loud'"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused_with_what_would(payload: str, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        read_command(payload, "w1")
+    worker, control = controlled()
+    assert control.hear(payload) is None
+    assert worker.seen == []
+
+
+@pytest.mark.unit
+def test_each_group_reaches_its_own_side_and_is_answered() -> None:
+    worker, control = controlled()
+    answers = [control.hear(write_command(command, "w1", "t")) for command in EVERY]
+    assert worker.seen == ["subscribe", "unsubscribe", "event_status", "status", "refresh", "enable False"]
+    documents = [answer.document for answer in answers if answer is not None]
+    assert documents[2:] == [{"dispatched": 3}, {"state": "running"}, {"refreshed": True}, {"enabled": False}]
+    refused = control.hear(write_command(Unsubscribe("default"), "w1", "t"))
+    assert refused == ("t", {"error": "a worker needs at least one namespace"})
+
+
+@pytest.mark.store
+async def test_a_command_travels_and_so_does_its_answer(url: str, database: Connection) -> None:
+    _, control = controlled()
+    waiting: set[asyncio.Task[None]] = set()
+
+    def heard(_: str, payload: str) -> None:
+        answer = control.hear(payload)
+        if answer is not None and answer.token is not None:
+            waiting.add(asyncio.create_task(send_answer(database, answer.token, "w1", answer.document)))
+
+    listener = Listener(url, ("interlock_control",), heard, lambda: None)
+    running = asyncio.create_task(listener.run())
+    await until(lambda: listener.is_hearing)
+    assert await ask(url, Status(), "w1") == {"w1": {"state": "running"}}
+    assert await ask(url, Subscribe("mail"), "w1") == {"w1": {"namespaces": ["default", "mail"]}}
+    assert await ask(url, Status(), "w2", seconds=0.1) == {}
+    assert await ask(url, Status(), "*", seconds=2) == {"w1": {"state": "running"}}
+    running.cancel()
+
+
+@pytest.mark.store
+async def test_an_answer_that_is_too_long_says_so(url: str, database: Connection) -> None:
+    heard: list[tuple[str, str]] = []
+    listener = Listener(url, ("interlock_answers",), lambda channel, said: heard.append((channel, said)), lambda: None)
+    running = asyncio.create_task(listener.run())
+    await until(lambda: listener.is_hearing)
+    await send_answer(database, "t", "w1", {"text": "x" * 9000})
+    await send_command(database, Refresh())
+    await until(lambda: heard)
+    assert "too long" in heard[0][1]
+    running.cancel()
+
+
+@pytest.mark.store
+async def test_a_shared_listener_is_rebuilt_when_deaf_and_says_so(url: str) -> None:
+    opened: list[int] = []
+    heard: list[str] = []
+    listener = Listener(
+        url,
+        ("interlock_orchestration",),
+        lambda _, payload: heard.append(payload),
+        lambda: opened.append(1),
+        probe_interval=0.05,
+        probe_timeout=1,
+    )
+    running = asyncio.create_task(listener.run())
+    await until(lambda: listener.is_hearing)
+    assert listener.connection is not None
+    await listener.connection.execute("unlisten *")
+    await until(lambda: listener.rebuilt >= 1)
+    await until(lambda: len(opened) >= 2 and listener.connection is not None)
+    running.cancel()

@@ -1,0 +1,153 @@
+"""A process says that it is here: registered, prolonged, ended, and safe when its row is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from interlock.postgres.connection import connect
+from interlock.postgres.notifier import Listener
+from interlock.postgres.query import run
+from interlock.store.workers import (
+    WORKERS,
+    Process,
+    keep_worker,
+    leave_worker,
+    list_live_workers,
+    prolong_worker,
+    read_worker_status,
+    register_worker,
+)
+from interlock.worker.registration import Presence
+from worker_support import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+WORKER = Process("w1", namespaces=("mail", "default"), types=("send",))
+
+
+async def moves(database: Connection, worker: str = "w1") -> list[str]:
+    return [row["event"] for row in await run(database, WORKERS["read_worker_history"], {"id": worker})]
+
+
+async def test_a_process_is_live_from_its_registration_until_it_is_silent(database: Connection) -> None:
+    assert await register_worker(database, WORKER, now=NOW)
+    assert not await register_worker(database, WORKER, now=NOW)
+    (found,) = await list_live_workers(database, now=NOW)
+    assert (found.id, found.status, found.role) == ("w1", "RUNNING", "worker")
+    assert (found.namespaces, found.types) == (["mail", "default"], ["send"])
+    assert await list_live_workers(database, now=NOW + timedelta(seconds=15)) == []
+    said = Process("w1", namespaces=("mail",), statistics={"handlers": {"dispatched": 2}})
+    assert await prolong_worker(database, said, now=NOW + timedelta(seconds=14)) == "RUNNING"
+    (found,) = await list_live_workers(database, now=NOW + timedelta(seconds=28))
+    assert (found.namespaces, found.statistics) == (["mail"], {"handlers": {"dispatched": 2}})
+    assert await moves(database) == ["create", "start_task"]
+
+
+async def test_it_ends_its_row_whatever_became_of_it(database: Connection) -> None:
+    await leave_worker(database, "nobody")
+    await register_worker(database, WORKER)
+    await leave_worker(database, "w1")
+    await leave_worker(database, "w1")
+    assert await read_worker_status(database, "w1") == "COMPLETED"
+    assert await moves(database) == ["create", "start_task", "complete_tasks"]
+    await register_worker(database, Process("w2"))
+    paused = {"id": "w2", "reason": "lunch", "actor": "ada", "now": None}
+    await run(database, WORKERS["pause_running_worker"], paused)
+    assert await prolong_worker(database, Process("w2")) == "PAUSED"
+    await leave_worker(database, "w2")
+    assert await read_worker_status(database, "w2") == "TERMINATED"
+    assert await list_live_workers(database) == []
+
+
+async def test_a_heartbeat_makes_a_lost_row_anew_and_leaves_an_ended_one_alone(database: Connection) -> None:
+    assert await keep_worker(database, WORKER) == "RUNNING"
+    await leave_worker(database, "w1")
+    assert await keep_worker(database, WORKER) == "COMPLETED"
+    await database.execute("delete from interlock.workers")
+    assert await prolong_worker(database, WORKER) is None
+    assert await keep_worker(database, WORKER) == "RUNNING"
+
+
+async def test_a_new_worker_wakes_the_orchestrators(url: str, database: Connection) -> None:
+    heard: list[str] = []
+    listener = Listener(url, ("interlock_orchestration",), lambda _, said: heard.append(said), lambda: None)
+    running = asyncio.create_task(listener.run())
+    await until(lambda: listener.is_hearing)
+    await register_worker(database, WORKER)
+    await until(lambda: heard == ["workers"])
+    running.cancel()
+
+
+@pytest.fixture
+async def stop() -> AsyncIterator[asyncio.Event]:
+    event = asyncio.Event()
+    yield event
+    event.set()
+
+
+async def test_a_worker_keeps_its_row_until_it_stops(url: str, database: Connection, stop: asyncio.Event) -> None:
+    told: list[str] = []
+    presence = Presence(
+        lambda: connect(url),
+        WORKER,
+        statistics=lambda: {"handlers": {"dispatched": 7}},
+        told=told.append,
+        lease=timedelta(seconds=30),
+    )
+    running = asyncio.create_task(presence.run(stop))
+    await until(lambda: told == ["RUNNING"])
+    presence.serve(("other",))
+
+    async def namespaces() -> list[list[str]]:
+        return [process.namespaces for process in await list_live_workers(database)]
+
+    while await namespaces() != [["other"]]:
+        await asyncio.sleep(0.01)
+    (found,) = await list_live_workers(database)
+    assert found.statistics == {"handlers": {"dispatched": 7}}
+    await run(database, WORKERS["pause_running_worker"], {"id": "w1", "reason": "x", "actor": "ada", "now": None})
+    presence.poke()
+    await until(lambda: told == ["RUNNING", "PAUSED"])
+    await run(database, WORKERS["resume_paused_worker"], {"id": "w1", "reason": "x", "actor": "ada", "now": None})
+    stop.set()
+    await running
+    assert await read_worker_status(database, "w1") == "COMPLETED"
+
+
+async def test_a_worker_whose_connection_dies_says_again_that_it_is_here(
+    url: str, database: Connection, stop: asyncio.Event
+) -> None:
+    told: list[str] = []
+    presence = Presence(lambda: connect(url), WORKER, told=told.append, lease=timedelta(seconds=0.3))
+    running = asyncio.create_task(presence.run(stop))
+    await until(lambda: told == ["RUNNING"])
+    await leave_worker(database, "w1")
+    await database.execute("delete from interlock.workers")
+    await database.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where datname = current_database() and pid <> pg_backend_pid()"
+    )
+    while not await list_live_workers(database):
+        await asyncio.sleep(0.01)
+    stop.set()
+    await running
+    assert await read_worker_status(database, "w1") == "COMPLETED"
+
+
+async def test_a_worker_that_never_reached_the_database_stops_all_the_same(stop: asyncio.Event) -> None:
+    presence = Presence(lambda: connect("postgresql://nobody@127.0.0.1:1/nowhere"), WORKER)
+    running = asyncio.create_task(presence.run(stop))
+    await asyncio.sleep(0)
+    stop.set()
+    async with asyncio.timeout(60):
+        await running

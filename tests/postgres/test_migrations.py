@@ -1,0 +1,234 @@
+"""Migrations: once, in order, under a lock, from any earlier point, by any role that owns the schema."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from interlock.errors import DisconnectedError, IllegalTransition, MigrationError, StatementError
+from interlock.postgres.connection import connect, translated
+from interlock.postgres.migrate import (
+    Migration,
+    applied_migrations,
+    grant,
+    known_migrations,
+    migrate,
+    pending_migrations,
+)
+from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_task_history
+from support import eventually, run_sql
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock.postgres.embedded.server import EmbeddedServer
+
+pytestmark = pytest.mark.store
+
+
+@pytest.fixture
+def empty(make_database: Callable[[], str]) -> str:
+    return make_database()
+
+
+def dump(server: EmbeddedServer, url: str) -> str:
+    """Describe the whole schema in pg_dump's words, without what differs between any two dumps."""
+    tool = server.psql_path().with_name("pg_dump")
+    output = subprocess.run(
+        [tool, "--schema-only", "--no-owner", "--schema=interlock", url], capture_output=True, text=True, check=True
+    ).stdout
+    return "\n".join(line for line in output.splitlines() if not line.startswith(("\\restrict", "\\unrestrict")))
+
+
+async def test_twenty_at_once_migrate_once(empty: str) -> None:
+    async def one() -> list[Migration]:
+        async with connect(empty) as connection:
+            return await migrate(connection)
+
+    applied = await asyncio.gather(*(one() for _ in range(20)))
+    names = [migration.name for mine in applied for migration in mine]
+    assert sorted(names) == [migration.name for migration in known_migrations()], "each by exactly one of the twenty"
+
+
+async def test_a_fresh_schema_equals_one_migrated_from_any_earlier_point(
+    server: EmbeddedServer, make_database: Callable[[], str]
+) -> None:
+    known = known_migrations()
+    dumps = []
+    for point in range(len(known)):
+        url = make_database()
+        async with connect(url) as connection:
+            await migrate(connection, known=known[:point])
+            await migrate(connection)
+        dumps.append(dump(server, url))
+    assert dumps[0]
+    assert all(other == dumps[0] for other in dumps)
+
+
+async def test_the_guards_can_be_applied_again_as_the_next_migration(server: EmbeddedServer, empty: str) -> None:
+    known = known_migrations()
+    guards = next(migration for migration in reversed(known) if migration.name.endswith("_guards"))
+    async with connect(empty) as connection:
+        await migrate(connection)
+        await enqueue_task(connection, NewTask("x", {}), actor="me")
+        before = dump(server, empty)
+        await migrate(connection, known=[*known, dataclasses.replace(guards, version=len(known) + 1, name="again")])
+    assert dump(server, empty) == before
+
+
+async def test_a_failing_migration_leaves_nothing_behind_and_the_next_run_goes_on(empty: str) -> None:
+    known = known_migrations()
+    broken = Migration(len(known) + 1, "9999_broken", "create table interlock.half (); select 1 / 0;")
+    async with connect(empty) as connection:
+        with pytest.raises(MigrationError, match=r"9999_broken failed and was rolled back: division by zero"):
+            await migrate(connection, known=[*known, broken])
+        assert len(await applied_migrations(connection)) == len(known)
+        mended = dataclasses.replace(broken, text="create table interlock.half ()")
+        assert await migrate(connection, known=[*known, mended]) == [mended]
+
+
+@pytest.mark.chaos
+async def test_a_killed_migration_leaves_nothing_behind_and_the_next_run_goes_on(
+    server: EmbeddedServer, empty: str
+) -> None:
+    script = (
+        "import asyncio, sys\n"
+        "from interlock.postgres.connection import connect\n"
+        "from interlock.postgres.migrate import Migration, known_migrations, migrate\n"
+        "async def main():\n"
+        "    async with connect(sys.argv[1]) as connection:\n"
+        "        first, *rest = known_migrations()\n"
+        "        slow = Migration(2, '0002_slow', rest[0].text + ';select pg_sleep(60)')\n"
+        "        await migrate(connection, known=[first, slow])\n"
+        "asyncio.run(main())\n"
+    )
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", script, empty)
+    with psycopg.connect(server.url("postgres"), autocommit=True) as watcher:
+        eventually(lambda: watcher.execute("select from pg_stat_activity where wait_event = 'PgSleep'").fetchall())
+        child.kill()
+        await child.wait()
+        # a killed client is noticed by its backend at the next write; be the network that tells it
+        watcher.execute("select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'")
+    async with connect(empty) as connection:
+        assert [record.name for record in await applied_migrations(connection)] == ["0001_schema"]
+        assert [migration.name for migration in await migrate(connection)] == [m.name for m in known_migrations()[1:]]
+
+
+async def test_a_changed_past_migration_is_refused(empty: str) -> None:
+    known = known_migrations()
+    async with connect(empty) as connection:
+        await migrate(connection)
+        changed = [dataclasses.replace(known[0], text=known[0].text + "\n-- tidied"), *known[1:]]
+        with pytest.raises(MigrationError, match=r"0001_schema was applied .* must never change"):
+            await migrate(connection, known=changed)
+        windows = [dataclasses.replace(m, text=m.text.replace("\n", "\r\n")) for m in known]
+        assert await migrate(connection, known=windows) == [], "line ends of a checkout are no change"
+
+
+async def test_a_database_newer_than_the_release_is_refused(empty: str) -> None:
+    known = known_migrations()
+    async with connect(empty) as connection:
+        await migrate(connection)
+        with pytest.raises(MigrationError, match="newer than this release"):
+            await migrate(connection, known=known[:-1])
+        assert pending_migrations(known, await applied_migrations(connection)) == []
+
+
+def make_role(url: str, name: str) -> str:
+    run_sql(url, f"create role {name} login")
+    return url.replace("interlock@", f"{name}@", 1)
+
+
+@pytest.fixture
+def role(server: EmbeddedServer, empty: str) -> Any:
+    names = ["landlord", "tenant"]
+    yield make_role(empty, names[0]), make_role(empty, names[1])
+    for name in names:
+        run_sql(empty, f"drop owned by {name} cascade")
+        run_sql(server.url("postgres"), f"drop role {name}")
+
+
+async def test_a_role_that_owns_only_its_schema_can_migrate_and_one_that_owns_nothing_can_work(
+    empty: str, role: tuple[str, str]
+) -> None:
+    landlord, tenant = role
+    async with connect(landlord) as connection:
+        with pytest.raises(MigrationError, match="create schema interlock authorization"):
+            await migrate(connection)
+        run_sql(empty, "create schema interlock authorization landlord")
+        notes: list[str] = []
+        await migrate(connection, note=notes.append)
+        assert "create schema pgmq authorization landlord" in notes[-1]
+        run_sql(empty, "create schema pgmq authorization landlord")
+        await migrate(connection, note=notes.append)
+        assert "from its SQL" in notes[-1]
+        with pytest.raises(MigrationError, match=r"no role 'Stran\"ger' .*: create role \"Stran\"\"ger\"$"):
+            await grant(connection, 'Stran"ger')
+        await grant(connection, "tenant")
+    async with connect(tenant) as connection:
+        await enqueue_task(connection, NewTask("x", {}), actor="me")
+        (claimed,) = await claim_pending_tasks(connection, actor="w", types=["x"])
+        with pytest.raises(IllegalTransition), translated(connection):
+            await connection.execute("update interlock.tasks set state = 'skipped'")
+        assert [r.event for r in await read_task_history(connection, claimed.id)] == ["create", "claim"]
+        for forbidden in (
+            "delete from interlock.audit_logs",
+            "alter table interlock.tasks disable trigger all",
+            "drop table interlock.tasks",
+            "insert into interlock.schema_migrations values (99, '', '')",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                await connection.execute(sql.SQL(forbidden))
+
+
+async def test_a_role_that_owns_nothing_finds_an_up_to_date_database_in_order(
+    empty: str, role: tuple[str, str]
+) -> None:
+    known = known_migrations()
+    pending = Migration(len(known) + 1, "9999_more", "create table interlock.more ()")
+    async with connect(empty) as connection:
+        await migrate(connection)
+        async with connect(role[1]) as tenant:
+            with pytest.raises(MigrationError, match=r"may not use .*permission denied for schema.* --grant-to"):
+                await applied_migrations(tenant)
+        await grant(connection, "tenant")
+        await connection.execute(
+            "do $$ begin execute 'drop table interlock.' || to_char(now() at time zone 'UTC' + interval '2 months', "
+            "'\"worker_state_transitions_\"YYYY_MM'); end $$"  # so that there is something to add, for the owner
+        )
+    async with connect(role[1]) as tenant:
+        assert await migrate(tenant) == []
+        with pytest.raises(MigrationError, match="Let the role that owns it run `interlock migrate`"):
+            await migrate(tenant, known=[*known, pending])
+    command = [sys.executable, "-m", "interlock", "--database-url", role[1]]
+    demo = await asyncio.create_subprocess_exec(*command, "demo", stdout=subprocess.PIPE)
+    said, _ = await demo.communicate()
+    assert demo.returncode == 0, said
+    assert b"permission denied for table audit_logs" in said
+
+
+async def test_an_error_of_the_driver_leaves_a_connection_as_one_of_ours(empty: str) -> None:
+    with pytest.raises(StatementError, match="division by zero"):
+        async with connect(empty) as connection:
+            await connection.execute("select 1 / 0")
+    with pytest.raises(DisconnectedError, match=r"^terminating connection due to administrator command$"):
+        async with connect(empty) as connection:
+            await connection.execute("select pg_terminate_backend(pg_backend_pid())")
+
+
+async def test_an_existing_queue_is_left_alone(empty: str) -> None:
+    async with connect(empty) as connection:
+        notes: list[str] = []
+        await migrate(connection, note=notes.append)
+        await connection.execute("select pgmq.create('mine')")
+        await connection.execute("comment on schema pgmq is 'PGMQ 99.0'")
+        await migrate(connection, note=notes.append)
+        assert notes[-1] == "PGMQ is there already (PGMQ 99.0)"
+        await connection.execute("""select pgmq.send('mine', '{"a": 1}')""")

@@ -1,0 +1,148 @@
+"""The sort as a job of the engine: steps with leases, retries, progress and history, and the same output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from interlock import Interlock
+from interlock.config import Config
+from interlock.sort.data.validate import validate
+from sort_support import begun, make_input, members, names
+from support import eventually
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.client.job_handle import JobStatus, StepStatus
+
+pytestmark = pytest.mark.flow
+
+
+def look(url: str) -> tuple[JobStatus, list[StepStatus]]:
+    """Read the only job and its sort workers from the database."""
+
+    async def read() -> tuple[JobStatus, list[StepStatus]]:
+        async with Interlock(config=Config(database_url=url)) as app:
+            (job,) = await app.find_jobs(workflow="distributed_sort")
+            handle = app.job(job.id)
+            return await handle.status(), [step for step in await handle.steps() if step.kind == "part"]
+
+    return asyncio.run(read())
+
+
+def checkpoint(url: str, task: UUID) -> dict[str, Any]:
+    """Read what a sort worker last saved in the database."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("select checkpoint from interlock.tasks where id = %s", [task]).fetchone()
+    assert row is not None
+    found: dict[str, Any] = row[0]
+    return found
+
+
+def sorters(session: int) -> list[int]:
+    """List the processes in which steps run: the children of the command that are sessions of their own."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            command = path.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == session and b"interlock.worker.executors.child" in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -> None:
+    make_input(tmp_path / "in")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
+    with begun(*arguments, url=url) as process:
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert "State history" in output
+    assert names(tmp_path / "out") == ["partition.0", "partition.1"]
+    assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
+    job, steps = look(url)
+    assert (job.status, job.namespace) == ("COMPLETED", "sort")
+    assert [(step.step, step.state, step.tries) for step in steps] == [
+        ("sort_worker[0]", "done", 1),
+        ("sort_worker[1]", "done", 1),
+    ]
+    for index, step in enumerate(steps):
+        assert step.result["index"] == index
+        assert step.result["history"][-1]["to_state"] == "Completed"
+        stored = checkpoint(url, step.id)
+        assert stored["state"] == "Completed", "every move is saved in the database too"
+        assert stored["history"] == step.result["history"]
+
+
+def test_a_sort_worker_that_is_killed_is_tried_again_and_the_output_is_the_same(tmp_path: Path, url: str) -> None:
+    make_input(tmp_path / "in", 100_000)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
+    with begun(*arguments, url=url) as process:
+        victim = eventually(lambda: sorters(process.pid))[0]
+        eventually((tmp_path / "out" / ".interlock-sort" / "worker-0").exists)
+        os.kill(victim, signal.SIGKILL)
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
+    job, steps = look(url)
+    assert job.status == "COMPLETED"
+    assert sum(step.tries for step in steps) > 2
+
+
+def test_what_is_wrong_with_the_input_ends_the_job_and_names_the_place(tmp_path: Path, url: str) -> None:
+    make_input(tmp_path / "in", 3_000, files=1, is_ascii=True)
+    with (tmp_path / "in" / "part-00000").open("r+b") as file:
+        file.seek(120_000)
+        file.write(b"y" * 100)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
+    with begun(*arguments, url=url) as process:
+        _, errors = process.communicate(timeout=100)
+        assert process.returncode == 1
+        assert members(process.pid) == []
+    assert "part-00000, byte 120,000: this line of 100 bytes does not end in CR LF" in errors
+    assert "Traceback" not in errors
+    job, _ = look(url)
+    assert job.status in {"FAILED", "CANCELED"}
+
+
+def test_a_sort_whose_command_was_killed_does_not_hold_up_the_next(tmp_path: Path, url: str) -> None:
+    make_input(tmp_path / "in", 100_000)
+    make_input(tmp_path / "other", 1_000)
+    with begun("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", url=url) as process:
+        eventually((tmp_path / "out" / ".interlock-sort" / "worker-1").exists)
+        for pid in members(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    with psycopg.connect(url) as connection:
+        connection.execute("update interlock.tasks set lease_expires_at = now() where lease_expires_at is not null")
+    arguments = ("run", tmp_path / "other", "-O", tmp_path / "out2", "-n", 2, "--engine", "interlock", "--timeout", 30)
+    with begun(*arguments, url=url) as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert validate([tmp_path / "out2"], [tmp_path / "other"]).problems == []
+
+
+def test_an_interrupted_sort_cancels_its_job_and_says_so_in_a_word(tmp_path: Path, url: str) -> None:
+    make_input(tmp_path / "in", 500_000)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", "--memory", "256MB")
+    with begun(*arguments, url=url) as process:
+        assert process.stderr is not None
+        while "Sorting" not in (line := process.stderr.readline()):
+            assert line, "it ended before it was interrupted"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert errors.endswith("interrupted\n")
+    assert names(tmp_path / "out") == []
+    job, steps = look(url)
+    assert job.status == "CANCELED"
+    assert not [step for step in steps if step.state in {"pending", "running"}]

@@ -1,0 +1,192 @@
+"""Which failure is told when several happen, where its reason goes, what is logged at which level, and what stays."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock.errors import SortError, SortInputError
+from interlock.lifecycle import SortMasterEvent, SortWorkerState
+from interlock.sort import wire_pb2 as wire
+from interlock.sort.data.plan import Member, Plan, Roster
+from interlock.sort.data.validate import validate
+from interlock.sort.master.master import Master
+from interlock.sort.master.roster import Seat
+from interlock.sort.master.service import MasterHandlers
+from interlock.sort.settings import Settings
+from interlock.sort.worker.service import WorkerHandlers
+from interlock.sort.worker.worker import Untold, UntoldInput, Worker, run_worker, untold
+from sort_crew import random_rows, write_source
+from sort_support import begun, make_input, names, sort
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.flow
+
+ROWS = random_rows(5, 300)
+
+
+@pytest.fixture
+def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """Catch what the sort logs, from information on."""
+    with caplog.at_level(logging.INFO, logger="interlock.sort"):
+        yield caplog
+
+
+def levels(logged: pytest.LogCaptureFixture) -> dict[str, str]:
+    return {record.getMessage(): record.levelname for record in logged.records}
+
+
+def test_the_first_of_several_failures_is_told_and_the_others_hear_of_it() -> None:
+    master = Master(3, Settings(), None, "127.0.0.1", 0, threading.Event())
+    handlers: Any = MasterHandlers(master)
+    for index in range(3):
+        handlers.RegisterWorker(
+            wire.Registration(identity=f"{index}", index=index, record_length=100, key_length=10, block_records=1,
+                              window_records=1, incarnation=1, address=f"w{index}:1", state="Initializing"), None
+        )  # fmt: skip
+
+    def fail(index: int, message: str) -> wire.Ack:
+        own: dict[str, Any] = {"epoch": master.epoch, "worker": index, "incarnation": 1, "state": "Failed"}
+        answer: wire.Ack = handlers.NotifyPhaseComplete(wire.PhaseComplete(**own, message=message), None)
+        return answer
+
+    assert fail(2, "its disk is full").success
+    assert fail(0, "worker 2 does not answer").success, "heard, though it is not what is told"
+    with pytest.raises(SortError) as raised:
+        master.run(None, None)
+    assert str(raised.value) == "worker 2 (w2:1) failed: its disk is full"
+    assert master.journal.history[-1].reason == str(raised.value)
+    late = fail(1, "given up")
+    assert (late.success, late.failed, late.message) == (False, True, str(raised.value))
+
+
+def test_a_failed_worker_counts_for_no_phase_until_it_is_started_again() -> None:
+    seat = Seat(0, "a", 1, "w:1", 10, 100, 10, 5, 5, state="Merging")
+    assert seat.reached(SortWorkerState.SHUFFLING)
+    seat.hear("Failed")
+    seat.hear("Merging")  # an answer that was under way
+    assert seat.state == "Failed"
+    assert not any(seat.reached(state) for state in SortWorkerState)
+    assert (seat.progress().phase, seat.progress().percent) == ("FAILED", 0.0)
+    seat.rejoin(wire.Registration(incarnation=2, address="w:2", state="Initializing"))
+    seat.hear("Sampling")
+    assert seat.reached(SortWorkerState.SAMPLING)
+    assert not seat.reached(SortWorkerState.SORTING)
+
+
+def test_moves_are_information_data_at_a_wrong_time_a_warning_and_a_refused_plan_an_error(
+    tmp_path: Path, logged: pytest.LogCaptureFixture
+) -> None:
+    for place in ("out", "temp"):
+        (tmp_path / place).mkdir()
+    source = write_source(tmp_path / "in", ROWS)
+    worker = Worker("127.0.0.1:1", source, tmp_path / "out", Settings(), tmp_path / "temp", 0, "127.0.0.1")
+    handlers: Any = WorkerHandlers(worker)
+    worker.workshop.accept(Plan(0, 1, 1, (), Roster(1, (Member(0, "w:1", 1, len(ROWS), len(ROWS)),))), 0)
+    answer = handlers.SetPartitionBoundaries(wire.PartitionConfig(), None)
+    assert (answer.success, answer.message) == (False, "Cannot set partition config in state Initializing")
+    assert handlers.ShuffleData(iter(()), None).success
+    worker.failed(SortError("its disk is full"))
+    with pytest.raises(Untold, match="its disk is full"):
+        worker.run()
+    assert levels(logged) == {
+        "sort worker: cannot set partition config in state Initializing": "ERROR",
+        "sort worker: received shuffle data in state Initializing": "WARNING",
+        "sort worker: Initializing -> Failed (SortError: its disk is full)": "INFO",
+    }
+
+
+def test_a_process_that_is_started_again_is_a_warning(tmp_path: Path, logged: pytest.LogCaptureFixture) -> None:
+    first = Master(2, Settings(), tmp_path, "127.0.0.1", 0, threading.Event())
+    first.machine.transition(SortMasterEvent.START_SAMPLING)
+    first.close()
+    Master(2, Settings(), tmp_path, "127.0.0.1", 0, threading.Event()).close()
+    assert levels(logged)["sort master: its process ended in state Sampling; it is started again"] == "WARNING"
+
+
+def test_the_command_s_level_and_format_hold_for_all_processes_of_a_sort(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 1_000)
+
+    def run(*options: str, **environment: str) -> list[str]:
+        out = tmp_path / "-".join(["out", *options, *environment])
+        with begun(
+            "run", tmp_path / "in", "-O", out, "-n", 2, "-q", before=options, environment=environment
+        ) as process:
+            _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        return [line for line in errors.splitlines() if " -> " in line]
+
+    assert run() == run("--log-level", "warning") == []
+    told = run("--log-level", "info")
+    assert len(told) == 5 + 2 * 8
+    assert all("[info] sort " in line for line in told)
+    machine = [json.loads(line) for line in run("--log-format", "json", INTERLOCK_LOG_LEVEL="debug")]
+    assert {line["level"] for line in machine} == {"info"}
+    for who in ("sort master", "sort worker 0", "sort worker 1"):
+        assert sum(line["message"].startswith(f"{who}: ") for line in machine) in {5, 8}
+
+
+def test_why_a_worker_failed_before_it_took_part_reaches_the_user(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 1_000)
+    taken = tmp_path / "out" / ".interlock-sort" / "worker-1"
+    taken.parent.mkdir(parents=True)
+    taken.touch()
+    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "-q")
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [f"interlock: worker 1 failed before it took part: {taken}: File exists"]
+    assert done.stdout == ""
+
+
+def test_what_no_master_knows_says_so_and_whether_the_input_is_wrong(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "in", ROWS)
+    (tmp_path / "in").unlink()
+    with pytest.raises(Untold, match="in: No such file or directory") as raised:
+        run_worker("127.0.0.1:1", source, tmp_path / "out")
+    assert not isinstance(raised.value, UntoldInput)
+    with pytest.raises(UntoldInput, match="no record"), untold():
+        raise SortInputError("no record")
+
+
+def test_a_merge_that_fails_leaves_the_partitions_that_it_was_to_replace(tmp_path: Path) -> None:
+    make_input(tmp_path / "old", 3_000, seed=4)
+    make_input(tmp_path / "in", 50_000)
+    out = tmp_path / "out"
+    assert sort("run", tmp_path / "old", "-O", out, "-n", 3, "-q").returncode == 0
+    arguments = ("run", tmp_path / "in", "-O", out, "-n", 2, "--overwrite")
+    done = sort(*arguments, largest_file=1_000_000)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr
+    assert "Merging" in done.stderr, "what was sorted and received had room in memory"
+    assert names(out) == ["partition.0", "partition.1", "partition.2"]
+    assert validate([out], [tmp_path / "old"]).problems == []
+    assert sort(*arguments).returncode == 0
+    assert names(out) == ["partition.0", "partition.1"]
+    assert validate([out], [tmp_path / "in"]).problems == []
+
+
+def test_two_sorts_share_one_engine(tmp_path: Path, url: str) -> None:
+    sizes = {"a": 60_000, "b": 5_000}
+    for name, records in sizes.items():
+        make_input(tmp_path / f"in-{name}", records, seed=len(name))
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(
+                begun("run", tmp_path / f"in-{name}", "-O", tmp_path / name, "-n", 2, "--engine", "interlock", url=url)
+            )
+            for name in sizes
+        ]
+        for process in running:
+            _, errors = process.communicate(timeout=100)
+            assert process.returncode == 0, errors
+            assert "Traceback" not in errors
+    for name in sizes:
+        assert names(tmp_path / name) == ["partition.0", "partition.1"]
+        assert validate([tmp_path / name], [tmp_path / f"in-{name}"]).problems == []

@@ -1,0 +1,133 @@
+"""The sort's machines as they are used: history, durations, the state file, the percentages, and clean-up by state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from interlock.errors import InvalidTransitionError
+from interlock.lifecycle import SORT_WORKER, SortMasterState, SortWorkerEvent, SortWorkerState
+from interlock.machine import StateMachine
+from interlock.sort.data.keys import Boundary
+from interlock.sort.data.plan import Member, Plan, Roster
+from interlock.sort.settings import Settings
+from interlock.sort.wire_pb2 import WorkerStatus
+from interlock.sort.workdir import Journal, is_resumable, rank
+from interlock.sort.worker.progress import WEIGHTS, status_of
+from interlock.sort.worker.worker import Worker
+from sort_crew import random_rows, write_source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from interlock.sort.worker.phases import Workshop
+
+pytestmark = pytest.mark.unit
+
+S = SortWorkerState
+
+
+def workshop_at(place: Path) -> Workshop:
+    source = write_source(place / "in", random_rows(1, 10))
+    (place / "out").mkdir()
+    (place / "temp").mkdir()
+    return Worker("127.0.0.1:1", source, place / "out", Settings(), place / "temp", 0, "127.0.0.1").workshop
+
+
+def test_every_move_is_recorded_timed_and_saved(tmp_path: Path) -> None:
+    now = [100.0]
+    journal = Journal(tmp_path, "sort worker 0")
+    machine = StateMachine(SORT_WORKER, observer=journal, clock=lambda: now[0])
+    for event, at in ((SortWorkerEvent.REGISTER, 101.0), (SortWorkerEvent.SEND_SAMPLE, 103.5)):
+        now[0] = at
+        machine.transition(event, f"at {at}")
+        assert orjson.loads((tmp_path / "state.json").read_bytes())["state"] == str(machine.state)
+    assert journal.phases == {"Sampling": 2.5}
+    assert [(move.from_state, move.to_state, move.reason, move.timestamp) for move in journal.history] == [
+        ("Initializing", "Sampling", "at 101.0", 101.0),
+        ("Sampling", "WaitingForPartitionConfig", "at 103.5", 103.5),
+    ]
+    with pytest.raises(InvalidTransitionError, match="start_merge"):
+        machine.transition(SortWorkerEvent.START_MERGE)
+    again = Journal(tmp_path, "sort worker 0")
+    found = again.load()
+    assert found is not None
+    again.resume(found)
+    assert again.history == journal.history
+    assert again.phases == journal.phases
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state'])
+def test_a_state_file_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state.json").write_bytes(content)
+    assert Journal(tmp_path, "").load() is None
+    assert not is_resumable(tmp_path)
+
+
+def test_only_a_sort_that_has_not_failed_can_be_resumed(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "sort master")
+    assert not is_resumable(tmp_path)
+    for state in SortMasterState:
+        journal.save(str(state))
+        assert is_resumable(tmp_path) == (state is not SortMasterState.FAILED), "one that ends removes its state"
+    journal.remove()
+    assert not is_resumable(tmp_path)
+
+
+def test_the_percentages_are_those_of_the_phases() -> None:
+    assert set(WEIGHTS) == set(SortWorkerState)
+    at = {state: status_of(state, 0.5).progress_percentage for state in SortWorkerState}
+    assert at == {
+        S.INITIALIZING: 0.0, S.SAMPLING: 10.0, S.WAITING_FOR_PARTITION_CONFIG: 15.0, S.SORTING: 35.0,
+        S.WAITING_FOR_SHUFFLE_SIGNAL: 55.0, S.SHUFFLING: 67.5, S.WAITING_FOR_MERGE_SIGNAL: 80.0, S.MERGING: 90.0,
+        S.COMPLETED: 100.0, S.FAILED: 0.0,
+    }  # fmt: skip
+    assert status_of(S.SORTING, 0.5).message == "Sorting: 50%"
+    assert status_of(S.MERGING, 7.0).progress_percentage == 100.0
+    assert status_of(S.WAITING_FOR_MERGE_SIGNAL, 0.0).current_phase == WorkerStatus.SHUFFLING
+
+
+def test_states_are_ranked_in_the_order_of_the_phases() -> None:
+    assert [rank(str(state)) for state in SortWorkerState] == list(range(len(SortWorkerState)))
+
+
+@pytest.mark.parametrize("state", [state for state in SortWorkerState if not SORT_WORKER.is_terminal(state)])
+def test_a_failure_cleans_up_what_its_state_leaves_behind(tmp_path: Path, state: SortWorkerState) -> None:
+    workshop = workshop_at(tmp_path)
+    workshop.plan = Plan(1, 2, 1, (Boundary(b"m", 0),), Roster(1, (Member(0, "", 1, 10, 10), Member(1, "", 1, 0, 1))))
+    workshop.worker = 0
+    places = {name: tmp_path / "temp" / name for name in ("runs", "slices", "outputs")}
+    for place in places.values():
+        place.mkdir()
+    files = {
+        "runs": places["runs"] / "run-000000",
+        "slices": places["slices"] / "slice-0001-000000-00000",
+        "output": tmp_path / "out" / "partition.0",
+        "note": places["outputs"] / "partition.0.json",
+        "of another": tmp_path / "out" / "partition.1",
+    }
+    for file in files.values():
+        file.touch()
+    workshop.clean_after_failure(state)
+    gone = {name for name, file in files.items() if not file.exists()}
+    assert gone == {
+        S.SORTING: {"runs"},
+        S.WAITING_FOR_SHUFFLE_SIGNAL: {"runs"},
+        S.SHUFFLING: {"slices"},
+        S.WAITING_FOR_MERGE_SIGNAL: {"slices"},
+        S.MERGING: {"output", "note"},
+    }.get(state, {"runs", "slices", "note"})
+    assert (tmp_path / "in").exists()
+
+
+def test_a_killed_process_leaves_only_its_finished_files_to_the_next(tmp_path: Path) -> None:
+    workshop = workshop_at(tmp_path)
+    runs = tmp_path / "temp" / "runs"
+    runs.mkdir()
+    (runs / "run-000000").touch()
+    (runs / "run-000001.part").touch()
+    (tmp_path / "temp" / "state.json.part").touch()
+    workshop.clean_after_kill()
+    assert [path.name for path in (tmp_path / "temp").rglob("*") if path.is_file()] == ["run-000000"]

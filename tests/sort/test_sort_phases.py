@@ -1,0 +1,212 @@
+"""Whole sorts: the output is the input in order, for any keys, shapes and numbers; and no phase can hang for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from interlock.errors import SortError, SortInputError
+from interlock.sort.data.records import Extent, RecordFormat, Source
+from interlock.sort.engines.local import run_local
+from interlock.sort.master.master import run_master
+from interlock.sort.settings import LEAST_MEMORY, Settings
+from interlock.sort.worker.worker import run_worker
+from sort_crew import Crew, output_bytes, random_rows, sorted_bytes, write_source
+from sort_threads import sort_in_threads
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from interlock.sort.settings import Progress
+
+pytestmark = pytest.mark.flow
+
+
+def rows_of(kind: str) -> NDArray[np.uint8]:
+    rng = np.random.default_rng(3)
+    rows = random_rows(3, 3_000)
+    if kind == "zipf":
+        rows[:, :10] = (
+            np.minimum(rng.zipf(1.2, len(rows)), 2**40)
+            .astype(">u8")
+            .view(np.uint8)
+            .reshape(-1, 8)[:, [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]]
+        )
+    elif kind == "constant":
+        rows[:, :10] = 7
+    elif kind == "presorted":
+        rows[:] = rows[np.lexsort(rows[:, 9::-1].T)]
+    elif kind == "reversed":
+        rows[:] = rows[np.lexsort(rows[:, 9::-1].T)][::-1]
+    return rows
+
+
+@pytest.mark.parametrize("kind", ["uniform", "zipf", "constant", "presorted", "reversed"])
+@pytest.mark.parametrize("resident", [0.0, 0.5, 1.0])
+def test_the_output_is_the_input_in_order_and_even(tmp_path: Path, kind: str, resident: float) -> None:
+    rows = rows_of(kind)
+    report = sort_in_threads(write_source(tmp_path / "in", rows), tmp_path, resident=resident, partitions=3)
+    assert output_bytes(tmp_path / "out-0", tmp_path / "out-1") == sorted_bytes(rows)
+    assert report.records == len(rows)
+    assert [one.number for one in report.partitions] == [0, 1, 2]
+    assert max(one.records for one in report.partitions) <= 1.1 * len(rows) / 3
+    assert sorted(path.name for path in (tmp_path / "out-1").iterdir()) == ["partition.1", "partition.2"]
+
+
+@pytest.mark.parametrize(
+    ("length", "key_length", "count", "workers", "partitions"),
+    [(1, 1, 500, 2, 2), (5, 2, 700, 3, 2), (20, 20, 900, 1, 4), (100, 10, 1, 2, None), (100, 10, 0, 2, None),
+     (3000, 12, 900, 2, 2), (1_500, 1_400, 6_000, 2, 30)],
+)  # fmt: skip
+def test_any_shape_of_records_any_number_of_workers_and_partitions(
+    tmp_path: Path, length: int, key_length: int, count: int, workers: int, partitions: int | None
+) -> None:
+    rows = random_rows(8, count, 4, length)
+    source = write_source(tmp_path / "in", rows, key_length)
+    report = sort_in_threads(source, tmp_path, workers, partitions=partitions)
+    assert output_bytes(*tmp_path.glob("out-*")) == sorted_bytes(rows, key_length)
+    assert len(report.partitions) == (partitions or workers)
+
+
+def test_progress_durations_and_history_are_told(tmp_path: Path) -> None:
+    told: list[Progress] = []
+    rows = random_rows(1, 2_000)
+    report = sort_in_threads(write_source(tmp_path / "in", rows), tmp_path, told=told.append)
+    assert set(report.phases) == {"Sampling", "Sorting", "Shuffling", "Merging"}
+    assert [move.to_state for move in report.history] == ["Sampling", "Sorting", "Shuffling", "Merging", "Completed"]
+    for worker in report.workers:
+        assert set(worker.phases) == {"Sampling", "Sorting", "Shuffling", "Merging"}
+        assert worker.history[0].from_state == "Initializing"
+        assert worker.history[-1].to_state == "Completed"
+    assert told[-1].state == "Completed"
+    assert told[-1].bytes_total == 200_000
+    assert [one.percent for one in told[-1].workers] == [100.0, 100.0]
+    assert {one.index for one in told[-1].workers} == {0, 1}
+
+
+def test_a_local_run_sorts_in_processes_of_its_own_and_leaves_only_its_output(tmp_path: Path) -> None:
+    rows = random_rows(4, 5_000)
+    report = run_local(write_source(tmp_path / "in", rows), tmp_path / "out", workers=2)
+    assert output_bytes(tmp_path / "out") == sorted_bytes(rows)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["partition.0", "partition.1"]
+    assert report.json()["workers"][1]["peak_memory"] > 0
+    assert children() == []
+
+
+def test_what_another_sort_left_unfinished_is_not_taken_up_and_nothing_else_is_removed(tmp_path: Path) -> None:
+    with Crew(tmp_path, write_source(tmp_path / "other", random_rows(9, 1_000))) as crew:
+        crew.start_master(("Sorting",), forever=True)
+        crew.start_worker(0)
+        crew.start_worker(1)
+        crew.ended("master")
+    temp = tmp_path / "temp"
+    (temp / "master" / "state.json").rename(temp / "state.json")
+    (temp / "mine").touch()
+    rows = random_rows(4, 1_000)
+    run_local(write_source(tmp_path / "in", rows), tmp_path / "fresh", workers=2, temp=temp)
+    assert output_bytes(tmp_path / "fresh") == sorted_bytes(rows)
+    assert (temp / "mine").exists()
+    assert not (temp / "state.json").exists()
+
+
+def test_a_failure_in_a_worker_s_thread_reaches_the_master_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    write_source(tmp_path / "in", random_rows(4, 5_000))
+    source = Source(RecordFormat(), (Extent(str(tmp_path / "in"), 0, 6_000),))
+    with pytest.raises(SortError, match=r"worker 1 .* failed: input .*in became shorter"):
+        run_local(source, tmp_path / "out", workers=2)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert children() == []
+
+
+def test_workers_end_when_the_process_of_a_local_run_is_killed(tmp_path: Path) -> None:
+    rows = random_rows(4, 50_000)
+    source = write_source(tmp_path / "in", rows)
+    script = (
+        "import json, sys; from pathlib import Path; from interlock.sort.engines.local import run_local;"
+        "from interlock.sort.data.records import Source\n"
+        "run_local(Source.of(json.loads(sys.argv[1])), Path(sys.argv[2]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, json.dumps(source.json()), str(tmp_path / "out")])
+    while len(workers := children(process.pid)) < 2:
+        assert process.poll() is None
+        time.sleep(0.001)
+    process.kill()
+    process.wait()
+    for worker in workers:
+        gone(worker)
+    run_local(source, tmp_path / "out")
+    assert output_bytes(tmp_path / "out") == sorted_bytes(rows)
+
+
+def test_a_worker_that_never_comes_ends_the_sort_with_what_was_missing(tmp_path: Path) -> None:
+    with pytest.raises(SortError, match=r"phase Registering did not end within 0\.2 s: 0 of 2 workers came"):
+        run_master(2, settings=Settings(registering=0.2))
+    source = write_source(tmp_path / "in", random_rows(1, 10))
+    with pytest.raises(SortError, match=r"RegisterWorker at the master \(127\.0\.0\.1:1\): no answer within 0\.2 s"):
+        run_worker("127.0.0.1:1", source, tmp_path / "out", settings=Settings(registering=0.2))
+
+
+def test_a_worker_that_falls_silent_is_named_and_the_others_end(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "in", random_rows(1, 2_000))
+    with Crew(tmp_path, source, lost=6.0) as crew:
+        crew.start_master()
+        crew.start_worker(0)
+        crew.start_worker(1, ("Sorting",), forever=True)
+        message = crew.failure("master")
+        assert "worker 1 (127.0.0.1:" in message
+        assert "is lost in phase Sorting: no word from it for 6 s" in message
+        assert "is lost in phase Sorting" in crew.failure("worker-0")
+    assert output_bytes(crew.output) == b""
+
+
+def test_a_master_and_a_worker_give_up_when_they_are_told_to(tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(SortError, match="the sort was given up in phase Registering"):
+        run_master(1, stop=stop)
+    source = write_source(tmp_path / "in", random_rows(1, 10))
+    with pytest.raises(SortError, match="it was told to give up"):
+        run_worker("127.0.0.1:1", source, tmp_path / "out", stop=stop)
+
+
+def test_too_little_memory_or_too_few_workers_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "in", random_rows(1, 10))
+    with pytest.raises(SortInputError, match="too few for 8 workers"):
+        run_local(source, tmp_path / "out", workers=8, settings=Settings(memory=LEAST_MEMORY))
+    with pytest.raises(SortInputError, match="at least one worker, not 0"):
+        run_local(source, tmp_path / "out", workers=0)
+    with pytest.raises(SortInputError, match="too few: a worker needs"):
+        Settings(memory=1)
+    assert not (tmp_path / "out").exists()
+
+
+def children(parent: int | None = None) -> list[int]:
+    """List the sort workers that a process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+            command = path.with_name("cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == (parent or os.getpid()) and b"interlock.sort" in command and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def gone(process: int) -> None:
+    """Wait until a process has ended; its parent is not we."""
+    watched = os.pidfd_open(process) if Path(f"/proc/{process}").exists() else -1
+    if watched >= 0:
+        assert select.select([watched], [], [], 20)[0], f"process {process} still runs"
+        os.close(watched)

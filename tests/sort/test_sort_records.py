@@ -1,0 +1,200 @@
+"""Records and their sources: any cut reads the same bytes, and what cannot be sorted is refused by name and place."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from interlock.errors import SortInputError
+from interlock.sort.data.records import RecordFormat, Source, open_source
+from interlock.sort.workdir import check_places, claim_output, held_partitions, prepare_output
+
+pytestmark = pytest.mark.unit
+
+LINE = b"%-98d\r\n"
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def content(source: Source) -> bytes:
+    room = np.empty(source.size, dtype=np.uint8)
+    source.read(room)
+    return room.tobytes()
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+    shares=st.integers(1, 5),
+    block=st.integers(1, 7),
+)
+def test_every_cut_reads_the_same_bytes_in_the_same_order(lengths: list[int], shares: int, block: int) -> None:
+    with TemporaryDirectory() as place:
+        whole = b""
+        for number, length in enumerate(lengths):
+            piece = bytes([number]) * length * 5
+            whole += piece
+            write(Path(place, f"part-{number}"), piece)
+        source = open_source([Path(place)], record_length=5, key_length=2, ascii=False)
+        assert content(source) == whole
+        parts = [source.share(number, shares) for number in range(shares)]
+        assert b"".join(content(part) for part in parts) == whole
+        assert sum(part.records for part in parts) == source.records
+        for part in parts:
+            blocks = part.blocks(block)
+            assert b"".join(content(piece) for piece in blocks) == content(part)
+            assert all(whole[piece.position * 5 :].startswith(content(piece)) for piece in blocks)
+        assert Source.of(source.json()) == source
+
+
+def test_a_directory_stands_for_all_its_files_by_path_without_hidden_ones(tmp_path: Path) -> None:
+    write(tmp_path / "b", b"b" * 100)
+    write(tmp_path / "a" / "2", b"2" * 100)
+    write(tmp_path / "a" / "10", b"1" * 200)
+    write(tmp_path / ".hidden", b"x")
+    write(tmp_path / ".cache" / "y", b"x")
+    write(tmp_path / "empty", b"")
+    source = open_source([tmp_path])
+    assert [Path(extent.path).name for extent in source.extents] == ["10", "2", "b"]
+    assert source.records == 4
+    assert content(source) == b"1" * 200 + b"2" * 100 + b"b" * 100
+
+
+def test_no_records_at_all_are_a_source_too(tmp_path: Path) -> None:
+    source = open_source([tmp_path])
+    assert (source.records, source.size, source.blocks(10), content(source.share(0, 2))) == (0, 0, [], b"")
+
+
+@pytest.mark.parametrize(
+    ("written", "is_ascii"),
+    [
+        (b"".join(LINE % number for number in range(3)), True),
+        (os.urandom(1) + LINE % 1 + b"x" * 99, False),
+        (b"\x00" * 98 + b"\r\n", False),
+        (b"A" * 300, False),
+    ],
+)
+def test_lines_are_detected_and_can_be_overruled(tmp_path: Path, written: bytes, is_ascii: bool) -> None:  # noqa: FBT001 - a parameter
+    path = write(tmp_path / "file", written)
+    assert open_source([path]).format == RecordFormat(100, 10, is_ascii)
+    assert not open_source([path], ascii=False).format.ascii
+
+
+def test_lines_of_another_length_are_refused_with_the_right_length(tmp_path: Path) -> None:
+    path = write(tmp_path / "file", (b"x" * 118 + b"\r\n") * 100)
+    with pytest.raises(SortInputError, match=r"lines of 120 bytes: give --record-length 120"):
+        open_source([path])
+    assert open_source([path], record_length=120).format.ascii
+    write(path, b"one\r\nlonger\r\n" * 100)
+    with pytest.raises(SortInputError, match=r"lines of 5 to 8 bytes"):
+        open_source([path])
+
+
+def test_a_line_without_its_end_is_named_by_file_and_byte(tmp_path: Path) -> None:
+    good = LINE % 7
+    path = write(tmp_path / "file", good * 70 + b"y" * 100 + good)
+    source = open_source([path])
+    with pytest.raises(SortInputError, match=r"file, byte 7,000: this line .* --binary"):
+        content(source)
+    with pytest.raises(SortInputError, match=r"file, byte 7,000"):
+        content(source.part(69, 3))
+
+
+def test_a_truncated_record_is_named_by_file_and_byte(tmp_path: Path) -> None:
+    write(tmp_path / "file", b"a" * 250)
+    with pytest.raises(SortInputError, match=r"file: 250 bytes are not a whole number .* last 50, from byte 200 on"):
+        open_source([tmp_path])
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = write(tmp_path / "file", b"a" * 300)
+    source = open_source([path])
+    write(path, b"a" * 100)
+    with pytest.raises(SortInputError, match="became shorter"):
+        content(source)
+    path.unlink()
+    with pytest.raises(SortInputError, match="cannot be read"):
+        content(source)
+
+
+def test_inputs_that_are_missing_given_twice_or_no_files_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "in" / "file", b"a" * 100)
+    with pytest.raises(SortInputError, match="gone does not exist"):
+        open_source([tmp_path / "gone"])
+    with pytest.raises(SortInputError, match="file is input twice"):
+        open_source([tmp_path / "in", path])
+    with pytest.raises(SortInputError, match="no input"):
+        open_source([])
+    os.mkfifo(tmp_path / "in" / "pipe")
+    with pytest.raises(SortInputError, match="pipe is neither a file nor a directory"):
+        open_source([tmp_path / "in"])
+
+
+def test_a_file_that_may_not_be_read_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "secret", b"a" * 100).chmod(0)
+    code = (
+        "import os, sys, pathlib; from interlock.errors import SortInputError; "
+        "from interlock.sort.data.records import open_source\n"
+        "os.getuid() or os.setuid(65534)\n"
+        "try: open_source([pathlib.Path('secret')])\n"
+        "except SortInputError as error: sys.exit(str(error))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (told.returncode, told.stderr) == (1, "input secret cannot be read: Permission denied\n")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "wrong"),
+    [((0, 1), "record of 0"), ((100, 0), "key of 0"), ((100, 101), "1 to 100"), ((2_000_000, 10), "1,048,576")],
+)
+def test_impossible_lengths_are_refused(tmp_path: Path, lengths: tuple[int, int], wrong: str) -> None:
+    with pytest.raises(SortInputError, match=wrong):
+        open_source([tmp_path], record_length=lengths[0], key_length=lengths[1])
+    with pytest.raises(SortInputError, match="1 to 98"):
+        open_source([tmp_path], key_length=99, ascii=True)
+
+
+def test_output_and_input_are_kept_apart(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (tmp_path / "link").symlink_to(source)
+    check_places([source], tmp_path / "out", tmp_path)
+    for output in (source, source / "deep" / "out", tmp_path / "link" / "out"):
+        with pytest.raises(SortInputError, match=r"output directory .* is inside the input"):
+            check_places([source], output)
+    with pytest.raises(SortInputError, match=r"temporary directory .* is inside the input"):
+        check_places([source], tmp_path / "out", source / "temp")
+    with pytest.raises(SortInputError, match=r"input .* is inside the output directory"):
+        check_places([source], tmp_path)
+    file = write(tmp_path / "file", b"")
+    with pytest.raises(SortInputError, match=r"output directory .* is a file"):
+        check_places([source], file)
+
+
+def test_an_output_has_one_sort_at_a_time_and_keeps_what_it_held(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    prepare_output(output)
+    with claim_output(output):
+        with pytest.raises(SortInputError, match="another sort writes to the output directory"), claim_output(output):
+            pass
+        assert list(output.iterdir()) == []
+    for number in (10, 9):
+        write(output / f"partition.{number}", b"x")
+    write(output / "partition.x", b"x")
+    with claim_output(output), pytest.raises(SortInputError, match=r"already holds partition.9 and 1 more"):
+        prepare_output(output)
+    prepare_output(output, overwrite=True)
+    assert [path.name for path in held_partitions(output)] == ["partition.9", "partition.10"]
+    with pytest.raises(SortInputError, match=r"cannot be used"), claim_output(tmp_path / "gone"):
+        pass

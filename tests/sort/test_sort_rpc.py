@@ -1,0 +1,384 @@
+"""Each call checks the state: a wrong one is refused with its name; repeated calls and nonsense change nothing."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import numpy as np
+import pytest
+import xxhash
+
+from interlock.errors import SortError
+from interlock.sort import rpc, wire_pb2
+from interlock.sort import wire_pb2 as wire
+from interlock.sort.data.keys import Boundary
+from interlock.sort.data.plan import Member, Plan, Roster
+from interlock.sort.master.master import Master, run_master
+from interlock.sort.master.roster import check_space
+from interlock.sort.master.service import MasterHandlers
+from interlock.sort.rpc import MASTER, METHODS, WORKER, Peer, Server, Unreachable, persist
+from interlock.sort.settings import Settings
+from interlock.sort.worker.worker import Worker
+from sort_crew import output_bytes, random_rows, sorted_bytes, write_source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from interlock.sort.data.records import Source
+
+pytestmark = pytest.mark.flow
+
+EPOCH = 77
+ROOT = Path(__file__).parents[2] / "src"
+
+
+def test_the_generated_code_is_made_from_the_protocol_as_it_stands(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}",
+         "interlock/sort/wire.proto"],
+        check=True,
+    )  # fmt: skip
+    for name in ("wire_pb2.py", "wire_pb2.pyi"):
+        made = (tmp_path / "interlock" / "sort" / name).read_text()
+        assert (ROOT / "interlock" / "sort" / name).read_text() == made, f"make {name} again from wire.proto"
+
+
+def test_the_table_of_calls_is_that_of_the_protocol() -> None:
+    declared = {
+        service.full_name: {
+            method.name: (method.input_type.name, method.output_type.name, method.client_streaming)
+            for method in service.methods
+        }
+        for service in wire_pb2.DESCRIPTOR.services_by_name.values()
+    }
+    assert declared == {
+        service: {
+            name: (method.asks.DESCRIPTOR.name, method.answers.DESCRIPTOR.name, method.streams)
+            for name, method in methods.items()
+        }
+        for service, methods in METHODS.items()
+    }
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000])
+def test_a_piece_is_encoded_as_the_chunk_that_it_stands_for(size: int) -> None:
+    head, data = wire.ShuffleDataChunk(epoch=3, block=5, counts=[1, 2], checksum=9), bytes(range(256)) * 100
+    found = wire.ShuffleDataChunk.FromString(rpc.encode_piece(rpc.Piece(head, memoryview(data)[:size])))
+    assert found.data == data[:size]
+    assert (found.epoch, found.block, list(found.counts), found.checksum) == (3, 5, [1, 2], 9)
+    again = rpc.decode_piece(found.SerializeToString())
+    assert again.data == data[:size]
+    assert again.head == head
+
+
+@pytest.mark.parametrize("message", [b"\x0a", b"\x0a\x05ab", b"\x08\x80", b"\x0b\x00"])
+def test_a_message_that_makes_no_sense_is_refused(message: bytes) -> None:
+    with pytest.raises((ValueError, IndexError)):
+        rpc.decode_piece(message)
+
+
+class Refusal(grpc.RpcError):
+    def __init__(self, code: grpc.StatusCode, details: str = "said so") -> None:
+        self._code = code
+        self._details = details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED"])
+def test_what_may_succeed_later_is_tried_again_until_the_time_is_up(code: str) -> None:
+    left = [Refusal(grpc.StatusCode[code])] * 2
+
+    def call() -> str:
+        if left:
+            raise left.pop()
+        return "done"
+
+    assert persist(call, "a call", 10.0) == "done"
+    left = [Refusal(grpc.StatusCode[code])] * 100
+    with pytest.raises(Unreachable, match=rf"a call: no answer within 0\.1 s: {code}: said so"):
+        persist(call, "a call", 0.1)
+
+
+def test_what_cannot_succeed_later_is_an_error_at_once() -> None:
+    def call() -> str:
+        raise Refusal(grpc.StatusCode.UNIMPLEMENTED)
+
+    with pytest.raises(SortError, match="a call was refused: UNIMPLEMENTED: said so"):
+        persist(call, "a call", 10.0)
+
+
+def test_a_message_that_is_too_large_is_an_error_at_once() -> None:
+    def call() -> str:
+        raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "CLIENT: Sent message larger than max (9 vs. 8)")
+
+    with pytest.raises(SortError, match="a call was refused: RESOURCE_EXHAUSTED: CLIENT: Sent message larger than max"):
+        persist(call, "a call", 600.0)
+
+
+class Hand:
+    """The test's hand: it plays the master and the other worker, and notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told = threading.Condition()
+        self.states: list[str] = []
+        self.samples: list[wire.Sample] = []
+        self.reports: list[wire.Completion] = []
+        self.pieces: list[rpc.Piece] = []
+        self.finished = False
+
+    def RegisterWorker(self, request: wire.Registration, _: Any) -> wire.Registered:  # noqa: N802 - RPC
+        self.registration = request
+        return wire.Registered(success=True, epoch=EPOCH, index=0, workers=2, partitions=2, starts=1)
+
+    def SendSample(self, request: wire.Sample, _: Any) -> wire.Ack:  # noqa: N802 - RPC
+        return self._note(self.samples, request)
+
+    def NotifyPhaseComplete(self, request: wire.PhaseComplete, _: Any) -> wire.Ack:  # noqa: N802 - RPC
+        return self._note(self.states, request.state)
+
+    def ReportCompletion(self, request: wire.Completion, _: Any) -> wire.CompletionAck:  # noqa: N802 - RPC
+        self._note(self.reports, request)
+        return wire.CompletionAck(success=True, finished=True)
+
+    def ShuffleData(self, pieces: Iterator[rpc.Piece], _: Any) -> wire.ShuffleAck:  # noqa: N802 - RPC
+        for piece in pieces:
+            self._note(self.pieces, piece)
+        return wire.ShuffleAck(success=True)
+
+    def _nothing(self, *_: Any) -> wire.Ack:
+        return wire.Ack()
+
+    SetPartitionBoundaries = StartShuffle = StartMerge = GetStatus = _nothing
+
+    def _note(self, notes: list[Any], what: Any) -> wire.Ack:
+        with self.told:
+            notes.append(what)
+            self.told.notify_all()
+        return wire.Ack(success=True)
+
+    def wait(self, notes: list[Any], what: Any = None) -> None:
+        with self.told:
+            assert self.told.wait_for(lambda: what in notes if what is not None else bool(notes), 20), notes
+
+
+@contextmanager
+def at_work(place: Path, source: Source, hand: Hand) -> Iterator[tuple[Worker, Peer, str, Any]]:
+    """Run a worker whose master and only colleague is the hand."""
+    master, other = Server(MASTER, hand, "127.0.0.1"), Server(WORKER, hand, "127.0.0.1")
+    master.start()
+    other.start()
+    (place / "out").mkdir()
+    (place / "temp").mkdir()
+    settings = Settings(block_records=300, window_records=300, lost=20.0, registering=20.0)
+    worker = Worker(master.address, source, place / "out", settings, place / "temp", None, "127.0.0.1")
+    peer = Peer(WORKER, worker.address, "the worker")
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(worker.run)
+        try:
+            yield worker, peer, other.address, running
+        finally:
+            worker.failed(SortError("the test is over"))
+            running.exception()
+            peer.close()
+            master.stop()
+            other.stop()
+
+
+def chunk_of(rows: np.ndarray[Any, np.dtype[np.uint8]], counts: list[int], **changes: Any) -> wire.ShuffleDataChunk:
+    data = rows.tobytes()
+    fields = {"epoch": EPOCH, "worker": 1, "block": 0, "partition": 0, "offset": 0, "size": len(data),
+              "counts": counts, "checksum": xxhash.xxh3_64_intdigest(data), "data": data}  # fmt: skip
+    return wire.ShuffleDataChunk(**{**fields, **changes})
+
+
+def refused(answer: wire.Ack | wire.ShuffleAck, state: str) -> bool:
+    return not answer.success and answer.state == state and state in answer.message
+
+
+def test_a_worker_checks_its_state_at_every_call_and_sorts_what_it_is_sent(tmp_path: Path) -> None:
+    mine, theirs = random_rows(1, 1_000), random_rows(2, 200)
+    theirs[:, 0] = 0
+    theirs = theirs[np.lexsort(theirs[:, 9::-1].T)]
+    hand = Hand()
+    with at_work(tmp_path, write_source(tmp_path / "in", mine), hand) as (worker, peer, address, running):
+        hand.wait(hand.samples)
+        members = (Member(0, worker.address, worker.incarnation, 1_000, 300), Member(1, address, 5, 200, 300))
+        roster = Roster(3, members)
+        plan = Plan(EPOCH, 2, 1, (Boundary(b"\x80" + bytes(9), 0),), roster)
+        start = wire.ShuffleStart(epoch=EPOCH, roster=roster.message())
+        waiting = "WaitingForPartitionConfig"
+        await_state(peer, waiting)
+        assert refused(peer.once("StartShuffle", start), waiting)
+        assert refused(peer.once("StartMerge", wire.MergeStart(epoch=EPOCH)), waiting)
+        assert refused(peer.once("ShuffleData", iter([chunk_of(theirs, [200])])), waiting)
+        stranger = peer.once("SetPartitionBoundaries", Plan(1, 2, 1, plan.boundaries, roster).message())
+        assert not stranger.success
+        assert "takes part in sort 77, not in 1" in stranger.message
+
+        assert peer.once("SetPartitionBoundaries", plan.message()).success
+        hand.wait(hand.states, "WaitingForShuffleSignal")
+        assert refused(peer.once("SetPartitionBoundaries", plan.message()), "WaitingForShuffleSignal")
+        check_damaged_data(peer, theirs)
+        assert peer.once("ShuffleData", iter([chunk_of(theirs, [200])])).success, "data before its time is taken"
+        assert peer.once("ShuffleData", iter([chunk_of(theirs, [200])])).success, "the same again changes nothing"
+
+        assert peer.once("StartShuffle", start).success
+        hand.wait(hand.states, "WaitingForMergeSignal")
+        assert refused(peer.once("StartShuffle", start), "WaitingForMergeSignal")
+        check_what_was_sent(hand, mine)
+        assert peer.once("StartMerge", wire.MergeStart(epoch=EPOCH)).success
+        report = running.result(20)
+    assert output_bytes(tmp_path / "out") == sorted_bytes(np.concatenate([mine[mine[:, 0] < 128], theirs]))
+    assert [one.records for one in report.partitions] == [report.records]
+    assert hand.reports[0].partitions[0].records == report.records
+
+
+def await_state(peer: Peer, state: str) -> None:
+    for _ in range(2_000):
+        if peer.once("GetStatus", wire.StatusRequest(epoch=EPOCH)).state == state:
+            return
+    pytest.fail(f"the worker never was {state}")
+
+
+def check_damaged_data(peer: Peer, rows: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Damaged or foreign data is refused, and none of it is kept."""
+    cases = [
+        ([chunk_of(rows, [200], checksum=1)], "ABORTED", "wrong checksum"),
+        ([chunk_of(rows, [200], offset=100)], "ABORTED", "came when 0 of 20000 were here"),
+        ([chunk_of(rows[:100], [200])], "ABORTED", "ended too early"),
+        ([chunk_of(rows, [200], partition=1)], "INVALID_ARGUMENT", "expects no slice"),
+        ([chunk_of(rows, [200], epoch=78)], "INVALID_ARGUMENT", "expects no slice"),
+        ([chunk_of(rows, [4_000_000_000])], "INVALID_ARGUMENT", "rows, of a block of at most"),
+    ]
+    for chunks, code, words in cases:
+        with pytest.raises(grpc.RpcError) as caught:
+            peer.once("ShuffleData", iter(chunks))
+        assert caught.value.code().name == code
+        assert words in str(caught.value.details())
+
+
+def check_what_was_sent(hand: Hand, mine: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Every block was sent once, in messages within the limits, with right checksums; nothing of the worker's own."""
+    assert {head.block for head, _ in hand.pieces} == {0, 1, 2, 3}
+    assert {(head.worker, head.partition) for head, _ in hand.pieces} == {(0, 1)}
+    assert all(head.checksum == xxhash.xxh3_64_intdigest(data) for head, data in hand.pieces)
+    assert all(len(rpc.encode_piece(piece)) < rpc.LARGEST_MESSAGE for piece in hand.pieces)
+    assert sum(len(data) for _, data in hand.pieces) == int((mine[:, 0] >= 128).sum()) * 100
+
+
+def test_a_worker_that_hears_of_the_sort_s_failure_ends_with_its_reason(tmp_path: Path) -> None:
+    hand = Hand()
+    with at_work(tmp_path, write_source(tmp_path / "in", random_rows(1, 100)), hand) as (_, peer, _, running):
+        hand.wait(hand.samples)
+        peer.once("GetStatus", wire.StatusRequest(epoch=1, abort="of another sort"))
+        peer.once("GetStatus", wire.StatusRequest(epoch=EPOCH, abort="worker 1 is lost"))
+        with pytest.raises(SortError, match="worker 1 is lost"):
+            running.result(20)
+        assert set(hand.states) <= {"WaitingForPartitionConfig"}, "a failure that the master knows of is not reported"
+
+
+def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
+    master = Master(2, Settings(registering=5.0), tmp_path, "127.0.0.1", 0, threading.Event())
+    handlers: Any = MasterHandlers(master)
+
+    def ask(identity: str, **changes: Any) -> wire.Registered:
+        fields = {"index": -1, "record_length": 100, "key_length": 10, "block_records": 1, "window_records": 1,
+                  "incarnation": 1, "address": f"{identity}:1", "state": "Initializing"}  # fmt: skip
+        answer: wire.Registered = handlers.RegisterWorker(
+            wire.Registration(identity=identity, **{**fields, **changes}), None
+        )
+        return answer
+
+    assert "'bogus' is no state of a worker" in ask("a", state="bogus").message
+    assert "makes no sense" in ask("a", key_length=0).message
+    assert (
+        "keys of 33,554,432 bytes allow for 1 partitions" in ask("a", key_length=1 << 25, record_length=1 << 25).message
+    )
+    assert "no place 2 among 2" in ask("a", index=2).message
+    assert ask("a", index=1).index == 1
+    assert "another worker has the place 1" in ask("b", index=1).message
+    assert "its records have 50 bytes" in ask("b", record_length=50).message
+    assert ask("b").index == 0
+    assert "has its 2 workers already" in ask("c").message
+    again = ask("a", incarnation=2, address="elsewhere:1")
+    assert (again.index, again.starts) == (1, 2)
+    assert master.roster().members[1].address == "elsewhere:1"
+    fewer = ask("a", incarnation=3, block_records=5, records=7)
+    assert "7 instead of 0 records; 5 instead of 1 records a block, which follow from --memory" in fewer.message
+    stale = handlers.NotifyPhaseComplete(wire.PhaseComplete(epoch=master.epoch, worker=1, incarnation=1), None)
+    assert not stale.success
+    own: dict[str, Any] = {"epoch": master.epoch, "worker": 1, "incarnation": 2}
+    bogus = handlers.NotifyPhaseComplete(wire.PhaseComplete(**own, state="bogus", success=True), None)
+    assert "'bogus' is no state" in bogus.message
+    ragged = handlers.SendSample(wire.Sample(**own, keys=bytes(25), positions=bytes(17)), None)
+    assert "not as many positions as keys" in ragged.message
+    for seat in master.seats.values():
+        seat.records, seat.free_output, seat.room = 1_000_000, 150_000_000, 1 << 30
+        seat.output_disk = seat.temp_disk = f"disk {seat.index}"
+        seat.free_temp = seat.free_output
+    check_space([master.seats[0], master.seats[1]])
+    master.seats[1].room = 100_000_000
+    master.seats[1].free_output = master.seats[1].free_temp = 149_999_999
+    with pytest.raises(SortError, match=r"worker 1 \(elsewhere:1\) need 150,000,000 bytes"):
+        check_space([master.seats[0], master.seats[1]])
+    master.seats[1].room, master.seats[1].free_temp = 1 << 30, 150_000_000
+    master.seats[1].output_disk = "disk 0"
+    with pytest.raises(SortError, match=r"worker 0 \(b:1\) and worker 1 \(elsewhere:1\) need 200,000,000 bytes"):
+        check_space([master.seats[0], master.seats[1]])
+    master.close()
+
+
+@pytest.mark.parametrize("written", [9, 11])
+def test_a_master_fails_when_other_than_all_records_were_written(written: int) -> None:
+    address: Future[str] = Future()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(run_master, 1, settings=Settings(lost=20.0), listening=address.set_result)
+        peer = Peer(MASTER, address.result(20), "the master")
+        registered = peer.once(
+            "RegisterWorker",
+            wire.Registration(
+                identity="a", index=-1, records=10, record_length=100, key_length=10, block_records=5, window_records=5,
+                incarnation=1, address="127.0.0.1:1", state="Initializing", free_output=1 << 20, free_temp=1 << 20,
+                room=1 << 30, output_disk="a", temp_disk="b"),
+        )  # fmt: skip
+        own = {"epoch": registered.epoch, "worker": 0, "incarnation": 1}
+        peer.once("SendSample", wire.Sample(**own, records=10, keys=b"k" * 10, positions=bytes(8)))
+        for state in ("WaitingForPartitionConfig", "WaitingForShuffleSignal", "WaitingForMergeSignal"):
+            peer.once("NotifyPhaseComplete", wire.PhaseComplete(**own, state=state, success=True))
+        answer = peer.once("ReportCompletion", wire.Completion(**own, records=written))
+        with pytest.raises(SortError, match=f"10 records were to be sorted, and {written} were written"):
+            running.result(20)
+        peer.close()
+    assert answer.failed
+    assert "were written" in answer.message
+
+
+def test_a_peer_that_talks_nonsense_is_a_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def babble() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        peer = Peer(MASTER, f"127.0.0.1:{port}", "the master")
+        with pytest.raises(SortError, match=rf"RegisterWorker at the master \(127\.0\.0\.1:{port}\)"):
+            peer.call("RegisterWorker", wire.Registration(), 0.3)
+        peer.close()
+        thread.join()

@@ -1,0 +1,217 @@
+"""The doctor: nothing is said to be wrong that is not, and what is wrong is one line that says what to do."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli_support import Shell
+from interlock.store.doctor import DOCTOR, Finding, examine
+from interlock.store.step_results import read_orchestration_failures
+from interlock.store.tasks import claim_pending_tasks
+from interlock.store.workers import Process, register_worker
+from interlock.workflow.advance import MOST_READS, advance
+from workflow_support import Hand, serve, step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+
+async def here(database: Connection, id_: str, *types: str, role: str = "worker") -> None:
+    await register_worker(database, Process(id_, role, ("default",), types), lease=timedelta(hours=1))
+
+
+async def enqueue(database: Connection, type_: str, namespace: str = "default") -> None:
+    await database.execute("select interlock.enqueue(type => %s, namespace => %s)", [type_, namespace])
+
+
+async def wrong(database: Connection) -> dict[str, Finding]:
+    """Give what needs attention, by what it is about."""
+    return {finding.about: finding for finding in await examine(database) if finding.needs_attention}
+
+
+async def test_an_empty_database_is_well(database: Connection) -> None:
+    findings = await examine(database)
+    assert {finding.about for finding in findings} == {
+        "database",
+        "schema",
+        "queue",
+        "workers",
+        "orchestrators",
+        "leases",
+    }
+    assert not any(finding.needs_attention for finding in findings)
+    assert await wrong(database) == {}
+
+
+async def test_work_without_workers_is_told_and_served_work_is_not(database: Connection) -> None:
+    await enqueue(database, "add")
+    found = await wrong(database)
+    assert set(found) == {"workers", "namespace"}
+    assert found["workers"].todo == "run `interlock worker`"
+    assert found["namespace"].found.startswith("default: 1 task due, the oldest for ")
+    assert found["namespace"].todo == "start a worker with --namespaces default"
+    await here(database, "worker-1", "add")
+    assert await wrong(database) == {}
+
+
+async def test_a_type_that_nobody_has_is_told(database: Connection) -> None:
+    await here(database, "worker-1", "add")
+    for type_ in ("add", "chain/2/ship", "chain/2/ship"):
+        await enqueue(database, type_)
+    found = await wrong(database)
+    assert set(found) == {"handler"}
+    assert found["handler"].found.startswith("chain/2/ship in default: 2 tasks due")
+    assert found["handler"].details["tasks"] == 2
+
+
+async def test_a_task_that_is_not_due_needs_nobody(database: Connection) -> None:
+    await database.execute("select interlock.enqueue(type => 'add', delay => '1 hour')")
+    assert await wrong(database) == {}
+
+
+async def test_paused_workers_are_not_enough(database: Connection) -> None:
+    await enqueue(database, "add")
+    await here(database, "worker-1", "add")
+    await database.execute("update interlock.workers set status = 'PAUSED', event = 'pause'")
+    assert (await wrong(database))["workers"].found == "none is active: 1 paused, while there is work"
+
+
+async def test_open_jobs_need_an_orchestrator_and_a_pending_one_is_told_after_a_while(database: Connection) -> None:
+    hand = Hand(database)
+    job = await hand.submit(step("a"))
+    found = await wrong(database)
+    assert found["orchestrators"].todo == "run `interlock orchestrator`"
+    assert "jobs" not in found
+    await database.execute("update interlock.jobs set created_at = now() - interval '1 hour'")
+    pending = (await wrong(database))["jobs"]
+    assert pending.found.startswith(f"1 job PENDING, the oldest is {job}, 3600 s old: no live worker serves")
+    assert pending.todo == f"`interlock explain {job}`"
+
+
+async def test_results_that_lead_to_nothing_and_messages_set_aside_are_told(database: Connection) -> None:
+    hand = Hand(database)
+    await serve(database)
+    await database.execute("update interlock.workers set types = '{a}'")
+    await here(database, "o-1", role="orchestrator")
+    job = await hand.submit(step("a"))
+    (claimed,) = await hand.claim()
+    await hand.settle(claimed)
+    assert await wrong(database) == {}
+    await database.execute(
+        "update interlock.tasks set finished_at = now() - interval '10 minutes', created_at = now() - interval '1 hour'"
+    )
+    await database.execute("update pgmq.q_orchestration_step_results set enqueued_at = now() - interval '10 minutes'")
+    found = await wrong(database)
+    assert set(found) == {"queue", "results"}
+    assert found["results"].found == "1 step of 1 job ended and led to nothing, the first 600 s ago"
+    assert found["queue"].found.startswith("orchestration_step_results: ")
+    assert found["queue"].found.endswith(", the oldest for 600 s")
+    await hand.advance()
+    assert await wrong(database) == {}
+    for number in range(12):
+        await database.execute(
+            "insert into interlock.orchestration_failures (msg_id, job_id, task_id, message, error) "
+            "values (%s, %s, %s, '{}', 'OverflowError: too long')",
+            [number, job, claimed.id],
+        )
+    aside = [finding for finding in await examine(database) if finding.about == "set aside"]
+    assert len(aside) == 11
+    assert f"message 11 of job {job}, at " in aside[0].found
+    assert aside[0].found.endswith("OverflowError: too long")
+    assert "`interlock jobs replay`" in str(aside[0].todo)
+    assert aside[-1].found == "2 messages more"
+
+
+async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Connection) -> None:
+    await database.execute("select pgmq.send('orchestration_step_results', '{\"foo\": 1}')")
+    for _ in range(MOST_READS):
+        await advance(database, actor="o", visibility=0)
+    (row,) = await read_orchestration_failures(database)
+    assert (row["job_id"], row["retry_at"]) == (None, None)
+    (aside,) = [finding for finding in await examine(database) if finding.about == "set aside"]
+    assert not aside.needs_attention
+    assert aside.found.startswith(f"message {row['msg_id']}, which names no job, at ")
+    assert aside.todo is None, "there is nothing that anybody could do"
+
+
+async def test_leases_that_nobody_recovers_and_processes_that_vanished_are_told(database: Connection) -> None:
+    await here(database, "worker-1", "add")
+    await enqueue(database, "add")
+    await claim_pending_tasks(database, actor="worker-1", types=["add"], limit=1)
+    await database.execute("update interlock.tasks set lease_expires_at = now() - interval '2 minutes'")
+    await database.execute("update interlock.workers set seen_until = now() - interval '10 minutes'")
+    found = await wrong(database)
+    assert set(found) == {"leases", "vanished"}
+    assert found["leases"].found == "1 lease ran out and nobody recovered the task, the first 120 s ago"
+    assert found["vanished"].found.startswith("worker worker-1 was last heard of 600 s ago")
+    await database.execute("update interlock.workers set seen_until = now() - interval '2 days'")
+    assert "vanished" not in await wrong(database), "long ago is no news"
+
+
+async def test_broken_schedules_and_notices_given_up_are_told(database: Connection) -> None:
+    await database.execute(
+        "insert into interlock.schedules (name, type, cron, next_at, paused_at, error) "
+        "values ('nightly', 'x', '0 3 * * *', now(), now(), 'no such zone')"
+    )
+    await database.execute(
+        "insert into interlock.callbacks (task_id, attempt, state, url, error, given_up_at) "
+        "values (gen_random_uuid(), 1, 'done', 'http://x', 'refused', now())"
+    )
+    found = await wrong(database)
+    assert found["schedule"].found == "nightly is stopped: no such zone"
+    assert found["callbacks"].found == "1 notice given up, the latest for: refused"
+
+
+async def test_a_missing_queue_is_told(database: Connection) -> None:
+    await database.execute("select pgmq.drop_queue('orchestration_step_results')")
+    found = await wrong(database)
+    assert "interlock migrate" in str(found["queue"].todo)
+    await database.execute("drop schema pgmq cascade")
+    assert (await wrong(database))["queue"].found.startswith("PGMQ is missing")
+
+
+async def test_no_statement_reads_through_the_tasks(database: Connection) -> None:
+    await database.execute("insert into interlock.tasks (type) select 'x' from generate_series(1, 20000)")
+    await database.execute(
+        "update interlock.tasks set state = 'canceled', event = 'cancel' "
+        "where id in (select id from interlock.tasks limit 19000)"
+    )
+    await database.execute("vacuum analyze interlock.tasks")
+    asked: dict[str, Any] = {"each": 10, "limit": 10, "patience": "1 min", "memory": "1 day", "now": None}
+    for name, statement in DOCTOR.items():
+        cursor = await database.execute(b"explain " + statement.sql.encode(), asked)
+        plan = "\n".join(str(row["QUERY PLAN"]) for row in await cursor.fetchall())
+        assert "Seq Scan on tasks" not in plan, f"{name}\n{plan}"
+
+
+@pytest.mark.flow
+def test_the_command_exits_with_one_when_something_needs_attention(
+    url: str, make_database: Callable[[str], str]
+) -> None:
+    shell = Shell(url)
+    well = shell.run("doctor")
+    assert (well.returncode, well.stderr.strip()) == (0, "all is well")
+    shell.rows("select interlock.enqueue(type => 'add')")
+    ill = shell.run("doctor")
+    assert ill.returncode == 1
+    assert ill.stdout.splitlines()[1].startswith("!   workers")
+    document = json.loads(shell.run("doctor", "--json").stdout)
+    assert document["needs_attention"] == 2
+    assert {finding["about"] for finding in document["findings"] if finding["needs_attention"]} == {
+        "workers",
+        "namespace",
+    }
+    bare = Shell(make_database("template0")).run("doctor")
+    assert bare.returncode == 1
+    assert "run `interlock migrate`" in bare.stdout
+    away = Shell("postgresql://nobody@127.0.0.1:1/none").run("doctor")
+    assert away.returncode == 1
+    assert "cannot connect to none at 127.0.0.1:1" in away.stdout

@@ -1,0 +1,349 @@
+"""Explaining: every way in which a task or a job can be held up is told, down to the cause, from the database alone."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli_support import UNKNOWN, Shell
+from interlock import Interlock
+from interlock.config import Config
+from interlock.errors import InputError, UnknownTaskError
+from interlock.store.explain import EXPLAIN
+from interlock.store.limits import Limit, pause_namespace, put_limits
+from interlock.store.tasks import claim_pending_tasks
+from interlock.store.workers import Process, register_worker
+from interlock.workflow.cancel import cancel_job
+from workflow_support import PASS, Failed, Hand, serve, step
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from uuid import UUID
+
+    from interlock.client.explain import Explanation
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+NO_ORCHESTRATOR = "no orchestrator is live, and without one no job goes on: run `interlock orchestrator`"
+
+
+@pytest.fixture
+async def app(url: str) -> AsyncIterator[Interlock]:
+    async with Interlock(config=Config(database_url=url), actor="ada") as opened:
+        yield opened
+
+
+@pytest.fixture
+def hand(database: Connection) -> Hand:
+    return Hand(database)
+
+
+async def here(database: Connection, id_: str, *types: str, role: str = "worker", **more: Any) -> None:
+    """Let there be a live process."""
+    process = Process(id_, role, more.get("namespaces", ("default",)), types)
+    await register_worker(database, process, lease=timedelta(hours=1))
+
+
+async def enqueue(database: Connection, **columns: Any) -> UUID:
+    names = ", ".join(f"{name} => %s" for name in columns)
+    cursor = await database.execute(f"select id from interlock.enqueue({names})".encode(), list(columns.values()))
+    (row,) = await cursor.fetchall()
+    id_: UUID = row["id"]
+    return id_
+
+
+def words(found: Explanation) -> str:
+    """Everything that is said, in one text."""
+    return "\n".join([f"{found.name} {found.state}", *found.facts, *map(words, found.causes)])
+
+
+def roots(found: Explanation) -> list[str]:
+    """Name what waits for nothing else."""
+    return [name for cause in found.causes for name in roots(cause)] if found.causes else [found.name]
+
+
+async def step_id(hand: Hand, job: UUID, name: str) -> UUID:
+    id_: UUID = (await hand.steps(job))[name]["id"]
+    return id_
+
+
+async def test_a_pending_task_says_who_is_missing(app: Interlock, database: Connection) -> None:
+    task = await enqueue(database, type="chain/2/ship")
+    found = await app.explain(task)
+    assert (found.kind, found.state, found.name) == ("task", "pending", "chain/2/ship")
+    assert found.facts == ("no live worker serves namespace 'default'; none is live",)
+    await here(database, "elsewhere", "chain/2/ship", namespaces=("reports",))
+    assert (await app.explain(task)).facts == ("no live worker serves namespace 'default'; elsewhere serves reports",)
+    await here(database, "worker-1", "add", "chain/1/ship")
+    expected = "no live worker has the handler chain/2/ship; worker-1 has chain/1/ship, add"
+    assert (await app.explain(task)).facts == (expected,)
+
+
+async def test_a_pending_task_says_what_those_do_who_could_run_it(app: Interlock, database: Connection) -> None:
+    await here(database, "worker-1", "add")
+    first = await enqueue(database, type="add")
+    assert "is about to be claimed: worker-1" in (await app.explain(first)).facts[0]
+    await claim_pending_tasks(database, actor="worker-1", types=["add"], limit=1)
+    second = await enqueue(database, type="add")
+    assert (await app.explain(second)).facts == ("it waits for its turn at a worker: worker-1 runs 1",)
+    await database.execute("update interlock.workers set status = 'PAUSED', event = 'pause'")
+    assert (await app.explain(second)).facts == ("those who could run it are paused: worker-1",)
+    later = await enqueue(database, type="add", run_at=datetime(2999, 1, 1, tzinfo=UTC))
+    assert (await app.explain(later)).facts == ("it is not due before 2999-01-01 00:00:00 UTC",)
+
+
+async def test_a_running_task_says_by_whom_and_what_happens_if_that_worker_is_gone(
+    app: Interlock, database: Connection
+) -> None:
+    await here(database, "worker-1", "add")
+    task = await enqueue(database, type="add", max_tries=2)
+    await claim_pending_tasks(database, actor="worker-1", types=["add"], limit=1)
+    facts = (await app.explain(task)).facts
+    assert facts[0] == "worker-1 runs attempt 1, try 1 of 2"
+    assert "its worker is live" in facts[1]
+    await database.execute("update interlock.workers set seen_until = now() - interval '1 minute'")
+    said = words(await app.explain(task))
+    assert "was last heard of at" in said
+    assert "and then it is put back" in said
+    await database.execute(
+        "update interlock.tasks set lease_expires_at = now() - interval '1 s', cancel_requested_at = now()"
+    )
+    said = words(await app.explain(task))
+    assert "its lease ran out at" in said
+    assert "no worker is live: start one" in said
+    assert "its cancellation was asked for at" in said
+
+
+async def test_what_a_limit_or_a_pause_holds_says_how_much_is_used_and_who_paused(
+    app: Interlock, database: Connection
+) -> None:
+    await put_limits(database, [Limit("mail", max_running=1, max_starts=5, period=timedelta(seconds=60))])
+    limited = await enqueue(database, type="send", limit_key="mail")
+    facts = (await app.explain(limited)).facts
+    assert facts[0] == "limit mail"
+    assert facts[1] == "limit mail: 0 of 1 are pending or running"
+    assert facts[2] == "limit mail: 0 of 5 in the last 60 s were started"
+    await pause_namespace(database, "reports", "on fire", "ada")
+    paused = await enqueue(database, type="print", namespace="reports")
+    facts = (await app.explain(paused)).facts
+    assert facts[0] == "namespace reports is paused: on fire"
+    assert "by ada; `interlock namespaces resume reports`" in facts[1]
+
+
+async def test_an_ended_task_says_how_and_shows_its_last_moves(app: Interlock, database: Connection) -> None:
+    task = await enqueue(database, type="add")
+    await app.handle(task).cancel("not wanted")
+    facts = (await app.explain(task)).facts
+    assert facts[0] == "not wanted"
+    assert "pending -cancel-> canceled by ada: not wanted" in facts[-1]
+
+
+async def test_an_id_of_nothing_is_a_clear_error(app: Interlock) -> None:
+    with pytest.raises(UnknownTaskError, match=f"no task and no job {UNKNOWN}"):
+        await app.explain(UNKNOWN)
+    with pytest.raises(InputError):
+        await app.explain("seven")
+
+
+async def test_a_step_leads_to_the_cause_by_way_of_the_steps_between(
+    app: Interlock, database: Connection, hand: Hand
+) -> None:
+    await serve(database)
+    job = await hand.submit(step("a"), step("b", "a"), step("c", "b"), step("x"), step("d", "c", "x"))
+    found = await app.explain(await step_id(hand, job, "d"))
+    assert found.facts[0].startswith(f"it is a step of job {job}, which is RUNNING")
+    assert found.facts[1] == "waits for c, x"
+    causes = {cause.name: cause for cause in found.causes}
+    assert {name: cause.through for name, cause in causes.items()} == {"x": (), "a": ("c", "b")}
+    assert causes["a"].facts == ("no live worker has the handler a; w_1 has none",)
+
+
+async def test_a_long_chain_is_followed_to_its_beginning(app: Interlock, database: Connection, hand: Hand) -> None:
+    await serve(database)
+    chain = [step("s0"), *(step(f"s{n}", f"s{n - 1}") for n in range(1, 500))]
+    job = await hand.submit(*chain)
+    (cause,) = (await app.explain(await step_id(hand, job, "s499"))).causes
+    assert (cause.name, len(cause.through)) == ("s0", 498)
+
+
+async def test_many_ways_to_one_cause_are_told_once(app: Interlock, database: Connection, hand: Hand) -> None:
+    await serve(database)
+    layers = [step("l0a"), step("l0b", "l0a")]
+    for n in range(1, 40):
+        layers += [step(f"l{n}{side}", f"l{n - 1}a", f"l{n - 1}b") for side in "ab"]
+    job = await hand.submit(*layers)
+    found = await app.explain(await step_id(hand, job, "l39a"))
+    assert [cause.name for cause in found.causes] == ["l0a"]
+
+
+async def test_a_job_that_waits_for_workers_says_so_as_it_is_now(
+    app: Interlock, database: Connection, hand: Hand
+) -> None:
+    job = await hand.submit(step("a", namespace="inventory"), step("b", "a"))
+    found = await app.explain(job)
+    assert (found.kind, found.state, found.name) == ("job", "PENDING", "w 1")
+    assert found.facts == ("no live worker serves namespace 'inventory': start one that does",)
+    behind = await app.explain(await step_id(hand, job, "b"))
+    (first,) = behind.causes
+    assert (first.name, first.facts) == ("a", ("waits for the job to start",))
+    assert [cause.state for cause in first.causes] == ["PENDING"]
+    await serve(database, "inventory")
+    facts = (await app.explain(job)).facts
+    assert facts == ("live workers serve its first steps: it starts when an orchestrator looks next", NO_ORCHESTRATOR)
+    await here(database, "o-1", role="orchestrator", namespaces=())
+    assert NO_ORCHESTRATOR not in (await app.explain(job)).facts
+
+
+async def test_a_running_job_counts_its_open_steps_and_names_what_holds_it_up(
+    app: Interlock, database: Connection, hand: Hand
+) -> None:
+    await serve(database)
+    job = await hand.submit(*(step(f"r{n}") for n in range(12)), step("last", "r0"), timeout=60)
+    found = await app.explain(job)
+    assert found.facts[0] == "13 (12 pending, 1 waiting for other steps) of its steps are open"
+    assert len(found.causes) == 10
+    assert "there are more causes than are told here" in found.facts
+    assert any("it is canceled if it has not ended at" in fact for fact in found.facts)
+
+
+async def test_a_map_leads_to_its_parts_and_a_worker_count_to_those_that_use_it_up(
+    app: Interlock, database: Connection, hand: Hand
+) -> None:
+    await serve(database)
+    job = await hand.submit(
+        step("pack", kind="map", over_input="items"), step("end", "pack"), input={"items": [1, 2, 3]}, worker_count=1
+    )
+    found = await app.explain(await step_id(hand, job, "end"))
+    (pack,) = found.causes
+    assert pack.facts == ("waits for 3 parts", "3 of its parts have not come in")
+    assert [cause.name for cause in pack.causes] == ["pack[0]", "pack[1]", "pack[2]"]
+    held = pack.causes[1]
+    assert held.facts[0].startswith("the job runs at most 1 step")
+    assert held.facts[1:] == ("what it waits for is told elsewhere in this answer",)
+    (active,) = (await app.explain(held.id)).causes
+    assert (active.name, active.state) == ("pack[0]", "pending")
+
+
+async def test_a_step_that_waits_for_a_child_leads_into_the_child(
+    app: Interlock, database: Connection, hand: Hand
+) -> None:
+    await serve(database)
+    await hand.submit(step("inner", kind="signal", signal="paid"), step("after", "inner"), name="child")
+    job = await hand.submit(step("sub", kind="child", workflow="child"), step("end", "sub"), name="parent")
+    found = await app.explain(await step_id(hand, job, "end"))
+    (sub,) = found.causes
+    (child,) = sub.causes
+    assert (child.kind, child.name, child.state) == ("job", "child 1", "RUNNING")
+    assert roots(found) == ["inner"]
+    assert "waits for signal 'paid'" in words(found)
+
+
+async def test_a_signal_with_a_timeout_and_a_sleep_say_until_when(
+    app: Interlock, database: Connection, hand: Hand
+) -> None:
+    await serve(database)
+    await here(database, "worker-1", PASS)
+    job = await hand.submit(step("boss", kind="approval", timeout=60), step("nap", kind="sleep", seconds=600))
+    said = words(await app.explain(job))
+    assert "waits for approval" in said
+    assert "it fails if nothing has come at" in said
+    assert "it is not due before" in said
+
+
+async def test_a_step_whose_end_nobody_heard_of_says_where_its_message_is(
+    app: Interlock, database: Connection, hand: Hand
+) -> None:
+    await serve(database)
+    job = await hand.submit(step("a"), step("b", "a"))
+    (claimed,) = await hand.claim()
+    await hand.settle(claimed)
+    found = await app.explain(await step_id(hand, job, "b"))
+    (first,) = found.causes
+    assert (first.name, first.state) == ("a", "done")
+    assert "its end waits for an orchestrator: 1 messages are in the queue" in first.facts[-1]
+    assert "1 ended, but not heard of by an orchestrator" in words(await app.explain(job))
+    await database.execute("select pgmq.purge_queue('orchestration_step_results')")
+    assert "the message of its end is not in the queue" in words(await app.explain(claimed.id))
+    await database.execute(
+        "insert into interlock.orchestration_failures (msg_id, job_id, task_id, message, error) "
+        "values (1, %s, %s, '{}', 'OverflowError: too long')",
+        [job, claimed.id],
+    )
+    assert "was set aside at" in words(await app.explain(claimed.id))
+    said = words(await app.explain(job))
+    assert "1 of its messages were set aside" in said
+    assert "OverflowError: too long" in said
+
+
+async def test_a_job_that_ends_says_what_it_becomes(app: Interlock, database: Connection) -> None:
+    hand = Hand(database, {"b": Failed("no")})
+    await serve(database)
+    job = await hand.submit(step("a", compensate="undo"), step("b", "a"))
+    await hand.run(until=lambda: "b" in hand.ran)
+    found = await app.explain(job)
+    assert found.facts[0] == "it compensates, and becomes FAILED then: step b failed: no"
+    assert [cause.name for cause in found.causes] == ["compensate:a"]
+    await hand.run()
+    ended = await app.explain(job)
+    assert ended.state == "FAILED"
+    assert ended.facts[0] == "step b failed: no"
+    assert "RUNNING -error-> FAILED" in ended.facts[-1]
+    assert not ended.causes
+    failed = await app.explain(await step_id(hand, job, "b"))
+    assert "ValueError: no" in failed.facts
+
+
+async def test_a_job_that_is_being_canceled_waits_for_what_runs(
+    app: Interlock, database: Connection, hand: Hand
+) -> None:
+    await serve(database)
+    job = await hand.submit(step("a"), step("b", "a"))
+    await hand.claim()
+    await cancel_job(database, job, actor="ada", reason="changed my mind")
+    found = await app.explain(job)
+    assert found.facts[0] == "it becomes CANCELED once its last step has stopped: changed my mind"
+    assert "its cancellation was asked for at" in words(found)
+
+
+FILL = """
+insert into interlock.tasks (type) select 'x' from generate_series(1, 20000);
+insert into interlock.tasks (type, job_id, step, state, held_by, unresolved)
+select 'x', id, 's' || n, 'waiting', 'dependency', 1 from interlock.jobs, generate_series(1, 5000) as n;
+"""
+
+
+async def test_no_statement_reads_through_the_tasks(database: Connection, hand: Hand) -> None:
+    await serve(database)
+    job = await hand.submit(step("a"), step("b", "a"))
+    for name in "cde":
+        await hand.submit(step("a"), step("b", "a"), name=name)
+    await database.execute(FILL)
+    await database.execute("vacuum analyze interlock.tasks, interlock.jobs, interlock.workflow_edges")
+    ids = [await step_id(hand, job, "a")]
+    asked = {"ids": ids, "id": ids[0], "job_id": job, "step": "b", "limit": 11, "now": None}
+    for name, statement in EXPLAIN.items():
+        cursor = await database.execute(b"explain " + statement.sql.encode(), asked)
+        plan = "\n".join(str(row["QUERY PLAN"]) for row in await cursor.fetchall())
+        assert "Seq Scan on tasks" not in plan, f"{name}\n{plan}"
+
+
+@pytest.mark.flow
+def test_the_command_writes_the_chain_and_json(url: str) -> None:
+    shell = Shell(url)
+    job = shell.answer("submit", "chain", "--app", "jobs_app:app")
+    ((third,),) = shell.rows("select id::text from interlock.tasks where job_id = %s and step = 'third'", job)
+    said = shell.answer("explain", third).splitlines()
+    assert said[0].startswith(f"step third ({third}) is waiting, since ")
+    assert "waits for second" in said[2]
+    assert said[3].strip().startswith("by way of second: step first (")
+    assert "job chain 1" in said[5]
+    assert said[-1].strip() == "no live worker serves namespace 'default': start one that does"
+    document = json.loads(shell.answer("explain", job, "--json"))
+    assert (document["kind"], document["state"]) == ("job", "PENDING")
+    unknown = shell.run("explain", UNKNOWN)
+    assert unknown.returncode == 2
+    assert f"there is no task and no job {UNKNOWN}" in unknown.stderr

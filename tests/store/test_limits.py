@@ -1,0 +1,279 @@
+"""Limits hold tasks in waiting, with the reason, and let in exactly as many as they allow."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interlock.errors import ConfigError
+from interlock.lifecycle import TaskRowEvent
+from interlock.postgres.connection import connect
+from interlock.store.limits import (
+    Limit,
+    Room,
+    admit_limited_tasks,
+    delete_limits,
+    put_limits,
+    read_limits,
+    sweep_limits,
+)
+from interlock.store.task_admin import requeue_ended_tasks
+from interlock.store.tasks import NewTask, Outcome, claim_pending_tasks, enqueue_task, settle_running_tasks
+from interlock.worker.maintenance.leader import SWEEP, Limits
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(seconds=60)
+
+
+async def enqueue(database: Connection, count: int = 1, key: str = "mail", **options: Any) -> list[UUID]:
+    task = NewTask("x", {}, limit_key=key, **{"run_at": NOON - MINUTE, **options})
+    return [(await enqueue_task(database, task, actor="me")).id for _ in range(count)]
+
+
+async def admit(database: Connection, now: datetime = NOON) -> int:
+    return (await admit_limited_tasks(database, actor="leader", now=now)).released
+
+
+async def rows(database: Connection, state: str, columns: str = "id") -> list[Any]:
+    query = f"select {columns} from interlock.tasks where state = %s order by priority desc, run_at, id"
+    return [tuple(row.values()) for row in await (await database.execute(query.encode(), [state])).fetchall()]
+
+
+async def end_one(database: Connection, event: TaskRowEvent = TaskRowEvent.SUCCEED, now: datetime = NOON) -> UUID:
+    (task,) = await claim_pending_tasks(database, actor="w", types=["x"], now=now)
+    await settle_running_tasks(database, [Outcome(task.id, task.attempt, event)], actor="w", now=now)
+    return task.id
+
+
+async def test_at_most_max_running_tasks_of_a_key_are_pending_or_running(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_running=2)])
+    ids = await enqueue(database, 5)
+    assert await rows(database, "waiting", "held_by, reason") == [("limit", "limit mail")] * 5
+    assert await admit(database) == 2
+    assert await admit(database) == 0
+    assert await rows(database, "pending") == [(ids[0],), (ids[1],)]
+    assert await rows(database, "waiting", "reason") == [("limit mail: 2 of 2 running",)] * 3
+    await end_one(database)
+    assert await admit(database) == 1
+    assert await rows(database, "pending") == [(ids[1],), (ids[2],)]
+
+
+async def test_the_order_of_admission_is_that_of_the_claim(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_running=1)])
+    (late,) = await enqueue(database, run_at=NOON)
+    (early,) = await enqueue(database)
+    (urgent,) = await enqueue(database, priority=5, run_at=NOON)
+    (future,) = await enqueue(database, priority=9, run_at=NOON + SECOND)
+    order = []
+    while await admit(database):
+        order.append(await end_one(database))
+    assert order == [urgent, early, late], "what is not due yet takes up no room"
+    admission = await admit_limited_tasks(database, actor="leader", now=NOON)
+    assert admission.next_at == NOON + SECOND
+    assert await admit(database, NOON + SECOND) == 1
+    assert await rows(database, "pending") == [(future,)]
+
+
+async def test_starts_are_limited_in_a_window_that_slides(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_starts=3, period=MINUTE)])
+    await enqueue(database, 10)
+    assert await admit_limited_tasks(database, actor="l", now=NOON) == (3, NOON + MINUTE, False)
+    told = "limit mail: 3 starts per 60 s reached, next at 2030-01-01 12:01:00 UTC"
+    assert {reason for (reason,) in await rows(database, "waiting", "reason")} == {told}
+    assert await admit(database, NOON + MINUTE - timedelta(microseconds=1)) == 0
+    for _ in range(3):
+        await end_one(database)
+    assert await admit(database) == 0, "a task that ended has still started"
+    assert await admit(database, NOON + MINUTE) == 3
+
+
+async def test_the_next_start_comes_when_enough_of_the_window_has_passed(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_starts=2, period=MINUTE)])
+    await enqueue(database)
+    assert await admit(database, NOON) == 1
+    await enqueue(database, 5)
+    assert await admit_limited_tasks(database, actor="l", now=NOON + 20 * SECOND) == (1, NOON + MINUTE, False)
+    assert await admit_limited_tasks(database, actor="l", now=NOON + MINUTE) == (1, NOON + 80 * SECOND, False)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(steps=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=12))
+def test_no_window_and_no_moment_ever_exceeds_the_limits(url: str, steps: list[tuple[int, int, int]]) -> None:
+    async def play() -> None:
+        async with connect(url) as database:
+            await put_limits(database, [Limit("mail", max_running=4, max_starts=3, period=MINUTE)])
+            await database.execute("delete from interlock.limit_starts")
+            now, started = NOON, []
+            for seconds, arriving, ending in steps:
+                now += seconds * SECOND
+                await enqueue(database, arriving)
+                started += [now] * await admit(database, now)
+                await sweep_limits(database, actor="l", now=now)
+                assert len(await rows(database, "pending")) <= 4
+                for _ in range(min(ending, len(await rows(database, "pending")))):
+                    await end_one(database, now=now)
+            for begin in started:
+                assert sum(begin <= moment < begin + MINUTE for moment in started) <= 3
+            await clear(database)
+
+    asyncio.run(play())
+
+
+async def clear(database: Connection) -> None:
+    await database.execute(
+        "update interlock.tasks set state = 'canceled', event = 'cancel' where state in ('waiting', 'pending')"
+    )
+    await database.execute("delete from interlock.tasks")
+
+
+@pytest.mark.chaos
+async def test_several_admitting_at_once_let_in_no_more_than_one_would(url: str, database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_running=7), Limit("sms", max_starts=5, period=MINUTE)])
+    await enqueue(database, 30)
+    await enqueue(database, 30, "sms")
+
+    async def leader() -> int:
+        async with connect(url) as connection:
+            return sum([await admit(connection) for _ in range(5)])
+
+    assert sum(await asyncio.gather(*(leader() for _ in range(4)))) == 12
+    assert len(await rows(database, "pending")) == 12
+
+
+async def test_a_key_without_a_limit_holds_nothing(database: Connection) -> None:
+    ids = await enqueue(database, 3, "unknown", run_at=NOON + MINUTE)
+    assert await admit(database) == 3
+    assert sorted(await rows(database, "pending")) == sorted((id_,) for id_ in ids)
+
+
+async def test_a_limit_that_is_lifted_or_changed_is_so_for_what_waits(database: Connection) -> None:
+    limit = Limit("mail", max_running=1)
+    assert await put_limits(database, [limit]) == ["mail"]
+    assert await put_limits(database, [limit]) == [], "nothing changes, nobody is woken"
+    await enqueue(database, 5)
+    assert await admit(database) == 1
+    await put_limits(database, [Limit("mail", max_running=3)])
+    assert await admit(database) == 2
+    assert await read_limits(database) == [Limit("mail", max_running=3)]
+    assert await delete_limits(database, ["mail", "other"]) == ["mail"]
+    assert await admit(database) == 2
+
+
+async def test_a_limit_that_is_lowered_takes_back_the_last_in_line(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_running=4)])
+    ids = await enqueue(database, 4)
+    assert await admit(database) == 4
+    await put_limits(database, [Limit("mail", max_running=1)])
+    assert sorted(await sweep_limits(database, actor="leader", now=NOON)) == sorted(ids[1:])
+    assert await rows(database, "pending") == [(ids[0],)]
+    assert await rows(database, "waiting", "reason") == [("limit mail: more than 1 running",)] * 3
+    assert await admit(database) == 0
+
+
+async def test_requeued_tasks_wait_for_their_limit_again(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_running=1)])
+    await enqueue(database, 3)
+    ended = []
+    while await admit(database):
+        ended.append(await end_one(database, TaskRowEvent.FAIL))
+    assert sorted(await requeue_ended_tasks(database, ended, actor="ada", now=NOON)) == sorted(ended)
+    assert len(await rows(database, "waiting")) == 3
+    assert await admit(database) == 1
+
+
+async def test_a_retried_task_keeps_its_place(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_running=1)])
+    await enqueue(database, 2)
+    await admit(database)
+    retried = await end_one(database, TaskRowEvent.RETRY)
+    assert await admit(database) == 0
+    assert await rows(database, "pending") == [(retried,)]
+
+
+async def test_only_the_tasks_that_come_next_are_told_and_only_when_it_changes(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_running=1)])
+    await enqueue(database, 150)
+    await admit(database)
+    told = "xmin::text, reason"
+    first = await rows(database, "waiting", told)
+    assert sum(reason == "limit mail: 1 of 1 running" for _, reason in first) == 100
+    await admit(database)
+    assert await rows(database, "waiting", told) == first, "nothing was written again"
+
+
+async def test_past_starts_are_forgotten(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_starts=1, period=MINUTE)])
+    await enqueue(database, 2)
+    for minute in range(2):
+        assert await admit(database, NOON + minute * MINUTE) == 1
+    await sweep_limits(database, actor="leader", now=NOON + MINUTE)
+    found = await (await database.execute("select started_at from interlock.limit_starts")).fetchall()
+    assert [row["started_at"] for row in found] == [NOON + MINUTE]
+
+
+async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the_sweep(database: Connection) -> None:
+    duty = Limits("leader", clock=lambda: NOON)
+    assert await duty.act(database) == SWEEP
+    await put_limits(database, [Limit("mail", max_starts=1, period=2 * SECOND)])
+    await enqueue(database, 2)
+    assert await duty.act(database) == 2
+    await put_limits(database, [Limit("many", max_running=5000)])
+    await database.execute(
+        "insert into interlock.tasks (type, state, held_by, limit_key)"
+        " select 'x', 'waiting', 'limit', 'unlimited' from generate_series(1, 1500)"
+    )
+    assert await duty.act(database) == 0, "there is more to let in"
+    assert await duty.act(database) == 2
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "limit 'k' limits nothing"),
+        ({"max_running": 0}, "max_running must be a whole number from 1 to 2147483647, not 0"),
+        ({"max_starts": 3}, "max_starts and period go together"),
+        ({"period": MINUTE}, "max_starts and period go together"),
+        ({"max_starts": 3, "period": -MINUTE}, "must be longer than nothing"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Limit("k", **options)
+
+
+@pytest.mark.unit
+def test_a_next_start_that_is_near_is_not_told() -> None:
+    room = Room("k", None, 2, SECOND, 0, 2, NOON + SECOND)
+    assert room.reason(NOON) == "limit k: 2 starts per 1 s reached"
+
+
+@pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
+async def test_admission_goes_by_its_indexes(database: Connection, mode: str) -> None:
+    database.prepare_threshold = 0
+    await database.execute(f"set plan_cache_mode = {mode}".encode())
+    await put_limits(database, [Limit("k0", max_running=10), Limit("k1", max_starts=20, period=MINUTE)])
+    await database.execute("insert into interlock.tasks (type) select 'x' from generate_series(1, 20000)")
+    await database.execute(
+        "insert into interlock.tasks (type, state, held_by, limit_key)"
+        " select 'x', 'waiting', 'limit', 'k' || mod(n, 5) from generate_series(1, 5000) as n"
+    )
+    await database.execute("analyze interlock.tasks")
+    query = "select seq_scan from pg_stat_xact_user_tables where relname = 'tasks'"
+    async with database.transaction():
+        assert await admit(database) == 3030
+        await sweep_limits(database, actor="leader", now=NOON)
+        assert await (await database.execute(query)).fetchone() == {"seq_scan": 0}

@@ -1,0 +1,206 @@
+"""What has ended goes when it is past its age, little by little; what has not, or is still needed, stays."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+import pytest
+from structlog.testing import capture_logs
+
+from interlock.postgres.connection import connect
+from interlock.postgres.migrate import grant
+from interlock.store.retention import (
+    Retention,
+    delete_ended_tasks,
+    delete_expired,
+    first_id_at,
+    renew_record_partitions,
+)
+from interlock.worker.maintenance.retention import PAUSE, ROUND, RetentionDuty
+from support import run_sql
+
+if TYPE_CHECKING:
+    from interlock.postgres.connection import Connection
+    from interlock.postgres.embedded.server import EmbeddedServer
+
+pytestmark = pytest.mark.store
+
+NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+ENDS = {
+    "done": "update interlock.tasks set state = 'done', event = 'succeed', lease_expires_at = null",
+    "error": "update interlock.tasks set state = 'error', event = 'fail', lease_expires_at = null",
+    "canceled": "update interlock.tasks set state = 'canceled', event = 'cancel', lease_expires_at = null",
+}
+CLAIM = (
+    "update interlock.tasks set state = 'running', event = 'claim', attempt = 1, worker_id = 'w',"
+    " lease_expires_at = now()"
+)
+
+
+def id_of(created_at: datetime) -> UUID:
+    """Make an id as it was made at that time."""
+    return UUID(int=first_id_at(created_at).int | uuid4().int >> 48)
+
+
+async def ended(database: Connection, state: str, age: timedelta, task: UUID | None = None, **columns: Any) -> UUID:
+    """Store a task that ended so long ago."""
+    id_ = task or id_of(NOW - age - timedelta(seconds=1))
+    start = "waiting" if state == "skipped" else "pending"
+    names = ", ".join(["id", "type", "state", *columns])
+    marks = ", ".join(["%s"] * (3 + len(columns)))
+    query = f"insert into interlock.tasks ({names}) values ({marks})"
+    await database.execute(query.encode(), [id_, "x", start, *columns.values()])
+    if state in ("done", "error"):
+        await database.execute(f"{CLAIM} where id = %s".encode(), [id_])
+    end = ENDS.get(state, "update interlock.tasks set state = 'skipped', event = 'skip'")
+    await database.execute(f"{end}, finished_at = %s where id = %s".encode(), [NOW - age, id_])
+    return id_
+
+
+async def tasks(database: Connection) -> set[UUID]:
+    return {row["id"] for row in await (await database.execute("select id from interlock.tasks")).fetchall()}
+
+
+async def test_each_state_goes_at_its_own_age_and_unfinished_work_stays(database: Connection) -> None:
+    old = {state: await ended(database, state, 8 * DAY) for state in ("done", "canceled", "skipped", "error")}
+    young = {await ended(database, state, 6 * DAY) for state in ("done", "canceled", "skipped", "error")}
+    await ended(database, "error", 31 * DAY)
+    pending = id_of(NOW - 100 * DAY)
+    await database.execute("insert into interlock.tasks (id, type) values (%s, 'x')", [pending])
+    stretch = await delete_ended_tasks(database, Retention(), now=NOW)
+    assert (stretch.walked, stretch.deleted) == (10, 4)
+    assert await tasks(database) == young | {old["error"], pending}
+
+
+async def test_none_keeps_for_good_and_zero_deletes_at_once(database: Connection) -> None:
+    kept, _gone = await ended(database, "error", 1000 * DAY), await ended(database, "done", timedelta(0))
+    await delete_ended_tasks(database, Retention(done=timedelta(0), error=None), now=NOW)
+    assert await tasks(database) == {kept}
+    assert Retention(done=timedelta(0)).shortest == timedelta(0)
+    assert Retention(done=None, canceled=None, skipped=None, error=None).shortest is None
+
+
+async def test_the_duty_walks_in_stretches_and_only_as_far_as_tasks_can_be_old_enough(database: Connection) -> None:
+    for number in range(5):
+        await ended(database, "done", 10 * DAY + number * timedelta(hours=1))
+    young = {await ended(database, "done", DAY) for _ in range(4)}
+    duty = RetentionDuty(Retention(), clock=lambda: NOW, stretch=3)
+    rests = [await duty.act(database) for _ in range(4)]
+    assert rests == [PAUSE, PAUSE, PAUSE, ROUND], "the first walk goes over everything: nine tasks, then none"
+    assert await tasks(database) == young
+    assert await duty.act(database) == ROUND, "the next one does not even look at the young"
+
+
+async def test_ids_that_somebody_chose_himself_are_found_by_the_walk_over_everything(database: Connection) -> None:
+    await ended(database, "done", 10 * DAY, UUID("ffffffff-0000-4000-8000-000000000000"))
+    duty = RetentionDuty(Retention(), clock=lambda: NOW)
+    await duty.act(database)
+    assert await tasks(database) == set()
+    late = await ended(database, "done", 10 * DAY, UUID("ffffffff-0000-4000-8000-000000000001"))
+    await duty.act(database)
+    assert await tasks(database) == {late}, "until the next day's"
+
+
+@pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
+async def test_a_stretch_reads_no_more_than_itself(database: Connection, mode: str) -> None:
+    database.prepare_threshold = 0
+    await database.execute(f"set plan_cache_mode = {mode}".encode())
+    await database.execute("insert into interlock.tasks (type) select 'x' from generate_series(1, 20000)")
+    await database.execute("analyze interlock.tasks")
+    async with database.transaction():
+        await delete_ended_tasks(database, Retention(), stretch=100)
+        query = "select seq_scan, idx_tup_fetch from pg_stat_xact_user_tables where relname = 'tasks'"
+        seen = await (await database.execute(query)).fetchone()
+    assert seen is not None
+    assert (seen["seq_scan"], seen["idx_tup_fetch"] <= 200) == (0, True)
+
+
+async def test_expired_keys_waiters_and_notices_go(database: Connection) -> None:
+    for name, expires_at in (("old", NOW), ("new", NOW + DAY)):
+        await database.execute(
+            "insert into interlock.idempotency_keys (request_id, endpoint, request_hash, response_status,"
+            " response_body, expires_at) values (%s, '', '', 200, '', %s)",
+            [name, expires_at],
+        )
+        await database.execute("insert into interlock.waiters values (%s, %s, %s)", [uuid4(), uuid4(), expires_at])
+    for given_up_at in (NOW - 30 * DAY, NOW, None):
+        await database.execute(
+            "insert into interlock.callbacks (task_id, attempt, state, url, given_up_at)"
+            " values (%s, 1, 'done', '', %s)",
+            [uuid4(), given_up_at],
+        )
+    assert await delete_expired(database, Retention(), now=NOW) == 3
+    assert await delete_expired(database, Retention(), now=NOW) == 0
+
+
+async def test_messages_set_aside_that_belong_to_no_job_go_like_tasks_in_error(database: Connection) -> None:
+    (job,) = await (
+        await database.execute("insert into interlock.jobs (task_description) values ('w') returning id")
+    ).fetchall()
+    for number, (owner, days) in enumerate([(None, 31), (uuid4(), 31), (job["id"], 31), (None, 29)]):
+        await database.execute(
+            "insert into interlock.orchestration_failures (msg_id, job_id, message, error, failed_at)"
+            " values (%s, %s, '{}', 'no', %s)",
+            [number, owner, NOW - days * DAY],
+        )
+    assert await delete_expired(database, Retention(error=None), now=NOW) == 0, "kept for good"
+    assert await delete_expired(database, Retention(), now=NOW) == 2
+    left = await (await database.execute("select msg_id from interlock.orchestration_failures order by 1")).fetchall()
+    assert [row["msg_id"] for row in left] == [2, 3]
+
+
+async def partitions(database: Connection) -> set[str]:
+    query = (
+        "select relname as name from pg_inherits join pg_class on pg_class.oid = inhrelid"
+        " where inhparent = 'interlock.audit_logs'::regclass"
+    )
+    return {row["name"] for row in await (await database.execute(query)).fetchall()}
+
+
+async def test_records_go_by_whole_months_and_the_months_to_come_are_made(database: Connection) -> None:
+    today = datetime.now(UTC)
+    first = today.replace(day=1)
+    coming = f"audit_logs_{today:%Y_%m}"
+    await database.execute(
+        "create table interlock.audit_logs_2001_01 partition of interlock.audit_logs"
+        " for values from ('2001-01-01Z') to ('2001-02-01Z')"
+    )
+    later = f"audit_logs_{first + 70 * DAY:%Y_%m}"
+    await database.execute(f"drop table interlock.{later}".encode())
+    assert await renew_record_partitions(database, Retention(records=None)) == [], "kept for good"
+    assert await renew_record_partitions(database, Retention()) == ["audit_logs_2001_01"]
+    assert {coming, later} <= await partitions(database)
+
+
+async def test_a_role_that_owns_nothing_says_so_once_and_goes_on(
+    database: Connection, url: str, server: EmbeddedServer
+) -> None:
+    run_sql(server.url("postgres"), "drop role if exists retention_runner; create role retention_runner login")
+    await grant(database, "retention_runner")
+    await database.execute(
+        "create table interlock.audit_logs_2001_01 partition of interlock.audit_logs"
+        " for values from ('2001-01-01Z') to ('2001-02-01Z')"
+    )
+    await ended(database, "done", 10 * DAY)
+    async with connect(url) as runner:
+        await runner.execute("set role retention_runner")
+        duty = RetentionDuty(Retention(), clock=lambda: NOW)
+        with capture_logs() as logs:
+            assert await duty.act(runner) == ROUND
+    assert [line["event"] for line in logs] == ["record_partitions_not_renewed"]
+    assert await tasks(database) == set()
+
+
+@pytest.mark.chaos
+async def test_busy_records_are_not_waited_for(database: Connection, url: str) -> None:
+    await database.execute(
+        "create table interlock.audit_logs_2001_01 partition of interlock.audit_logs"
+        " for values from ('2001-01-01Z') to ('2001-02-01Z')"
+    )
+    async with connect(url) as reader, reader.transaction():
+        await reader.execute("select from interlock.audit_logs limit 1")
+        assert await renew_record_partitions(database, Retention()) is None
+    assert await renew_record_partitions(database, Retention()) == ["audit_logs_2001_01"]

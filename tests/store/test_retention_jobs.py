@@ -1,0 +1,140 @@
+"""A job goes with all its steps when it is past its age, and the rows of processes that are long gone go, too."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock.store.retention import Retention, delete_ended_jobs, delete_ended_tasks, delete_gone_workers
+from interlock.store.workers import Process, leave_worker, read_worker_status, register_worker
+from interlock.store.workflows import put_workflow
+from interlock.worker.maintenance.retention import PAUSE, ROUND, RetentionDuty
+from interlock.workflow.signals import send_signal
+from workflow_support import Failed, Hand, serve, step, workflow
+
+if TYPE_CHECKING:
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+DAY = timedelta(days=1)
+
+
+@pytest.fixture
+async def hand(database: Connection) -> Hand:
+    """Give a hand on a database with a live worker."""
+    await serve(database)
+    return Hand(database)
+
+
+def in_days(days: float) -> datetime:
+    return datetime.now(UTC) + days * DAY
+
+
+async def count(database: Connection, table: str) -> int:
+    (row,) = await (await database.execute(f"select count(*) as rows from interlock.{table}".encode())).fetchall()
+    found: int = row["rows"]
+    return found
+
+
+async def prune(database: Connection, days: float) -> int:
+    """Do as the duty does, so many days from now; give how many jobs went."""
+    await delete_ended_tasks(database, Retention(), now=in_days(days))
+    return (await delete_ended_jobs(database, Retention(), now=in_days(days))).deleted
+
+
+async def test_the_steps_of_a_failed_job_stay_as_long_as_the_one_that_failed(hand: Hand) -> None:
+    hand.outcomes = {"ship": Failed("no truck")}
+    job = await hand.submit(step("charge"), step("ship", "charge"), step("mail", "ship"))
+    await hand.run()
+    assert await prune(hand.connection, 29) == 0
+    assert await hand.states(job) == {"charge": "done", "ship": "error", "mail": "skipped"}
+    assert await prune(hand.connection, 31) == 1
+    assert [await count(hand.connection, table) for table in ("jobs", "tasks")] == [0, 0]
+
+
+async def test_each_end_of_a_job_has_its_own_age_and_what_goes_on_stays(hand: Hand) -> None:
+    done = await hand.submit(step("a"), step("s", "a", kind="signal", signal="go"), name="done")
+    await send_signal(hand.connection, done, "go", None, actor="ada")
+    await hand.run()
+    going = await hand.submit(step("b"), step("t", "b", kind="signal", signal="go"), name="going")
+    await hand.run()
+    assert await prune(hand.connection, 6) == 0
+    assert await count(hand.connection, "signals") == 1
+    assert await prune(hand.connection, 100) == 1
+    assert await hand.states(going) == {"b": "done", "t": "waiting"}, "it still needs what its steps have done"
+    assert await count(hand.connection, "signals") == 0
+
+
+async def test_a_child_stays_while_its_parent_goes_on_and_goes_before_it(hand: Hand) -> None:
+    await put_workflow(hand.connection, workflow(step("x"), name="kid"))
+    parent = await hand.submit(
+        step("c", kind="child", workflow="kid"), step("s", "c", kind="signal", signal="go"), name="parent"
+    )
+    await hand.run()
+    assert await prune(hand.connection, 100) == 0, "the child has ended, its parent not"
+    await send_signal(hand.connection, parent, "go", None, actor="ada")
+    await hand.run()
+    assert (await hand.job(parent))["status"] == "COMPLETED"
+    assert [await prune(hand.connection, 100) for _ in range(3)] == [1, 1, 0]
+
+
+async def test_a_large_job_goes_in_small_batches(hand: Hand) -> None:
+    await hand.submit(step("m", kind="map", over_input="items"), input={"items": list(range(25))})
+    await hand.run()
+    small = await hand.submit(step("a"), name="small")
+    await hand.run()
+    duty = RetentionDuty(Retention(), clock=lambda: in_days(100), stretch=10)
+    left = []
+    while await duty.act(hand.connection) == PAUSE:
+        left.append(await count(hand.connection, "tasks"))
+        assert (await hand.job(small))["status"] == "COMPLETED", "the larger one is older"
+    assert left == [27, 27, 17, 7], "the tasks are looked at first"
+    assert [await count(hand.connection, table) for table in ("jobs", "tasks")] == [0, 0]
+
+
+async def test_a_step_that_somebody_revived_by_hand_keeps_its_job_and_holds_up_no_other(hand: Hand) -> None:
+    hand.outcomes = {"a": Failed("no")}
+    odd = await hand.submit(step("a"))
+    await hand.run()
+    other = await hand.submit(step("b"), name="other")
+    await hand.run()
+    await hand.connection.execute(
+        "update interlock.tasks set state = 'pending', event = 'requeue', finished_at = null where job_id = %s", [odd]
+    )
+    assert await prune(hand.connection, 100) == 1
+    assert (await hand.states(odd), await hand.states(other)) == ({"a": "pending"}, {})
+
+
+async def workers(database: Connection) -> list[tuple[Any, ...]]:
+    rows = await (await database.execute("select id, status from interlock.workers order by id")).fetchall()
+    return [tuple(row.values()) for row in rows]
+
+
+async def test_processes_that_ended_or_vanished_are_forgotten_and_live_ones_are_not(database: Connection) -> None:
+    long_ago = in_days(-8)
+    for name in ("ended", "vanished"):
+        await register_worker(database, Process(name), now=long_ago)
+    await leave_worker(database, "ended", now=long_ago)
+    for name in ("live", "left"):
+        await register_worker(database, Process(name))
+    await leave_worker(database, "left")
+    await database.execute("insert into interlock.workers (id, updated_at) values ('supervised', %s)", [long_ago])
+    assert await delete_gone_workers(database, Retention(done=None)) == 0
+    assert await read_worker_status(database, "vanished") == "RUNNING"
+    assert await delete_gone_workers(database, Retention()) == 2
+    assert await workers(database) == [("left", "COMPLETED"), ("live", "RUNNING"), ("supervised", "IDLE")]
+    query = "select event, actor, reason from interlock.worker_state_transitions where worker_id = 'vanished'"
+    last = (await (await database.execute(query)).fetchall())[-1]
+    assert tuple(last.values()) == ("terminate", "retention", "not seen any more: the process ended without a word")
+
+
+async def test_a_round_of_the_duty_sees_to_jobs_and_workers(hand: Hand) -> None:
+    await hand.submit(step("a"))
+    await hand.run()
+    await register_worker(hand.connection, Process("vanished"), now=in_days(-8))
+    duty = RetentionDuty(Retention(), clock=lambda: in_days(8))
+    assert await duty.act(hand.connection) == ROUND
+    assert [await count(hand.connection, table) for table in ("jobs", "tasks", "workers")] == [0, 0, 0]

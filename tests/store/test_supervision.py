@@ -1,0 +1,166 @@
+"""Who may act on a supervised row, and what is freed, as the database decides it; no process is started here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock.lifecycle import SupervisedWorkerEvent as Event
+from interlock.store.supervision import HeldWorker, Supervision
+from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task
+from interlock.store.workers import (
+    Process,
+    WorkerSpec,
+    create_worker,
+    keep_worker,
+    leave_worker,
+    move_worker,
+    part_from_worker,
+    read_worker,
+    register_worker,
+)
+
+if TYPE_CHECKING:
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+ONE = Supervision("one", "here")
+OTHER = Supervision("other", "here")
+FAR = Supervision("far", "there")
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+LONG = timedelta(hours=1)
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+async def started(database: Connection, **spec: Any) -> str:
+    worker = await create_worker(database, spec=WorkerSpec(**spec), actor="ada", now=NOW)
+    await move_worker(database, worker, Event.START_TASK, actor="ada", now=NOW)
+    return worker
+
+
+async def held(database: Connection, supervision: Supervision, seconds: float = 0) -> HeldWorker:
+    """Take the one row that there is, and read it."""
+    await supervision.take(database, limit=10, now=at(seconds))
+    (row,) = await supervision.read(database, now=at(seconds))
+    return row
+
+
+async def with_a_process(database: Connection, supervision: Supervision = ONE) -> HeldWorker:
+    row = await held(database, supervision)
+    generation = await supervision.begin_process(database, row, "w-1-x", now=NOW)
+    assert generation == row.generation + 1
+    await supervision.note_process(database, row.id, generation, 4711, "then")
+    (row,) = await supervision.read(database, now=NOW)
+    return row
+
+
+async def test_a_row_is_one_supervisor_s_until_its_lease_runs_out(database: Connection) -> None:
+    worker = await started(database)
+    assert await ONE.take(database, limit=10, now=NOW) == [worker]
+    assert await OTHER.take(database, limit=10, now=at(9)) == []
+    await ONE.renew(database, now=at(9))
+    assert await OTHER.take(database, limit=10, now=at(18)) == []
+    assert await OTHER.take(database, limit=10, now=at(20)) == [worker]
+    assert await ONE.read(database, now=at(20)) == []
+    await OTHER.let_go(database, now=at(20))
+    assert await ONE.take(database, limit=10, now=at(20)) == [worker]
+
+
+async def test_rows_that_need_nobody_are_taken_by_nobody(database: Connection) -> None:
+    idle = await create_worker(database, actor="ada")
+    await register_worker(database, Process("by hand"))
+    paused = await started(database)
+    await move_worker(database, paused, Event.PAUSE, actor="ada")
+    assert await ONE.take(database, limit=10) == []
+    await move_worker(database, idle, Event.START_TASK, actor="ada")
+    assert await ONE.take(database, limit=10) == [idle]
+
+
+async def test_who_has_lost_the_row_or_knows_of_an_earlier_process_writes_nothing(database: Connection) -> None:
+    await started(database)
+    row = await with_a_process(database)
+    later = at(11)
+    await OTHER.take(database, limit=10, now=later)
+    assert await ONE.begin_process(database, row, "again", now=later) is None
+    async with ONE.still_held(database, row, now=later) as mine:
+        assert not mine
+    async with OTHER.still_held(database, row, now=later) as mine:
+        assert mine
+    await ONE.end_process(database, row, "gone", crashes=3, now=later)
+    assert (await OTHER.read(database, now=later))[0].crashes == 0
+    assert await OTHER.begin_process(database, row, "again", now=later) == 2
+    async with OTHER.still_held(database, row, now=later) as mine:
+        assert not mine, "this was the generation before"
+
+
+async def test_a_process_on_another_host_is_replaced_only_when_it_is_silent(database: Connection) -> None:
+    await started(database)
+    row = await with_a_process(database)
+    said = Process(row.id, generation=1)
+    assert await keep_worker(database, said, now=at(0)) == "RUNNING"
+    assert await keep_worker(database, said, now=at(10)) == "RUNNING"
+    assert await FAR.take(database, limit=10, now=at(20)) == []
+    assert await FAR.take(database, limit=10, now=at(26)) == [row.id]
+
+
+async def test_a_process_that_was_replaced_is_told_so_and_can_neither_beat_nor_part(database: Connection) -> None:
+    await started(database)
+    row = await with_a_process(database)
+    first, second = Process(row.id, generation=1), Process(row.id, generation=2)
+    assert await ONE.begin_process(database, row, "w-2-x", now=NOW) == 2
+    assert await keep_worker(database, second, now=NOW) == "RUNNING"
+    assert await keep_worker(database, first, now=NOW) == "TERMINATED"
+    await part_from_worker(database, first, now=NOW)
+    seen = (await read_worker(database, row.id))["seen_until"]
+    assert seen > NOW
+    await part_from_worker(database, second, now=NOW)
+    assert (await read_worker(database, row.id))["seen_until"] == NOW
+    assert await keep_worker(database, Process("w_gone", generation=1)) == "TERMINATED"
+
+
+async def test_what_is_no_object_asks_for_nothing(database: Connection) -> None:
+    worker = await started(database)
+    await database.execute("update interlock.workers set metadata = '{\"spec\": 7}' where id = %s", [worker])
+    assert (await held(database, ONE)).spec == {}
+
+
+async def test_rows_that_are_bound_to_a_supervisor_are_taken_by_no_other_and_end_when_it_is_gone(
+    database: Connection,
+) -> None:
+    worker = await ONE.add_bound(database, {"app": "x"}, now=NOW)
+    assert await OTHER.take(database, limit=10, now=NOW) == []
+    assert (await held(database, ONE)).spec == {"app": "x"}
+    patience = timedelta(seconds=45)
+    assert await OTHER.terminate_silent(database, patience=patience, watched_since=NOW, now=at(50)) == []
+    (silent,) = await OTHER.terminate_silent(database, patience=patience, watched_since=NOW, now=at(60))
+    assert silent.id == worker
+    row = await read_worker(database, worker)
+    assert row["status"] == "TERMINATED"
+    assert row["reason"] == "no heartbeat for 50 s, and one, which it belonged to, is gone"
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["that vanished", "that vanished and was ended"])
+async def test_a_silent_worker_s_tasks_are_free_but_only_if_somebody_has_listened(
+    database: Connection, *, ended: bool
+) -> None:
+    await register_worker(database, Process("by hand"), now=NOW)
+    task = await enqueue_task(database, NewTask("add", {}), actor="me")
+    await claim_pending_tasks(database, actor="by hand", types=["add"], limit=1, lease=LONG, now=NOW)
+    if ended:
+        await leave_worker(database, "by hand", now=NOW)
+
+    async def free(seconds: float, watched: float) -> str:
+        patience = timedelta(seconds=45)
+        await ONE.terminate_silent(database, patience=patience, watched_since=at(watched), now=at(seconds))
+        (row,) = await (await database.execute("select state from interlock.tasks where id = %s", [task.id])).fetchall()
+        return str(row["state"])
+
+    assert await free(44, watched=0) == "running"
+    assert await free(90, watched=50) == "running"
+    assert await free(90, watched=0) == "pending"

@@ -1,0 +1,231 @@
+"""The moves of task rows: claimed once, fenced, recovered, and recorded with who, why and which attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from interlock.lifecycle import TaskRowEvent
+from interlock.postgres.connection import connect
+from interlock.store.task_admin import (
+    cancel_unfinished_tasks,
+    hold_pending_tasks,
+    recover_expired_tasks,
+    release_waiting_tasks,
+    requeue_ended_tasks,
+    skip_waiting_tasks,
+)
+from interlock.store.tasks import (
+    ClaimedTask,
+    Held,
+    Lost,
+    NewTask,
+    Outcome,
+    claim_pending_tasks,
+    enqueue_task,
+    read_task_history,
+    renew_running_tasks,
+    settle_running_tasks,
+)
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+LEASE = timedelta(seconds=30)
+
+
+async def enqueue(database: Connection, count: int = 1, **options: object) -> list[UUID]:
+    task = NewTask("x", {}, **{"run_at": NOON, **options})  # type: ignore[arg-type]  # the options under test
+    return [(await enqueue_task(database, task, actor="me")).id for _ in range(count)]
+
+
+async def claim(database: Connection, actor: str = "w", limit: int = 1, now: datetime = NOON) -> list[ClaimedTask]:
+    return await claim_pending_tasks(database, actor=actor, types=["x"], limit=limit, lease=LEASE, now=now)
+
+
+async def row(database: Connection, task: UUID) -> dict[str, object]:
+    found = await (await database.execute("select * from interlock.tasks where id = %s", [task])).fetchone()
+    assert found is not None
+    return found
+
+
+async def test_claims_go_by_priority_then_time_then_age(database: Connection) -> None:
+    (late,) = await enqueue(database, run_at=NOON - timedelta(seconds=1))
+    (early,) = await enqueue(database, run_at=NOON - timedelta(seconds=2))
+    (urgent,) = await enqueue(database, priority=5)
+    (future,) = await enqueue(database, run_at=NOON + timedelta(seconds=1), priority=9)
+    (elsewhere,) = await enqueue(database, namespace="other", priority=9)
+    claimed = [task.id for _ in range(4) for task in await claim(database, "w")]
+    assert claimed == [urgent, early, late]
+    assert {future, elsewhere}.isdisjoint(claimed)
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", 'a "quoted", {braced} one', "back\\slash", "two\nlines\t", "null", "größer 🙂"]
+)
+async def test_a_task_is_claimed_whatever_its_type_and_namespace_are_called(database: Connection, name: str) -> None:
+    task = (await enqueue_task(database, NewTask(name, {}, namespace=name), actor="me")).id
+    assert await claim_pending_tasks(database, actor="w", types=["n"], namespaces=["n"]) == []
+    (claimed,) = await claim_pending_tasks(database, actor="w", types=["x", name], namespaces=["x", name])
+    assert (claimed.id, claimed.type, claimed.namespace) == (task, name, name)
+
+
+async def test_many_claimers_at_once_never_get_the_same_task(url: str, database: Connection) -> None:
+    ids = await enqueue(database, 200)
+
+    async def claimer(name: str) -> list[UUID]:
+        mine: list[UUID] = []
+        async with connect(url) as connection:
+            while claimed := await claim(connection, name, 7):
+                mine += [task.id for task in claimed]
+        return mine
+
+    claims = await asyncio.gather(*(claimer(f"w{n}") for n in range(8)))
+    assert sorted(id_ for mine in claims for id_ in mine) == sorted(ids)
+
+
+async def test_enqueueing_the_same_id_twice_stores_one_task(database: Connection) -> None:
+    same = uuid4()
+    task = NewTask("x", {}, task_id=same)
+    assert await enqueue_task(database, task, actor="me") == (same, True)
+    assert await enqueue_task(database, task, actor="me") == (same, False)
+    assert len(await read_task_history(database, same)) == 1
+
+
+async def test_a_late_attempt_is_told_that_it_lost_and_writes_nothing(database: Connection) -> None:
+    (task,) = await enqueue(database)
+    (first,) = await claim(database, "w1")
+    later = NOON + timedelta(seconds=31)
+    assert await recover_expired_tasks(database, actor="w2", now=later) == [(task, "expire", "default", None)]
+    lost = [Lost(task, first.attempt)]
+    done = Outcome(task, first.attempt, TaskRowEvent.SUCCEED, output="late")
+    assert (await settle_running_tasks(database, [done], actor="w1", now=later))[1] == lost, "while it is pending"
+    (second,) = await claim(database, "w2", now=later)
+    assert second.attempt == first.attempt + 1
+    assert (await settle_running_tasks(database, [done], actor="w1", now=later))[1] == lost, "while another runs it"
+    assert await renew_running_tasks(database, [Held(task, first.attempt)], now=later) == ([], lost)
+    assert await renew_running_tasks(database, [Held(task, second.attempt)], now=later) == ([(task, None, None)], [])
+    assert (await row(database, task))["output"] is None
+
+
+async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection) -> None:
+    await enqueue(database, 4)
+    done, failed, retried, returned = await claim(database, "w", 4)
+    again = NOON + timedelta(minutes=1)
+    awaited, lost = await settle_running_tasks(
+        database,
+        [
+            Outcome(done.id, 1, TaskRowEvent.SUCCEED, output={"n": 1}, cost=0.5),
+            Outcome(failed.id, 1, TaskRowEvent.FAIL, error={"type": "ValueError"}, reason="ValueError: no"),
+            Outcome(retried.id, 1, TaskRowEvent.RETRY, error={"type": "OSError"}, delay=60),
+            Outcome(returned.id, 1, TaskRowEvent.RETURN, reason="shutdown"),
+        ],
+        actor="w",
+        now=NOON,
+    )
+    assert (awaited, lost) == ([], [])
+    rows = [await row(database, task.id) for task in (done, failed, retried, returned)]
+    assert [r["state"] for r in rows] == ["done", "error", "pending", "pending"]
+    assert [r["tries"] for r in rows] == [1, 1, 1, 0], "a task that is returned has used up no try"
+    assert [r["attempt"] for r in rows] == [1, 1, 1, 1]
+    assert [r["lease_expires_at"] for r in rows] == [None] * 4
+    assert (rows[0]["output"], rows[0]["cost"]) == ({"n": 1}, 0.5)
+    assert rows[2]["run_at"] == again
+
+
+async def test_a_task_whose_tries_are_used_up_ends_in_error_when_its_lease_runs_out(database: Connection) -> None:
+    (task,) = await enqueue(database, max_tries=2)
+    for expected in ("expire", "exhaust"):
+        await claim(database, "w1")
+        recovered = await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
+        assert recovered == [(task, expected, "default", None)]
+    assert await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(days=1)) == []
+    assert (await row(database, task))["state"] == "error"
+
+
+async def test_a_renewed_lease_is_not_recovered(database: Connection) -> None:
+    (task,) = await enqueue(database)
+    (claimed,) = await claim(database, "w")
+    await renew_running_tasks(database, [Held(task, claimed.attempt)], lease=LEASE, now=NOON + timedelta(seconds=20))
+    assert await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=45)) == []
+    assert len(await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=51))) == 1
+
+
+async def test_a_requeued_task_has_new_tries_and_a_higher_fence(database: Connection) -> None:
+    (task,) = await enqueue(database, max_tries=1)
+    await claim(database, "w")
+    await recover_expired_tasks(database, actor="w", now=NOON + timedelta(hours=1))
+    assert await requeue_ended_tasks(database, [task], actor="ada", reason="fixed", now=NOON) == [task]
+    (claimed,) = await claim(database, "w")
+    assert (claimed.attempt, claimed.tries) == (2, 1)
+
+
+async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_held(database: Connection) -> None:
+    waiting = await enqueue(database, 3, limit_key="mail")
+    (pending,) = await enqueue(database)
+    assert await hold_pending_tasks(database, [pending], actor="m", reason="paused", held_by="namespace") == [pending]
+    assert await claim(database, "w") == []
+    assert set(await release_waiting_tasks(database, [waiting[0], pending], actor="m")) == {waiting[0], pending}
+    assert await skip_waiting_tasks(database, waiting[:2], actor="m", reason="other branch") == [waiting[1]]
+    canceled = await cancel_unfinished_tasks(database, waiting, actor="ada", reason="changed my mind")
+    assert set(canceled) == {waiting[0], waiting[2]}
+    states = [(await row(database, task))["state"] for task in [*waiting, pending]]
+    assert states == ["canceled", "skipped", "canceled", "pending"]
+
+
+async def test_a_canceled_running_task_cannot_be_settled_any_more(database: Connection) -> None:
+    (task,) = await enqueue(database)
+    (claimed,) = await claim(database, "w")
+    assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON) == [], "running ones only if told so"
+    assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON, running=True) == [task]
+    done = Outcome(task, claimed.attempt, TaskRowEvent.SUCCEED)
+    assert await settle_running_tasks(database, [done], actor="w", now=NOON) == ([], [Lost(task, claimed.attempt)])
+
+
+async def test_the_history_tells_who_did_what_and_why(database: Connection) -> None:
+    (task,) = await enqueue(database)
+    await claim(database, "w1")
+    await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
+    await cancel_unfinished_tasks(database, [task], actor="ada", reason="enough")
+    history = [(r.event, r.to_state, r.actor, r.attempt) for r in await read_task_history(database, task)]
+    assert history == [
+        ("create", "pending", "me", 0),
+        ("claim", "running", "w1", 1),
+        ("expire", "pending", "w2", 1),
+        ("cancel", "canceled", "ada", 1),
+    ]
+    reasons = [r.reason for r in await read_task_history(database, task)]
+    assert reasons[2] is not None
+    assert reasons[2].startswith("the lease of w1 on attempt 1 ran out")
+    assert reasons[3] == "enough"
+
+
+async def test_ids_sort_by_time_on_this_server_and_on_older_ones(database: Connection) -> None:
+    source = await (await database.execute("select prosrc from pg_proc where proname = 'new_id'")).fetchone()
+    assert source is not None
+    for expression in ("interlock.new_id()", OLDER):
+        made = []
+        for _ in range(5):
+            found = await (await database.execute(f"select {expression} as id".encode())).fetchone()
+            assert found is not None
+            made.append(found["id"])
+            await asyncio.sleep(0.002)  # ids are made of milliseconds: the next one must be another's
+        assert made == sorted(made)
+        assert {id_.version for id_ in made} == {7}
+        assert {id_.variant for id_ in made} == {"specified in RFC 4122"}
+
+
+OLDER = """encode(set_bit(set_bit(
+    overlay(uuid_send(gen_random_uuid())
+        placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+        from 1 for 6),
+    52, 1), 53, 1), 'hex')::uuid"""

@@ -1,0 +1,163 @@
+"""Who may use the API: tokens, their scopes, and addresses that nobody may use without one."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+
+from api_support import api_at
+from cli_support import Shell
+from interlock import Interlock
+from interlock.config import Config
+from interlock.errors import ConfigError, InputError
+from interlock.store.access import Scope, create_token, list_tokens, recognise_token, revoke_token
+from interlock.supervisor.http.app import refuse_public_without_tokens
+
+if TYPE_CHECKING:
+    import httpx
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.flow
+
+
+async def token(database: Connection, scope: str, name: str | None = None) -> dict[str, str]:
+    """Make a token and give the header that carries it."""
+    _, secret = await create_token(database, name or scope, Scope(scope), actor="test")
+    return {"Authorization": f"Bearer {secret}"}
+
+
+@pytest.mark.store
+async def test_a_token_is_stored_as_a_hash_and_recognised_until_it_is_revoked_or_expires(database: Connection) -> None:
+    made, secret = await create_token(database, "ci", Scope.OPERATE, actor="ada")
+    assert secret.startswith("il_")
+    assert len(secret) >= 46, "256 bits of chance"
+    dumped = await (await database.execute(b"select * from interlock.tokens")).fetchall()
+    assert secret not in repr(dumped)
+    known = await recognise_token(database, secret)
+    assert known is not None
+    assert (known.name, known.scope) == ("ci", Scope.OPERATE)
+    assert (await list_tokens(database))[0].last_used_at is not None
+    assert await recognise_token(database, secret + "x") is None
+    assert await recognise_token(database, "\ud800") is None
+    with pytest.raises(InputError, match="there is a token 'ci' already"):
+        await create_token(database, "ci", Scope.READ, actor="ada")
+    with pytest.raises(InputError, match="printable"):
+        await create_token(database, "a\nb", Scope.READ, actor="ada")
+    assert await revoke_token(database, "ci", actor="ada")
+    assert not await revoke_token(database, "ci", actor="ada")
+    assert await recognise_token(database, secret) is None
+    assert await list_tokens(database) == []
+    assert [(old.name, old.revoked_by) for old in await list_tokens(database, revoked=True)] == [(made.name, "ada")]
+    _, short = await create_token(database, "ci", Scope.READ, actor="ada", lifetime=timedelta(minutes=1))
+    assert await recognise_token(database, short) is not None
+    later = datetime.now(UTC) + timedelta(minutes=2)
+    assert await recognise_token(database, short, now=later) is None
+
+
+@pytest.mark.store
+async def test_the_database_takes_no_token_that_is_not_hashed_or_has_another_scope(database: Connection) -> None:
+    insert = "insert into interlock.tokens (name, scope, token_hash, created_by) values ('x', %s, %s, 'me')"
+    for scope, stored in (("root", b"x" * 32), ("read", b"il_plain")):
+        with pytest.raises(psycopg.errors.CheckViolation):
+            await database.execute(insert.encode(), [scope, stored])
+
+
+async def test_each_scope_allows_what_it_says_and_no_more(url: str, database: Connection) -> None:
+    async with api_at(url, supervisor_require_token=True) as client:
+        wanted = {
+            "read": [200, 403, 403, 403],
+            "operate": [200, 201, 403, 403],
+            "admin": [200, 201, 201, 404],
+        }
+        for scope, statuses in wanted.items():
+            header = await token(database, scope)
+            answers = [
+                await client.get("/api/tasks", headers=header),
+                await client.post("/api/tasks", json={"type": "x"}, headers=header),
+                await client.post("/api/workers", json={}, headers=header),
+                await client.post("/api/supervisor/workers/w_none/terminate", headers=header),
+            ]
+            assert [answer.status_code for answer in answers] == statuses, scope
+        denied = await client.post("/api/workers", json={}, headers=await token(database, "read", "reader"))
+        assert (denied.json()["code"], denied.json()["required"]) == ("insufficient_scope", "admin")
+        assert 'error="insufficient_scope"' in denied.headers["www-authenticate"]
+
+
+async def test_without_a_good_token_nothing_is_told_but_that_one_is_needed(url: str, database: Connection) -> None:
+    async with api_at(url, supervisor_require_token=True) as client:
+        for path in ("/api/workers", "/api/tasks", "/api/jobs", "/api/status", "/api/namespaces", "/metrics"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.json()["code"]) == (401, "missing_token"), path
+            assert answer.headers["www-authenticate"].startswith("Bearer")
+        for sent in ("Bearer il_wrong", "Basic YTpi", "Bearer"):
+            answer = await client.get("/api/workers", headers={"Authorization": sent})
+            assert (answer.status_code, answer.json()["code"]) == (401, "unknown_token"), sent
+        assert (await client.post("/api/workers", json={})).status_code == 401
+        for path in ("/healthz", "/readyz"):
+            assert (await client.get(path)).status_code == 200
+    assert await (await database.execute(b"select 1 from interlock.workers")).fetchall() == []
+
+
+async def test_on_loopback_no_token_is_needed_but_one_that_is_sent_is_checked(url: str, database: Connection) -> None:
+    async with api_at(url) as client:
+        assert (await client.post("/api/workers", json={})).status_code == 201
+        wrong = await client.get("/api/workers", headers={"Authorization": "Bearer il_wrong"})
+        assert wrong.status_code == 401
+        weak = await client.post("/api/workers", json={}, headers=await token(database, "read"))
+        assert weak.status_code == 403
+
+
+async def test_every_record_of_a_move_has_the_name_of_the_token(url: str, database: Connection) -> None:
+    async with api_at(url) as client:
+        client.headers.update(await token(database, "admin", "alice"))
+        worker = (await client.post("/api/workers", json={})).json()["id"]
+        await client.post(f"/api/workers/{worker}/start")
+        task = (await client.post("/api/tasks", json={"type": "x"})).json()["id"]
+        await client.post(f"/api/tasks/{task}/cancel")
+        assert await actors(client, f"/api/workers/{worker}/history") == {"token:alice"}
+        assert await actors(client, f"/api/tasks/{task}/history") == {"token:alice"}
+
+
+async def test_one_caller_does_not_get_the_answer_to_the_key_of_another(url: str, database: Connection) -> None:
+    async with api_at(url) as client:
+        body = {"type": "x", "input": {"secret": 1}, "request_id": "k"}
+        assert (await client.post("/api/tasks", json=body, headers=await token(database, "admin"))).status_code == 201
+        other = await client.post("/api/tasks", json=body, headers=await token(database, "operate"))
+        assert (other.status_code, other.json()["code"]) == (422, "key_reused")
+
+
+async def actors(client: httpx.AsyncClient, path: str) -> set[str]:
+    return {move["actor"] for move in (await client.get(path)).json()["items"]}
+
+
+def test_tokens_are_made_listed_and_revoked_on_the_command_line(url: str) -> None:
+    shell = Shell(url)
+    secret = shell.answer("token", "create", "ci", "--scope", "operate", "--days", "30")
+    assert secret.startswith("il_")
+    assert shell.run("token", "revoke", "ci").returncode == 0
+    told = shell.answer("token", "list", "--all", "--json")
+    (listed,) = json.loads(told)
+    assert (listed["name"], listed["scope"], listed["revoked_by"][:4]) == ("ci", "operate", "cli:")
+    assert secret not in told
+
+
+def test_a_public_address_without_tokens_is_not_served(url: str) -> None:
+    shell = Shell(url)
+    refused = shell.run("supervisor", "--host", "0.0.0.0", "--port", "0")  # noqa: S104 - it is what is refused
+    assert refused.returncode == 2
+    assert "0.0.0.0 would be served to whoever can reach it, and there is no token" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+async def test_where_tokens_are_required_one_must_be_there(url: str, database: Connection) -> None:
+    config = Config(database_url=url, supervisor_require_token=True)
+    async with Interlock(config=config) as app:
+        with pytest.raises(ConfigError, match="tokens are required, and there is no token: make one with"):
+            await refuse_public_without_tokens(app, config)
+        await token(database, "read")
+        await refuse_public_without_tokens(app, config)

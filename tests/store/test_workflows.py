@@ -1,0 +1,265 @@
+"""Workflows and jobs in the database: declared, submitted, started, read, canceled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from interlock.errors import InputError, StoreError
+from interlock.postgres.connection import connect
+from interlock.postgres.migrate import grant, migrate
+from interlock.postgres.pgmq import use_queue
+from interlock.store.jobs import find_jobs, read_job_history
+from interlock.store.step_results import queue_state
+from interlock.store.tasks import read_task_history
+from interlock.store.workflows import list_workflows, put_workflow, read_workflow
+from interlock.workflow.advance import cancel_overdue_jobs, start_waiting_jobs
+from interlock.workflow.cancel import cancel_job
+from interlock.workflow.new_job import NewJob
+from interlock.workflow.submit import submit_job, submit_jobs
+from workflow_support import Failed, Hand, serve, step, workflow
+
+if TYPE_CHECKING:
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+
+@pytest.fixture
+async def hand(database: Connection) -> Hand:
+    """Give a hand on a database with a live worker."""
+    await serve(database)
+    return Hand(database)
+
+
+async def test_a_workflow_is_stored_once_and_never_changes(database: Connection) -> None:
+    document = workflow(step("a"), step("b", "a"))
+    stored = await put_workflow(database, document)
+    assert await put_workflow(database, dict(reversed(document.items()))) == stored, "the order of keys is no change"
+    with pytest.raises(InputError, match=r"'w' version '1' is stored with another definition.*raise the version"):
+        await put_workflow(database, workflow(step("a"), step("c", "a")))
+    newer = await put_workflow(database, workflow(step("a"), version="2"))
+    assert newer != stored
+    found = await read_workflow(database, "w")
+    assert found is not None
+    assert (found.id, found.version, found.namespace) == (newer, "2", "default"), "the newest unless one is named"
+    old = await read_workflow(database, "w", "1")
+    assert old is not None
+    assert old.definition == document
+    assert await read_workflow(database, "w", "3") is None
+    assert [(row.name, row.version) for row in await list_workflows(database)] == [("w", "2"), ("w", "1")]
+
+
+async def test_a_job_whose_first_steps_are_served_starts_with_its_submit(hand: Hand) -> None:
+    job = await hand.submit(step("a", priority=3, max_tries=2), step("b", "a"), input={"x": 1})
+    row = await hand.job(job)
+    assert (row["status"], row["workflow"], row["version"], row["input"]) == ("RUNNING", "w", "1", {"x": 1})
+    assert (row["open_steps"], row["actor"], row["correlation_id"], row["depth"]) == (2, "ada", job, 0)
+    assert row["started_at"] is not None
+    history = await read_job_history(hand.connection, job)
+    assert [record["event"] for record in history] == ["create", "validate", "allocate_resources"]
+    steps = await hand.steps(job)
+    assert [(name, found["state"]) for name, found in steps.items()] == [("a", "pending"), ("b", "waiting")]
+    assert (steps["b"]["held_by"], steps["b"]["reason"]) == ("dependency", "waits for a")
+    assert (steps["a"]["priority"], steps["a"]["max_tries"], steps["b"]["upstreams"]) == (3, 2, ["a"])
+    assert (await hand.advance()).received == 0, "no orchestrator is needed for that"
+
+
+async def test_a_job_nobody_serves_waits_with_the_reason_until_somebody_does(database: Connection) -> None:
+    hand = Hand(database)
+    job = await hand.submit(step("a", namespace="inventory"), step("b", namespace="fulfillment"), step("c", "a", "b"))
+    row = await hand.job(job)
+    assert row["status"] == "PENDING"
+    assert row["reason"] == "no live worker serves namespaces 'fulfillment', 'inventory'"
+    assert set((await hand.states(job)).values()) == {"waiting"}
+    await serve(database, "inventory", worker="w_1")
+    assert await start_waiting_jobs(database, actor="o") == 0, "one of two is not enough"
+    await serve(database, "fulfillment", worker="w_2")
+    assert await start_waiting_jobs(database, actor="o") == 1
+    assert await start_waiting_jobs(database, actor="o") == 0
+    assert await hand.states(job) == {"a": "pending", "b": "pending", "c": "waiting"}
+    await hand.run()
+    assert (await hand.job(job))["status"] == "COMPLETED"
+
+
+async def test_a_worker_that_is_paused_or_not_heard_of_is_not_live(database: Connection) -> None:
+    await serve(database)
+    await database.execute("update interlock.workers set seen_until = now() - interval '1 s'")
+    job = await Hand(database).submit(step("a"))
+    row = await Hand(database).job(job)
+    assert row["reason"] == "no live worker serves namespace 'default'"
+    await database.execute(
+        "update interlock.workers set seen_until = now() + interval '1 h', status = 'PAUSED', event = 'pause'"
+    )
+    assert await start_waiting_jobs(database, actor="o") == 0
+
+
+async def test_a_request_leads_to_one_job(hand: Hand) -> None:
+    first = await hand.submit(step("a"), request_id="r")
+    again = await submit_job(hand.connection, NewJob("w", {}, request_id="r"), actor="ada")
+    assert again == (first, False)
+    both = await submit_jobs(
+        hand.connection, [NewJob("w", {}, request_id="r"), NewJob("w", {}, request_id="s")], actor="ada"
+    )
+    assert [made.created for made in both] == [False, True]
+    assert len(await find_jobs(hand.connection)) == 2
+    await put_workflow(hand.connection, workflow(step("a"), name="other"))
+    with pytest.raises(InputError, match=rf"'r' was made before, for workflow 'w' \(job {first}\)"):
+        await submit_jobs(hand.connection, [NewJob("other", {}), NewJob("other", {}, request_id="r")], actor="ada")
+    assert len(await find_jobs(hand.connection)) == 2, "all or none"
+    mine = uuid4()
+    assert await submit_job(hand.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, True)
+    assert await submit_job(hand.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, False)
+
+
+async def test_what_makes_no_sense_is_refused_by_name(hand: Hand) -> None:
+    await hand.submit(step("a"))
+
+    async def refused(match: str, job: NewJob) -> None:
+        with pytest.raises(InputError, match=match):
+            await submit_job(hand.connection, job, actor="ada")
+
+    await refused(r"there is no workflow 'x'; known are w", NewJob("x", {}))
+    await refused(r"workflow 'w' has no version '9'; it has 1", NewJob("w", {}, version="9"))
+    await refused(r"worker_count must be from 1 to 10", NewJob("w", {}, worker_count=11))
+    await refused(r"timeout .* more than 0", NewJob("w", {}, timeout=0))
+    await refused(r"cannot be a parent: there is no such job", NewJob("w", {}, parent_job_id=uuid4()))
+
+
+async def test_a_job_can_have_a_parent_that_goes_on(hand: Hand) -> None:
+    parent = await hand.submit(step("a"))
+    child = await submit_job(hand.connection, NewJob("w", {}, parent_job_id=parent), actor="ada")
+    assert (await hand.job(child.id))["depth"] == 1
+    await hand.run()
+    with pytest.raises(InputError, match="it is COMPLETED"):
+        await submit_job(hand.connection, NewJob("w", {}, parent_job_id=parent), actor="ada")
+
+
+async def test_without_its_queue_a_job_is_refused_and_tasks_work(hand: Hand) -> None:
+    await hand.submit(step("a"))
+    await hand.run()
+    await hand.connection.execute("drop schema pgmq cascade")
+    with pytest.raises(StoreError, match=r"jobs need PGMQ .*run `interlock migrate`"):
+        await submit_job(hand.connection, NewJob("w", {}), actor="ada")
+
+
+async def test_another_queue_can_be_used_once_the_old_one_is_empty(hand: Hand) -> None:
+    assert not await use_queue(hand.connection, "orchestration_step_results")
+    job = await hand.submit(step("a"), step("b", "a"))
+    (task,) = await hand.claim()
+    await hand.settle(task)
+    with pytest.raises(Exception, match="still has 1 messages"):
+        await use_queue(hand.connection, "other")
+    await hand.advance()
+    assert await use_queue(hand.connection, "other")
+    await hand.run()
+    assert (await hand.job(job))["status"] == "COMPLETED"
+    total = await hand.connection.execute("select total_messages from pgmq.metrics('other')")
+    assert (await total.fetchall())[0]["total_messages"] == 1
+    notes: list[str] = []
+    await migrate(hand.connection, note=notes.append, queue="third")
+    assert notes[-1] == "the results of steps go over the queue third"
+    await migrate(hand.connection, note=notes.append, queue="third")
+    assert "PGMQ is there already" in notes[-1]
+    with pytest.raises(Exception, match="must be made of"):
+        await use_queue(hand.connection, "No such; name")
+
+
+async def test_jobs_are_found_by_what_is_asked(hand: Hand) -> None:
+    first = await hand.submit(step("a"))
+    await hand.run()
+    second = await hand.submit(step("a"), name="other")
+    found = await find_jobs(hand.connection)
+    assert [row["id"] for row in found] == [second, first], "newest first"
+    assert [row["id"] for row in await find_jobs(hand.connection, before=second)] == [first]
+    assert [row["id"] for row in await find_jobs(hand.connection, status="COMPLETED")] == [first]
+    assert [row["id"] for row in await find_jobs(hand.connection, workflow="other", namespace="default")] == [second]
+    assert await find_jobs(hand.connection, namespace="elsewhere") == []
+
+
+async def test_canceling_a_job_that_waits_ends_it_at_once(database: Connection) -> None:
+    hand = Hand(database)
+    job = await hand.submit(step("a"), step("b", "a"))
+    assert await cancel_job(database, job, actor="ada", reason="no need")
+    row = await hand.job(job)
+    assert (row["status"], row["reason"]) == ("CANCELED", "no need")
+    assert set((await hand.states(job)).values()) == {"canceled"}
+    assert not await cancel_job(database, job, actor="ada"), "a second time changes nothing"
+    assert not await cancel_job(database, uuid4(), actor="ada")
+    await hand.run()
+    assert (await queue_state(database))["waiting"] == 0
+
+
+async def test_canceling_a_running_job_asks_what_runs_to_stop_and_releases_nothing(hand: Hand) -> None:
+    job = await hand.submit(step("a"), step("b"), step("c", "a"))
+    (running,) = await hand.claim(limit=1)
+    assert await cancel_job(hand.connection, job, actor="ada", reason="enough")
+    row = await hand.job(job)
+    assert (row["status"], row["ending"], row["reason"]) == ("RUNNING", "CANCELED", "is being canceled: enough")
+    states = await hand.states(job)
+    assert sorted(states.values()) == ["canceled", "canceled", "running"]
+    found = await hand.connection.execute("select cancel_requested_at from interlock.tasks where id = %s", [running.id])
+    assert (await found.fetchall())[0]["cancel_requested_at"] is not None
+    await hand.run()
+    assert (await hand.job(job))["status"] == "RUNNING", "what runs is waited for"
+    await hand.settle(running)
+    await hand.run()
+    row = await hand.job(job)
+    assert (row["status"], row["reason"], row["open_steps"]) == ("CANCELED", "enough", 0)
+    assert not await cancel_job(hand.connection, job, actor="ada")
+
+
+async def test_a_job_that_takes_too_long_is_canceled(hand: Hand) -> None:
+    slow = await hand.submit(step("a"), timeout=60)
+    await hand.submit(step("a"), name="patient")
+    row = await hand.job(slow)
+    assert (row["deadline_at"] - row["created_at"]).total_seconds() == 60
+    assert await cancel_overdue_jobs(hand.connection, actor="o") == 0
+    assert await cancel_overdue_jobs(hand.connection, actor="o", now=row["deadline_at"]) == 1
+    assert await cancel_overdue_jobs(hand.connection, actor="o", now=row["deadline_at"]) == 0
+    await hand.run()
+    row = await hand.job(slow)
+    assert (row["status"], row["reason"]) == ("CANCELED", "the job's timeout of 60 s is over")
+
+
+async def test_a_timeout_of_the_submit_goes_before_that_of_the_workflow(hand: Hand) -> None:
+    await put_workflow(hand.connection, workflow(step("a"), timeout=60))
+    made = await submit_job(hand.connection, NewJob("w", {}, timeout=5), actor="ada")
+    assert (await hand.job(made.id))["timeout_seconds"] == 5
+
+
+async def test_every_move_of_a_step_is_recorded_with_its_actor(hand: Hand) -> None:
+    job = await hand.submit(step("a"), step("b", "a"))
+    await hand.run()
+    steps = await hand.steps(job)
+    records = await read_task_history(hand.connection, steps["b"]["id"])
+    assert [(record.event, record.actor) for record in records] == [
+        ("create", "ada"),
+        ("release", "o_1"),
+        ("claim", "w_1"),
+        ("succeed", "w_1"),
+    ]
+
+
+async def test_a_role_that_owns_nothing_can_do_all_of_it(hand: Hand, url: str) -> None:
+    await hand.connection.execute("create role lodger login")
+    try:
+        await grant(hand.connection, "lodger")
+        async with connect(url.replace("interlock@", "lodger@", 1)) as connection:
+            lodger = Hand(connection, {"b": Failed("no")})
+            job = await lodger.submit(step("a"), step("m", "a", kind="map", over="a"), step("b", "m"))
+            lodger.outcomes["a"] = [1, 2]
+            await lodger.run()
+            assert (await lodger.job(job))["status"] == "FAILED"
+            with pytest.raises(Exception, match="permission denied"):
+                await connection.execute("update interlock.settings set orchestration_queue = 'x'")
+    finally:
+        await hand.connection.execute("drop owned by lodger cascade")
+        await hand.connection.execute("drop role lodger")
+
+
+async def test_a_job_without_a_timeout_has_no_deadline(hand: Hand) -> None:
+    job = await hand.submit(step("a"))
+    assert (await hand.job(job))["deadline_at"] is None

@@ -1,0 +1,90 @@
+"""What the guide to the API prints is what runs: its curl commands, one after the other, and what they answer."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api_support import HERE, api_at
+from interlock.supervisor.http.problems import CODES
+from jobs_support import app_at
+
+if TYPE_CHECKING:
+    import httpx
+
+pytestmark = pytest.mark.flow
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+VALUES = re.compile(r'"(\w+)": ("[^"…]*"|true|false|null|\d+|\[\])')
+
+
+def examples() -> list[tuple[str, str]]:
+    """Give each curl command of the guide with what it is said to answer."""
+    found = []
+    for block in re.findall(r"```console\n(.+?)```", GUIDE, re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, _, answer = part.partition("\n")
+            if command.startswith("curl "):
+                found.append((command, answer))
+    return found
+
+
+async def typed(client: httpx.AsyncClient, command: str, known: dict[str, str]) -> httpx.Response:
+    """Send what curl would send."""
+    for name, value in known.items():
+        command = command.replace(f"${name}", value)
+    words = iter(shlex.split(command)[1:])
+    method, address, body, headers = "", "", None, {}
+    for word in words:
+        if word == "-X":
+            method = next(words)
+        elif word == "-d":
+            body = next(words)
+        elif word == "-H":
+            name, _, value = next(words).partition(": ")
+            headers[name] = value
+        elif word != "-s":
+            address = word
+    return await client.request(method or ("GET" if body is None else "POST"), address, content=body, headers=headers)
+
+
+def promised(text: str) -> dict[str, Any]:
+    """Read the members of an answer that the guide tells, as far as it tells them."""
+    return {name: json.loads(value) for name, value in VALUES.findall(text)}
+
+
+async def test_the_commands_of_the_guide_answer_as_it_says(url: str) -> None:
+    known = {"API": HERE, "TOKEN": ""}
+    app = app_at(url)
+
+    @app.task
+    async def add(a: int, b: int) -> int:
+        return a + b
+
+    async with api_at(url, app=app) as client:
+        assert len(examples()) > 20
+        for command, answer in examples():
+            if "$TOKEN" in command:
+                continue  # what tokens do is tested with them
+            given = await typed(client, command, known)
+            assert given.status_code < 500
+            said = given.json()
+            for name, value in promised(answer).items():
+                if name in said:
+                    assert said[name] == value, command
+                else:
+                    assert f'"{name}": {json.dumps(value)}'.replace(" ", "") in given.text.replace(" ", ""), command
+            made = re.search(r"/api/(worker|job|task)s -d", command)
+            if made:
+                known.setdefault(made[1].upper(), said["id"])
+
+
+def test_the_guide_names_every_code_under_its_status() -> None:
+    for code, (status, _) in CODES.items():
+        (line,) = [line for line in GUIDE.splitlines() if line.startswith(f"| {status} |")]
+        assert f"`{code}`" in line

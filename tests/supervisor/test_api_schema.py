@@ -1,0 +1,130 @@
+"""The OpenAPI document against the API: what schemathesis makes up is answered as the document says, never by 5xx."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from interlock.config import Config
+from interlock.postgres.connection import connect
+from interlock.store.access import Scope, create_token
+from interlock.supervisor.http.app import serve_api
+from jobs_support import app_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from schemathesis import Case
+
+    AnyCase = Case[Any]
+
+pytestmark = pytest.mark.flow
+
+EXAMPLES = 5  # of each operation
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+SETTINGS = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@contextmanager
+def served(url: str) -> Iterator[str]:
+    """Serve the API from a thread of its own."""
+    config = Config(database_url=url, supervisor_port=0, supervisor_require_token=True)
+    loop, stop, address = asyncio.new_event_loop(), asyncio.Event(), []
+    ready = threading.Event()
+
+    def started(place: str) -> None:
+        address.append(place)
+        ready.set()
+
+    def work() -> None:
+        loop.run_until_complete(serve_api(app_at(url), config, stop, started=started))
+        loop.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)
+
+
+async def admin(url: str) -> str:
+    async with connect(url) as connection:
+        return (await create_token(connection, "fuzz", Scope.ADMIN, actor="test"))[1]
+
+
+def known_ids(client: httpx.Client) -> dict[str, str]:
+    """Make one of each thing, so that not every path leads to 404."""
+    return {
+        "worker_id": client.post("/api/workers", json={}).json()["id"],
+        "job_id": client.post("/api/jobs", json={"workflow": "gates"}).json()["id"],
+        "task_id": client.post("/api/tasks", json={"type": "x"}).json()["id"],
+        "name": "default",
+    }
+
+
+def fuzz(operation: Any, attempt: Callable[[AnyCase, bool], None]) -> None:
+    """Make up requests to one operation, good ones and bad ones."""
+    good = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    bad = operation.as_strategy(generation_mode=GenerationMode.NEGATIVE) if can_be_bad(operation) else good
+
+    @SETTINGS
+    @given(case=good | bad, real=st.booleans())
+    def run(case: AnyCase, real: bool) -> None:  # noqa: FBT001 - hypothesis draws it
+        attempt(case, real)
+
+    run()
+
+
+def can_be_bad(operation: Any) -> bool:
+    return bool(operation.body or operation.query or operation.path_parameters)
+
+
+def send(address: str, secret: dict[str, str], known: dict[str, str], case: AnyCase, real: bool) -> None:  # noqa: FBT001 - as drawn
+    """Send a request, about something that is there or about anything, and check the answer."""
+    if real:
+        there = {name: known[name] for name in case.path_parameters if name in known}
+        case.path_parameters = {**case.path_parameters, **there}
+    if "wait" in case.query:
+        case.query["wait"] = 0.01  # nobody runs the task
+    case.call_and_validate(base_url=address, headers=secret, checks=CHECKS)
+
+
+def test_nothing_that_is_made_up_gets_an_undocumented_answer_or_a_server_error(url: str) -> None:
+    secret = {"Authorization": f"Bearer {asyncio.run(admin(url))}"}
+    with served(url) as address, httpx.Client(base_url=address, headers=secret) as client:
+        known = known_ids(client)
+        schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
+        seen: set[str] = set()
+        for found in schema.get_all_operations():
+            assert isinstance(found, Ok)
+            operation = found.ok()
+            fuzz(operation, partial(send, address, secret, known))
+            seen.add(operation.label)
+    assert len(seen) == sum(len(operations) for operations in schema.raw_schema["paths"].values()) == 33

@@ -1,0 +1,199 @@
+"""Jobs, tasks and namespaces over REST: the same acts as from Python and the command line."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from api_support import api_at
+from jobs_support import app_at as jobs_at
+from jobs_support import hands_at, orchestrator_at, say_that_a_worker_is_here
+from worker_support import app_at as tasks_at
+from worker_support import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import httpx
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.flow
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    async with api_at(url, app=jobs_at(url)) as client:
+        yield client
+
+
+async def submitted(client: httpx.AsyncClient, workflow: str, **body: Any) -> str:
+    answer = await client.post("/api/jobs", json={"workflow": workflow, **body})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def ended(client: httpx.AsyncClient, job: str) -> dict[str, Any]:
+    async with asyncio.timeout(60):
+        while True:
+            found: dict[str, Any] = (await client.get(f"/api/jobs/{job}")).json()
+            if found["status"] in {"COMPLETED", "FAILED", "CANCELED"}:
+                return found
+            await asyncio.sleep(0.01)
+
+
+async def test_a_job_runs_to_its_end_and_its_steps_history_and_explanation_tell_how(
+    client: httpx.AsyncClient, url: str, database: Connection
+) -> None:
+    async with hands_at(database), orchestrator_at(url):
+        job = await submitted(client, "chain", input={"n": 1})
+        found = await ended(client, job)
+    assert (found["status"], found["output"]) == ("COMPLETED", {"third": "third"})
+    steps = (await client.get(f"/api/jobs/{job}/steps", params={"limit": 2})).json()
+    assert [step["step"] for step in steps["items"]] == ["first", "second"]
+    more = (await client.get(f"/api/jobs/{job}/steps", params={"limit": 2, "cursor": steps["next"]})).json()
+    assert ([step["step"] for step in more["items"]], more["next"]) == (["third"], None)
+    moves = (await client.get(f"/api/jobs/{job}/history")).json()["items"]
+    assert [move["to_state"] for move in moves] == ["SUBMITTED", "PENDING", "RUNNING", "COMPLETED"]
+    assert (await client.get(f"/api/explain/job/{job}")).json()["state"] == "COMPLETED"
+    wrong = await client.get(f"/api/explain/task/{job}")
+    assert (wrong.status_code, wrong.json()["code"]) == (404, "unknown_task")
+    listed = (await client.get("/api/jobs", params={"status": "COMPLETED", "workflow": "chain"})).json()["items"]
+    assert [each["id"] for each in listed] == [job]
+    retried = await client.post(f"/api/jobs/{job}/retry", json={"step": "second", "request_id": "again"})
+    assert retried.status_code == 201
+    assert retried.json()["retried_from"] == job
+
+
+async def test_a_job_waits_for_a_signal_and_an_approval_that_come_over_the_api(
+    client: httpx.AsyncClient, url: str, database: Connection
+) -> None:
+    async with hands_at(database), orchestrator_at(url):
+        job = await submitted(client, "gates")
+        wrong = await client.post(f"/api/jobs/{job}/signal", json={"name": "nothing"})
+        assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
+        sent = await client.post(f"/api/jobs/{job}/signal", json={"name": "paid", "payload": {"euros": 3}})
+        assert sent.json() == {"outcome": "sent"}
+        again = await client.post(f"/api/jobs/{job}/signal", json={"name": "paid"})
+        assert again.json() == {"outcome": "already sent"}
+        assert (await client.post(f"/api/jobs/{job}/approve", json={"step": "boss"})).json() == {"outcome": "sent"}
+        assert (await ended(client, job))["status"] == "COMPLETED"
+    late = await client.post(f"/api/jobs/{job}/signal", json={"name": "paid"})
+    assert (late.status_code, late.json()["code"]) == (409, "not_possible")
+
+
+async def test_a_job_is_canceled_once_and_cannot_be_retried_before_it_has_ended(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    await say_that_a_worker_is_here(database)
+    job = await submitted(client, "chain")
+    early = await client.post(f"/api/jobs/{job}/retry", json={"step": "first"})
+    assert (early.status_code, early.json()["code"]) == (409, "not_possible")
+    canceled = await client.post(f"/api/jobs/{job}/cancel", json={"reason": "not needed"})
+    assert canceled.status_code == 200
+    again = await client.post(f"/api/jobs/{job}/cancel")
+    assert (again.status_code, again.json()["code"]) == (409, "illegal_transition")
+    moves = (await client.get(f"/api/jobs/{job}/history")).json()["items"]
+    assert {move["actor"] for move in moves} == {"api"}
+
+
+async def test_children_are_listed_under_their_parent(client: httpx.AsyncClient, database: Connection) -> None:
+    await say_that_a_worker_is_here(database)
+    parent = await submitted(client, "chain")
+    children = [await submitted(client, "chain", parent_job_id=parent) for _ in range(3)]
+    page = (await client.get(f"/api/jobs/{parent}/children", params={"limit": 2})).json()
+    rest = (await client.get(f"/api/jobs/{parent}/children", params={"cursor": page["next"]})).json()
+    assert [job["id"] for job in page["items"] + rest["items"]] == list(reversed(children))
+    assert {job["depth"] for job in page["items"]} == {1}
+
+
+async def test_a_validation_error_fails_the_job_at_once_and_is_recorded(client: httpx.AsyncClient) -> None:
+    answer = await client.post("/api/jobs", json={"workflow": "strict", "input": {"order": "x"}})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "order" in answer.json()["detail"]
+    job = answer.json()["job_id"]
+    found = (await client.get(f"/api/jobs/{job}")).json()
+    assert (found["status"], found["reason"], found["open_steps"]) == ("FAILED", answer.json()["detail"], 0)
+    moves = (await client.get(f"/api/jobs/{job}/history")).json()["items"]
+    assert [(move["to_state"], move["event"]) for move in moves] == [("SUBMITTED", "create"), ("FAILED", "reject")]
+    assert (await client.get(f"/api/jobs/{job}/steps")).json()["items"] == []
+    keyed = {"workflow": "strict", "input": {}, "request_id": "k"}
+    first, second = [await client.post("/api/jobs", json=keyed) for _ in range(2)]
+    assert first.json() == second.json(), "one record of the refusal"
+    unknown = await client.post("/api/jobs", json={"workflow": "nothing"})
+    assert "there is no workflow 'nothing'" in unknown.json()["detail"]
+    assert len((await client.get("/api/jobs")).json()["items"]) == 2
+
+
+async def test_a_task_is_enqueued_checked_run_and_its_result_waited_for(url: str) -> None:
+    async with api_at(url, app=tasks_at(url)) as client, serving(url):
+        wrong = await client.post("/api/tasks", json={"type": "add", "input": {"a": 1}})
+        assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
+        answer = await client.post("/api/tasks", json={"type": "add", "input": {"a": 1, "b": 2}, "tags": ["sum"]})
+        assert (answer.status_code, answer.json()["created"]) == (201, True)
+        task = answer.json()["id"]
+        result = await client.get(f"/api/tasks/{task}/result", params={"wait": 20})
+        assert (result.status_code, result.json()["output"], result.json()["ended"]) == (200, 3, True)
+        moves = (await client.get(f"/api/tasks/{task}/history")).json()["items"]
+        assert [move["to_state"] for move in moves] == ["pending", "running", "done"]
+        listed = (await client.get("/api/tasks", params={"tag": "sum", "state": ["done", "error"]})).json()
+        assert [each["id"] for each in listed["items"]] == [task]
+        late = await client.post(f"/api/tasks/{task}/cancel")
+        assert late.status_code == 409
+        assert late.json()["detail"] == "Cannot transition from terminal state done to canceled"
+
+
+async def test_a_task_that_nobody_knows_is_taken_canceled_and_requeued(client: httpx.AsyncClient) -> None:
+    made = await client.post("/api/tasks", json={"type": "mystery", "unique_key": "one", "delay": 60})
+    task = made.json()["id"]
+    assert (await client.get(f"/api/tasks/{task}/result")).status_code == 202
+    canceled = (await client.post(f"/api/tasks/{task}/cancel", json={"reason": "no"})).json()
+    assert (canceled["outcome"], canceled["task"]["state"]) == ("canceled", "canceled")
+    other = await client.post("/api/tasks", json={"type": "mystery", "unique_key": "one"})
+    blocked = await client.post(f"/api/tasks/{task}/requeue", json={"request_id": "r1"})
+    assert (blocked.status_code, blocked.json()["detail"]) == (409, "Another task has the unique key 'one' now")
+    await client.post(f"/api/tasks/{other.json()['id']}/cancel")
+    assert (await client.post(f"/api/tasks/{task}/requeue")).json()["state"] == "pending"
+
+
+async def test_a_step_is_not_requeued_by_itself(client: httpx.AsyncClient, database: Connection) -> None:
+    await say_that_a_worker_is_here(database)
+    job = await submitted(client, "chain")
+    (step, *_) = (await client.get(f"/api/jobs/{job}/steps")).json()["items"]
+    answer = await client.post(f"/api/tasks/{step['id']}/requeue")
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_possible")
+
+
+async def test_a_namespace_is_paused_listed_and_resumed(client: httpx.AsyncClient) -> None:
+    await client.post("/api/tasks", json={"type": "letter", "namespace": "mail"})
+    paused = await client.post("/api/namespaces/mail/pause", json={"reason": "the printer burns"})
+    assert paused.json() == {"name": "mail", "paused": True, "tasks": 1}
+    (found,) = (await client.get("/api/namespaces")).json()["items"]
+    assert (found["name"], found["reason"], found["held"]) == ("mail", "the printer burns", 1)
+    assert (await client.get("/api/status")).json()["namespaces"]["mail"]["tasks"] == {"waiting": 1}
+    assert (await client.post("/api/namespaces/mail/resume")).json()["tasks"] == 1
+    again = await client.post("/api/namespaces/mail/resume")
+    assert (again.status_code, again.json()["code"]) == (409, "not_possible")
+
+
+@pytest.mark.parametrize(
+    ("kind", "paths"),
+    [
+        ("job", ["", "/steps", "/history", "/children", "/cancel", "/retry", "/signal", "/approve"]),
+        ("task", ["", "/history", "/result", "/cancel", "/requeue"]),
+        ("worker", ["", "/history", "/start"]),
+    ],
+)
+async def test_what_is_not_there_is_404_under_its_own_code(
+    client: httpx.AsyncClient, kind: str, paths: list[str]
+) -> None:
+    bodies = {"/retry": {"step": "x"}, "/signal": {"name": "x"}, "/approve": {"step": "x"}}
+    posted = {"/cancel", "/requeue", "/start", *bodies}
+    for path in paths:
+        place = f"/api/{kind}s/{uuid4()}{path}"
+        answer = await client.post(place, json=bodies.get(path, {})) if path in posted else await client.get(place)
+        assert (answer.status_code, answer.json()["code"]) == (404, f"unknown_{kind}"), path

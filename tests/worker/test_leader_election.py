@@ -1,0 +1,186 @@
+"""One leader at a time: elected, renewed, replaced when it dies, and never in the way of the worker it lives in."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Self
+
+import pytest
+
+from interlock.config import Config
+from interlock.errors import ConfigError, StoreError
+from interlock.postgres.connection import connect
+from interlock.store.leader import duty_transaction, read_leader, resign_lead, take_lead
+from interlock.store.limits import Limit, put_limits
+from interlock.store.tasks import NewTask, enqueue_task
+from interlock.worker.maintenance.leader import Duties, DutySettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+QUICK = DutySettings(lease=timedelta(seconds=2))
+
+
+async def until(look: Callable[[], bool], within: float = 60) -> None:
+    async with asyncio.timeout(within):
+        while not look():
+            await asyncio.sleep(0.01)
+
+
+async def test_of_many_contenders_exactly_one_takes_the_lead(url: str) -> None:
+    async def contend(name: str) -> bool:
+        async with connect(url) as connection:
+            return await take_lead(connection, name)
+
+    assert sum(await asyncio.gather(*(contend(f"w{n}") for n in range(8)))) == 1
+
+
+async def test_a_dead_leader_is_replaced_when_its_lease_ends_and_not_before(database: Connection) -> None:
+    assert await take_lead(database, "dead", now=NOON)
+    assert not await take_lead(database, "next", now=NOON + 9.9 * SECOND)
+    assert await read_leader(database, now=NOON + 9.9 * SECOND) == ("dead", NOON + 10 * SECOND)
+    assert await take_lead(database, "next", now=NOON + 10 * SECOND)
+    assert not await take_lead(database, "dead", now=NOON + 11 * SECOND), "a zombie cannot come back"
+    assert not await resign_lead(database, "dead"), "nor give up what is another's"
+    assert await read_leader(database, now=NOON + 11 * SECOND) == ("next", NOON + 20 * SECOND)
+
+
+async def test_a_leader_that_renews_keeps_the_lead_and_one_that_resigns_frees_it_at_once(database: Connection) -> None:
+    for second in range(0, 60, 3):
+        assert await take_lead(database, "keen", now=NOON + second * SECOND)
+        assert not await take_lead(database, "other", now=NOON + (second + 2) * SECOND)
+    assert await resign_lead(database, "keen")
+    assert await read_leader(database, now=NOON) is None
+    assert await take_lead(database, "other", now=NOON)
+
+
+async def test_two_who_both_believe_to_lead_act_one_after_the_other(url: str) -> None:
+    inside: list[str] = []
+
+    async def act(name: str) -> datetime:
+        async with connect(url) as connection, duty_transaction(connection, "limits") as now:
+            inside.append(name)
+            await connection.execute("select pg_sleep(0.05)")
+            assert inside == [name]
+            inside.clear()
+            return now
+
+    moments = await asyncio.gather(*(act(f"w{n}") for n in range(4)))
+    gaps = [after - before for before, after in zip(sorted(moments), sorted(moments)[1:], strict=False)]
+    assert min(gaps) > timedelta(milliseconds=40), "each sees the time at which it got the lock"
+
+
+class Team:
+    """Several workers' duties over one database."""
+
+    def __init__(self, url: str, size: int) -> None:
+        self.url = url
+        self.stops = [asyncio.Event() for _ in range(size)]
+        self.members = [Duties(self.connect, actor=f"w{n}", settings=QUICK) for n in range(size)]
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def connect(self) -> AbstractAsyncContextManager[Connection]:
+        return connect(self.url)
+
+    @property
+    def leading(self) -> list[int]:
+        return [number for number, member in enumerate(self.members) if member.leads]
+
+    async def __aenter__(self) -> Self:
+        self.tasks = [
+            asyncio.create_task(member.run(stop)) for member, stop in zip(self.members, self.stops, strict=True)
+        ]
+        await until(lambda: len(self.leading) == 1)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for stop in self.stops:
+            stop.set()
+        async with asyncio.timeout(30):
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+async def test_a_leader_that_stops_resigns_and_another_takes_over(url: str, database: Connection) -> None:
+    async with Team(url, 3) as team:
+        (first,) = team.leading
+        team.stops[first].set()
+        async with asyncio.timeout(30):
+            await team.tasks[first]
+        assert not team.members[first].leads
+        await until(lambda: len(team.leading) == 1 and team.leading != [first])
+    assert await read_leader(database) is None, "the last one has resigned too"
+
+
+@pytest.mark.chaos
+async def test_a_leader_that_is_killed_is_replaced(url: str) -> None:
+    async with Team(url, 3) as team:
+        (first,) = team.leading
+        team.tasks[first].cancel()
+        await until(lambda: team.leading not in ([], [first]))
+
+
+@pytest.mark.chaos
+async def test_leaders_whose_connections_are_cut_stop_leading_and_are_elected_again(
+    url: str, database: Connection
+) -> None:
+    async with Team(url, 2) as team:
+        for _ in range(3):
+            await database.execute(
+                "select pg_terminate_backend(pid) from pg_stat_activity where pid <> pg_backend_pid()"
+                " and datname = current_database()"
+            )
+            await until(lambda: len(team.leading) == 1)
+        assert not any(task.done() for task in team.tasks)
+
+
+@pytest.mark.chaos
+async def test_an_error_in_one_duty_stops_no_other(url: str, database: Connection) -> None:
+    await database.execute("alter table interlock.schedules rename to gone")
+    async with Team(url, 1) as team:
+        await put_limits(database, [Limit("k", max_running=1)])
+        task = (await enqueue_task(database, NewTask("x", {}, limit_key="k"), actor="me")).id
+        team.members[0].wake("limits")
+        released = f"select from interlock.tasks where id = '{task}' and state = 'pending'"
+        async with asyncio.timeout(30):
+            while not (await database.execute(released.encode())).rowcount:
+                await asyncio.sleep(0.01)
+        await database.execute("alter table interlock.gone rename to schedules")
+        assert team.leading == [0]
+
+
+@pytest.mark.chaos
+async def test_a_database_that_is_away_at_first_is_tried_again(url: str) -> None:
+    tried: list[int] = []
+
+    @asynccontextmanager
+    async def connect_later() -> AsyncIterator[Connection]:
+        tried.append(len(tried))
+        if len(tried) < 3:
+            raise StoreError("cannot connect")
+        async with connect(url) as connection:
+            yield connection
+
+    duties, stop = Duties(connect_later, actor="w", settings=QUICK), asyncio.Event()
+    running = asyncio.create_task(duties.run(stop))
+    await until(lambda: duties.leads)
+    stop.set()
+    await running
+
+
+@pytest.mark.unit
+def test_the_settings_of_duties_come_from_the_configuration_and_hide_the_secret() -> None:
+    environment = {"INTERLOCK_CALLBACK_SECRET": "hunter2", "INTERLOCK_CALLBACK_ALLOW_PRIVATE": "yes"}
+    config = Config.load(environment=environment)
+    settings = DutySettings.of(config)
+    assert (settings.callbacks.secret, settings.callbacks.allow_private) == ("hunter2", True)
+    assert "hunter2" not in f"{settings!r} {config!r}"
+    with pytest.raises(ConfigError, match="CALLBACK_ALLOW_PRIVATE: callback_allow_private must be true or false"):
+        Config.load(environment={"INTERLOCK_CALLBACK_ALLOW_PRIVATE": "maybe"})

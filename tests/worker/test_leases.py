@@ -1,0 +1,172 @@
+"""Leases that run out, whatever the renewals do: the handler is stopped in time, and nothing is written."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from interlock import Interlock, TaskContext
+from interlock.lifecycle import TaskState, WorkerState
+from interlock.store.tasks import NewTask, enqueue_task, notify_tasks, read_task_history, read_tasks
+from interlock.worker.run import serving
+from interlock.worker.settings import WorkerSettings
+from mishap_support import Network, Weather, blocked_by, gated_app, locked
+from support import eventually, run_sql
+from worker_support import until
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = [pytest.mark.flow, pytest.mark.chaos]
+
+
+async def enqueue(database: Connection) -> UUID:
+    return (await enqueue_task(database, NewTask("gated", {}), actor="me")).id
+
+
+async def row(database: Connection, task: UUID) -> dict[str, Any]:
+    return (await read_tasks(database, [task]))[0]
+
+
+async def events(database: Connection, task: UUID) -> list[str]:
+    return [record.event for record in await read_task_history(database, task)]
+
+
+def lost() -> float:
+    return REGISTRY.get_sample_value("leases_lost_total") or 0
+
+
+EXPIRE = "update interlock.tasks set state = 'pending', event = 'expire', lease_expires_at = null"
+
+
+async def test_a_lease_runs_out_in_time_while_its_renewal_hangs(url: str, database: Connection) -> None:
+    """The renewal waits for a row that somebody else has locked; the end of the lease is noticed all the same."""
+    task = await enqueue(database)
+    app, gate = gated_app(url)
+    async with serving(app, WorkerSettings(duties=False, lease=6, recovery_interval=3600)) as worker:
+        await gate.entered[1].wait()
+        (attempt,) = worker.context.active.values()
+        async with locked(url, task) as holder:
+            first = await blocked_by(database, holder)
+            await blocked_by(database, holder, but=first)  # the first renewal was given up, and this is another
+            await until(attempt.is_terminal)
+        assert attempt.state is TaskState.ABANDONED
+        assert not worker.context.active, "its slot is free"
+        assert (await row(database, task))["state"] == "running"
+    assert await events(database, task) == ["create", "claim"], "an attempt that lost its lease writes nothing"
+
+
+async def test_a_lease_runs_out_in_time_when_the_network_swallows_everything(url: str, database: Connection) -> None:
+    task = await enqueue(database)
+    async with Network(url) as network:
+        app, gate = gated_app(network.url)
+        settings = WorkerSettings(duties=False, lease=1.5, recovery_interval=3600, shutdown_limit=3)
+        async with serving(app, settings) as worker:
+            await gate.entered[1].wait()
+            (attempt,) = worker.context.active.values()
+            network.weather = Weather.HANGING
+            await until(attempt.is_terminal)
+            assert attempt.state is TaskState.ABANDONED
+            network.weather = Weather.FINE
+    assert await events(database, task) == ["create", "claim"]
+
+
+async def test_renewals_go_on_over_a_new_connection_after_one_that_hung(url: str, database: Connection) -> None:
+    await enqueue(database)
+    async with Network(url) as network:
+        app, gate = gated_app(network.url)
+        settings = WorkerSettings(duties=False, lease=9, recovery_interval=3600, shutdown_limit=5)
+        async with serving(app, settings) as worker:
+            await gate.entered[1].wait()
+            (attempt,) = worker.context.active.values()
+            until_then = attempt.lease_until
+            network.weather = Weather.HANGING
+            worker.parts.keeper.poke()
+            await until(lambda: time.monotonic() > until_then - 7.5)  # by then the renewal is on its way
+            network.weather = Weather.FINE  # for new connections; what was swallowed never comes
+            await until(lambda: attempt.lease_until > until_then)
+            gate.opened[1].set()
+            await until(attempt.is_terminal)
+
+
+async def test_a_worker_that_claims_its_own_lost_task_anew_runs_the_second_attempt_only(
+    url: str, database: Connection
+) -> None:
+    task = await enqueue(database)
+    app, gate = gated_app(url)
+    settings = WorkerSettings(duties=False, concurrency=2, recovery_interval=3600, poll_base=0.01, poll_cap=0.05)
+    async with serving(app, settings) as worker:
+        context = worker.context
+        await gate.entered[1].wait()
+        before = lost()
+        (first,) = context.active.values()
+        await database.execute(EXPIRE)
+        await notify_tasks(database, ["default"])
+        await gate.entered[2].wait()
+        (second,) = context.active.values()
+        assert second is not first
+        await until(first.is_terminal)
+        assert first.state is TaskState.ABANDONED
+        assert context.active == {task.int: second}, "the end of the first does not free the second's slot"
+        assert context.current_task_sm is second
+        assert context.tasks_processed == 1
+        gate.opened[2].set()
+        await until(lambda: worker.state is WorkerState.BACKING_OFF and not context.active)
+        assert context.tasks_processed == 2
+    assert lost() - before == 1
+    assert second.state is TaskState.COMPLETED
+    done = await row(database, task)
+    assert (done["state"], done["attempt"], done["output"]) == ("done", 2, 2)
+    assert await events(database, task) == ["create", "claim", "expire", "claim", "succeed"]
+
+
+async def test_a_loss_that_the_keeper_and_the_report_find_is_counted_once(url: str, database: Connection) -> None:
+    """The handler blocks the loop, so that it is done before it can be stopped, and is reported in vain."""
+    app = Interlock(url)
+    entered, released = threading.Event(), threading.Event()
+
+    @app.task
+    async def blocks() -> None:
+        entered.set()
+        released.wait(30)
+
+    before = lost()
+
+    def take_away() -> None:
+        assert entered.wait(30)
+        run_sql(url, EXPIRE)
+        eventually(lambda: lost() > before)
+        released.set()
+
+    await enqueue_task(database, NewTask("blocks", {}), actor="me")
+    taking = asyncio.create_task(asyncio.to_thread(take_away))
+    settings = WorkerSettings(duties=False, lease=1.5, recovery_interval=3600, poll_base=30, poll_cap=30)
+    async with serving(app, settings) as worker:
+        await until(lambda: worker.context.active)
+        (attempt,) = worker.context.active.values()
+        await until(attempt.is_terminal)
+        await taking
+        assert worker.parts.statistics.tasks.mismatched == 1, "it was reported, and fenced off"
+    assert lost() - before == 1
+
+
+async def test_a_transactional_task_that_was_lost_is_counted(url: str, database: Connection) -> None:
+    app = Interlock(url)
+
+    @app.task(transactional=True)
+    async def transact(ctx: TaskContext) -> None:
+        assert ctx.connection is not database
+        await database.execute(EXPIRE + ", run_at = now() + interval '1 hour'")
+
+    before = lost()
+    await enqueue_task(database, NewTask("transact", {}), actor="me")
+    async with serving(app, WorkerSettings(duties=False, lease=600, recovery_interval=3600)) as worker:
+        await until(lambda: worker.context.tasks_processed == 1)
+    assert lost() - before == 1

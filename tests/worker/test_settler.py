@@ -1,0 +1,275 @@
+"""How outcomes reach the database when something goes wrong on the way: each is written once, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock import Interlock, PermanentError, RetryableError, TaskContext
+from interlock.config import Config
+from interlock.lifecycle import TaskRowEvent, TaskState, WorkerState
+from interlock.postgres.notifier import WakeMode
+from interlock.store.task_admin import recover_expired_tasks
+from interlock.store.tasks import (
+    NewTask,
+    Outcome,
+    claim_pending_tasks,
+    enqueue_task,
+    read_task_history,
+    read_tasks,
+    settle_running_tasks,
+)
+from interlock.worker.attempt import TaskStateMachine
+from interlock.worker.cancellation import end
+from interlock.worker.executors.base import HandlerError
+from interlock.worker.outcome import described, error_document
+from interlock.worker.run import serving
+from interlock.worker.settings import WorkerSettings
+from interlock.worker.settler import Settler, largest_batch
+from mishap_support import Network, blocked_by, fail_with_nul, gated_app, kill, locked
+from worker_support import until
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+    from interlock.worker.process import WorkerStateMachine
+
+pytestmark = [pytest.mark.flow, pytest.mark.chaos]
+
+CALLBACK = "https://example.org/done"
+QUICK = WorkerSettings(duties=False, poll_base=0.01, poll_cap=0.05)
+PATIENT = WorkerSettings(duties=False, poll_base=60, poll_cap=60)
+
+
+async def enqueue(database: Connection, task_type: str = "gated", **more: Any) -> UUID:
+    return (await enqueue_task(database, NewTask(task_type, {}, **more), actor="me")).id
+
+
+async def row(database: Connection, task: UUID) -> dict[str, Any]:
+    return (await read_tasks(database, [task]))[0]
+
+
+async def events(database: Connection, task: UUID) -> list[str]:
+    return [record.event for record in await read_task_history(database, task)]
+
+
+async def notices(database: Connection) -> list[tuple[Any, ...]]:
+    rows = await (await database.execute("select task_id, attempt, state from interlock.callbacks")).fetchall()
+    return [tuple(notice.values()) for notice in rows]
+
+
+def only_attempt(worker: WorkerStateMachine) -> Any:
+    (attempt,) = worker.context.active.values()
+    return attempt
+
+
+@pytest.mark.parametrize("callback", [None, CALLBACK], ids=["plain", "callback"])
+async def test_a_flush_whose_backend_is_killed_is_repeated_and_written_once(
+    url: str, database: Connection, callback: str | None
+) -> None:
+    task = await enqueue(database, callback_url=callback)
+    app, gate = gated_app(url)
+    async with serving(app, QUICK) as worker:
+        await gate.entered[1].wait()
+        attempt = only_attempt(worker)
+        async with locked(url, task) as holder:
+            gate.opened[1].set()
+            flushing = await blocked_by(database, holder)
+            await kill(database, flushing)
+            await blocked_by(database, holder, but=flushing)  # it was kept, and is being written again
+            assert worker.context.active, "its slot is taken until the answer"
+        await until(attempt.is_terminal)
+    assert attempt.state is TaskState.COMPLETED
+    assert await events(database, task) == ["create", "claim", "succeed"]
+    assert await notices(database) == ([(task, 1, "done")] if callback else [])
+
+
+@pytest.mark.parametrize(
+    ("callback", "last_words"),
+    [(None, b"jsonb_to_recordset"), (CALLBACK, b"COMMIT")],
+    ids=["plain", "callback"],
+)
+async def test_an_outcome_whose_answer_is_lost_on_the_way_counts_as_written(
+    url: str, database: Connection, callback: str | None, last_words: bytes
+) -> None:
+    """The server has committed; the worker cannot know, asks again, and finds its own outcome there."""
+    task = await enqueue(database, callback_url=callback)
+    async with Network(url) as network:
+        app, gate = gated_app(network.url)
+        async with serving(app, replace(QUICK, recovery_interval=3600)) as worker:
+            await gate.entered[1].wait()
+            attempt = only_attempt(worker)
+            network.fatal = last_words
+            gate.opened[1].set()
+            await until(attempt.is_terminal)
+            assert network.fatal is None, "it was settled twice"
+            assert worker.parts.statistics.tasks.mismatched == 0
+    assert attempt.state is TaskState.COMPLETED
+    assert await events(database, task) == ["create", "claim", "succeed"]
+    assert await notices(database) == ([(task, 1, "done")] if callback else [])
+
+
+FAILING_HINT = """
+create table public.hints (n int);
+create function public.pg_notify(channel text, payload text) returns void language plpgsql as $$
+begin
+    if channel = 'interlock_done' and not exists (select from public.hints) then
+        {failure}
+    end if;
+    perform pg_catalog.pg_notify(channel, payload);
+end
+$$;
+"""
+
+
+@pytest.mark.parametrize(
+    "failure", ["raise exception 'no hints today';", "perform pg_terminate_backend(pg_backend_pid());"], ids=str.split
+)
+async def test_a_batch_that_is_written_is_not_written_again_when_the_hint_about_it_fails(
+    url: str, database: Connection, failure: str
+) -> None:
+    """A function in the way of the server's own makes every NOTIFY fail for those who wait, or kills its backend."""
+    await database.execute(FAILING_HINT.format(failure=failure).encode())
+    name = database.info.dbname
+    await database.execute(f'alter database "{name}" set search_path = public, pg_catalog'.encode())
+    task = await enqueue(database)
+    await database.execute(
+        "insert into interlock.waiters values (%s, gen_random_uuid(), now() + interval '1 h')", [task]
+    )
+    app, gate = gated_app(url)
+    async with serving(app, QUICK) as worker:
+        await gate.entered[1].wait()
+        attempt = only_attempt(worker)
+        gate.opened[1].set()
+        await until(attempt.is_terminal)
+        gate.opened[2].set()  # what is claimed just when the connection is lost is returned, and claimed again
+        later = await enqueue(database)
+        await until(lambda: worker.context.tasks_processed == 2)
+        assert worker.parts.statistics.tasks.mismatched == 0
+    assert attempt.state is TaskState.COMPLETED
+    assert await events(database, task) == ["create", "claim", "succeed"]
+    assert (await row(database, later))["state"] == "done"
+
+
+async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str, database: Connection) -> None:
+    """The outcome of the first was kept for too long; meanwhile this worker itself has run the second."""
+    app, _ = gated_app(url)
+    definition = app.tasks["gated"]
+    await enqueue(database)
+    answers: list[tuple[int, bool]] = []
+    settler = Settler("w", lambda attempt, written: answers.append((attempt.key[1], written)), largest=100)
+    for lease in (timedelta(milliseconds=1), timedelta(minutes=1)):
+        (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"], lease=lease)
+        attempt = TaskStateMachine.of_claim(claimed, "w", definition, lease_until=0)
+        settler.report(attempt, Outcome(*attempt.key, TaskRowEvent.SUCCEED, output=claimed.attempt))
+        await recover_expired_tasks(database, actor="w")
+    running = asyncio.create_task(settler.run(database))
+    await until(lambda: len(answers) == 2)
+    await end(running)
+    assert answers == [(1, False), (2, True)]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(("slots", "outcomes"), [(1, 100), (299, 100), (600, 200), (1500, 500), (100_000, 500)])
+def test_a_batch_leaves_two_thirds_of_many_slots_to_what_is_claimed_and_what_runs(slots: int, outcomes: int) -> None:
+    assert largest_batch(slots) == outcomes
+
+
+@pytest.mark.parametrize("kind", ["process", "command"])
+async def test_nul_characters_in_the_error_of_a_child_are_stored_as_something_else(
+    url: str, database: Connection, kind: str
+) -> None:
+    app = Interlock(config=Config(database_url=url))
+    app.task(executor="process", max_tries=1, name="process")(fail_with_nul)
+    said = json.dumps({"type": "error", "error_type": "Odd\0Error", "message": "a \0", "traceback": "line \0"})
+    app.command_task("command", [sys.executable, "-c", f"print({said!r})"], max_tries=1)
+    task = await enqueue(database, kind, max_tries=1)
+    other = await enqueue(database, kind, max_tries=1)
+    async with serving(app, QUICK) as worker:
+        await until(lambda: worker.context.tasks_processed == 2)
+        assert worker.parts.statistics.tasks.completed == 2
+    for id_ in (task, other):
+        failed = await row(database, id_)
+        assert failed["state"] == "error"
+        assert failed["error"]["type"].startswith("ValueError" if kind == "process" else "Odd")
+        assert failed["error"]["message"].startswith("a ")
+        assert failed["error"]["traceback"], "it is stored as it was said, but for the one character"
+        assert not failed["error"]["message"].startswith("the outcome could not be stored")
+
+
+async def test_a_worker_hears_at_once_of_a_task_that_it_puts_back_for_a_retry(url: str, database: Connection) -> None:
+    app = Interlock(config=Config(database_url=url))
+    resting = asyncio.Event()
+
+    @app.task(max_tries=2)
+    async def twice(ctx: TaskContext) -> None:
+        if ctx.tries == 1:
+            await resting.wait()
+            raise RetryableError("not yet", retry_after=0)
+
+    task = await enqueue(database, "twice", max_tries=2)
+    async with serving(app, replace(PATIENT, mode=WakeMode.POLLING, concurrency=2)) as worker:
+        await until(lambda: worker.context.active and worker.state is WorkerState.BACKING_OFF)
+        resting.set()
+        await until(lambda: worker.context.tasks_processed == 2)
+    assert (await row(database, task))["state"] == "done"
+
+
+async def test_another_worker_hears_at_once_of_a_task_that_is_returned(url: str, database: Connection) -> None:
+    (leaving, gate), (staying, other_gate) = gated_app(url), gated_app(url)
+    other_gate.opened[2].set()
+    async with serving(staying, PATIENT) as heir:
+        await until(lambda: heir.state is WorkerState.BACKING_OFF and heir.parts.listener.is_hearing)
+        heir.parts.registration.enable(enabled=False)
+        task = await enqueue(database)
+        async with serving(leaving, replace(QUICK, grace=0)):
+            await gate.entered[1].wait()
+            looked = heir.context.backoff_count
+            heir.parts.registration.enable(enabled=True)
+            await until(lambda: heir.context.backoff_count > looked and heir.state is WorkerState.BACKING_OFF)
+        await until(lambda: heir.context.tasks_processed == 1)
+    assert await events(database, task) == ["create", "claim", "return", "claim", "succeed"]
+
+
+@pytest.mark.store
+async def test_a_retry_is_due_by_the_clock_of_the_server(database: Connection) -> None:
+    task = await enqueue(database)
+    (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"])
+    outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETRY, error={"type": "E"}, delay=90.5)
+    async with database.transaction():
+        await settle_running_tasks(database, [outcome], actor="w")
+        (due,) = await (await database.execute("select run_at - now() as left from interlock.tasks")).fetchall()
+    assert due["left"] == timedelta(seconds=90.5), "now() stands still within a transaction"
+    assert (await row(database, task))["state"] == "pending"
+
+
+@pytest.mark.store
+async def test_a_retry_without_a_delay_is_due_when_it_was_before(database: Connection) -> None:
+    task = await enqueue(database)
+    before = (await row(database, task))["run_at"]
+    (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"])
+    outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETURN)
+    await settle_running_tasks(database, [outcome], actor="w")
+    assert (await row(database, task))["run_at"] == before
+
+
+def test_what_a_handler_says_at_great_length_is_stored_in_short() -> None:
+    long = "x" * 1_000_000
+    for error in (PermanentError(long), HandlerError("Error", long, trace="y" * 20_000 + "end", retryable=False)):
+        document = error_document(error)
+        assert document["message"].endswith("x… (1,000,000 characters in all)")
+        assert all(len(str(value)) < 21_000 for value in document.values())
+        assert len(described(error)) < 11_000
+    assert error_document(HandlerError("Error", "short", trace="the end", retryable=True)) == {
+        "type": "Error",
+        "message": "short",
+        "traceback": "the end",
+        "retryable": True,
+    }

@@ -1,0 +1,228 @@
+"""The machine of one attempt: the moves and invariants that the requirements name, on the real class."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from interlock.errors import InvalidTransitionError
+from interlock.lifecycle import TASK_TRANSITIONS, TaskEvent, TaskRowEvent, TaskState
+from interlock.store.tasks import ClaimedTask, Outcome
+from interlock.worker.attempt import TaskStateMachine
+from interlock.worker.outcome import Interruption
+from worker_app import app
+
+pytestmark = pytest.mark.unit
+
+
+def claimed(task_type: str = "add", **fields: Any) -> ClaimedTask:
+    values: dict[str, Any] = {"attempt": 1, "tries": 1, "max_tries": 3} | fields
+    return ClaimedTask(id=uuid4(), type=task_type, namespace="default", **values)
+
+
+def processing(task_type: str = "add", **fields: Any) -> TaskStateMachine:
+    """Make an attempt that was claimed and is about to run its handler."""
+    until = time.monotonic() + 30
+    return TaskStateMachine.of_claim(claimed(task_type, **fields), "w", app.tasks[task_type], lease_until=until)
+
+
+def machine(*events: TaskEvent) -> TaskStateMachine:
+    made = TaskStateMachine(task_id="t", task_type="add", worker_id="w")
+    for event in events:
+        made.transition(event)
+    return made
+
+
+CLAIMED = (TaskEvent.CLAIM_REQUESTED, TaskEvent.CLAIM_SUCCEEDED)
+
+
+class Answers:
+    """The worker's side of one attempt: what its handler does, and whether its outcome is written."""
+
+    def __init__(self, *, output: Any = None, error: Exception | None = None, written: bool = True) -> None:
+        self.output = output
+        self.error = error
+        self.written = written
+        self.outcome: Outcome | None = None
+
+    async def run_handler(self, attempt: TaskStateMachine) -> Any:
+        assert attempt.state is TaskState.PROCESSING
+        if self.error is not None:
+            raise self.error
+        return self.output
+
+    async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
+        assert attempt.state is TaskState.REPORTING
+        self.outcome = outcome
+        return self.written
+
+
+class Endless(Answers):
+    """A handler that never ends by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = asyncio.Event()
+
+    async def run_handler(self, attempt: TaskStateMachine) -> Any:
+        await super().run_handler(attempt)
+        self.started.set()
+        await asyncio.Event().wait()
+
+
+def test_task_pending_to_claiming() -> None:
+    assert machine().transition(TaskEvent.CLAIM_REQUESTED) is TaskState.CLAIMING
+
+
+def test_task_claim_success_to_processing() -> None:
+    assert machine(*CLAIMED).state is TaskState.PROCESSING
+    assert processing().state is TaskState.PROCESSING
+
+
+def test_task_claim_failure_to_failed() -> None:
+    assert machine(TaskEvent.CLAIM_REQUESTED, TaskEvent.CLAIM_FAILED).state is TaskState.FAILED
+
+
+async def test_task_processing_success_to_reporting() -> None:
+    attempt = processing()
+    outcome = await attempt.process(Answers(output={"sum": 3}))
+    assert attempt.state is TaskState.REPORTING
+    assert outcome is not None
+    assert (outcome.event, outcome.output) == (TaskRowEvent.SUCCEED, {"sum": 3})
+
+
+async def test_task_processing_failure_to_reporting() -> None:
+    attempt = processing()
+    outcome = await attempt.process(Answers(error=ValueError("no")))
+    assert attempt.state is TaskState.REPORTING
+    assert outcome is not None
+    assert (outcome.event, outcome.reason) == (TaskRowEvent.RETRY, "ValueError: no")
+
+
+async def test_task_reporting_success_to_completed() -> None:
+    result = await processing().execute(Answers(output=1))
+    assert result.final_state is TaskState.COMPLETED
+    assert (result.output, result.error) == (1, None)
+    assert result.duration_ms is not None
+
+
+async def test_task_reporting_failure_to_failed() -> None:
+    result = await processing().execute(Answers(output=1, written=False))
+    assert result.final_state is TaskState.FAILED
+
+
+async def test_task_lease_expired_to_abandoned() -> None:
+    attempt = processing()
+    answers = Endless()
+    attempt.running = asyncio.create_task(attempt.execute(answers))
+    await answers.started.wait()
+    attempt.interrupt(Interruption.LEASE_LOST)
+    result = await attempt.running
+    assert result.final_state is TaskState.ABANDONED
+    assert answers.outcome is None, "nothing is written"
+
+
+async def test_task_shutdown_during_processing() -> None:
+    attempt = processing()
+    answers = Endless()
+    attempt.running = asyncio.create_task(attempt.execute(answers))
+    await answers.started.wait()
+    attempt.interrupt(Interruption.SHUTDOWN)
+    await attempt.running
+    assert [move.event for move in attempt.history][2] is TaskEvent.SHUTDOWN_REQUESTED
+    assert answers.outcome is not None
+    assert answers.outcome.event is TaskRowEvent.RETURN
+
+
+def test_task_shutdown_during_claiming() -> None:
+    assert machine(TaskEvent.CLAIM_REQUESTED, TaskEvent.SHUTDOWN_REQUESTED).state is TaskState.ABANDONED
+
+
+def test_task_is_terminal_completed() -> None:
+    done = machine(*CLAIMED, TaskEvent.PROCESSING_SUCCEEDED, TaskEvent.REPORT_SUCCEEDED)
+    assert done.state is TaskState.COMPLETED
+    assert done.is_terminal()
+    assert not machine(*CLAIMED).is_terminal()
+
+
+def test_task_invalid_transition_raises_error() -> None:
+    with pytest.raises(InvalidTransitionError, match="'report_succeeded' is not allowed in state 'pending'"):
+        machine().transition(TaskEvent.REPORT_SUCCEEDED)
+
+
+def test_task_processing_has_valid_lease() -> None:
+    attempt = processing()
+    assert attempt.context.lease_timeout is not None
+    assert attempt.context.lease_timeout > datetime.now(UTC)
+    assert attempt.lease_until > time.monotonic()
+
+
+def test_task_processing_has_lease_acquired_time() -> None:
+    attempt = processing()
+    assert attempt.context.lease_acquired_at is not None
+    assert attempt.context.lease_acquired_at <= datetime.now(UTC)
+
+
+def test_task_terminal_state_no_transitions() -> None:
+    for state in (TaskState.COMPLETED, TaskState.FAILED, TaskState.ABANDONED):
+        attempt = machine()
+        attempt.state = state
+        for event in TaskEvent:
+            assert not attempt.can_transition(event)
+            with pytest.raises(InvalidTransitionError):
+                attempt.transition(event)
+        assert attempt.state is state
+
+
+async def test_task_reporting_has_output_or_error() -> None:
+    seen = []
+
+    class Look(Answers):
+        async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
+            seen.append((attempt.context.output_data, attempt.context.error))
+            return await super().settle(attempt, outcome)
+
+    await processing().execute(Look(output={"a": 1}))
+    await processing().execute(Look(error=ValueError("no")))
+    assert seen == [({"a": 1}, None), (None, "ValueError: no")]
+
+
+def test_task_transitions_are_atomic() -> None:
+    attempt = machine(*CLAIMED)
+    ready = threading.Barrier(8)
+    won: list[TaskState] = []
+
+    def race(event: TaskEvent) -> None:
+        ready.wait()
+        with suppress(InvalidTransitionError):
+            won.append(attempt.transition(event))
+
+    events = [TaskEvent.PROCESSING_SUCCEEDED, TaskEvent.LEASE_EXPIRED] * 4
+    threads = [threading.Thread(target=race, args=[event]) for event in events]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert won == [attempt.state]
+    assert len(attempt.history) == 3
+
+
+async def test_a_last_failed_try_and_a_permanent_error_end_the_task() -> None:
+    answers = Answers(error=ValueError("no"))
+    await processing(tries=3, max_tries=3).execute(answers)
+    assert answers.outcome is not None
+    assert answers.outcome.event is TaskRowEvent.FAIL
+    assert answers.outcome.error is not None
+    assert answers.outcome.error["retryable"] is True
+
+
+def test_the_transition_table_is_the_required_one() -> None:
+    assert len(TASK_TRANSITIONS) == 10

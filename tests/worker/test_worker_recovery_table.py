@@ -1,0 +1,167 @@
+"""What is done about each kind of trouble with a worker, and with the worker of a job, by real processes."""
+
+from __future__ import annotations
+
+import signal
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock.store.workers import list_live_workers
+from jobs_support import app_at, orchestrator_at
+from pool_support import Event, Fleet, config_at, exists, fleet_at, kill, pooling
+from worker_support import until, worker_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.flow
+
+
+@pytest.fixture
+def fleet(url: str) -> Iterator[Fleet]:
+    with fleet_at(url) as rows:
+        yield rows
+
+
+class Clock:
+    """The server's own time until somebody puts it forward."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+
+    def __call__(self) -> datetime | None:
+        return datetime.now(UTC) + self.ahead if self.ahead else None
+
+
+async def test_a_transient_error_is_retried_three_times_and_the_worker_stays_running(url: str, fleet: Fleet) -> None:
+    worker = await fleet.add()
+    async with pooling(url, restart_base=0.05):
+        notes = []
+        for generation in (1, 2, 3):
+            row = await fleet.seen(worker, partial(_has_begun, generation))
+            assert row["status"] == "RUNNING"
+            kill(row["pid"])
+            notes.append((await fleet.seen(worker, partial(_has_crashed, generation)))["process_note"])
+        await fleet.alive(worker, generation=4)
+        assert [note.partition("; ")[2] for note in notes] == [
+            "try 1 of 3 to start it again after 0.05 s",
+            "try 2 of 3 to start it again after 0.1 s",
+            "try 3 of 3 to start it again after 0.2 s",
+        ]
+        assert notes[0].startswith("it was killed by SIGKILL")
+    assert fleet.history(worker)[-1][0] == "RUNNING"
+
+
+async def test_a_worker_that_crashes_quickly_again_and_again_fails_with_the_reason(url: str, fleet: Fleet) -> None:
+    worker = await fleet.add(app="pool_crash:app")
+    async with pooling(url, retries=1):
+        row = await fleet.seen(worker, lambda row: row["status"] == "FAILED")
+        assert row["generation"] == 2
+        reason = "the process has ended quickly 2 times in a row; the last time, it has ended with exit code 1: "
+        assert row["reason"] == f"{reason}RuntimeError: no good"
+        await fleet.seen(worker, lambda row: row["supervisor_id"] is None)
+
+
+async def test_a_process_that_lasted_begins_anew_with_its_tries(url: str, fleet: Fleet) -> None:
+    worker = await fleet.add()
+    async with pooling(url, steady=0.3):
+        kill((await fleet.seen(worker, partial(_has_begun, 1)))["pid"])
+        await fleet.seen(worker, partial(_has_crashed, 1))
+        await fleet.alive(worker, generation=2)
+        await fleet.seen(worker, partial(_has_crashed, 0))
+
+
+async def test_memory_above_the_limit_pauses_the_worker_which_finishes_what_it_has_and_lets_the_memory_go(
+    url: str, fleet: Fleet
+) -> None:
+    worker = await fleet.add(memory_limit_mb=250)
+    async with pooling(url):
+        first = await fleet.alive(worker)
+        task = await fleet.enqueue("grow", megabytes=300, seconds=5)
+        row = await fleet.seen(worker, lambda row: row["status"] == "PAUSED")
+        assert row["reason"].startswith("its process uses ")
+        assert row["reason"].endswith(" MB of memory, and its limit is 250 MB")
+        assert exists(first["pid"])
+        await fleet.state_of(task, "done")
+        row = await fleet.seen(worker, lambda row: row["pid"] is None)
+        assert row["status"] == "PAUSED"
+        await fleet.move(worker, Event.RESUME)
+        await fleet.alive(worker, generation=2)
+        assert fleet.row(worker)["crashes"] == 0
+
+
+async def test_an_unrecoverable_error_fails_the_worker_at_once_with_the_reason(url: str, fleet: Fleet) -> None:
+    worker = await fleet.add(app="nowhere:app")
+    async with pooling(url):
+        row = await fleet.seen(worker, lambda row: row["status"] == "FAILED")
+    assert row["generation"] == 1
+    assert "there is no module 'nowhere'" in row["reason"]
+
+
+async def test_a_worker_without_a_heartbeat_in_time_is_terminated_and_its_leases_are_free_at_once(
+    url: str, fleet: Fleet
+) -> None:
+    worker = await fleet.add(lease=3600)
+    clock = Clock()
+    async with pooling(url, clock=clock, stop_limit=0.3, gap=1e9):
+        row = await fleet.alive(worker)
+        task = await fleet.enqueue("nap", seconds=3600)
+        await fleet.state_of(task, "running")
+        kill(row["pid"], signal.SIGSTOP)
+        clock.ahead = timedelta(seconds=120)
+        await fleet.state_of(task, "pending")
+        assert fleet.row(worker)["status"] == "TERMINATED"
+        await fleet.seen(worker, lambda row: row["pid"] is None)
+        assert not exists(row["pid"])
+    state, reason = fleet.history(worker)[-1]
+    assert state == "TERMINATED"
+    assert reason.startswith("no heartbeat for 1")
+
+
+async def test_so_is_one_that_nobody_here_started(url: str, fleet: Fleet, database: Connection) -> None:
+    clock = Clock()
+    task = await fleet.enqueue("nap", seconds=3600)
+    with worker_process(url, INTERLOCK_LEASE="3600") as process:
+        await fleet.state_of(task, "running")
+        async with pooling(url, clock=clock, silence=20, gap=1e9) as pool:
+            await until(lambda: pool.watched_since is not None)
+            await until(lambda: fleet.rows("select * from interlock.workers where status = 'RUNNING'"))
+            (live,) = await list_live_workers(database)
+            process.kill()
+            clock.ahead = timedelta(seconds=60)
+            await fleet.state_of(task, "pending")
+    state, reason = fleet.history(live.id)[-1]
+    assert state == "TERMINATED"
+    assert reason.startswith("no heartbeat for ")
+
+
+async def test_a_job_waits_for_a_worker_and_stays_running_when_its_worker_crashes(url: str, fleet: Fleet) -> None:
+    async with (
+        orchestrator_at(url, tick=0.05),
+        app_at(url) as jobs,
+        pooling(url, config_at(url, app="jobs_app:app")),
+    ):
+        job = await jobs.submit("slow", {"seconds": 5})
+        assert (await job.status()).status == "PENDING"
+        worker = await fleet.add(lease=3600)
+        row = await fleet.alive(worker)
+        await until(lambda: fleet.rows("select * from interlock.tasks where state = 'running'"))
+        kill(row["pid"])
+        await until(lambda: fleet.rows("select * from interlock.tasks where state = 'running' and attempt = 2"))
+        assert (await job.status()).status == "RUNNING"
+        assert await job.wait(60) is not None
+        assert fleet.row(worker)["generation"] == 2
+    assert [row["status"] for row in fleet.rows("select status from interlock.jobs")] == ["COMPLETED"]
+
+
+def _has_begun(generation: int, row: dict[str, Any]) -> bool:
+    return row["generation"] == generation and row["pid"] is not None
+
+
+def _has_crashed(times: int, row: dict[str, Any]) -> bool:
+    return bool(row["crashes"] == times)

@@ -1,0 +1,239 @@
+"""What carrying a job on costs grows with the steps that ended, not with the job, the jobs or the statistics."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from interlock.lifecycle import TaskRowEvent
+from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
+from interlock.store.tasks import TASKS, Outcome, claim_pending_tasks, settle_running_tasks
+from interlock.store.workflows import put_workflow
+from interlock.workflow.new_job import NewJob
+from interlock.workflow.submit import submit_job
+from workflow_support import PASS, Failed, Hand, serve, step, workflow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+TOUCHED = """
+select coalesce(sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)), 0)::int as rows,
+    coalesce(sum(n_tup_ins + n_tup_upd), 0)::int as written
+from pg_stat_user_tables
+where schemaname = 'interlock' and relname in ('tasks', 'jobs', 'workflow_steps', 'workflow_edges')
+"""
+
+
+@pytest.fixture
+async def hand(database: Connection) -> Hand:
+    """Give a hand on a database with a live worker."""
+    await serve(database)
+    return Hand(database)
+
+
+async def touched(connection: Connection) -> tuple[int, int]:
+    """Read how many rows were read and written so far."""
+    await connection.execute("select pg_stat_force_next_flush()")
+    await connection.execute("select pg_stat_clear_snapshot()")
+    (row,) = await (await connection.execute(TOUCHED)).fetchall()
+    return row["rows"], row["written"]
+
+
+async def settle_all(hand: Hand, limit: int = 100) -> int:
+    """Claim and end a batch of steps."""
+    types = ["t", "m", PASS]
+    claimed = await claim_pending_tasks(hand.connection, actor="w_1", types=types, limit=limit)
+    outcomes = [Outcome(task.id, task.attempt, TaskRowEvent.SUCCEED, output={"result": None}) for task in claimed]
+    await settle_running_tasks(hand.connection, outcomes, actor="w_1")
+    return len(claimed)
+
+
+def layered(layers: int, width: int) -> list[dict[str, Any]]:
+    """Declare layers of steps, each of which waits for three of the layer before."""
+    steps = [step(f"s0_{at}", type="t") for at in range(width)]
+    for layer in range(1, layers):
+        for at in range(width):
+            after = [f"s{layer - 1}_{(at + near) % width}" for near in range(3)]
+            steps.append(step(f"s{layer}_{at}", *after, type="t"))
+    return steps
+
+
+async def cost_of_a_batch(hand: Hand, layers: int, name: str) -> tuple[int, int, UUID]:
+    """Run the first layer of a job and half of the second, and tell what it costs to carry on ten steps of it."""
+    await put_workflow(hand.connection, workflow(*layered(layers, 50), name=name))
+    job = (await submit_job(hand.connection, NewJob(name, {}), actor="ada")).id
+    await settle_all(hand, 50)
+    await hand.advance()
+    await settle_all(hand, 10)
+    reads, writes = await touched(hand.connection)
+    done = await hand.advance()
+    assert done.advanced == 10
+    more_reads, more_writes = await touched(hand.connection)
+    return more_reads - reads, more_writes - writes, job
+
+
+async def finish(hand: Hand, job: UUID) -> None:
+    while (await hand.job(job))["status"] == "RUNNING":
+        await settle_all(hand, 500)
+        await hand.advance(limit=500)
+    assert (await hand.job(job))["status"] == "COMPLETED"
+
+
+async def test_a_step_of_a_job_of_ten_thousand_costs_what_one_of_two_hundred_does(hand: Hand) -> None:
+    for _ in range(3):  # so that all plans are made
+        *_, job = await cost_of_a_batch(hand, 4, "warm")
+        await finish(hand, job)
+    small_reads, small_writes, job = await cost_of_a_batch(hand, 4, "small")
+    await finish(hand, job)
+    large_reads, large_writes, job = await cost_of_a_batch(hand, 200, "large")
+    assert (await hand.job(job))["open_steps"] == 10_000 - 60
+    assert large_writes == small_writes
+    assert large_reads <= small_reads * 1.2 + 20, "the size of the job makes no difference"
+
+
+async def test_skips_go_through_a_long_chain_in_one_transaction(hand: Hand) -> None:
+    hand.outcomes = {"s0": Failed("boom")}
+    chain = [step("s0"), *(step(f"s{at}", f"s{at - 1}") for at in range(1, 300))]
+    job = await hand.submit(*chain)
+    await hand.settle((await hand.claim())[0])
+    done = await hand.advance()
+    assert (done.skipped, done.finalized) == (299, 1)
+    assert (await hand.job(job))["status"] == "FAILED"
+
+
+async def test_a_wide_fan_out_is_joined_by_counting(hand: Hand) -> None:
+    parts = 3_000
+    hand.outcomes = {"find": list(range(parts))}
+    job = await hand.submit(step("find"), step("m", "find", kind="map", over="find"))
+    await hand.settle((await hand.claim())[0])
+    assert (await hand.advance()).created == parts
+    costs = []
+    while await settle_all(hand, 500):
+        before, _ = await touched(hand.connection)
+        await hand.advance(limit=500)
+        after, _ = await touched(hand.connection)
+        costs.append(after - before)
+    assert (await hand.job(job))["status"] == "COMPLETED"
+    assert max(costs[2:6]) <= min(costs[2:6]) * 1.2 + 20, "the last parts cost what the first did"
+
+
+IDS = "array_fill('01a1e2cf-6c0c-75b3-83a4-94f638565840'::uuid, array[100])"
+VALUES = {
+    "ids": IDS,
+    "job_ids": IDS,
+    "skipped": IDS,
+    "actor": "'o'",
+    "run_ats": "'{}'",
+    "inputs": "'{}'",
+    "reasons": "'{}'",
+    "poisoned": "'{}'",
+    "errors": "'{}'",
+    "failed_steps": "'{}'",
+    "messages": "'{}'",
+    "repeatable": "true",
+    "steps": "'[]'",
+    "jobs": "'[]'",
+    "limit": "100",
+    "each": "100",
+    "lease": "'30 s'",
+    "namespaces": "array['default']",
+    "types": "array['x']",
+    "attempts": "'{}'",
+    "outputs": "'{}'",
+    "others": "'[]'",
+    "expected": "1",
+}
+# what each statement may go by; anything else would be a scan
+HOT = {
+    "claim_pending_tasks": {
+        "tasks_claim",
+        "tasks_pkey",
+        "tasks_job",
+        "jobs_pkey",
+        "workflow_steps_pkey",
+        "workflow_edges_downstream",
+    },
+    "settle_running_tasks": {"tasks_pkey", "waiters_pkey"},
+    "take_ended_steps": {
+        "tasks_pkey",
+        "tasks_job",
+        "jobs_pkey",
+        "jobs_open",
+        "workflow_edges_pkey",
+        "workflow_steps_pkey",
+    },
+    "release_waiting_tasks": {"tasks_pkey"},
+    "skip_waiting_tasks": {"tasks_pkey"},
+    "update_waiting_steps": {"tasks_pkey"},
+    "update_jobs": {"jobs_pkey"},
+    "complete_running_jobs": {"jobs_open", "waiters_pkey"},
+    "read_admissible_steps": {"jobs_pkey", "tasks_capped", "tasks_held_steps", "workflow_steps_pkey"},
+    "read_next_compensations": {"tasks_held_steps"},
+    "read_woken_steps": {"tasks_pkey", "jobs_parent_task"},
+    "read_overdue_signals": {"tasks_wait_until", "jobs_pkey"},
+    "read_overdue_jobs": {"jobs_deadline"},
+}
+FILL = """
+insert into interlock.workflows (id, name, version, definition, root_namespaces, plain_roots)
+values ('01a1e2cf-6c0c-75b3-83a4-94f638565840', 'w', '1', '{}', '{default}', true);
+insert into interlock.workflow_steps (workflow_id, step, position, kind, namespace, join_rule, edges, sink, priority,
+    max_tries, spec)
+select '01a1e2cf-6c0c-75b3-83a4-94f638565840', 's' || i, i, 'plain', 'default', 1, 1, false, 0, 5, '{}'
+from generate_series(1, %(steps)s) as i;
+insert into interlock.workflow_edges (workflow_id, upstream, downstream, condition, branch)
+select '01a1e2cf-6c0c-75b3-83a4-94f638565840', 's' || i, 's' || i + 1, 'success', false
+from generate_series(1, %(steps)s) as i;
+insert into interlock.jobs (task_description, workflow_id)
+select 'w', '01a1e2cf-6c0c-75b3-83a4-94f638565840' from generate_series(1, %(jobs)s);
+insert into interlock.tasks (type, state, held_by, job_id, step)
+select 'x', 'waiting', 'dependency', jobs.id, 's' || i from interlock.jobs, generate_series(1, %(steps)s) as i;
+"""
+
+
+@pytest.fixture(params=[{"steps": 3, "jobs": 1}, {"steps": 100, "jobs": 300}], ids=["small", "large"])
+def filled(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connection]:
+    """Fill a database with one little job or with three hundred large ones."""
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+        connection.execute(re.sub(r"%\((\w+)\)s", lambda match: str(request.param[match[1]]), FILL).encode())
+        connection.execute("vacuum analyze")
+        connection.execute("set enable_seqscan = off")  # as the first statement of every transaction does
+        yield connection
+
+
+def test_every_hot_statement_goes_by_its_indexes(filled: psycopg.Connection) -> None:
+    for name in HOT:
+        check_plans(filled, name)
+        filled.execute("deallocate hot")
+
+
+def check_plans(filled: psycopg.Connection, name: str) -> None:
+    """See to it that a statement goes by its indexes, whatever it is asked for."""
+    statement = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS}[name]
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
+
+    text = re.sub(r"%\((\w+)\)s", number, statement.sql).replace("%%", "%")
+    filled.execute(f"prepare hot as {text}".encode())
+    values = ", ".join(VALUES.get(name, "null") for name in names)
+    for mode in ("force_generic_plan", "force_custom_plan"):
+        filled.execute(f"set plan_cache_mode = {mode}".encode())
+        plan = "\n".join(line for (line,) in filled.execute(f"explain execute hot({values})".encode()))
+        assert "Seq Scan" not in plan.replace("Seq Scan on settings", "one row"), f"{name}\n{plan}"
+        used = set(re.findall(r"(?:Index(?: Only)? Scan|Bitmap Index Scan)(?: Backward)? (?:using|on) (\w+)", plan))
+        assert used <= HOT[name], f"{name}\n{plan}"
+        # an index that is walked from end to end is a scan, too
+        for line in re.findall(r"Index(?: Only)? Scan.*\n(.*)", plan):
+            assert "Cond" in line, plan
+            assert "job_id = ANY" not in line, plan

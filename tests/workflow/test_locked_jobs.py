@@ -1,0 +1,192 @@
+"""A transaction that hangs and holds a job, or a step of it, stops that job alone; the others flow on."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from interlock.errors import StoreError
+from interlock.postgres.connection import connect
+from interlock.store.doctor import examine
+from interlock.store.step_results import queue_state, read_orchestration_failures, replay_results
+from interlock.workflow.advance import MOST_READS, advance, cancel_overdue_jobs, start_waiting_jobs
+from interlock.workflow.cancel import cancel_job
+from interlock.workflow.signals import expire_overdue_signals, send_signal
+from workflow_support import Hand, serve, step
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+NONE_WAITING: dict[str, Any] = {"waiting": 0, "oldest_age": None, "archived": 0}
+
+
+@pytest.fixture
+async def hand(database: Connection) -> Hand:
+    """Give a hand on a database with a live worker."""
+    await serve(database)
+    return Hand(database)
+
+
+@asynccontextmanager
+async def held(url: str, table: str, *ids: UUID) -> AsyncIterator[None]:
+    """Hold rows in a transaction that does not end by itself."""
+    async with connect(url) as person, person.transaction():
+        await person.execute(f"select from interlock.{table} where id = any (%s) for update".encode(), [list(ids)])
+        yield
+
+
+async def let_come_back(hand: Hand, reads: int = 1) -> None:
+    """Let the time pass after which messages come back, which have been read so often by now."""
+    await hand.connection.execute("update pgmq.q_orchestration_step_results set vt = now(), read_ct = %s", [reads])
+
+
+async def settle_all(hand: Hand) -> None:
+    for task in await hand.claim():
+        await hand.settle(task)
+
+
+async def test_a_job_that_somebody_holds_stops_no_other_and_goes_on_when_it_is_let_go(hand: Hand, url: str) -> None:
+    stuck = await hand.submit(step("a"), step("b"), step("c", "a", "b"), name="stuck")
+    free = [await hand.submit(step("a"), step("b", "a"), name="free") for _ in range(3)]
+    await settle_all(hand)
+    async with held(url, "jobs", stuck):
+        await hand.advance()
+        await let_come_back(hand, reads=MOST_READS)
+        await hand.advance()
+        await settle_all(hand)
+        await hand.advance()
+        assert (await hand.states(stuck))["c"] == "waiting"
+        assert [(await hand.job(job))["status"] for job in free] == ["COMPLETED"] * 3
+    assert (await queue_state(hand.connection))["waiting"] == 2
+    assert (await queue_state(hand.connection))["archived"] == 0, "to be held is no failure"
+    await let_come_back(hand)
+    await hand.run()
+    assert (await hand.job(stuck))["status"] == "COMPLETED"
+    assert await queue_state(hand.connection) == NONE_WAITING
+
+
+async def test_messages_of_a_held_job_come_back_after_pauses_that_grow(hand: Hand, url: str) -> None:
+    stuck = await hand.submit(step("a"))
+    await settle_all(hand)
+    query = "select read_ct, round(extract(epoch from vt - now())) as pause from pgmq.q_orchestration_step_results"
+    pauses = []
+    async with held(url, "jobs", stuck):
+        for reads in (0, 7):
+            await let_come_back(hand, reads)
+            assert await hand.advance() == (0,) * 8
+            (row,) = await (await hand.connection.execute(query)).fetchall()
+            pauses.append((row["read_ct"], int(row["pause"])))
+    assert pauses == [(1, 2), (8, 32)]
+
+
+async def test_an_orchestrator_that_dies_over_a_held_job_keeps_one_message_from_the_others(
+    hand: Hand, url: str
+) -> None:
+    stuck = await hand.submit(step("a"), name="stuck")
+    free = [await hand.submit(step("a"), name="free") for _ in range(5)]
+    await settle_all(hand)
+    visible = "select count(*) as messages from pgmq.q_orchestration_step_results where vt <= clock_timestamp()"
+
+    async def count() -> int:
+        (row,) = await (await hand.connection.execute(visible)).fetchall()
+        found: int = row["messages"]
+        return found
+
+    async with held(url, "jobs", stuck), connect(url) as doomed:
+        dying = asyncio.create_task(advance(doomed, actor="o_2"))
+        while await count() == 6:  # until it has taken the first by itself
+            await asyncio.sleep(0.01)
+        dying.cancel()
+        await asyncio.gather(dying, return_exceptions=True)
+        assert await count() >= 5
+    await hand.run()
+    assert [(await hand.job(job))["status"] for job in free] == ["COMPLETED"] * 5
+
+
+async def test_what_was_left_for_later_often_is_set_aside_at_its_first_failure_and_soon_sent_again(
+    hand: Hand, url: str
+) -> None:
+    stuck = await hand.submit(step("a"), step("b", "a"))
+    await settle_all(hand)
+    async with held(url, "jobs", stuck):
+        await let_come_back(hand, reads=MOST_READS)
+        await hand.advance()
+    assert (await queue_state(hand.connection))["archived"] == 0
+    await hand.connection.execute(
+        "alter table interlock.tasks add constraint broken check (step <> 'b' or state <> 'pending')"
+    )
+    await let_come_back(hand, reads=MOST_READS)
+    assert (await hand.advance()).failed == 1
+    (failure,) = await read_orchestration_failures(hand.connection)
+    assert failure["retry_at"] - failure["failed_at"] == timedelta(minutes=1)
+    await hand.connection.execute("alter table interlock.tasks drop constraint broken")
+    assert await replay_results(hand.connection) == 1
+    await hand.run()
+    assert (await hand.job(stuck))["status"] == "COMPLETED"
+
+
+async def test_a_step_that_somebody_holds_stops_its_own_job_alone(hand: Hand, url: str) -> None:
+    stuck = await hand.submit(step("a"), step("b", "a"), name="stuck")
+    free = await hand.submit(step("a"), name="free")
+    await settle_all(hand)
+    async with held(url, "tasks", (await hand.steps(stuck))["b"]["id"]):
+        await hand.advance()
+        assert (await hand.job(free))["status"] == "COMPLETED"
+    await let_come_back(hand)
+    await hand.run()
+    assert (await hand.job(stuck))["status"] == "COMPLETED"
+
+
+async def test_what_only_time_brings_about_leaves_held_jobs_for_later(database: Connection, url: str) -> None:
+    hand = Hand(database)
+    waiting = [await hand.submit(step("s", kind="signal", signal="x", timeout=60)) for _ in range(2)]
+    async with held(url, "jobs", waiting[0]):
+        await serve(database)
+        assert await start_waiting_jobs(database, actor="o_1") == 1
+        assert [(await hand.job(job))["status"] for job in waiting] == ["PENDING", "RUNNING"]
+    assert await start_waiting_jobs(database, actor="o_1") == 1
+    late = datetime.now(UTC) + timedelta(minutes=2)
+    async with held(url, "jobs", waiting[0]):
+        assert await expire_overdue_signals(database, actor="o_1", now=late) == 1
+    assert await expire_overdue_signals(database, actor="o_1", now=late) == 1
+    overdue = [await hand.submit(step("a"), name="late", timeout=1) for _ in range(2)]
+    async with held(url, "jobs", overdue[0]):
+        assert await cancel_overdue_jobs(database, actor="o_1", now=late) == 1
+        assert [(await hand.job(job))["ending"] for job in overdue] == [None, "CANCELED"]
+    assert await cancel_overdue_jobs(database, actor="o_1", now=late) == 1
+
+
+async def test_a_person_is_told_that_somebody_holds_the_job(
+    hand: Hand, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.store.jobs.A_PERSON_S", "50ms")
+    monkeypatch.setattr("interlock.workflow.signals.A_PERSON_S", "50ms")
+    job = await hand.submit(step("s", kind="signal", signal="go"))
+    async with held(url, "jobs", job):
+        with pytest.raises(StoreError, match="another transaction holds the job"):
+            await cancel_job(hand.connection, job, actor="ada")
+        with pytest.raises(StoreError, match="`interlock doctor` names it"):
+            await send_signal(hand.connection, job, "go", 1, actor="ada")
+    assert await send_signal(hand.connection, job, "go", 1, actor="ada")
+    (row,) = await (await hand.connection.execute("show lock_timeout")).fetchall()
+    assert row["lock_timeout"] == "0", "only that transaction was impatient"
+
+
+async def test_the_doctor_tells_who_holds_a_job_and_since_when(hand: Hand, url: str) -> None:
+    job = await hand.submit(step("a"))
+    async with held(url, "jobs", job):
+        assert not [finding for finding in await examine(hand.connection) if finding.about == "locks"]
+        late = datetime.now(UTC) + timedelta(minutes=2)
+        (found,) = [finding for finding in await examine(hand.connection, now=late) if finding.about == "locks"]
+        assert "(interlock, idle in transaction) has been open for 1" in found.found
+        assert "and has locked or written jobs: they stand still" in found.found
+        assert str(found.todo).endswith(f"select pg_terminate_backend({found.details['pid']})")

@@ -1,0 +1,161 @@
+"""Messages that were lost or set aside: they are sent again, less and less often, or when somebody asks for it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from interlock.store.jobs import ORCHESTRATION
+from interlock.store.step_results import (
+    queue_state,
+    read_orchestration_failures,
+    refresh_pending_reasons,
+    replay_results,
+    resend_lost_results,
+)
+from interlock.workflow.advance import MOST_READS, advance
+from interlock.workflow.cancel import cancel_job
+from workflow_support import Hand, serve, step
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from interlock.postgres.connection import Connection
+
+pytestmark = pytest.mark.store
+
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+async def hand(database: Connection) -> Hand:
+    """Give a hand on a database with a live worker."""
+    await serve(database)
+    return Hand(database)
+
+
+async def set_aside(hand: Hand) -> UUID:
+    """Start a job whose first step's end could not be acted on."""
+    job = await hand.submit(step("a"), step("b", "a"))
+    await hand.connection.execute(
+        "create or replace function interlock.refuse() returns trigger language plpgsql as "
+        "$$ begin raise 'not this one'; end $$"
+    )
+    await hand.connection.execute(
+        "create trigger refuse before update on interlock.tasks for each row "
+        "when (new.state = 'pending' and new.step = 'b') execute function interlock.refuse()"
+    )
+    await hand.settle((await hand.claim())[0])
+    await fail(hand)
+    return job
+
+
+async def fail(hand: Hand) -> None:
+    """Let orchestrators try until they give up."""
+    for _ in range(MOST_READS):
+        await advance(hand.connection, actor="o", visibility=0)
+    assert (await queue_state(hand.connection))["waiting"] == 0
+
+
+async def test_a_lost_message_is_sent_again_after_a_while(hand: Hand) -> None:
+    job = await hand.submit(step("a"), step("b", "a"))
+    await hand.settle((await hand.claim())[0])
+    await hand.connection.execute("select pgmq.purge_queue('orchestration_step_results')")
+    later = datetime.now(UTC) + 2 * MINUTE
+    assert await resend_lost_results(hand.connection) == 0
+    assert await resend_lost_results(hand.connection, now=later) == 1
+    assert await resend_lost_results(hand.connection, now=later) == 0
+    await hand.run()
+    assert (await hand.job(job))["status"] == "COMPLETED"
+    assert await resend_lost_results(hand.connection, now=later + 10 * MINUTE) == 0
+
+
+async def test_what_still_waits_in_the_queue_is_not_sent_again(hand: Hand) -> None:
+    await hand.submit(step("a"))
+    await hand.settle((await hand.claim())[0])
+    await hand.connection.execute(
+        "update pgmq.q_orchestration_step_results set enqueued_at = enqueued_at - interval '10 minutes'"
+    )
+    assert await resend_lost_results(hand.connection, now=datetime.now(UTC) + 5 * MINUTE) == 0
+    assert (await queue_state(hand.connection))["waiting"] == 1
+
+
+async def test_steps_of_jobs_that_have_ended_are_not_looked_at_for_ever(database: Connection) -> None:
+    hand = Hand(database)
+    job = await hand.submit(step("a"))
+    await cancel_job(database, job, actor="ada")
+    await hand.run()
+    assert await resend_lost_results(database, now=datetime.now(UTC) + 2 * MINUTE) == 0
+    (row,) = await (
+        await database.execute("select count(*) as left from interlock.tasks where not advanced")
+    ).fetchall()
+    assert row["left"] == 0
+
+
+async def test_the_sweep_goes_by_its_index(hand: Hand) -> None:
+    await hand.connection.execute("set enable_seqscan = off")
+    rows = await hand.connection.execute(
+        "explain " + ORCHESTRATION["resend_lost_results"].sql, {"patience": MINUTE, "limit": 100, "now": None}
+    )
+    text = "\n".join(row["QUERY PLAN"] for row in await rows.fetchall())
+    assert "Index Scan using tasks_unadvanced" in text
+
+
+async def test_a_message_that_is_set_aside_leaves_its_trace_on_the_job_and_comes_again(hand: Hand) -> None:
+    job = await set_aside(hand)
+    row = await hand.job(job)
+    assert row["reason"] == "a step result was set aside: StatementError: not this one"
+    pauses = []
+    for times in range(1, 4):
+        (failure,) = await read_orchestration_failures(hand.connection)
+        assert failure["times"] == times
+        pauses.append(failure["retry_at"] - failure["failed_at"])
+        assert await resend_lost_results(hand.connection, now=failure["retry_at"] - timedelta(seconds=1)) == 0
+        assert await resend_lost_results(hand.connection, now=failure["retry_at"]) == 1
+        assert await resend_lost_results(hand.connection, now=failure["retry_at"]) == 0
+        await fail(hand)
+    assert pauses == [MINUTE, 2 * MINUTE, 4 * MINUTE]
+    await hand.connection.execute("drop trigger refuse on interlock.tasks")
+    (failure,) = await read_orchestration_failures(hand.connection)
+    await resend_lost_results(hand.connection, now=failure["retry_at"])
+    await hand.advance()
+    assert (await hand.job(job))["reason"] is None
+    assert await read_orchestration_failures(hand.connection) == []
+    await hand.run()
+    assert (await hand.job(job))["status"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("by_job", [True, False])
+async def test_what_was_set_aside_is_sent_again_when_somebody_asks_for_it(hand: Hand, by_job: object) -> None:
+    job = await set_aside(hand)
+    await hand.connection.execute("drop trigger refuse on interlock.tasks")
+    other = await hand.submit(step("a"), name="other")
+    assert await replay_results(hand.connection, other) == 0
+    assert await replay_results(hand.connection, job if by_job else None) == 1
+    await hand.run()
+    assert (await hand.job(job))["status"] == "COMPLETED"
+    assert (await queue_state(hand.connection))["archived"] == 0
+
+
+async def test_a_replay_of_a_job_finds_what_was_lost_without_a_trace(hand: Hand) -> None:
+    job = await hand.submit(step("a"), step("b", "a"))
+    await hand.settle((await hand.claim())[0])
+    await hand.connection.execute("select pgmq.purge_queue('orchestration_step_results')")
+    assert await replay_results(hand.connection) == 0
+    assert await replay_results(hand.connection, job) == 1
+    await hand.run()
+    assert (await hand.job(job))["status"] == "COMPLETED"
+
+
+async def test_the_reason_of_a_job_that_waits_for_workers_is_kept_up_to_date(database: Connection) -> None:
+    hand = Hand(database)
+    job = await hand.submit(step("a", namespace="fulfillment"), step("b", namespace="inventory"))
+    both = (await hand.job(job))["reason"]
+    assert both == "no live worker serves namespaces 'fulfillment', 'inventory'"
+    assert await refresh_pending_reasons(database) == 0
+    await serve(database, "inventory")
+    assert await refresh_pending_reasons(database) == 1
+    assert (await hand.job(job))["reason"] == "no live worker serves namespace 'fulfillment'"
+    assert await refresh_pending_reasons(database) == 0
