@@ -89,7 +89,7 @@ def serve(line: socket.socket) -> None:
 
 def become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
     """Be the command."""
-    from interlock.cli.main import main  # noqa: PLC0415 - the tests themselves need nothing of it
+    from interlock.__main__ import main  # noqa: PLC0415 - the tests themselves need nothing of it
 
     for standard, fd in enumerate(fds, start=1):
         os.dup2(fd, standard)

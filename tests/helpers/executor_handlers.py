@@ -86,7 +86,7 @@ def surroundings() -> dict[str, str]:
 WORKER = """
 import asyncio
 import executor_handlers as handlers
-from interlock.worker.executors.base import Executors
+from interlock.worker.executors.dispatch import Executors
 
 class Printed(handlers.Kept):
     def progressed(self, context):

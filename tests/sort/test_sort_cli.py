@@ -141,7 +141,7 @@ MISTAKES = [
 def test_mistakes_are_one_line_and_exit_with_two(tmp_path: Path) -> None:
     code = (  # all in one process: most of the time is that of its start
         "import json, sys; sys.modules['ray'] = None\n"
-        "from interlock.cli.main import main\n"
+        "from interlock.__main__ import main\n"
         "for arguments in json.loads(sys.argv[1]):\n"
         "    sys.argv = ['interlock', 'sort', *arguments]\n"
         "    try: main()\n"
@@ -163,7 +163,7 @@ def test_mistakes_are_one_line_and_exit_with_two(tmp_path: Path) -> None:
 def test_without_the_extra_the_command_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None\n"
-        "from interlock.cli.main import main\n"
+        "from interlock.__main__ import main\n"
         "sys.argv = ['interlock', 'sort', 'generate', 'x', '--size', '1MB']\n"
         "main()"
     )

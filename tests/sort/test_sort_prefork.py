@@ -32,7 +32,7 @@ def test_as_many_workers_are_foreseen_as_the_arguments_ask_for(arguments: list[s
 
 FORKED = """
 import os, signal, subprocess, sys
-from interlock.sort import standby
+from interlock.sort.engines import prefork as standby
 standby.foresee(["in", "-n", "3"])
 one, other, third = standby.take(), standby.take(), standby.take()
 assert standby.waiting == [] and len({one.pid, other.pid, third.pid}) == 3

@@ -61,7 +61,7 @@ def test_a_missing_directory_is_refused_before_anything_is_written(tmp_path: Pat
 def test_an_unreadable_file_is_refused_before_anything_is_written(tmp_path: Path, source: Path) -> None:
     (source / "part-00001").chmod(0)
     code = (  # the first run is for its imports, which nobody else may be allowed to read
-        "import os, sys; from interlock.cli.main import main\n"
+        "import os, sys; from interlock.__main__ import main\n"
         "sys.argv = ['interlock', 'sort', 'run', 'gone', '-O', 'out']\n"
         "try: main()\n"
         "except SystemExit: os.getuid() or (os.setgroups([]), os.setgid(65534), os.setuid(65534))\n"

@@ -223,7 +223,7 @@ def test_a_thread_that_returns_after_its_loop_has_closed_disturbs_nobody() -> No
 SCRIPT = """
 import asyncio, threading
 import executor_handlers as handlers
-from interlock.worker.executors.base import Executors
+from interlock.worker.executors.dispatch import Executors
 
 started = threading.Event()
 

@@ -168,7 +168,7 @@ async def test_what_only_time_brings_about_leaves_held_jobs_for_later(database: 
 async def test_a_person_is_told_that_somebody_holds_the_job(
     hand: Hand, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interlock.store.jobs.A_PERSON_S", "50ms")
+    monkeypatch.setattr("interlock.workflow.cancel.A_PERSON_S", "50ms")
     monkeypatch.setattr("interlock.workflow.signals.A_PERSON_S", "50ms")
     job = await hand.submit(step("s", kind="signal", signal="go"))
     async with held(url, "jobs", job):

@@ -19,22 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
-INTERRUPTED = 130  # the exit code that shells give a program ended by SIGINT
-
-
-def main() -> None:
-    """Run the command line and exit with its code."""
-    try:
-        run()
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(INTERRUPTED)
-    except SystemExit as end:
-        if end.code == INTERRUPTED:
-            sys.stderr.write("interrupted\n")
-        raise
-
-
 # SECTION cli/root
 # What every command has around it: the settings that all share, and errors as one clear line.
 #
@@ -115,7 +99,7 @@ def set_logging_up(level: str, form: str) -> None:
 
 # by name, in the order of the help: the module that has the function of that name, or the commands of that group
 COMMANDS = {
-    "demo": "demo",
+    "demo": "demo.command",
     "up": "run",
     "migrate": "database",
     "diagram": "inspect",

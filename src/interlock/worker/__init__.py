@@ -1,1 +1,47 @@
-"""The worker process: claims tasks, runs their handlers and settles the outcomes."""
+"""The worker process: claims tasks, runs their handlers and settles the outcomes.
+
+Names are imported on first use: the child processes that run handlers need almost none of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from interlock.postgres.notifier import WakeMode
+    from interlock.worker.attempt import TaskResult, TaskStateMachine
+    from interlock.worker.process import WorkerStateMachine
+    from interlock.worker.run import run_worker, serving
+    from interlock.worker.runner import WorkerContext
+    from interlock.worker.settings import WorkerSettings, get_instance_name
+
+_MODULES = {
+    "TaskResult": "interlock.worker.attempt",
+    "TaskStateMachine": "interlock.worker.attempt",
+    "WakeMode": "interlock.postgres.notifier",
+    "WorkerContext": "interlock.worker.runner",
+    "WorkerSettings": "interlock.worker.settings",
+    "WorkerStateMachine": "interlock.worker.process",
+    "get_instance_name": "interlock.worker.settings",
+    "run_worker": "interlock.worker.run",
+    "serving": "interlock.worker.run",
+}
+
+__all__ = [
+    "TaskResult",
+    "TaskStateMachine",
+    "WakeMode",
+    "WorkerContext",
+    "WorkerSettings",
+    "WorkerStateMachine",
+    "get_instance_name",
+    "run_worker",
+    "serving",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'interlock.worker' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
