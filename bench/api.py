@@ -28,7 +28,7 @@ import httpx
 from interlock.postgres.connection import connect
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.migrate import migrate
-from interlock.store.workers import Process, prolong_worker, register_worker
+from interlock.store.workers import RegisteredProcess, record_heartbeat, register_worker
 from machine import described
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
@@ -133,7 +133,7 @@ async def play(given: argparse.Namespace, url: str) -> tuple[Load, float]:
     async with connect(url) as connection:
         await migrate(connection)
         for worker in workers:
-            await register_worker(connection, Process(worker), lease=DAY)
+            await register_worker(connection, RegisteredProcess(worker), lease=DAY)
     with supervisor_at(url) as (process, address, _):
         limits = httpx.Limits(max_connections=given.clients * 2, max_keepalive_connections=given.clients * 2)
         async with httpx.AsyncClient(base_url=address, limits=limits, timeout=30) as client:
@@ -156,7 +156,7 @@ async def beat(url: str, workers: list[str]) -> None:
     async with connect(url) as connection:
         while True:
             for worker in workers:
-                await prolong_worker(connection, Process(worker), lease=DAY)
+                await record_heartbeat(connection, RegisteredProcess(worker), lease=DAY)
             await asyncio.sleep(BEAT)
 
 

@@ -26,7 +26,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import connect
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
-from interlock.store.workers import Process, register_worker
+from interlock.store.workers import RegisteredProcess, register_worker
 from interlock.store.workflows import put_workflow
 from interlock.workflow.new_job import NewJob
 from interlock.workflow.submit import submit_job
@@ -200,7 +200,7 @@ async def settled_singly(url: str, steps: int) -> list[float]:
     took = []
     async with connect(url) as connection:
         await put_workflow(connection, document)
-        await register_worker(connection, Process("bench", namespaces=("default",), types=("noop",)))
+        await register_worker(connection, RegisteredProcess("bench", namespaces=("default",), types=("noop",)))
         await submit_job(connection, NewJob("wide", {}), actor="bench")
         claimed = await claim_pending_tasks(connection, actor="bench", types=["noop"], limit=steps)
         for task in claimed:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interlock.client.task_handle import Affected, Canceled, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
     from interlock.store.task_admin import TaskSummary
-    from interlock.store.tasks import NewTask, Record
+    from interlock.store.tasks import NewTask, TaskRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,9 +54,9 @@ class SyncHandle(Generic[R]):
         status: TaskStatus = self._run(self._handle.status())
         return status
 
-    def history(self) -> list[Record]:
+    def history(self) -> list[TaskRecord]:
         """Read every move that the task made, oldest first."""
-        history: list[Record] = self._run(self._handle.history())
+        history: list[TaskRecord] = self._run(self._handle.history())
         return history
 
     def cancel(self, reason: str | None = None, *, force: bool = False) -> Canceled:

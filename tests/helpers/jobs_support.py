@@ -17,7 +17,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.orchestrator.run import orchestrating
 from interlock.orchestrator.settings import OrchestratorSettings
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
-from interlock.store.workers import Process, register_worker
+from interlock.store.workers import RegisteredProcess, register_worker
 from jobs_app import app
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ async def orchestrator_at(url: str, **settings: Any) -> AsyncIterator[Orchestrat
 
 async def say_that_a_worker_is_here(database: Connection, *namespaces: str, id_: str = "hands") -> None:
     """Register a worker that does nothing by itself."""
-    process = Process(id_, namespaces=namespaces or ("default",), types=("any",))
+    process = RegisteredProcess(id_, namespaces=namespaces or ("default",), types=("any",))
     await register_worker(database, process, lease=timedelta(minutes=5))
 
 

@@ -16,7 +16,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.model.graph import chosen
 from interlock.store.limits import pause_namespace, resume_namespace
 from interlock.store.task_admin import cancel_unfinished_tasks, recover_expired_tasks
-from interlock.store.tasks import Held, Outcome, claim_pending_tasks, renew_running_tasks, settle_running_tasks
+from interlock.store.tasks import HeldAttempt, Outcome, claim_pending_tasks, renew_running_tasks, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import Advanced, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
@@ -188,7 +188,7 @@ class Hands(Crew):
         self._lapsed += mortal
         self._held = [task for task in self._held if task not in mortal]
         self.time += LEASE
-        held = [Held(task.id, task.attempt) for task in self._held]
+        held = [HeldAttempt(task.id, task.attempt) for task in self._held]
         _, lost = await renew_running_tasks(connection, held, lease=LEASE, now=self.now())
         assert not lost
         await self.recover(connection)

@@ -18,10 +18,10 @@ from interlock.store.remote_commands import (
     Subscribe,
     Unsubscribe,
     ask,
-    read_command,
+    encode_command,
+    parse_command,
     send_answer,
     send_command,
-    write_command,
 )
 from interlock.worker.registration import Control
 from worker_support import until
@@ -83,17 +83,17 @@ def controlled() -> tuple[Worker, Control]:
 @pytest.mark.parametrize("command", EVERY, ids=lambda command: type(command).__name__)
 def test_a_command_is_read_as_it_was_written(command: Command) -> None:
     assert len(EVERY) == len(COMMANDS)
-    request = read_command(write_command(command, "w1", "t"), "w1")
+    request = parse_command(encode_command(command, "w1", "t"), "w1")
     assert request is not None
     assert request == (command, "t")
-    assert read_command(write_command(command, "*"), "anybody") == (command, None)
-    assert read_command(write_command(command, "w1"), "w2") is None
+    assert parse_command(encode_command(command, "*"), "anybody") == (command, None)
+    assert parse_command(encode_command(command, "w1"), "w2") is None
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("payload", ["", "*", "w1", "17"])
 def test_what_is_no_command_is_left_to_others(payload: str) -> None:
-    assert read_command(payload, "w1") is None
+    assert parse_command(payload, "w1") is None
 
 
 @pytest.mark.unit
@@ -112,7 +112,7 @@ def test_what_is_no_command_is_left_to_others(payload: str) -> None:
 )
 def test_a_command_that_makes_no_sense_is_refused_with_what_would(payload: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        read_command(payload, "w1")
+        parse_command(payload, "w1")
     worker, control = controlled()
     assert control.hear(payload) is None
     assert worker.seen == []
@@ -121,11 +121,11 @@ def test_a_command_that_makes_no_sense_is_refused_with_what_would(payload: str, 
 @pytest.mark.unit
 def test_each_group_reaches_its_own_side_and_is_answered() -> None:
     worker, control = controlled()
-    answers = [control.hear(write_command(command, "w1", "t")) for command in EVERY]
+    answers = [control.hear(encode_command(command, "w1", "t")) for command in EVERY]
     assert worker.seen == ["subscribe", "unsubscribe", "event_status", "status", "refresh", "enable False"]
     documents = [answer.document for answer in answers if answer is not None]
     assert documents[2:] == [{"dispatched": 3}, {"state": "running"}, {"refreshed": True}, {"enabled": False}]
-    refused = control.hear(write_command(Unsubscribe("default"), "w1", "t"))
+    refused = control.hear(encode_command(Unsubscribe("default"), "w1", "t"))
     assert refused == ("t", {"error": "a worker needs at least one namespace"})
 
 

@@ -13,12 +13,12 @@ from interlock.postgres.notifier import Listener
 from interlock.postgres.query import run
 from interlock.store.workers import (
     WORKERS,
-    Process,
-    keep_worker,
-    leave_worker,
+    RegisteredProcess,
+    deregister_worker,
+    ensure_registered,
     list_live_workers,
-    prolong_worker,
     read_worker_status,
+    record_heartbeat,
     register_worker,
 )
 from interlock.worker.registration import Presence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.store
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
-WORKER = Process("w1", namespaces=("mail", "default"), types=("send",))
+WORKER = RegisteredProcess("w1", namespaces=("mail", "default"), types=("send",))
 
 
 async def moves(database: Connection, worker: str = "w1") -> list[str]:
@@ -46,36 +46,36 @@ async def test_a_process_is_live_from_its_registration_until_it_is_silent(databa
     assert (found.id, found.status, found.role) == ("w1", "RUNNING", "worker")
     assert (found.namespaces, found.types) == (["mail", "default"], ["send"])
     assert await list_live_workers(database, now=NOW + timedelta(seconds=15)) == []
-    said = Process("w1", namespaces=("mail",), statistics={"handlers": {"dispatched": 2}})
-    assert await prolong_worker(database, said, now=NOW + timedelta(seconds=14)) == "RUNNING"
+    said = RegisteredProcess("w1", namespaces=("mail",), statistics={"handlers": {"dispatched": 2}})
+    assert await record_heartbeat(database, said, now=NOW + timedelta(seconds=14)) == "RUNNING"
     (found,) = await list_live_workers(database, now=NOW + timedelta(seconds=28))
     assert (found.namespaces, found.statistics) == (["mail"], {"handlers": {"dispatched": 2}})
     assert await moves(database) == ["create", "start_task"]
 
 
 async def test_it_ends_its_row_whatever_became_of_it(database: Connection) -> None:
-    await leave_worker(database, "nobody")
+    await deregister_worker(database, "nobody")
     await register_worker(database, WORKER)
-    await leave_worker(database, "w1")
-    await leave_worker(database, "w1")
+    await deregister_worker(database, "w1")
+    await deregister_worker(database, "w1")
     assert await read_worker_status(database, "w1") == "COMPLETED"
     assert await moves(database) == ["create", "start_task", "complete_tasks"]
-    await register_worker(database, Process("w2"))
+    await register_worker(database, RegisteredProcess("w2"))
     paused = {"id": "w2", "reason": "lunch", "actor": "ada", "now": None}
     await run(database, WORKERS["pause_running_worker"], paused)
-    assert await prolong_worker(database, Process("w2")) == "PAUSED"
-    await leave_worker(database, "w2")
+    assert await record_heartbeat(database, RegisteredProcess("w2")) == "PAUSED"
+    await deregister_worker(database, "w2")
     assert await read_worker_status(database, "w2") == "TERMINATED"
     assert await list_live_workers(database) == []
 
 
 async def test_a_heartbeat_makes_a_lost_row_anew_and_leaves_an_ended_one_alone(database: Connection) -> None:
-    assert await keep_worker(database, WORKER) == "RUNNING"
-    await leave_worker(database, "w1")
-    assert await keep_worker(database, WORKER) == "COMPLETED"
+    assert await ensure_registered(database, WORKER) == "RUNNING"
+    await deregister_worker(database, "w1")
+    assert await ensure_registered(database, WORKER) == "COMPLETED"
     await database.execute("delete from interlock.workers")
-    assert await prolong_worker(database, WORKER) is None
-    assert await keep_worker(database, WORKER) == "RUNNING"
+    assert await record_heartbeat(database, WORKER) is None
+    assert await ensure_registered(database, WORKER) == "RUNNING"
 
 
 async def test_a_new_worker_wakes_the_orchestrators(url: str, database: Connection) -> None:
@@ -131,7 +131,7 @@ async def test_a_worker_whose_connection_dies_says_again_that_it_is_here(
     presence = Presence(lambda: connect(url), WORKER, told=told.append, lease=timedelta(seconds=0.3))
     running = asyncio.create_task(presence.run(stop))
     await until(lambda: told == ["RUNNING"])
-    await leave_worker(database, "w1")
+    await deregister_worker(database, "w1")
     await database.execute("delete from interlock.workers")
     await database.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity "

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli_support import Shell
-from interlock.store.doctor import DOCTOR, Finding, examine
+from interlock.store.doctor import DOCTOR, Finding, diagnose
 from interlock.store.step_results import read_orchestration_failures
 from interlock.store.tasks import claim_pending_tasks
-from interlock.store.workers import Process, register_worker
+from interlock.store.workers import RegisteredProcess, register_worker
 from interlock.workflow.advance import MOST_READS, advance
 from workflow_support import Hand, serve, step
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.store
 
 
 async def here(database: Connection, id_: str, *types: str, role: str = "worker") -> None:
-    await register_worker(database, Process(id_, role, ("default",), types), lease=timedelta(hours=1))
+    await register_worker(database, RegisteredProcess(id_, role, ("default",), types), lease=timedelta(hours=1))
 
 
 async def enqueue(database: Connection, type_: str, namespace: str = "default") -> None:
@@ -34,11 +34,11 @@ async def enqueue(database: Connection, type_: str, namespace: str = "default") 
 
 async def wrong(database: Connection) -> dict[str, Finding]:
     """Give what needs attention, by what it is about."""
-    return {finding.about: finding for finding in await examine(database) if finding.needs_attention}
+    return {finding.about: finding for finding in await diagnose(database) if finding.needs_attention}
 
 
 async def test_an_empty_database_is_well(database: Connection) -> None:
-    findings = await examine(database)
+    findings = await diagnose(database)
     assert {finding.about for finding in findings} == {
         "database",
         "schema",
@@ -122,7 +122,7 @@ async def test_results_that_lead_to_nothing_and_messages_set_aside_are_told(data
             "values (%s, %s, %s, '{}', 'OverflowError: too long')",
             [number, job, claimed.id],
         )
-    aside = [finding for finding in await examine(database) if finding.about == "set aside"]
+    aside = [finding for finding in await diagnose(database) if finding.about == "set aside"]
     assert len(aside) == 11
     assert f"message 11 of job {job}, at " in aside[0].found
     assert aside[0].found.endswith("OverflowError: too long")
@@ -136,7 +136,7 @@ async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Co
         await advance(database, actor="o", visibility=0)
     (row,) = await read_orchestration_failures(database)
     assert (row["job_id"], row["retry_at"]) == (None, None)
-    (aside,) = [finding for finding in await examine(database) if finding.about == "set aside"]
+    (aside,) = [finding for finding in await diagnose(database) if finding.about == "set aside"]
     assert not aside.needs_attention
     assert aside.found.startswith(f"message {row['msg_id']}, which names no job, at ")
     assert aside.todo is None, "there is nothing that anybody could do"

@@ -15,7 +15,7 @@ from interlock.errors import InputError, UnknownTaskError
 from interlock.store.explain import EXPLAIN
 from interlock.store.limits import Limit, pause_namespace, put_limits
 from interlock.store.tasks import claim_pending_tasks
-from interlock.store.workers import Process, register_worker
+from interlock.store.workers import RegisteredProcess, register_worker
 from interlock.workflow.cancel import cancel_job
 from workflow_support import PASS, Failed, Hand, serve, step
 
@@ -44,7 +44,7 @@ def hand(database: Connection) -> Hand:
 
 async def here(database: Connection, id_: str, *types: str, role: str = "worker", **more: Any) -> None:
     """Let there be a live process."""
-    process = Process(id_, role, more.get("namespaces", ("default",)), types)
+    process = RegisteredProcess(id_, role, more.get("namespaces", ("default",)), types)
     await register_worker(database, process, lease=timedelta(hours=1))
 
 

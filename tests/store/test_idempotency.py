@@ -13,8 +13,13 @@ from prometheus_client import REGISTRY
 
 from api_support import api_at, supervisor_at
 from interlock.postgres.connection import connect
-from interlock.store.access import KeyedRequest, answer_key, delete_expired_keys, take_key
-from interlock.store.workers import Process, register_worker
+from interlock.store.access import (
+    IdempotentRequest,
+    claim_idempotency_key,
+    delete_expired_idempotency_keys,
+    store_idempotent_response,
+)
+from interlock.store.workers import RegisteredProcess, register_worker
 from support import eventually
 
 if TYPE_CHECKING:
@@ -142,7 +147,7 @@ async def test_an_expired_key_is_as_good_as_new_and_is_removed(client: httpx.Asy
     assert second.status_code == 201
     assert second.json()["id"] != first.json()["id"]
     await database.execute(expire.encode())
-    assert await delete_expired_keys(database) == 1
+    assert await delete_expired_idempotency_keys(database) == 1
     left = await rows(database, "select request_id from interlock.idempotency_keys")
     assert [row["request_id"] for row in left] == ["kept"]
 
@@ -151,14 +156,14 @@ async def test_an_expired_key_is_as_good_as_new_and_is_removed(client: httpx.Asy
 async def test_a_key_is_waited_for_and_free_again_when_its_transaction_is_not_committed(
     url: str, database: Connection
 ) -> None:
-    request = KeyedRequest("k", "POST /x", "digest")
+    request = IdempotentRequest("k", "POST /x", "digest")
     async with connect(url) as first, connect(url) as second:
         async with first.transaction(force_rollback=True):
-            assert await take_key(first, request, lifetime=HOUR) is None
-            waiting = asyncio.create_task(take_key(second, request, lifetime=HOUR))
+            assert await claim_idempotency_key(first, request, lifetime=HOUR) is None
+            waiting = asyncio.create_task(claim_idempotency_key(second, request, lifetime=HOUR))
             await asyncio.to_thread(eventually, lambda: is_waited_for(url))
             assert not waiting.done()
-            await answer_key(first, "k", 200, "{}")
+            await store_idempotent_response(first, "k", 200, "{}")
         assert await waiting is None, "nothing was answered, so the next one takes it"
     assert len(await rows(database, "select 1 from interlock.idempotency_keys")) == 1
 
@@ -175,7 +180,7 @@ async def test_a_request_that_died_half_way_left_nothing_and_one_that_was_answer
 ) -> None:
     """kill -9 in the middle of the transaction; then the same request to a new process, and to a third one."""
     worker = "w_elsewhere"
-    await register_worker(database, Process(worker), lease=HOUR)
+    await register_worker(database, RegisteredProcess(worker), lease=HOUR)
     path, body = f"/api/supervisor/workers/{worker}/pause", {"request_id": "k", "reason": "once"}
     with supervisor_at(url) as (process, address, _):
         async with httpx.AsyncClient(base_url=address) as client:

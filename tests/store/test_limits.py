@@ -15,7 +15,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import connect
 from interlock.store.limits import (
     Limit,
-    Room,
+    LimitUsage,
     admit_limited_tasks,
     delete_limits,
     put_limits,
@@ -257,7 +257,7 @@ def test_a_limit_that_makes_no_sense_is_refused_by_name(options: dict[str, Any],
 
 @pytest.mark.unit
 def test_a_next_start_that_is_near_is_not_told() -> None:
-    room = Room("k", None, 2, SECOND, 0, 2, NOON + SECOND)
+    room = LimitUsage("k", None, 2, SECOND, 0, 2, NOON + SECOND)
     assert room.reason(NOON) == "limit k: 2 starts per 1 s reached"
 
 

@@ -16,7 +16,7 @@ from interlock.store.retention import (
     delete_ended_tasks,
     delete_expired,
     first_id_at,
-    renew_record_partitions,
+    maintain_record_partitions,
 )
 from interlock.worker.maintenance.retention import PAUSE, ROUND, RetentionDuty
 from support import run_sql
@@ -170,8 +170,8 @@ async def test_records_go_by_whole_months_and_the_months_to_come_are_made(databa
     )
     later = f"audit_logs_{first + 70 * DAY:%Y_%m}"
     await database.execute(f"drop table interlock.{later}".encode())
-    assert await renew_record_partitions(database, Retention(records=None)) == [], "kept for good"
-    assert await renew_record_partitions(database, Retention()) == ["audit_logs_2001_01"]
+    assert await maintain_record_partitions(database, Retention(records=None)) == [], "kept for good"
+    assert await maintain_record_partitions(database, Retention()) == ["audit_logs_2001_01"]
     assert {coming, later} <= await partitions(database)
 
 
@@ -202,5 +202,5 @@ async def test_busy_records_are_not_waited_for(database: Connection, url: str) -
     )
     async with connect(url) as reader, reader.transaction():
         await reader.execute("select from interlock.audit_logs limit 1")
-        assert await renew_record_partitions(database, Retention()) is None
-    assert await renew_record_partitions(database, Retention()) == ["audit_logs_2001_01"]
+        assert await maintain_record_partitions(database, Retention()) is None
+    assert await maintain_record_partitions(database, Retention()) == ["audit_logs_2001_01"]

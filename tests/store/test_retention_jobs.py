@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from interlock.store.retention import Retention, delete_ended_jobs, delete_ended_tasks, delete_gone_workers
-from interlock.store.workers import Process, leave_worker, read_worker_status, register_worker
+from interlock.store.retention import Retention, delete_ended_jobs, delete_ended_tasks, delete_ended_workers
+from interlock.store.workers import RegisteredProcess, deregister_worker, read_worker_status, register_worker
 from interlock.store.workflows import put_workflow
 from interlock.worker.maintenance.retention import PAUSE, ROUND, RetentionDuty
 from interlock.workflow.signals import send_signal
@@ -116,15 +116,15 @@ async def workers(database: Connection) -> list[tuple[Any, ...]]:
 async def test_processes_that_ended_or_vanished_are_forgotten_and_live_ones_are_not(database: Connection) -> None:
     long_ago = in_days(-8)
     for name in ("ended", "vanished"):
-        await register_worker(database, Process(name), now=long_ago)
-    await leave_worker(database, "ended", now=long_ago)
+        await register_worker(database, RegisteredProcess(name), now=long_ago)
+    await deregister_worker(database, "ended", now=long_ago)
     for name in ("live", "left"):
-        await register_worker(database, Process(name))
-    await leave_worker(database, "left")
+        await register_worker(database, RegisteredProcess(name))
+    await deregister_worker(database, "left")
     await database.execute("insert into interlock.workers (id, updated_at) values ('supervised', %s)", [long_ago])
-    assert await delete_gone_workers(database, Retention(done=None)) == 0
+    assert await delete_ended_workers(database, Retention(done=None)) == 0
     assert await read_worker_status(database, "vanished") == "RUNNING"
-    assert await delete_gone_workers(database, Retention()) == 2
+    assert await delete_ended_workers(database, Retention()) == 2
     assert await workers(database) == [("left", "COMPLETED"), ("live", "RUNNING"), ("supervised", "IDLE")]
     query = "select event, actor, reason from interlock.worker_state_transitions where worker_id = 'vanished'"
     last = (await (await database.execute(query)).fetchall())[-1]
@@ -134,7 +134,7 @@ async def test_processes_that_ended_or_vanished_are_forgotten_and_live_ones_are_
 async def test_a_round_of_the_duty_sees_to_jobs_and_workers(hand: Hand) -> None:
     await hand.submit(step("a"))
     await hand.run()
-    await register_worker(hand.connection, Process("vanished"), now=in_days(-8))
+    await register_worker(hand.connection, RegisteredProcess("vanished"), now=in_days(-8))
     duty = RetentionDuty(Retention(), clock=lambda: in_days(8))
     assert await duty.act(hand.connection) == ROUND
     assert [await count(hand.connection, table) for table in ("jobs", "tasks", "workers")] == [0, 0, 0]

@@ -362,7 +362,9 @@ async def test_a_pause_does_not_change_the_order_in_which_a_job_is_undone(hand: 
 async def test_a_compensation_that_crosses_with_a_resumption_is_not_left_to_its_job(hand: Hand) -> None:
     job = await undoing(hand)
     batch = {"name": "inventory", "batch": 10, "now": None}
-    assert await run(hand.connection, LIMITS["pass_capped_to_jobs"], batch) == [], "nobody would let it in there"
+    assert await run(hand.connection, LIMITS["move_hold_from_namespace_to_job"], batch) == [], (
+        "nobody would let it in there"
+    )
     await resume_namespace(hand.connection, "inventory", "ada")
     await hand.run()
     assert (await hand.job(job))["status"] == "FAILED"

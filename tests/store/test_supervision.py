@@ -11,13 +11,13 @@ from interlock.lifecycle import SupervisedWorkerEvent as Event
 from interlock.store.supervision import HeldWorker, Supervision
 from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task
 from interlock.store.workers import (
-    Process,
+    RegisteredProcess,
     WorkerSpec,
     create_worker,
-    keep_worker,
-    leave_worker,
+    deregister_worker,
+    detach_process,
+    ensure_registered,
     move_worker,
-    part_from_worker,
     read_worker,
     register_worker,
 )
@@ -46,82 +46,82 @@ async def started(database: Connection, **spec: Any) -> str:
 
 async def held(database: Connection, supervision: Supervision, seconds: float = 0) -> HeldWorker:
     """Take the one row that there is, and read it."""
-    await supervision.take(database, limit=10, now=at(seconds))
-    (row,) = await supervision.read(database, now=at(seconds))
+    await supervision.lease_workers(database, limit=10, now=at(seconds))
+    (row,) = await supervision.read_held_workers(database, now=at(seconds))
     return row
 
 
 async def with_a_process(database: Connection, supervision: Supervision = ONE) -> HeldWorker:
     row = await held(database, supervision)
-    generation = await supervision.begin_process(database, row, "w-1-x", now=NOW)
+    generation = await supervision.announce_process(database, row, "w-1-x", now=NOW)
     assert generation == row.generation + 1
-    await supervision.note_process(database, row.id, generation, 4711, "then")
-    (row,) = await supervision.read(database, now=NOW)
+    await supervision.record_process(database, row.id, generation, 4711, "then")
+    (row,) = await supervision.read_held_workers(database, now=NOW)
     return row
 
 
 async def test_a_row_is_one_supervisor_s_until_its_lease_runs_out(database: Connection) -> None:
     worker = await started(database)
-    assert await ONE.take(database, limit=10, now=NOW) == [worker]
-    assert await OTHER.take(database, limit=10, now=at(9)) == []
-    await ONE.renew(database, now=at(9))
-    assert await OTHER.take(database, limit=10, now=at(18)) == []
-    assert await OTHER.take(database, limit=10, now=at(20)) == [worker]
-    assert await ONE.read(database, now=at(20)) == []
-    await OTHER.let_go(database, now=at(20))
-    assert await ONE.take(database, limit=10, now=at(20)) == [worker]
+    assert await ONE.lease_workers(database, limit=10, now=NOW) == [worker]
+    assert await OTHER.lease_workers(database, limit=10, now=at(9)) == []
+    await ONE.renew_leases(database, now=at(9))
+    assert await OTHER.lease_workers(database, limit=10, now=at(18)) == []
+    assert await OTHER.lease_workers(database, limit=10, now=at(20)) == [worker]
+    assert await ONE.read_held_workers(database, now=at(20)) == []
+    await OTHER.release_workers(database, now=at(20))
+    assert await ONE.lease_workers(database, limit=10, now=at(20)) == [worker]
 
 
 async def test_rows_that_need_nobody_are_taken_by_nobody(database: Connection) -> None:
     idle = await create_worker(database, actor="ada")
-    await register_worker(database, Process("by hand"))
+    await register_worker(database, RegisteredProcess("by hand"))
     paused = await started(database)
     await move_worker(database, paused, Event.PAUSE, actor="ada")
-    assert await ONE.take(database, limit=10) == []
+    assert await ONE.lease_workers(database, limit=10) == []
     await move_worker(database, idle, Event.START_TASK, actor="ada")
-    assert await ONE.take(database, limit=10) == [idle]
+    assert await ONE.lease_workers(database, limit=10) == [idle]
 
 
 async def test_who_has_lost_the_row_or_knows_of_an_earlier_process_writes_nothing(database: Connection) -> None:
     await started(database)
     row = await with_a_process(database)
     later = at(11)
-    await OTHER.take(database, limit=10, now=later)
-    assert await ONE.begin_process(database, row, "again", now=later) is None
-    async with ONE.still_held(database, row, now=later) as mine:
+    await OTHER.lease_workers(database, limit=10, now=later)
+    assert await ONE.announce_process(database, row, "again", now=later) is None
+    async with ONE.lock_held_worker(database, row, now=later) as mine:
         assert not mine
-    async with OTHER.still_held(database, row, now=later) as mine:
+    async with OTHER.lock_held_worker(database, row, now=later) as mine:
         assert mine
-    await ONE.end_process(database, row, "gone", crashes=3, now=later)
-    assert (await OTHER.read(database, now=later))[0].crashes == 0
-    assert await OTHER.begin_process(database, row, "again", now=later) == 2
-    async with OTHER.still_held(database, row, now=later) as mine:
+    await ONE.record_process_end(database, row, "gone", crashes=3, now=later)
+    assert (await OTHER.read_held_workers(database, now=later))[0].crashes == 0
+    assert await OTHER.announce_process(database, row, "again", now=later) == 2
+    async with OTHER.lock_held_worker(database, row, now=later) as mine:
         assert not mine, "this was the generation before"
 
 
 async def test_a_process_on_another_host_is_replaced_only_when_it_is_silent(database: Connection) -> None:
     await started(database)
     row = await with_a_process(database)
-    said = Process(row.id, generation=1)
-    assert await keep_worker(database, said, now=at(0)) == "RUNNING"
-    assert await keep_worker(database, said, now=at(10)) == "RUNNING"
-    assert await FAR.take(database, limit=10, now=at(20)) == []
-    assert await FAR.take(database, limit=10, now=at(26)) == [row.id]
+    said = RegisteredProcess(row.id, generation=1)
+    assert await ensure_registered(database, said, now=at(0)) == "RUNNING"
+    assert await ensure_registered(database, said, now=at(10)) == "RUNNING"
+    assert await FAR.lease_workers(database, limit=10, now=at(20)) == []
+    assert await FAR.lease_workers(database, limit=10, now=at(26)) == [row.id]
 
 
 async def test_a_process_that_was_replaced_is_told_so_and_can_neither_beat_nor_part(database: Connection) -> None:
     await started(database)
     row = await with_a_process(database)
-    first, second = Process(row.id, generation=1), Process(row.id, generation=2)
-    assert await ONE.begin_process(database, row, "w-2-x", now=NOW) == 2
-    assert await keep_worker(database, second, now=NOW) == "RUNNING"
-    assert await keep_worker(database, first, now=NOW) == "TERMINATED"
-    await part_from_worker(database, first, now=NOW)
+    first, second = RegisteredProcess(row.id, generation=1), RegisteredProcess(row.id, generation=2)
+    assert await ONE.announce_process(database, row, "w-2-x", now=NOW) == 2
+    assert await ensure_registered(database, second, now=NOW) == "RUNNING"
+    assert await ensure_registered(database, first, now=NOW) == "TERMINATED"
+    await detach_process(database, first, now=NOW)
     seen = (await read_worker(database, row.id))["seen_until"]
     assert seen > NOW
-    await part_from_worker(database, second, now=NOW)
+    await detach_process(database, second, now=NOW)
     assert (await read_worker(database, row.id))["seen_until"] == NOW
-    assert await keep_worker(database, Process("w_gone", generation=1)) == "TERMINATED"
+    assert await ensure_registered(database, RegisteredProcess("w_gone", generation=1)) == "TERMINATED"
 
 
 async def test_what_is_no_object_asks_for_nothing(database: Connection) -> None:
@@ -133,12 +133,12 @@ async def test_what_is_no_object_asks_for_nothing(database: Connection) -> None:
 async def test_rows_that_are_bound_to_a_supervisor_are_taken_by_no_other_and_end_when_it_is_gone(
     database: Connection,
 ) -> None:
-    worker = await ONE.add_bound(database, {"app": "x"}, now=NOW)
-    assert await OTHER.take(database, limit=10, now=NOW) == []
+    worker = await ONE.add_bound_worker(database, {"app": "x"}, now=NOW)
+    assert await OTHER.lease_workers(database, limit=10, now=NOW) == []
     assert (await held(database, ONE)).spec == {"app": "x"}
     patience = timedelta(seconds=45)
-    assert await OTHER.terminate_silent(database, patience=patience, watched_since=NOW, now=at(50)) == []
-    (silent,) = await OTHER.terminate_silent(database, patience=patience, watched_since=NOW, now=at(60))
+    assert await OTHER.terminate_silent_workers(database, patience=patience, watched_since=NOW, now=at(50)) == []
+    (silent,) = await OTHER.terminate_silent_workers(database, patience=patience, watched_since=NOW, now=at(60))
     assert silent.id == worker
     row = await read_worker(database, worker)
     assert row["status"] == "TERMINATED"
@@ -149,15 +149,15 @@ async def test_rows_that_are_bound_to_a_supervisor_are_taken_by_no_other_and_end
 async def test_a_silent_worker_s_tasks_are_free_but_only_if_somebody_has_listened(
     database: Connection, *, ended: bool
 ) -> None:
-    await register_worker(database, Process("by hand"), now=NOW)
+    await register_worker(database, RegisteredProcess("by hand"), now=NOW)
     task = await enqueue_task(database, NewTask("add", {}), actor="me")
     await claim_pending_tasks(database, actor="by hand", types=["add"], limit=1, lease=LONG, now=NOW)
     if ended:
-        await leave_worker(database, "by hand", now=NOW)
+        await deregister_worker(database, "by hand", now=NOW)
 
     async def free(seconds: float, watched: float) -> str:
         patience = timedelta(seconds=45)
-        await ONE.terminate_silent(database, patience=patience, watched_since=at(watched), now=at(seconds))
+        await ONE.terminate_silent_workers(database, patience=patience, watched_since=at(watched), now=at(seconds))
         (row,) = await (await database.execute("select state from interlock.tasks where id = %s", [task.id])).fetchall()
         return str(row["state"])
 

@@ -21,8 +21,8 @@ from interlock.store.task_admin import (
 )
 from interlock.store.tasks import (
     ClaimedTask,
-    Held,
-    Lost,
+    HeldAttempt,
+    LostAttempt,
     NewTask,
     Outcome,
     claim_pending_tasks,
@@ -106,14 +106,17 @@ async def test_a_late_attempt_is_told_that_it_lost_and_writes_nothing(database: 
     (first,) = await claim(database, "w1")
     later = NOON + timedelta(seconds=31)
     assert await recover_expired_tasks(database, actor="w2", now=later) == [(task, "expire", "default", None)]
-    lost = [Lost(task, first.attempt)]
+    lost = [LostAttempt(task, first.attempt)]
     done = Outcome(task, first.attempt, TaskRowEvent.SUCCEED, output="late")
     assert (await settle_running_tasks(database, [done], actor="w1", now=later))[1] == lost, "while it is pending"
     (second,) = await claim(database, "w2", now=later)
     assert second.attempt == first.attempt + 1
     assert (await settle_running_tasks(database, [done], actor="w1", now=later))[1] == lost, "while another runs it"
-    assert await renew_running_tasks(database, [Held(task, first.attempt)], now=later) == ([], lost)
-    assert await renew_running_tasks(database, [Held(task, second.attempt)], now=later) == ([(task, None, None)], [])
+    assert await renew_running_tasks(database, [HeldAttempt(task, first.attempt)], now=later) == ([], lost)
+    assert await renew_running_tasks(database, [HeldAttempt(task, second.attempt)], now=later) == (
+        [(task, None, None)],
+        [],
+    )
     assert (await row(database, task))["output"] is None
 
 
@@ -155,7 +158,9 @@ async def test_a_task_whose_tries_are_used_up_ends_in_error_when_its_lease_runs_
 async def test_a_renewed_lease_is_not_recovered(database: Connection) -> None:
     (task,) = await enqueue(database)
     (claimed,) = await claim(database, "w")
-    await renew_running_tasks(database, [Held(task, claimed.attempt)], lease=LEASE, now=NOON + timedelta(seconds=20))
+    await renew_running_tasks(
+        database, [HeldAttempt(task, claimed.attempt)], lease=LEASE, now=NOON + timedelta(seconds=20)
+    )
     assert await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=45)) == []
     assert len(await recover_expired_tasks(database, actor="v", now=NOON + timedelta(seconds=51))) == 1
 
@@ -188,7 +193,10 @@ async def test_a_canceled_running_task_cannot_be_settled_any_more(database: Conn
     assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON) == [], "running ones only if told so"
     assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON, running=True) == [task]
     done = Outcome(task, claimed.attempt, TaskRowEvent.SUCCEED)
-    assert await settle_running_tasks(database, [done], actor="w", now=NOON) == ([], [Lost(task, claimed.attempt)])
+    assert await settle_running_tasks(database, [done], actor="w", now=NOON) == (
+        [],
+        [LostAttempt(task, claimed.attempt)],
+    )
 
 
 async def test_the_history_tells_who_did_what_and_why(database: Connection) -> None:

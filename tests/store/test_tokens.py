@@ -14,7 +14,7 @@ from cli_support import Shell
 from interlock import Interlock
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError
-from interlock.store.access import Scope, create_token, list_tokens, recognise_token, revoke_token
+from interlock.store.access import Scope, authenticate_token, create_token, list_tokens, revoke_token
 from interlock.supervisor.http.app import refuse_public_without_tokens
 
 if TYPE_CHECKING:
@@ -38,25 +38,25 @@ async def test_a_token_is_stored_as_a_hash_and_recognised_until_it_is_revoked_or
     assert len(secret) >= 46, "256 bits of chance"
     dumped = await (await database.execute(b"select * from interlock.tokens")).fetchall()
     assert secret not in repr(dumped)
-    known = await recognise_token(database, secret)
+    known = await authenticate_token(database, secret)
     assert known is not None
     assert (known.name, known.scope) == ("ci", Scope.OPERATE)
     assert (await list_tokens(database))[0].last_used_at is not None
-    assert await recognise_token(database, secret + "x") is None
-    assert await recognise_token(database, "\ud800") is None
+    assert await authenticate_token(database, secret + "x") is None
+    assert await authenticate_token(database, "\ud800") is None
     with pytest.raises(InputError, match="there is a token 'ci' already"):
         await create_token(database, "ci", Scope.READ, actor="ada")
     with pytest.raises(InputError, match="printable"):
         await create_token(database, "a\nb", Scope.READ, actor="ada")
     assert await revoke_token(database, "ci", actor="ada")
     assert not await revoke_token(database, "ci", actor="ada")
-    assert await recognise_token(database, secret) is None
+    assert await authenticate_token(database, secret) is None
     assert await list_tokens(database) == []
     assert [(old.name, old.revoked_by) for old in await list_tokens(database, revoked=True)] == [(made.name, "ada")]
     _, short = await create_token(database, "ci", Scope.READ, actor="ada", lifetime=timedelta(minutes=1))
-    assert await recognise_token(database, short) is not None
+    assert await authenticate_token(database, short) is not None
     later = datetime.now(UTC) + timedelta(minutes=2)
-    assert await recognise_token(database, short, now=later) is None
+    assert await authenticate_token(database, short, now=later) is None
 
 
 @pytest.mark.store

@@ -12,7 +12,7 @@ import pytest
 from interlock.config import Config
 from interlock.errors import ConfigError, StoreError
 from interlock.postgres.connection import connect
-from interlock.store.leader import duty_transaction, read_leader, resign_lead, take_lead
+from interlock.store.leader import acquire_leadership, duty_transaction, read_leader, resign_leadership
 from interlock.store.limits import Limit, put_limits
 from interlock.store.tasks import NewTask, enqueue_task
 from interlock.worker.maintenance.leader import Duties, DutySettings
@@ -38,28 +38,28 @@ async def until(look: Callable[[], bool], within: float = 60) -> None:
 async def test_of_many_contenders_exactly_one_takes_the_lead(url: str) -> None:
     async def contend(name: str) -> bool:
         async with connect(url) as connection:
-            return await take_lead(connection, name)
+            return await acquire_leadership(connection, name)
 
     assert sum(await asyncio.gather(*(contend(f"w{n}") for n in range(8)))) == 1
 
 
 async def test_a_dead_leader_is_replaced_when_its_lease_ends_and_not_before(database: Connection) -> None:
-    assert await take_lead(database, "dead", now=NOON)
-    assert not await take_lead(database, "next", now=NOON + 9.9 * SECOND)
+    assert await acquire_leadership(database, "dead", now=NOON)
+    assert not await acquire_leadership(database, "next", now=NOON + 9.9 * SECOND)
     assert await read_leader(database, now=NOON + 9.9 * SECOND) == ("dead", NOON + 10 * SECOND)
-    assert await take_lead(database, "next", now=NOON + 10 * SECOND)
-    assert not await take_lead(database, "dead", now=NOON + 11 * SECOND), "a zombie cannot come back"
-    assert not await resign_lead(database, "dead"), "nor give up what is another's"
+    assert await acquire_leadership(database, "next", now=NOON + 10 * SECOND)
+    assert not await acquire_leadership(database, "dead", now=NOON + 11 * SECOND), "a zombie cannot come back"
+    assert not await resign_leadership(database, "dead"), "nor give up what is another's"
     assert await read_leader(database, now=NOON + 11 * SECOND) == ("next", NOON + 20 * SECOND)
 
 
 async def test_a_leader_that_renews_keeps_the_lead_and_one_that_resigns_frees_it_at_once(database: Connection) -> None:
     for second in range(0, 60, 3):
-        assert await take_lead(database, "keen", now=NOON + second * SECOND)
-        assert not await take_lead(database, "other", now=NOON + (second + 2) * SECOND)
-    assert await resign_lead(database, "keen")
+        assert await acquire_leadership(database, "keen", now=NOON + second * SECOND)
+        assert not await acquire_leadership(database, "other", now=NOON + (second + 2) * SECOND)
+    assert await resign_leadership(database, "keen")
     assert await read_leader(database, now=NOON) is None
-    assert await take_lead(database, "other", now=NOON)
+    assert await acquire_leadership(database, "other", now=NOON)
 
 
 async def test_two_who_both_believe_to_lead_act_one_after_the_other(url: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from interlock.errors import StoreError
 from interlock.postgres.connection import connect
-from interlock.store.doctor import examine
+from interlock.store.doctor import diagnose
 from interlock.store.step_results import queue_state, read_orchestration_failures, replay_results
 from interlock.workflow.advance import MOST_READS, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
@@ -184,9 +184,9 @@ async def test_a_person_is_told_that_somebody_holds_the_job(
 async def test_the_doctor_tells_who_holds_a_job_and_since_when(hand: Hand, url: str) -> None:
     job = await hand.submit(step("a"))
     async with held(url, "jobs", job):
-        assert not [finding for finding in await examine(hand.connection) if finding.about == "locks"]
+        assert not [finding for finding in await diagnose(hand.connection) if finding.about == "locks"]
         late = datetime.now(UTC) + timedelta(minutes=2)
-        (found,) = [finding for finding in await examine(hand.connection, now=late) if finding.about == "locks"]
+        (found,) = [finding for finding in await diagnose(hand.connection, now=late) if finding.about == "locks"]
         assert "(interlock, idle in transaction) has been open for 1" in found.found
         assert "and has locked or written jobs: they stand still" in found.found
         assert str(found.todo).endswith(f"select pg_terminate_backend({found.details['pid']})")

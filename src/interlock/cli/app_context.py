@@ -15,46 +15,46 @@ from typing import Any, TypeVar
 
 import typer
 
-from interlock.cli.format import tell
+from interlock.cli.format import print_note
 from interlock.client.app import Interlock, load_app
 from interlock.config import Config
 from interlock.postgres.connection import database_url
 
 T = TypeVar("T")
 
-SHARED = ("database_url", "data_dir", "log_level", "log_format")
-PLACE = ("database_url", "data_dir")
+SHARED_FLAGS = ("database_url", "data_dir", "log_level", "log_format")
+DATABASE_FLAGS = ("database_url", "data_dir")
 
 
-def settings(context: typer.Context, **flags: Any) -> Config:
+def command_config(context: typer.Context, **flags: Any) -> Config:
     """Read the settings anew, with the flags of one command over those that all commands share."""
     return Config.load({**_shared(context), **flags})
 
 
-def loaded(context: typer.Context, reference: str) -> Interlock:
+def load_command_app(context: typer.Context, reference: str) -> Interlock:
     """Import an app; the flags of the command line say where its database is, if they say so."""
     app = load_app(reference)
-    given = {name: value for name, value in _shared(context).items() if name in PLACE and value is not None}
+    given = {name: value for name, value in _shared(context).items() if name in DATABASE_FLAGS and value is not None}
     read = Config.load(given)
     app.config = replace(app.config, **{name: getattr(read, name) for name in given})
     return app
 
 
 @contextmanager
-def located(app: Interlock) -> Iterator[None]:
+def database_running(app: Interlock) -> Iterator[None]:
     """Keep the database of an app up; the app would start the embedded server too, but without a word."""
-    with database_url(app.config, tell):
+    with database_url(app.config, print_note):
         yield
 
 
-def run(app: Interlock, work: Callable[[Interlock], Awaitable[T]]) -> T:
+def run_with_app(app: Interlock, work: Callable[[Interlock], Awaitable[T]]) -> T:
     """Open an app, do some work with it in the name of the person who typed the command, and close it."""
-    app.actor = operator()
-    with located(app):
+    app.actor = current_actor()
+    with database_running(app):
         return asyncio.run(_within(app, work))
 
 
-def operator() -> str:
+def current_actor() -> str:
     """Name the person at the keyboard, for the records."""
     try:
         return f"cli:{getpass.getuser()}"
@@ -69,4 +69,4 @@ async def _within(app: Interlock, work: Callable[[Interlock], Awaitable[T]]) -> 
 
 def _shared(context: typer.Context) -> dict[str, Any]:
     given = context.find_root().params
-    return {name: given.get(name) for name in SHARED}
+    return {name: given.get(name) for name in SHARED_FLAGS}

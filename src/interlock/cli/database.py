@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.format import tell
+from interlock.cli.format import print_note
 from interlock.config import Config
 from interlock.errors import ConfigError
 from interlock.postgres.connection import checked_url, connect, database_url
@@ -33,7 +33,7 @@ def _embedded(config: Config) -> EmbeddedServer:
             "a database URL is set, so there is no embedded server to work with; unset INTERLOCK_DATABASE_URL "
             "(or leave out --database-url) to use it"
         )
-    return EmbeddedServer(config.data_dir, note=tell)
+    return EmbeddedServer(config.data_dir, note=print_note)
 
 
 @app.command()
@@ -45,7 +45,7 @@ def start(context: typer.Context) -> None:
 @app.command()
 def stop(context: typer.Context) -> None:
     """Stop the server, whoever uses it; their work is rolled back and can be taken up again."""
-    tell("stopped" if _embedded(context.obj).stop() else "it was not running")
+    print_note("stopped" if _embedded(context.obj).stop() else "it was not running")
 
 
 @app.command()
@@ -113,7 +113,7 @@ def migrate(
         typer.echo(f"wrote {written.name}" if written else "the guards are up to date")
         return
     config: Config = context.obj
-    with database_url(config, tell) as url:
+    with database_url(config, print_note) as url:
         if status:
             asyncio.run(_show_status(url))
         elif dry_run:
@@ -124,11 +124,11 @@ def migrate(
 
 async def _migrate(url: str, role: str | None, queue: str) -> None:
     async with connect(url) as connection:
-        mine = await apply(connection, note=tell, queue=queue)
-        tell(f"{len(mine)} migrations applied" if mine else "the database is up to date")
+        mine = await apply(connection, note=print_note, queue=queue)
+        print_note(f"{len(mine)} migrations applied" if mine else "the database is up to date")
         if role is not None:
             await grant(connection, role)
-            tell(f"role {role} may run the engine")
+            print_note(f"role {role} may run the engine")
 
 
 async def _show_status(url: str) -> None:
@@ -145,4 +145,4 @@ async def _show_pending(url: str) -> None:
         pending = pending_migrations(known_migrations(), await applied_migrations(connection))
     for migration in pending:
         typer.echo(f"-- {migration.name}\n{migration.text}")
-    tell(f"{len(pending)} migrations would be applied" if pending else "the database is up to date")
+    print_note(f"{len(pending)} migrations would be applied" if pending else "the database is up to date")

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.app_context import loaded, run, settings
-from interlock.cli.format import as_json, tell
+from interlock.cli.app_context import command_config, load_command_app, run_with_app
+from interlock.cli.format import format_json, print_note
 from interlock.client.app import Interlock
 from interlock.client.task import unchecked_task
 from interlock.client.task_handle import TaskHandle
@@ -113,14 +113,14 @@ def enqueue(
         tags=tag,
         callback_url=callback_url,
     )
-    config = settings(context, app=app)
+    config = command_config(context, app=app)
     if config.app is None or unchecked:
         used, task = Interlock(config=config), unchecked_task(type_, given, options, config.callback_url)
     else:
-        used = loaded(context, config.app)
+        used = load_command_app(context, config.app)
         task = _checked_task(used, config.app, type_, given, options)
     show = partial(_wait, longest=longest) if wait or longest is not None else _print_ids
-    if not run(used, partial(_enqueue, tasks=[task] * count, show=partial(show, in_json=in_json))):
+    if not run_with_app(used, partial(_enqueue, tasks=[task] * count, show=partial(show, in_json=in_json))):
         raise typer.Exit(1)
 
 
@@ -130,13 +130,13 @@ async def _enqueue(
     handles = await app.enqueue_many(tasks)
     for handle in handles:
         if not handle.created:
-            tell(f"task {handle.id} was there already")
+            print_note(f"task {handle.id} was there already")
     return await show(handles)
 
 
 async def _print_ids(handles: Sequence[TaskHandle[Any]], *, in_json: bool) -> bool:
     for handle in handles:
-        typer.echo(as_json({"id": handle.id, "created": handle.created}, pretty=False) if in_json else handle.id)
+        typer.echo(format_json({"id": handle.id, "created": handle.created}, pretty=False) if in_json else handle.id)
     return True
 
 
@@ -144,7 +144,7 @@ async def _wait(handles: Sequence[TaskHandle[Any]], *, longest: float | None, in
     """Wait for all, and print how each ended, in order; tell whether all went well."""
     for handle in handles:
         if handle.created:
-            tell(f"enqueued task {handle.id}")
+            print_note(f"enqueued task {handle.id}")
     failures = await asyncio.gather(*(_failure(handle, longest) for handle in handles))
     for handle, failure in zip(handles, failures, strict=True):
         await _print_end(handle, failure, in_json=in_json)
@@ -166,11 +166,11 @@ async def _print_end(handle: TaskHandle[Any], failure: InterlockError | None, *,
     status = await handle.status()
     if in_json:
         shown = {name: getattr(status, name) for name in ("id", "state", "output", "error")}
-        typer.echo(as_json({"created": handle.created, **shown}, pretty=False))
+        typer.echo(format_json({"created": handle.created, **shown}, pretty=False))
     elif failure is None:
-        typer.echo(as_json(status.output, pretty=False))
+        typer.echo(format_json(status.output, pretty=False))
     if failure is not None:
-        tell(f"interlock: {failure}")
+        print_note(f"interlock: {failure}")
 
 
 def _checked_task(

@@ -10,7 +10,7 @@ import orjson
 import typer
 
 
-def tell(text: str) -> None:
+def print_note(text: str) -> None:
     """Say on standard error what is going on."""
     typer.echo(text, err=True)
 
@@ -33,7 +33,7 @@ COLOURS = {
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Write rows in columns under a header; numbers stand at the right."""
     lines = [[_cell(value) for value in row] for row in rows]
     columns = [_aligned(name, column) for name, column in zip(header, _columns(header, lines), strict=True)]
@@ -42,7 +42,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([head, *(_coloured(cells) for cells in written)])
 
 
-def fields(pairs: Iterable[tuple[str, object]]) -> str:
+def format_fields(pairs: Iterable[tuple[str, object]]) -> str:
     """Write names and values below each other, without what is None; later lines of a value are indented."""
     known = [(name, value) for name, value in pairs if value is not None]
     width = max((len(name) for name, _ in known), default=0)
@@ -55,17 +55,17 @@ def fields(pairs: Iterable[tuple[str, object]]) -> str:
     return "\n".join(lines)
 
 
-def as_json(value: Any, *, pretty: bool = True) -> str:
+def format_json(value: Any, *, pretty: bool = True) -> str:
     """Write JSON: indented for one answer, in one line for one of many."""
     return orjson.dumps(value, default=_json_of, option=orjson.OPT_INDENT_2 if pretty else None).decode()
 
 
-def moment(at: datetime | None) -> str | None:
+def format_time(at: datetime | None) -> str | None:
     """Write a time, in UTC."""
     return None if at is None else f"{at.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}"[:-3]
 
 
-def age(time: timedelta) -> str:
+def format_duration(time: timedelta) -> str:
     """Write how long something takes or is ago, as exactly as a person wants to know."""
     seconds = max(time.total_seconds(), 0.0)
     for size, unit in UNITS:
@@ -74,22 +74,22 @@ def age(time: timedelta) -> str:
     return f"{seconds:.0f} s"
 
 
-def distance(at: datetime, now: datetime) -> str:
+def format_relative_time(at: datetime, now: datetime) -> str:
     """Write how far a time is away, in either direction."""
-    return f"in {age(at - now)}" if at > now else f"{age(now - at)} ago"
+    return f"in {format_duration(at - now)}" if at > now else f"{format_duration(now - at)} ago"
 
 
-def printable(text: str) -> str:
+def escape_control_characters(text: str) -> str:
     """Write control characters as escapes."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 def _cell(value: object) -> str:
-    return "" if value is None else printable(str(value))
+    return "" if value is None else escape_control_characters(str(value))
 
 
 def _lines(value: object) -> list[str]:
-    return [printable(line) for line in str(value).split("\n")]
+    return [escape_control_characters(line) for line in str(value).split("\n")]
 
 
 def _columns(header: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterable[Sequence[str]]:

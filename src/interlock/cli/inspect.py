@@ -15,8 +15,15 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.app_context import run
-from interlock.cli.format import as_json, distance, moment, printable, table, tell
+from interlock.cli.app_context import run_with_app
+from interlock.cli.format import (
+    escape_control_characters,
+    format_json,
+    format_relative_time,
+    format_table,
+    format_time,
+    print_note,
+)
 from interlock.client.app import Interlock
 from interlock.client.explain import Explanation
 from interlock.config import Config
@@ -25,7 +32,7 @@ from interlock.lifecycle import MACHINES
 from interlock.machine import Machine
 from interlock.machine.diagram import document, mermaid, svg
 from interlock.postgres.connection import connect, database_url
-from interlock.store.doctor import Finding, examine
+from interlock.store.doctor import Finding, diagnose
 from interlock.store.leader import read_clock
 
 NAMED = 3  # steps of a way at either end, when it is long
@@ -43,18 +50,18 @@ def explain(
         found = await app.explain(id_)
         async with app.connection() as connection:
             now = await read_clock(connection)
-        return as_json(asdict(found)) if in_json else "\n".join(_lines(found, now))
+        return format_json(asdict(found)) if in_json else "\n".join(_lines(found, now))
 
-    typer.echo(run(Interlock(config=context.obj), look))
+    typer.echo(run_with_app(Interlock(config=context.obj), look))
 
 
 def _lines(found: Explanation, now: datetime, indent: str = "") -> Iterator[str]:
     way = f"by way of {_way(found.through)}: " if found.through else ""
     state = "in error" if found.state == "error" else found.state
-    head = f"{way}{found.kind} {found.name} ({found.id}) is {state}, since {moment(found.since)} UTC, "
-    yield printable(f"{indent}{head}{distance(found.since, now)}")
+    head = f"{way}{found.kind} {found.name} ({found.id}) is {state}, since {format_time(found.since)} UTC, "
+    yield escape_control_characters(f"{indent}{head}{format_relative_time(found.since, now)}")
     for fact in found.facts:
-        yield printable(f"{indent}{STEP}{fact}")
+        yield escape_control_characters(f"{indent}{STEP}{fact}")
     for cause in found.causes:
         yield from _lines(cause, now, indent + STEP * 2)
 
@@ -83,17 +90,17 @@ def doctor(
     needed = sum(finding.needs_attention for finding in findings)
     if in_json:
         document = {"needs_attention": needed, "findings": [finding._asdict() for finding in findings]}
-        typer.echo(as_json(document))
+        typer.echo(format_json(document))
     else:
         typer.echo(_page(findings))
-        tell(f"{needed} need attention" if needed else "all is well")
+        print_note(f"{needed} need attention" if needed else "all is well")
     if needed:
         raise typer.Exit(1)
 
 
 def _findings(config: Config) -> list[Finding]:
     try:
-        with database_url(config, tell) as url:
+        with database_url(config, print_note) as url:
             return asyncio.run(_examined(url))
     except StoreError as error:
         return [Finding("database", needs_attention=True, found=str(error), todo="see that it runs and may be used")]
@@ -101,13 +108,13 @@ def _findings(config: Config) -> list[Finding]:
 
 async def _examined(url: str) -> list[Finding]:
     async with connect(url) as connection:
-        return await examine(connection)
+        return await diagnose(connection)
 
 
 def _page(findings: Sequence[Finding]) -> str:
     """Write the findings, what needs attention first."""
     ordered = sorted(findings, key=lambda finding: not finding.needs_attention)
-    return table(
+    return format_table(
         HEADER,
         ((("!" if f.needs_attention else "ok"), f.about, f.found, f.todo) for f in ordered),
     )

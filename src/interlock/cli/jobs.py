@@ -13,8 +13,16 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.app_context import run
-from interlock.cli.format import age, as_json, distance, fields, moment, table, tell
+from interlock.cli.app_context import run_with_app
+from interlock.cli.format import (
+    format_duration,
+    format_fields,
+    format_json,
+    format_relative_time,
+    format_table,
+    format_time,
+    print_note,
+)
 from interlock.cli.submit import read_json, show_end
 from interlock.client.app import Interlock
 from interlock.client.job_handle import JobRecord, JobStatus, JobSummary, StepStatus
@@ -62,10 +70,10 @@ def list_(
             before=None if before is None else used.job(before).id,
         )
 
-    found = run(Interlock(config=context.obj), find)
-    typer.echo(as_json([asdict(job) for job in found]) if in_json else _listed(found))
+    found = run_with_app(Interlock(config=context.obj), find)
+    typer.echo(format_json([asdict(job) for job in found]) if in_json else _listed(found))
     if len(found) == limit:
-        tell(f"there may be more: --before {found[-1].id}")
+        print_note(f"there may be more: --before {found[-1].id}")
 
 
 @app.command()
@@ -85,10 +93,10 @@ def show(
             now = await read_clock(connection)
         if in_json:
             document = {**asdict(found), "steps": [asdict(step) for step in steps]}
-            return as_json({**document, "history": [asdict(move) for move in moves]} if history else document)
+            return format_json({**document, "history": [asdict(move) for move in moves]} if history else document)
         return "\n\n".join(_shown(found, steps, moves, now))
 
-    typer.echo(run(Interlock(config=context.obj), look))
+    typer.echo(run_with_app(Interlock(config=context.obj), look))
 
 
 @app.command()
@@ -96,11 +104,11 @@ def cancel(context: typer.Context, id_: Id, reason: Reason = None, yes: Yes = Fa
     """Cancel a job and its children. Steps that run are asked to stop; done ones are compensated where declared."""
     used = Interlock(config=context.obj)
     if not yes:
-        _confirm(id_, run(used, lambda opened: opened.job(id_).status()))
-    if not run(used, lambda opened: opened.job(id_).cancel(reason)):
-        tell(run(used, lambda opened: _why_not_canceled(opened, id_)))
+        _confirm(id_, run_with_app(used, lambda opened: opened.job(id_).status()))
+    if not run_with_app(used, lambda opened: opened.job(id_).cancel(reason)):
+        print_note(run_with_app(used, lambda opened: _why_not_canceled(opened, id_)))
         raise typer.Exit(1)
-    tell(f"job {id_} is canceled as soon as what runs has stopped")
+    print_note(f"job {id_} is canceled as soon as what runs has stopped")
 
 
 @app.command()
@@ -112,7 +120,7 @@ def signal(
 ) -> None:
     """Send a signal that a step of the job waits for, or will wait for."""
     carried = read_json("the payload", payload)
-    _sent(run(Interlock(config=context.obj), lambda used: used.job(id_).signal(name, carried)))
+    _sent(run_with_app(Interlock(config=context.obj), lambda used: used.job(id_).signal(name, carried)))
 
 
 @app.command()
@@ -124,7 +132,7 @@ def approve(
     comment: Annotated[str | None, typer.Option(help="What is to be said with it.")] = None,
 ) -> None:
     """Approve a step that waits for a person, or reject it."""
-    _sent(run(Interlock(config=context.obj), lambda used: used.job(id_).approve(step, not reject, comment)))
+    _sent(run_with_app(Interlock(config=context.obj), lambda used: used.job(id_).approve(step, not reject, comment)))
 
 
 @app.command()
@@ -144,10 +152,10 @@ def retry(
         job = await used.job(id_).retry_from(step, request_id=request_id)
         if wait:
             return await show_end(job, longest=None, in_json=in_json)
-        typer.echo(as_json({"id": job.id, "created": job.created}, pretty=False) if in_json else job.id)
+        typer.echo(format_json({"id": job.id, "created": job.created}, pretty=False) if in_json else job.id)
         return True
 
-    if not run(Interlock(config=context.obj), work):
+    if not run_with_app(Interlock(config=context.obj), work):
         raise typer.Exit(1)
 
 
@@ -163,7 +171,7 @@ def replay(
         async with used.connection() as connection:
             return await replay_results(connection, job, now=used.now())
 
-    tell(f"{run(Interlock(config=context.obj), work)} sent again")
+    print_note(f"{run_with_app(Interlock(config=context.obj), work)} sent again")
 
 
 async def _why_not_canceled(used: Interlock, id_: str) -> str:
@@ -181,24 +189,24 @@ async def _why_not_canceled(used: Interlock, id_: str) -> str:
 def _sent(came_of_it: str) -> None:
     typer.echo(came_of_it)
     if came_of_it != "sent":
-        tell("one was there before, and the first one counts")
+        print_note("one was there before, and the first one counts")
         raise typer.Exit(1)
 
 
 def _confirm(id_: str, found: JobStatus) -> None:
-    tell(_listed([found]))
+    print_note(_listed([found]))
     if not sys.stdin.isatty():
         raise ConfigError(f"cancel job {id_}? There is nobody to ask; --yes does it without asking")
     if not typer.confirm("cancel this job?", err=True):
-        tell("nothing was changed")
+        print_note("nothing was changed")
         raise typer.Exit(1)
 
 
 def _listed(jobs: Sequence[JobSummary]) -> str:
-    return table(
+    return format_table(
         LISTED,
         (
-            (j.id, j.status, j.workflow, j.version, j.namespace, j.open_steps, moment(j.created_at), j.reason)
+            (j.id, j.status, j.workflow, j.version, j.namespace, j.open_steps, format_time(j.created_at), j.reason)
             for j in jobs
         ),
     )
@@ -216,24 +224,24 @@ def _shown(job: JobStatus, steps: Sequence[StepStatus], moves: Sequence[JobRecor
         **{name: _time(getattr(job, name), now) for name in TIMES},
         **{name: _document(getattr(job, name)) for name in ("input", "output", "error")},
     }
-    parts = [fields((name.replace("_", " "), value) for name, value in head.items())]
-    written = table(STEPS, (_step(step, now) for step in steps[:SHOWN_STEPS]))
+    parts = [format_fields((name.replace("_", " "), value) for name, value in head.items())]
+    written = format_table(STEPS, (_step(step, now) for step in steps[:SHOWN_STEPS]))
     left = len(steps) - SHOWN_STEPS
     parts.append(f"{written}\n… and {left} more steps; --json shows them all" if left > 0 else written)
     if moves:
-        rows = ((moment(m.recorded_at), m.from_state, m.event, m.to_state, m.actor, m.reason) for m in moves)
-        parts.append(table(MOVES, rows))
+        rows = ((format_time(m.recorded_at), m.from_state, m.event, m.to_state, m.actor, m.reason) for m in moves)
+        parts.append(format_table(MOVES, rows))
     return parts
 
 
 def _step(step: StepStatus, now: datetime) -> Sequence[object]:
-    took = None if step.started_at is None else age((step.finished_at or now) - step.started_at)
+    took = None if step.started_at is None else format_duration((step.finished_at or now) - step.started_at)
     return step.step, step.kind, step.state, f"{step.tries}/{step.max_tries}", took, step.reason
 
 
 def _time(at: datetime | None, now: datetime) -> str | None:
-    return None if at is None else f"{moment(at)} UTC, {distance(at, now)}"
+    return None if at is None else f"{format_time(at)} UTC, {format_relative_time(at, now)}"
 
 
 def _document(value: Any) -> str | None:
-    return None if value is None else as_json(value, pretty=False)
+    return None if value is None else format_json(value, pretty=False)

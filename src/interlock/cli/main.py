@@ -29,7 +29,7 @@ SORT = "sort"  # sets logging up by itself: what the engine logs with takes long
 MISTAKES = (ConfigError, InputError, SortInputError, UnknownTaskError, UnknownJobError)
 
 
-def rooted(name: str = "interlock", help_: str | None = HELP) -> typer.Typer:
+def create_root_app(name: str = "interlock", help_: str | None = HELP) -> typer.Typer:
     """Make the command `interlock`, or one of its own like `interlock-sort`, without subcommands."""
     app = typer.Typer(
         name=name,
@@ -82,10 +82,10 @@ def settings(
     )
     context.obj = config
     if context.invoked_subcommand != SORT and context.info_name != "interlock-sort":
-        set_logging_up(config.log_level, config.log_format)
+        set_up_logging(config.log_level, config.log_format)
 
 
-def set_logging_up(level: str, form: str) -> None:
+def set_up_logging(level: str, form: str) -> None:
     """Have the engine log from a level on."""
     from interlock.telemetry import configure_logging  # noqa: PLC0415 - see above
 
@@ -137,7 +137,7 @@ def asked_for(arguments: Sequence[str]) -> str | None:
 
 def with_commands(names: Iterable[str]) -> typer.Typer:
     """Make the command `interlock` with some of its subcommands."""
-    app = rooted()
+    app = create_root_app()
     for name in names:
         if name in COMMANDS:
             app.command()(getattr(import_module(f"interlock.cli.{COMMANDS[name]}"), name))

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.app_context import run
-from interlock.cli.format import as_json, moment, table, tell
+from interlock.cli.app_context import run_with_app
+from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.client.app import Interlock
 from interlock.errors import ConfigError
 from interlock.store.limits import NamespaceState, list_namespaces, paused_namespaces
@@ -27,14 +27,15 @@ def list_(context: typer.Context, in_json: Annotated[bool, typer.Option("--json"
         async with used.connection() as connection:
             return await list_namespaces(connection)
 
-    found = run(Interlock(config=context.obj), read)
+    found = run_with_app(Interlock(config=context.obj), read)
     if in_json:
-        typer.echo(as_json([namespace._asdict() for namespace in found]))
+        typer.echo(format_json([namespace._asdict() for namespace in found]))
         return
     rows = (
-        (n.name, n.pending, n.running, n.held, n.limited, moment(n.paused_at), n.paused_by, n.reason) for n in found
+        (n.name, n.pending, n.running, n.held, n.limited, format_time(n.paused_at), n.paused_by, n.reason)
+        for n in found
     )
-    typer.echo(table(HEADER, rows))
+    typer.echo(format_table(HEADER, rows))
 
 
 @app.command()
@@ -45,8 +46,8 @@ def pause(
 ) -> None:
     """Let no task of a namespace start until it is resumed. What runs goes on. Prints how many wait for it now."""
     _check(name)
-    held = run(Interlock(config=context.obj), lambda used: used.pause(name, reason))
-    tell(f"namespace {name} is paused")
+    held = run_with_app(Interlock(config=context.obj), lambda used: used.pause(name, reason))
+    print_note(f"namespace {name} is paused")
     typer.echo(held)
 
 
@@ -60,8 +61,8 @@ def resume(context: typer.Context, name: Name) -> None:
             was_paused = name in await paused_namespaces(connection)
         return was_paused, await used.resume(name)
 
-    was_paused, freed = run(Interlock(config=context.obj), work)
-    tell(f"namespace {name} is resumed" if was_paused else f"namespace {name} was not paused")
+    was_paused, freed = run_with_app(Interlock(config=context.obj), work)
+    print_note(f"namespace {name} is resumed" if was_paused else f"namespace {name} was not paused")
     typer.echo(freed)
 
 

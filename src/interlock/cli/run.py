@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.app_context import loaded, located, settings
-from interlock.cli.format import tell
+from interlock.cli.app_context import command_config, database_running, load_command_app
+from interlock.cli.format import print_note
 from interlock.client.app import Interlock
 from interlock.config import Config, is_loopback
 from interlock.errors import ConfigError
@@ -52,7 +52,7 @@ def worker(
     ] = None,
 ) -> None:
     """Run the tasks of an app. Ctrl-C or SIGTERM lets running tasks finish within the grace; a second one does not."""
-    config = settings(
+    config = command_config(
         context,
         app=app,
         namespaces=namespaces,
@@ -71,9 +71,9 @@ def worker(
             f"metrics would be served on {config.metrics_host} to whoever can reach it, without a token; "
             "if that is meant, say so with --metrics-host"
         )
-    found = loaded(context, config.app)
+    found = load_command_app(context, config.app)
     warn_of_idleness(found, config)
-    with located(found):
+    with database_running(found):
         run_worker(config)
 
 
@@ -81,9 +81,9 @@ def warn_of_idleness(app: Interlock, config: Config) -> None:
     """Say what would leave the worker without anything to do."""
     homes = sorted({task.namespace for task in app.tasks.values() if task.name != BUILT_IN})
     if not homes:
-        tell(f"warning: the app {config.app} has no tasks; are the modules that define them imported?")
+        print_note(f"warning: the app {config.app} has no tasks; are the modules that define them imported?")
     elif not set(homes) & set(config.namespaces):
-        tell(
+        print_note(
             f"warning: the tasks of {config.app} are enqueued to {', '.join(homes)}, "
             f"and this worker takes from {', '.join(config.namespaces)} only; see --namespaces"
         )
@@ -121,9 +121,11 @@ def orchestrator(
     ] = None,
 ) -> None:
     """Advance jobs as their steps end. Any number can run at once. Ctrl-C or SIGTERM finishes the batch under way."""
-    config = settings(context, worker_name=name, wake_mode=mode, metrics_port=metrics_port, metrics_host=metrics_host)
+    config = command_config(
+        context, worker_name=name, wake_mode=mode, metrics_port=metrics_port, metrics_host=metrics_host
+    )
     refuse_public_metrics(config, metrics_host)
-    with located(Interlock(config=config)):
+    with database_running(Interlock(config=config)):
         run_orchestrator(config)
 
 
@@ -159,20 +161,20 @@ def supervisor(
     # not at the top: it brings a web server along, which no other command needs
     from interlock.supervisor.run import run_supervisor  # noqa: PLC0415 - heavy, and seldom needed
 
-    config = settings(
+    config = command_config(
         context, supervisor_host=host, supervisor_port=port, app=app, supervisor_require_token=require_token
     )
     used = (
         Interlock(config=config, max_connections=config.supervisor_connections)
         if config.app is None
-        else loaded(context, config.app)
+        else load_command_app(context, config.app)
     )
-    with located(used):
+    with database_running(used):
         run_supervisor(config, app=used, leave=leave_workers, started=_tell)
 
 
 def _tell(address: str) -> None:
-    tell(f"the API is at {address}, described at {address}/docs")
+    print_note(f"the API is at {address}, described at {address}/docs")
 
 
 # SECTION cli/up
@@ -213,7 +215,7 @@ def up(
 
     The database is migrated first. Logs are kept to warnings unless --log-level says otherwise.
     """
-    config = settings(
+    config = command_config(
         context,
         app=app,
         namespaces=namespaces,
@@ -224,7 +226,7 @@ def up(
     config = _quiet(context, config)
     count = _count(config, workers)
     used = _app(context, config, count)
-    with located(used):
+    with database_running(used):
         asyncio.run(_run(used, config, count))
 
 
@@ -249,7 +251,7 @@ def _count(config: Config, workers: int | None) -> int:
 def _app(context: typer.Context, config: Config, workers: int) -> Interlock:
     if config.app is None:
         return Interlock(config=config, max_connections=config.supervisor_connections)
-    found = loaded(context, config.app)
+    found = load_command_app(context, config.app)
     if workers:
         warn_of_idleness(found, config)
     return found
@@ -263,7 +265,7 @@ async def _run(app: Interlock, config: Config, workers: int) -> None:
     with database_url(app.config) as url:
         async with connect(url) as connection:
             for migration in await migrate(connection, queue=config.orchestration_queue):
-                tell(f"applied {migration.name}")
+                print_note(f"applied {migration.name}")
         await run_together(
             app, config, workers=workers, started=lambda address: _print_addresses(app, config, workers, address)
         )

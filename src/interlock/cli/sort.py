@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.main import rooted, run_app, set_logging_up
+from interlock.cli.main import create_root_app, run_app, set_up_logging
 from interlock.config import Config
 from interlock.errors import ConfigError, SortInputError
 
@@ -291,7 +291,7 @@ def validate(
 
 def run() -> None:
     """Run `interlock-sort`: the commands of `interlock sort` under a name of their own."""
-    alone = rooted("interlock-sort", app.info.help)
+    alone = create_root_app("interlock-sort", app.info.help)
     alone.registered_commands = app.registered_commands
     run_app(alone)
 
@@ -303,7 +303,7 @@ def _log(context: typer.Context, engine: Engine = Engine.LOCAL) -> None:
     level = config.log_level if is_asked else "warning"
     _loaded(LOGS).log_from(level, config.log_format)
     if engine is not Engine.LOCAL:
-        set_logging_up(level, config.log_format)
+        set_up_logging(level, config.log_format)
 
 
 def _loaded(name: str) -> ModuleType:

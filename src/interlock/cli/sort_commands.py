@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as ProgressBar
 
-from interlock.cli.format import as_json, table, tell
+from interlock.cli.format import format_json, format_table, print_note
 from interlock.cli.sort import read_size
 from interlock.config import Config
 from interlock.errors import SortError, SortInputError
@@ -92,7 +92,7 @@ def run(
         _forget_others(output, [one.path for one in report.partitions])
     _keep(telling.report, report.json())
     if telling.in_json:
-        typer.echo(as_json(report.json()))
+        typer.echo(format_json(report.json()))
         return
     _print_report(report, telling, _console())
 
@@ -144,7 +144,7 @@ def worker(
         _forget_others(output, [one.path for one in report.partitions])
     _keep(telling.report, report.json())
     if telling.in_json:
-        typer.echo(as_json(report.json()))
+        typer.echo(format_json(report.json()))
     else:
         _print_worker(report, telling)
 
@@ -176,7 +176,7 @@ def _prepared(
     with claim_output(output):
         if not quiet:
             begins = "going on with" if resumed else "sorting"
-            tell(f"{begins} {source.records:,} {source.format}, {size_of(source.size)}")
+            print_note(f"{begins} {source.records:,} {source.format}, {size_of(source.size)}")
         yield source
 
 
@@ -226,7 +226,7 @@ def _say(text: str) -> None:
 def _keep(place: Path | None, document: dict[str, Any]) -> None:
     if place is not None:
         try:
-            place.write_text(as_json(document) + "\n", encoding="utf-8")
+            place.write_text(format_json(document) + "\n", encoding="utf-8")
         except OSError as error:
             raise SortInputError(f"the report cannot be written to {place}: {error.strerror}") from error
 
@@ -286,7 +286,7 @@ def generate(
         made = make_records(output, recipe, files=files, threads=os.cpu_count() or 1, told=told)
     took = time.monotonic() - began
     if in_json:
-        typer.echo(as_json({**asdict(made), "digest": written(made.digest), "seconds": took}))
+        typer.echo(format_json({**asdict(made), "digest": written(made.digest), "seconds": took}))
     else:
         typer.echo(
             f"{made.records:,} records, {size_of(made.size)}, in {len(made.paths)} files in {output} "
@@ -303,7 +303,7 @@ def validate(
     with _bar("validating", size * (2 if inputs else 1), quiet=quiet) as told:
         found = check_partitions(outputs, inputs, record_length=lengths[0], key_length=lengths[1], told=told)
     if in_json:
-        typer.echo(as_json({"valid": found.is_valid, **asdict(found), "largest": found.largest}))
+        typer.echo(format_json({"valid": found.is_valid, **asdict(found), "largest": found.largest}))
     else:
         typer.echo(_found(found, time.monotonic() - began))
     if not found.is_valid:
@@ -331,7 +331,7 @@ def _found(found: Validation, took: float) -> str:
     against = "" if found.input_digest is None else ", equal to the input's" if found.is_valid else ""
     largest = "" if found.largest is None else f"; the largest partition is {found.largest:.1%} of an even share"
     lines = [
-        table(PARTITIONS, rows),
+        format_table(PARTITIONS, rows),
         "",
         f"{found.records:,} records, {size_of(found.size)}; {found.duplicates:,} have the key of the one before",
         f"checksum {found.digest}{against}{largest}",

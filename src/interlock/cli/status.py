@@ -16,8 +16,16 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.app_context import run
-from interlock.cli.format import age, as_json, distance, fields, moment, table, tell
+from interlock.cli.app_context import run_with_app
+from interlock.cli.format import (
+    format_duration,
+    format_fields,
+    format_json,
+    format_relative_time,
+    format_table,
+    format_time,
+    print_note,
+)
 from interlock.client.app import Interlock
 from interlock.client.task_handle import ENDED
 from interlock.errors import UnknownTaskError
@@ -50,9 +58,11 @@ SHOWN = 20  # limits and schedules; --json has them all
 def overview(seen: Overview) -> str:
     """Write the page."""
     leader = (
-        None if seen.leader is None else f"{seen.leader.holder}, for another {age(seen.leader.expires_at - seen.now)}"
+        None
+        if seen.leader is None
+        else f"{seen.leader.holder}, for another {format_duration(seen.leader.expires_at - seen.now)}"
     )
-    head = fields((("schema", seen.schema), ("leader", leader or "none: is a worker running?")))
+    head = format_fields((("schema", seen.schema), ("leader", leader or "none: is a worker running?")))
     parts = [head, _tasks(seen), *_jobs(seen)]
     parts += _section("paused", ("namespace", "since", "by", "reason"), _paused(seen))
     parts += _section("limits", ("limit", "running", "starts", "waiting"), map(_limit, seen.limits))
@@ -79,7 +89,7 @@ def _tasks(seen: Overview) -> str:
         (name, *(_count(counts, state) for state in states), _oldest(counts, seen.now))
         for name, counts in sorted(counted.items())
     )
-    return table(("namespace", *states, "oldest due"), rows) + left_out
+    return format_table(("namespace", *states, "oldest due"), rows) + left_out
 
 
 def _jobs(seen: Overview) -> list[str]:
@@ -96,13 +106,13 @@ def _counted_jobs(counted: Mapping[str, Mapping[str, int]], *, complete: bool) -
         return []
     states = [str(state) for state in JobState if complete or state in OPEN]
     rows = ((name, *(counts.get(state, 0) for state in states)) for name, counts in counted.items())
-    return [table(("jobs of", *states), rows)]
+    return [format_table(("jobs of", *states), rows)]
 
 
 def _orchestration(seen: Overview) -> str:
     queue = seen.orchestration
     oldest = "" if queue["oldest_age"] is None else f", the oldest for {queue['oldest_age']:.1f} s"
-    return fields(
+    return format_fields(
         (
             ("orchestrators", sum(process.role == "orchestrator" for process in seen.processes)),
             ("step results", f"{queue['waiting']} wait for an orchestrator{oldest}"),
@@ -113,7 +123,7 @@ def _orchestration(seen: Overview) -> str:
 
 def _processes(seen: Overview) -> Iterable[Sequence[object]]:
     for process in seen.processes:
-        heard = None if process.heartbeat_at is None else distance(process.heartbeat_at, seen.now)
+        heard = None if process.heartbeat_at is None else format_relative_time(process.heartbeat_at, seen.now)
         yield process.id, process.role, process.status, ", ".join(process.namespaces), heard
 
 
@@ -129,20 +139,20 @@ def _count(counts: Mapping[str, StateCount], state: str) -> int:
 
 def _oldest(counts: Mapping[str, StateCount], now: datetime) -> str | None:
     due = counts["pending"].oldest_due_at if "pending" in counts else None
-    return None if due is None else age(now - due)
+    return None if due is None else format_duration(now - due)
 
 
 def _section(name: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     every = list(rows)
     if not every:
         return []
-    written = table(header, every[:SHOWN])
+    written = format_table(header, every[:SHOWN])
     more = len(every) - SHOWN
     return [f"{written}\n… and {more} more {name}; --json shows them all" if more > 0 else written]
 
 
 def _paused(seen: Overview) -> Iterable[Sequence[object]]:
-    return ((p.name, distance(p.paused_at, seen.now), p.paused_by, p.reason) for p in seen.paused)
+    return ((p.name, format_relative_time(p.paused_at, seen.now), p.paused_by, p.reason) for p in seen.paused)
 
 
 def _limit(limit: LimitUse) -> Sequence[object]:
@@ -156,10 +166,10 @@ def _limit(limit: LimitUse) -> Sequence[object]:
 def _schedule(schedule: ScheduleState, now: datetime) -> Sequence[object]:
     every = "" if schedule.every is None else f"every {schedule.every.total_seconds():g} s"
     rhythm = every or f"{schedule.cron} {schedule.timezone}"
-    last = None if schedule.last_at is None else distance(schedule.last_at, now)
+    last = None if schedule.last_at is None else format_relative_time(schedule.last_at, now)
     state = "paused" if schedule.paused_at else "active"
     told = f"{state}: {schedule.error}" if schedule.error else state
-    following = "" if schedule.paused_at else distance(schedule.next_at, now)
+    following = "" if schedule.paused_at else format_relative_time(schedule.next_at, now)
     return schedule.name, schedule.type, rhythm, following, last, told
 
 
@@ -196,13 +206,13 @@ def status(
         else partial(_look_at_task, task_id=task_id, in_json=in_json, pretty=pretty)
     )
     if not watch:
-        typer.echo(run(Interlock(config=context.obj), look)[0])
+        typer.echo(run_with_app(Interlock(config=context.obj), look)[0])
         return
     clear = CLEAR if typer.get_text_stream("stdout").isatty() and not in_json else ""
     try:
-        run(Interlock(config=context.obj), partial(_watch, look=look, clear=clear))
+        run_with_app(Interlock(config=context.obj), partial(_watch, look=look, clear=clear))
     except KeyboardInterrupt:  # the way to end it
-        tell("")
+        print_note("")
 
 
 def history(
@@ -219,14 +229,17 @@ def history(
             told = f"there is no record of a task {handle.id}: never stored, or dropped by retention"
             raise await _unknown(app, handle.id, told)
         if in_json:
-            return as_json([asdict(record) for record in records])
+            return format_json([asdict(record) for record in records])
         header = ("time (UTC)", "from", "event", "to", "attempt", "actor", "reason")
-        return table(
+        return format_table(
             header,
-            ((moment(r.recorded_at), r.from_state, r.event, r.to_state, r.attempt, r.actor, r.reason) for r in records),
+            (
+                (format_time(r.recorded_at), r.from_state, r.event, r.to_state, r.attempt, r.actor, r.reason)
+                for r in records
+            ),
         )
 
-    typer.echo(run(Interlock(config=context.obj), read))
+    typer.echo(run_with_app(Interlock(config=context.obj), read))
 
 
 async def _unknown(app: Interlock, id_: UUID, told: str) -> UnknownTaskError:
@@ -248,7 +261,7 @@ async def _watch(app: Interlock, *, look: Look, clear: str) -> None:
 async def _look_at_queue(app: Interlock, *, in_json: bool, whole: bool, pretty: bool) -> tuple[str, bool]:
     async with app.connection() as connection:
         seen = await read_overview(connection, whole=whole)
-    return as_json(overview_document(seen), pretty=pretty) if in_json else overview(seen), True
+    return format_json(overview_document(seen), pretty=pretty) if in_json else overview(seen), True
 
 
 async def _look_at_task(app: Interlock, *, task_id: str, in_json: bool, pretty: bool) -> tuple[str, bool]:
@@ -259,7 +272,7 @@ async def _look_at_task(app: Interlock, *, task_id: str, in_json: bool, pretty: 
     if task is None:
         raise await _unknown(app, id_, f"there is no task {id_}: not stored, not committed yet, or pruned")
     waits = _waits(task, now)
-    text = as_json({**task, "waits": waits}, pretty=pretty) if in_json else _described(task, waits, now)
+    text = format_json({**task, "waits": waits}, pretty=pretty) if in_json else _described(task, waits, now)
     return text, task["state"] not in ENDED
 
 
@@ -270,7 +283,7 @@ def _waits(task: dict[str, Any], now: datetime) -> str | None:
     if task["state"] != "pending":
         return None
     if task["run_at"] > now:
-        return f"until it is due, {distance(task['run_at'], now)}"
+        return f"until it is due, {format_relative_time(task['run_at'], now)}"
     return f"for a free worker that takes {task['type']} from namespace {task['namespace']}"
 
 
@@ -290,15 +303,15 @@ def _described(task: dict[str, Any], waits: str | None, now: datetime) -> str:
         **{name: _document(task[name]) for name in DOCUMENTS},
         "error": _error(task["error"]),
     }
-    return fields((name.replace("_", " "), value) for name, value in shown.items())
+    return format_fields((name.replace("_", " "), value) for name, value in shown.items())
 
 
 def _time(at: datetime | None, now: datetime) -> str | None:
-    return None if at is None else f"{moment(at)} UTC, {distance(at, now)}"
+    return None if at is None else f"{format_time(at)} UTC, {format_relative_time(at, now)}"
 
 
 def _document(value: Any) -> str | None:
-    return None if value is None else as_json(value, pretty=False)
+    return None if value is None else format_json(value, pretty=False)
 
 
 def _progress(said: Any) -> str | None:
@@ -308,7 +321,7 @@ def _progress(said: Any) -> str | None:
     fraction, message = parts.pop("fraction", None), parts.pop("message", None)
     shown = [f"{fraction:.0%}"] if isinstance(fraction, int | float) else []
     shown += [str(message)] if message else []
-    shown += [as_json(parts, pretty=False)] if parts else []
+    shown += [format_json(parts, pretty=False)] if parts else []
     return " ".join(shown) or None
 
 

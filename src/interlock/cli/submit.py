@@ -12,8 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.app_context import loaded, run, settings
-from interlock.cli.format import as_json, tell
+from interlock.cli.app_context import command_config, load_command_app, run_with_app
+from interlock.cli.format import format_json, print_note
 from interlock.client.app import Interlock
 from interlock.client.job_handle import JobHandle
 from interlock.errors import ConfigError, JobFailedError
@@ -52,8 +52,8 @@ def submit(
 ) -> None:
     """Submit a job and print its id; with --wait, print its output, or fail as it did."""
     given = _object(input_)
-    config = settings(context, app=app)
-    used = Interlock(config=config) if config.app is None else loaded(context, config.app)
+    config = command_config(context, app=app)
+    used = Interlock(config=config) if config.app is None else load_command_app(context, config.app)
 
     async def work(opened: Interlock) -> bool:
         job = await opened.submit(
@@ -66,34 +66,34 @@ def submit(
             timeout=timeout,
         )
         if not job.created:
-            tell(f"job {job.id} was there already")
+            print_note(f"job {job.id} was there already")
         return await show(job)
 
     waits = wait or wait_timeout is not None
     show: Callable[[JobHandle], Awaitable[bool]] = (
         partial(show_end, longest=wait_timeout, in_json=in_json) if waits else partial(_show_id, in_json=in_json)
     )
-    if not run(used, work):
+    if not run_with_app(used, work):
         raise typer.Exit(1)
 
 
 async def _show_id(job: JobHandle, *, in_json: bool) -> bool:
-    typer.echo(as_json({"id": job.id, "created": job.created}, pretty=False) if in_json else job.id)
+    typer.echo(format_json({"id": job.id, "created": job.created}, pretty=False) if in_json else job.id)
     return True
 
 
 async def show_end(job: JobHandle, *, longest: float | None, in_json: bool) -> bool:
     """Wait for the end of a job and print it; tell whether it went well."""
-    tell(f"submitted job {job.id}" if job.created else f"waiting for job {job.id}")
+    print_note(f"submitted job {job.id}" if job.created else f"waiting for job {job.id}")
     failure = await _failure(job, longest)
     status = await job.status()
     if in_json:
         shown = {name: getattr(status, name) for name in ("id", "status", "reason", "output", "error")}
-        typer.echo(as_json({"created": job.created, **shown}, pretty=False))
+        typer.echo(format_json({"created": job.created, **shown}, pretty=False))
     elif failure is None:
-        typer.echo(as_json(status.output, pretty=False))
+        typer.echo(format_json(status.output, pretty=False))
     if failure is not None:
-        tell(f"interlock: {failure}")
+        print_note(f"interlock: {failure}")
     return failure is None
 
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.app_context import located, run
-from interlock.cli.format import as_json, moment, table, tell
+from interlock.cli.app_context import database_running, run_with_app
+from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.client.app import Interlock
 from interlock.client.task_handle import UNFINISHED, Affected, TaskHandle, TaskStatus, refuse_step
 from interlock.errors import ConfigError
@@ -50,7 +50,7 @@ def perform(
     """Check what was asked for, preview it, ask, do it and tell what came of it."""
     wanted = _checked(act, ids, {name: value for name, value in given.items() if value is not None}, every=every)
     # Asked outside of any event loop, in which Ctrl-C would not end a question.
-    with located(app):
+    with database_running(app):
         if ids:
             _perform_by_id(app, act, list(dict.fromkeys(ids)), yes=yes, in_json=in_json)
         else:
@@ -59,7 +59,7 @@ def perform(
 
 def listed(tasks: Iterable[Shown]) -> str:
     """Write tasks as a table."""
-    return table(
+    return format_table(
         HEADER,
         (
             (
@@ -68,7 +68,7 @@ def listed(tasks: Iterable[Shown]) -> str:
                 task.namespace,
                 task.type,
                 f"{task.tries}/{task.max_tries}",
-                moment(task.run_at),
+                format_time(task.run_at),
                 task.reason,
             )
             for task in tasks
@@ -90,32 +90,34 @@ def _checked(act: Act, ids: Sequence[str], wanted: dict[str, Any], *, every: boo
 
 
 def _perform_by_filter(app: Interlock, act: Act, wanted: dict[str, Any], *, yes: bool, in_json: bool) -> None:
-    found = run(app, lambda _: act.by_filter(**wanted, preview=True))
+    found = run_with_app(app, lambda _: act.by_filter(**wanted, preview=True))
     touched = found
     if found.count:
         _confirm(act, found.count, found.tasks, yes=yes)
-        touched = run(app, lambda _: act.by_filter(**wanted))
+        touched = run_with_app(app, lambda _: act.by_filter(**wanted))
     document = {"count": touched.count, "tasks": [asdict(task) for task in touched.tasks]}
     if touched.steps_left_out:
         document["steps_left_out"] = touched.steps_left_out
-    typer.echo(as_json(document) if in_json else f"{_number(touched.count)} {act.done}")
+    typer.echo(format_json(document) if in_json else f"{_number(touched.count)} {act.done}")
     if touched.count < found.count:
-        tell(f"{found.count - touched.count} others changed meanwhile, or another task has their unique key now")
+        print_note(f"{found.count - touched.count} others changed meanwhile, or another task has their unique key now")
     if touched.steps_left_out:
         steps = f"{touched.steps_left_out} step{'' if touched.steps_left_out == 1 else 's'} of jobs"
-        tell(f"left out {steps}: `interlock jobs retry` submits a job anew from a step on")
+        print_note(f"left out {steps}: `interlock jobs retry` submits a job anew from a step on")
 
 
 def _perform_by_id(app: Interlock, act: Act, ids: Sequence[str], *, yes: bool, in_json: bool) -> None:
-    found = run(app, partial(_read, ids=ids))
+    found = run_with_app(app, partial(_read, ids=ids))
     if act.check is not None:
         for task in found:
             act.check(task)
     _confirm(act, len(found), found, yes=yes)
-    outcomes = run(app, partial(_do, act=act, tasks=found))
-    typer.echo(as_json(outcomes) if in_json else "\n".join(f"{id_}  {outcome}" for id_, outcome in outcomes.items()))
+    outcomes = run_with_app(app, partial(_do, act=act, tasks=found))
+    typer.echo(
+        format_json(outcomes) if in_json else "\n".join(f"{id_}  {outcome}" for id_, outcome in outcomes.items())
+    )
     if IN_VAIN & set(outcomes.values()):
-        tell(f"{act.verb} is only for tasks that are {', '.join(act.possible)}")
+        print_note(f"{act.verb} is only for tasks that are {', '.join(act.possible)}")
         raise typer.Exit(1)
 
 
@@ -131,13 +133,13 @@ def _confirm(act: Act, count: int, tasks: Sequence[Shown], *, yes: bool) -> None
     """Show what is about to be changed and have it confirmed."""
     if yes:
         return
-    tell(listed(tasks[:PREVIEWED]))
+    print_note(listed(tasks[:PREVIEWED]))
     if count > PREVIEWED:
-        tell(f"… and {count - PREVIEWED} more")
+        print_note(f"… and {count - PREVIEWED} more")
     if not sys.stdin.isatty():
         raise ConfigError(f"{act.verb} {_number(count)}? There is nobody to ask; --yes does it without asking")
     if not typer.confirm(f"{act.verb} {_number(count)}?", err=True):
-        tell("nothing was changed")
+        print_note("nothing was changed")
         raise typer.Exit(1)
 
 
@@ -179,13 +181,13 @@ def list_(
         wanted = _wanted(state, namespace, type_, tag, limit)
         return await used.find(**wanted, before=after)
 
-    found = run(Interlock(config=context.obj), find)
+    found = run_with_app(Interlock(config=context.obj), find)
     if in_json:
-        typer.echo(as_json([asdict(task) for task in found]))
+        typer.echo(format_json([asdict(task) for task in found]))
     else:
         typer.echo(listed(found))
     if len(found) == limit:
-        tell(f"there may be more: --before {found[-1].id}")
+        print_note(f"there may be more: --before {found[-1].id}")
 
 
 @app.command()

@@ -11,8 +11,8 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.app_context import run
-from interlock.cli.format import as_json, moment, table, tell
+from interlock.cli.app_context import run_with_app
+from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.client.app import Interlock
 from interlock.store.access import Scope, Token, create_token, list_tokens, revoke_token
 
@@ -41,10 +41,10 @@ def create(
         async with used.connection() as connection:
             return await create_token(connection, name, scope, actor=used.actor, lifetime=lifetime, now=used.now())
 
-    token, secret = run(Interlock(config=context.obj), work)
+    token, secret = run_with_app(Interlock(config=context.obj), work)
     if not in_json:
-        tell(f"token {name} with scope {scope}; keep it, it is not shown again")
-    typer.echo(as_json({**asdict(token), "token": secret}) if in_json else secret)
+        print_note(f"token {name} with scope {scope}; keep it, it is not shown again")
+    typer.echo(format_json({**asdict(token), "token": secret}) if in_json else secret)
 
 
 @app.command("list")
@@ -59,23 +59,23 @@ def list_(
         async with used.connection() as connection:
             return await list_tokens(connection, revoked=revoked)
 
-    found = run(Interlock(config=context.obj), work)
+    found = run_with_app(Interlock(config=context.obj), work)
     if in_json:
-        typer.echo(as_json([asdict(token) for token in found]))
+        typer.echo(format_json([asdict(token) for token in found]))
         return
     rows = (
         (
             t.name,
             t.scope,
-            moment(t.created_at),
+            format_time(t.created_at),
             t.created_by,
-            moment(t.expires_at),
-            moment(t.last_used_at),
-            moment(t.revoked_at),
+            format_time(t.expires_at),
+            format_time(t.last_used_at),
+            format_time(t.revoked_at),
         )
         for t in found
     )
-    typer.echo(table(HEADER, rows))
+    typer.echo(format_table(HEADER, rows))
 
 
 @app.command()
@@ -86,7 +86,7 @@ def revoke(context: typer.Context, name: Name) -> None:
         async with used.connection() as connection:
             return await revoke_token(connection, name, actor=used.actor, now=used.now())
 
-    if not run(Interlock(config=context.obj), work):
-        tell(f"there is no token {name} in use; `interlock token list` shows them")
+    if not run_with_app(Interlock(config=context.obj), work):
+        print_note(f"there is no token {name} in use; `interlock token list` shows them")
         raise typer.Exit(1)
-    tell(f"token {name} is revoked")
+    print_note(f"token {name} is revoked")

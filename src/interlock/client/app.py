@@ -32,7 +32,7 @@ from interlock.store.task_admin import (
     count_steps,
     find_tasks,
     request_cancel_of_running_tasks,
-    requeue_what_can_be,
+    requeue_unless_duplicate,
 )
 from interlock.store.workflows import put_workflow
 
@@ -301,7 +301,7 @@ class Interlock(Definitions):
         """
 
         async def act(connection: Connection, ids: list[UUID]) -> list[UUID]:
-            return await requeue_what_can_be(connection, ids, actor=self.actor, reason=reason, now=self.now())
+            return await requeue_unless_duplicate(connection, ids, actor=self.actor, reason=reason, now=self.now())
 
         wanted = replace(wanted_tasks(states, namespace, type, tag), standalone=True)
         affected = await act_on(self, act, wanted, limit, preview=preview)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from interlock.errors import InputError, StoreError, TaskFailedError, UnknownTaskError
 from interlock.lifecycle import TaskRowState
 from interlock.store.task_admin import (
-    Filter,
+    TaskFilter,
     TaskSummary,
     cancel_unfinished_tasks,
-    find_pages,
+    iterate_task_pages,
     request_cancel_of_running_tasks,
-    requeue_what_can_be,
+    requeue_unless_duplicate,
 )
 from interlock.store.tasks import read_task_history, read_tasks
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from interlock.client.app import Interlock
     from interlock.client.task import Task
     from interlock.postgres.connection import Connection
-    from interlock.store.tasks import Record
+    from interlock.store.tasks import TaskRecord
 
 
 R_co = TypeVar("R_co", covariant=True)
@@ -108,7 +108,7 @@ class TaskHandle(Generic[R_co]):
             raise UnknownTaskError(f"there is no task {self.id}: not stored, not committed yet, or pruned")
         return TaskStatus(**rows[0])
 
-    async def history(self) -> list[Record]:
+    async def history(self) -> list[TaskRecord]:
         """Read every move that the task made, oldest first."""
         async with self._app.connection() as connection:
             return await read_task_history(connection, self.id)
@@ -152,7 +152,7 @@ class TaskHandle(Generic[R_co]):
         app = self._app
         async with app.connection() as connection:
             ids = [self.id]
-            return bool(await requeue_what_can_be(connection, ids, actor=app.actor, reason=reason, now=app.now()))
+            return bool(await requeue_unless_duplicate(connection, ids, actor=app.actor, reason=reason, now=app.now()))
 
     async def _end(self) -> TaskStatus:
         while not (status := await self.status()).has_ended:
@@ -205,19 +205,19 @@ class Affected:
     steps_left_out: int = 0
 
 
-def wanted_tasks(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> Filter:
+def wanted_tasks(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> TaskFilter:
     """Make a filter; InputError names a state that there is not."""
     unknown = sorted(set(states or ()) - {str(state) for state in TaskRowState})
     if isinstance(states, str) or unknown:
         known = ", ".join(TaskRowState)
         raise InputError(f"states must be a list of {known}; not {states if isinstance(states, str) else unknown[0]}")
-    return Filter(None if states is None else tuple(states), namespace, type_, tag)
+    return TaskFilter(None if states is None else tuple(states), namespace, type_, tag)
 
 
 async def act_on(
     app: Interlock,
     act: Callable[[Connection, list[UUID]], Awaitable[list[UUID]]],
-    wanted: Filter,
+    wanted: TaskFilter,
     limit: int | None,
     *,
     preview: bool,
@@ -226,7 +226,7 @@ async def act_on(
     count = 0
     shown: list[TaskSummary] = []
     async with app.connection() as connection:
-        async for page in find_pages(connection, wanted, limit):
+        async for page in iterate_task_pages(connection, wanted, limit):
             ids = [task.id for task in page]
             touched = set(ids if preview else await act(connection, ids))
             count += len(touched)

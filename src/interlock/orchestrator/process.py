@@ -21,9 +21,9 @@ from interlock.orchestrator.settings import OrchestratorSettings, name_orchestra
 from interlock.orchestrator.stats import EventStatistics, show_queue
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import Listener, WakeMode, heed_cancellation
-from interlock.store.remote_commands import Enable, Refresh, Status, read_command, send_answer
+from interlock.store.remote_commands import Enable, Refresh, Status, parse_command, send_answer
 from interlock.store.step_results import queue_state
-from interlock.store.workers import BEATS, Process, keep_worker, leave_worker
+from interlock.store.workers import HEARTBEATS_PER_LEASE, RegisteredProcess, deregister_worker, ensure_registered
 from interlock.telemetry import log
 from interlock.workflow.advance import advance
 
@@ -227,11 +227,11 @@ class Orchestrator:
             self._tending.set()  # there may be more
 
     async def _beat(self, connection: Connection) -> None:
-        if time.monotonic() - self._beaten_at < self.settings.presence / BEATS:
+        if time.monotonic() - self._beaten_at < self.settings.presence / HEARTBEATS_PER_LEASE:
             return
-        process = Process(self.id, "orchestrator", statistics=self.statistics.document())
+        process = RegisteredProcess(self.id, "orchestrator", statistics=self.statistics.document())
         lease = timedelta(seconds=self.settings.presence)
-        self._heed(await keep_worker(connection, process, lease=lease, now=self._app.now()))
+        self._heed(await ensure_registered(connection, process, lease=lease, now=self._app.now()))
         show_queue(await queue_state(connection))
         self._beaten_at = time.monotonic()
 
@@ -247,7 +247,7 @@ class Orchestrator:
 
     async def _leave(self, connection: Connection) -> None:
         async with asyncio.timeout(LAST_WORD):
-            await leave_worker(connection, self.id, now=self._app.now())
+            await deregister_worker(connection, self.id, now=self._app.now())
         self._beaten_at = float("-inf")
 
     # --- what is heard
@@ -271,7 +271,7 @@ class Orchestrator:
             self._tending.set()
             return
         try:
-            request = read_command(payload, self.id)
+            request = parse_command(payload, self.id)
         except InputError as error:
             log.warning("command_refused", orchestrator_id=self.id, error=str(error))
             return

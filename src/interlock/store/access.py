@@ -34,7 +34,7 @@ STRETCH = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class KeyedRequest:
+class IdempotentRequest:
     """A request that is to be carried out once: its key, where it goes, and what it says, as a digest."""
 
     key: str
@@ -43,7 +43,7 @@ class KeyedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredAnswer:
+class StoredResponse:
     """What was answered to a key; `fits` when it was the same request."""
 
     status: int
@@ -51,30 +51,30 @@ class StoredAnswer:
     fits: bool
 
 
-async def take_key(
-    connection: Connection, request: KeyedRequest, *, lifetime: timedelta, now: datetime | None = None
-) -> StoredAnswer | None:
+async def claim_idempotency_key(
+    connection: Connection, request: IdempotentRequest, *, lifetime: timedelta, now: datetime | None = None
+) -> StoredResponse | None:
     """Take a key for the connection's transaction; give the answer instead if the key has one.
 
     Whoever comes while another transaction has the key waits for its end: then there is an answer, or the key is free.
     """
     parameters = {"request_id": request.key, "endpoint": request.endpoint, "request_hash": request.digest}
     while True:
-        if await run(connection, ACCESS["take_key"], {**parameters, "lifetime": lifetime, "now": now}):
+        if await run(connection, ACCESS["claim_idempotency_key"], {**parameters, "lifetime": lifetime, "now": now}):
             return None
-        rows = await run(connection, ACCESS["read_key"], {"request_id": request.key})
+        rows = await run(connection, ACCESS["read_idempotency_key"], {"request_id": request.key})
         if rows:  # else it was removed in between
             fits = rows[0]["endpoint"] == request.endpoint and rows[0]["request_hash"] == request.digest
-            return StoredAnswer(rows[0]["response_status"], rows[0]["response_body"], fits)
+            return StoredResponse(rows[0]["response_status"], rows[0]["response_body"], fits)
 
 
-async def answer_key(connection: Connection, key: str, status: int, body: str) -> None:
+async def store_idempotent_response(connection: Connection, key: str, status: int, body: str) -> None:
     """Keep the answer to a key that this transaction has taken."""
     parameters = {"request_id": key, "response_status": status, "response_body": body}
-    await run(connection, ACCESS["answer_key"], parameters)
+    await run(connection, ACCESS["store_idempotent_response"], parameters)
 
 
-async def delete_expired_keys(connection: Connection, *, now: datetime | None = None) -> int:
+async def delete_expired_idempotency_keys(connection: Connection, *, now: datetime | None = None) -> int:
     """Delete the keys whose time is over, some at a time; give how many. The leader among the workers does so too."""
     deleted = 0
     while rows := await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": STRETCH, "now": now}):
@@ -116,7 +116,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Recognised:
+class Principal:
     """Whoever sent a good token: its name, which the records show, and its scope."""
 
     name: str
@@ -160,15 +160,15 @@ async def list_tokens(connection: Connection, *, revoked: bool = False) -> list[
     return [Token(**row) for row in await run(connection, ACCESS["list_tokens"], {"revoked": revoked})]
 
 
-async def recognise_token(connection: Connection, secret: str, *, now: datetime | None = None) -> Recognised | None:
+async def authenticate_token(connection: Connection, secret: str, *, now: datetime | None = None) -> Principal | None:
     """Tell whose token this is; None when it is unknown, revoked or expired."""
     parameters = {"token_hash": hashed(secret), "now": now}
-    rows = await run(connection, ACCESS["recognise_token"], parameters)
+    rows = await run(connection, ACCESS["authenticate_token"], parameters)
     if not rows:
         return None
     if rows[0]["is_stale"]:
-        await run(connection, ACCESS["note_use_of_token"], parameters)
-    return Recognised(rows[0]["name"], Scope(rows[0]["scope"]))
+        await run(connection, ACCESS["touch_token"], parameters)
+    return Principal(rows[0]["name"], Scope(rows[0]["scope"]))
 
 
 async def count_usable_tokens(connection: Connection, *, now: datetime | None = None) -> int:

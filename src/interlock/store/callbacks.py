@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 CALLBACKS = load_statements("callbacks")
-VISIBILITY = timedelta(seconds=30)
+VISIBILITY_TIMEOUT = timedelta(seconds=30)
 
 
-class Notice(NamedTuple):
+class Webhook(NamedTuple):
     """One completion notice to post, and which try this is."""
 
     id: int
@@ -34,7 +34,7 @@ class Notice(NamedTuple):
     tries: int
 
 
-class GivenUp(NamedTuple):
+class GivenUpWebhook(NamedTuple):
     """A notice that could not be delivered, and why."""
 
     id: int
@@ -47,23 +47,23 @@ class GivenUp(NamedTuple):
     given_up_at: datetime
 
 
-class Failure(NamedTuple):
+class FailedDelivery(NamedTuple):
     """A notice that was not taken: to be tried again after `delay` seconds, or never (None)."""
 
-    notice: Notice
+    notice: Webhook
     error: str
     delay: float | None
 
 
 async def claim_due_callbacks(
-    connection: Connection, *, limit: int, visibility: timedelta = VISIBILITY, now: datetime | None = None
-) -> list[Notice]:
+    connection: Connection, *, limit: int, visibility: timedelta = VISIBILITY_TIMEOUT, now: datetime | None = None
+) -> list[Webhook]:
     """Take notices that are due; unless settled, they come due again after `visibility`."""
     parameters = {"limit": limit, "visibility": visibility, "now": now}
-    return [Notice(**row) for row in await run(connection, CALLBACKS["claim_due_callbacks"], parameters)]
+    return [Webhook(**row) for row in await run(connection, CALLBACKS["claim_due_callbacks"], parameters)]
 
 
-async def delete_delivered_callbacks(connection: Connection, notices: Sequence[Notice]) -> int:
+async def delete_delivered_callbacks(connection: Connection, notices: Sequence[Webhook]) -> int:
     """Strike off what was delivered; give how many of them were still held."""
     if not notices:
         return 0
@@ -72,7 +72,7 @@ async def delete_delivered_callbacks(connection: Connection, notices: Sequence[N
 
 
 async def postpone_failed_callbacks(
-    connection: Connection, failures: Sequence[Failure], *, now: datetime | None = None
+    connection: Connection, failures: Sequence[FailedDelivery], *, now: datetime | None = None
 ) -> int:
     """Note why these were not taken and when to try again, if ever; give how many of them were still held."""
     if not failures:
@@ -93,9 +93,11 @@ async def next_callback_at(connection: Connection) -> datetime | None:
     return rows[0]["next_try_at"] if rows else None
 
 
-async def list_given_up_callbacks(connection: Connection, *, limit: int = 100) -> list[GivenUp]:
+async def list_given_up_callbacks(connection: Connection, *, limit: int = 100) -> list[GivenUpWebhook]:
     """List notices that could not be delivered, oldest first."""
-    return [GivenUp(**row) for row in await run(connection, CALLBACKS["list_given_up_callbacks"], {"limit": limit})]
+    return [
+        GivenUpWebhook(**row) for row in await run(connection, CALLBACKS["list_given_up_callbacks"], {"limit": limit})
+    ]
 
 
 async def retry_given_up_callbacks(

@@ -55,7 +55,7 @@ def _wrong(about: str, found: str, todo: str, **details: Any) -> Finding:
     return Finding(about, needs_attention=True, found=found, todo=todo, details=details)
 
 
-async def examine(connection: Connection, *, now: datetime | None = None) -> list[Finding]:
+async def diagnose(connection: Connection, *, now: datetime | None = None) -> list[Finding]:
     """Look everything over; without the schema of this release, only so far."""
     version = connection.info.server_version
     findings = [_fine("database", f"PostgreSQL {version // 10_000}.{version % 10_000}")]
@@ -131,7 +131,7 @@ async def _set_aside(connection: Connection, count: int) -> list[Finding]:
 
 
 async def _unheard(connection: Connection, moment: datetime, now: datetime | None) -> list[Finding]:
-    (row,) = await run(connection, DOCTOR["count_unheard_steps"], {"patience": PATIENCE, "now": now})
+    (row,) = await run(connection, DOCTOR["count_unprocessed_results"], {"patience": PATIENCE, "now": now})
     if not row["steps"]:
         return []
     found = f"{_number(row['steps'], 'step')} of {_number(row['jobs'], 'job')} ended and led to nothing, the first "
@@ -151,7 +151,7 @@ async def _holders(connection: Connection, moment: datetime, now: datetime | Non
             f"let it end, or end it: select pg_terminate_backend({row['pid']})",
             **row,
         )
-        for row in await run(connection, DOCTOR["read_long_holders"], asked)
+        for row in await run(connection, DOCTOR["read_long_transactions"], asked)
     ]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 LEADERS = load_statements("leaders")
-LEAD_LEASE = timedelta(seconds=10)
+LEADER_LEASE = timedelta(seconds=10)
 MAINTENANCE = "maintenance"
 
 
@@ -32,22 +32,22 @@ class Leader(NamedTuple):
     expires_at: datetime
 
 
-async def take_lead(
+async def acquire_leadership(
     connection: Connection,
     holder: str,
     *,
     duty: str = MAINTENANCE,
-    lease: timedelta = LEAD_LEASE,
+    lease: timedelta = LEADER_LEASE,
     now: datetime | None = None,
 ) -> bool:
     """Take the lead or prolong it; False while another holds it."""
     parameters = {"duty": duty, "holder": holder, "lease": lease, "now": now}
-    return bool(await run(connection, LEADERS["take_lead"], parameters))
+    return bool(await run(connection, LEADERS["acquire_leadership"], parameters))
 
 
-async def resign_lead(connection: Connection, holder: str, *, duty: str = MAINTENANCE) -> bool:
+async def resign_leadership(connection: Connection, holder: str, *, duty: str = MAINTENANCE) -> bool:
     """Give the lead up, and wake who may take it; False when it was not held any more."""
-    resigned = bool(await run(connection, LEADERS["resign_lead"], {"duty": duty, "holder": holder}))
+    resigned = bool(await run(connection, LEADERS["resign_leadership"], {"duty": duty, "holder": holder}))
     if resigned:
         await run(connection, TASKS["notify_duties"], {"duties": ["leader"]})
     return resigned

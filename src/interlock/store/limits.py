@@ -83,7 +83,7 @@ class NamespaceState(NamedTuple):
     limited: int
 
 
-class Room(NamedTuple):
+class LimitUsage(NamedTuple):
     """A key that tasks wait for, and how much of its limit is taken."""
 
     key: str
@@ -172,7 +172,7 @@ async def admit_limited_tasks(
     return Admission(sum(released.values()), min(next_ats, default=None), more)
 
 
-async def _explain(connection: Connection, rooms: Sequence[Room], now: datetime) -> None:
+async def _explain(connection: Connection, rooms: Sequence[LimitUsage], now: datetime) -> None:
     """Write into the tasks that come next what they wait for, where it changed."""
     full = [room for room in rooms if room.limited and not room.tasks]
     if full:
@@ -181,11 +181,11 @@ async def _explain(connection: Connection, rooms: Sequence[Room], now: datetime)
         await run(connection, LIMITS["write_limit_reasons"], parameters)
 
 
-async def _read_rooms(connection: Connection, now: datetime) -> list[Room]:
-    return [Room(**row) for row in await run(connection, LIMITS["read_limit_rooms"], {"now": now})]
+async def _read_rooms(connection: Connection, now: datetime) -> list[LimitUsage]:
+    return [LimitUsage(**row) for row in await run(connection, LIMITS["read_limit_usage"], {"now": now})]
 
 
-async def _admit(connection: Connection, rooms: Sequence[Room], actor: str, now: datetime) -> Counter[str]:
+async def _admit(connection: Connection, rooms: Sequence[LimitUsage], actor: str, now: datetime) -> Counter[str]:
     """Release what there is room for; give how many of each key."""
     free = [(room.key, room.tasks, room.limited) for room in rooms if room.tasks]
     if not free:
@@ -268,7 +268,7 @@ async def _hold_namespace(
             ids = await hold_pending_tasks(connection, ids, actor=actor, reason=why, held_by="namespace", now=now)
             held += len(ids)
             await _ask_for_admission(connection, await run(connection, LIMITS["read_capped_jobs"], {"ids": ids}))
-    return held + await _pass_steps(connection, "pass_limited_to_namespace", batch)
+    return held + await _pass_steps(connection, "move_hold_from_limit_to_namespace", batch)
 
 
 async def _free_namespace(connection: Connection, name: str, *, actor: str, now: datetime | None) -> int:
@@ -278,9 +278,9 @@ async def _free_namespace(connection: Connection, name: str, *, actor: str, now:
     while ids := [row["id"] for row in await run(connection, LIMITS["read_held_of_namespace"], batch)]:
         released = await release_waiting_tasks(connection, ids, actor=actor, reason=why, held_by="namespace", now=now)
         freed += len(released)
-    freed += await _pass_steps(connection, "pass_capped_to_jobs", batch)
+    freed += await _pass_steps(connection, "move_hold_from_namespace_to_job", batch)
     limited = 0
-    while rows := await run(connection, LIMITS["pass_limited_to_limits"], batch):
+    while rows := await run(connection, LIMITS["move_hold_from_namespace_to_limit"], batch):
         limited += len(rows)
     if limited:
         await run(connection, TASKS["notify_duties"], {"duties": ["limits"]})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
 
-EVERYBODY = "*"
+ALL_PROCESSES = "*"
 LONGEST = 7_900  # bytes; PostgreSQL refuses payloads of 8000
 
 
@@ -92,13 +92,13 @@ class Request(NamedTuple):
     token: str | None
 
 
-def write_command(command: Command, to: str, token: str | None = None) -> str:
+def encode_command(command: Command, to: str, token: str | None = None) -> str:
     """Write a command as it travels."""
     said = {"to": to, "command": _NAMES[type(command)], **asdict(command)}
     return orjson.dumps(said if token is None else {**said, "token": token}).decode()
 
 
-def read_command(payload: str, me: str) -> Request | None:
+def parse_command(payload: str, me: str) -> Request | None:
     """Read a command; None when it is something else, or for somebody else. InputError when it makes no sense."""
     if not payload.startswith("{"):
         return None
@@ -106,7 +106,7 @@ def read_command(payload: str, me: str) -> Request | None:
         said = dict(orjson.loads(payload))
     except (orjson.JSONDecodeError, TypeError, ValueError):
         raise InputError(f"a command must be a JSON object, not {payload!r}") from None
-    if said.pop("to", None) not in {me, EVERYBODY}:
+    if said.pop("to", None) not in {me, ALL_PROCESSES}:
         return None
     token, name = said.pop("token", None), said.pop("command", None)
     kind = COMMANDS.get(name) if isinstance(name, str) else None
@@ -128,9 +128,11 @@ def _fits(value: Any, type_: type) -> bool:
     return isinstance(value, type_) and value != ""
 
 
-async def send_command(connection: Connection, command: Command, to: str = EVERYBODY, token: str | None = None) -> None:
+async def send_command(
+    connection: Connection, command: Command, to: str = ALL_PROCESSES, token: str | None = None
+) -> None:
     """Send a command to one process, or to all."""
-    await run(connection, WORKERS["notify_control"], {"payload": write_command(command, to, token)})
+    await run(connection, WORKERS["notify_control"], {"payload": encode_command(command, to, token)})
 
 
 async def send_answer(connection: Connection, token: str, me: str, answer: Mapping[str, Any]) -> None:
@@ -150,7 +152,7 @@ async def ask(url: str, command: Command, to: str, *, seconds: float = 5.0) -> d
         said = orjson.loads(payload)
         if said["token"] == token:
             answers[said["from"]] = said["answer"]
-        return bool(answers) and to != EVERYBODY
+        return bool(answers) and to != ALL_PROCESSES
 
     async with connect(url) as connection:
         await listen(connection, ("interlock_answers",))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 RETENTION = load_statements("retention")
-STRETCH = 1_000
+BATCH_SIZE = 1_000
 UNSEEN = "not seen any more: the process ended without a word"
 # An id tells when its maker thought that it was; clocks may differ by this much.
 CLOCK_SLACK = timedelta(hours=1)
@@ -50,7 +50,7 @@ class Retention:
         return min(ages, default=None)
 
 
-class Stretch(NamedTuple):
+class RetentionBatch(NamedTuple):
     """What one step of the walk saw, deleted, and where the next step begins."""
 
     walked: int
@@ -64,9 +64,9 @@ async def delete_ended_tasks(
     *,
     after: UUID | None = None,
     before: UUID | None = None,
-    stretch: int = STRETCH,
+    stretch: int = BATCH_SIZE,
     now: datetime | None = None,
-) -> Stretch:
+) -> RetentionBatch:
     """Look at the next tasks by id, and delete those that are past their age."""
     async with duty_transaction(connection, "retention", now=now) as moment:
         parameters = {
@@ -80,7 +80,7 @@ async def delete_ended_tasks(
             "now": moment,
         }
         (row,) = await run(connection, RETENTION["delete_ended_tasks"], parameters)
-    return Stretch(**row)
+    return RetentionBatch(**row)
 
 
 async def delete_ended_jobs(
@@ -89,9 +89,9 @@ async def delete_ended_jobs(
     *,
     after: UUID | None = None,
     before: UUID | None = None,
-    stretch: int = STRETCH,
+    stretch: int = BATCH_SIZE,
     now: datetime | None = None,
-) -> Stretch:
+) -> RetentionBatch:
     """Look at the next jobs by id, and delete those that are past their age, with their steps and signals.
 
     Jobs with more steps than one call deletes are gone on with by the next call, which begins where this one did.
@@ -110,15 +110,15 @@ async def delete_ended_jobs(
         outdated = {"ids": row["ids"], "batch": stretch}
         (gone,) = await run(connection, RETENTION["delete_steps_of_jobs"], outdated)
         if gone["steps"] >= stretch:
-            return Stretch(stretch, 0, after)
+            return RetentionBatch(stretch, 0, after)
         deleted = await run(connection, RETENTION["delete_jobs_without_steps"], outdated)
-    return Stretch(row["walked"], len(deleted), row["last"])
+    return RetentionBatch(row["walked"], len(deleted), row["last"])
 
 
-async def delete_gone_workers(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
+async def delete_ended_workers(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
     """Delete the rows of processes that ended long ago; one that only vanished is said to be terminated first."""
     async with duty_transaction(connection, "retention", now=now) as moment:
-        parameters = {"age": retention.done, "batch": STRETCH, "now": moment}
+        parameters = {"age": retention.done, "batch": BATCH_SIZE, "now": moment}
         for row in await run(connection, RETENTION["read_unseen_workers"], parameters):
             ended = {"id": row["id"], "reason": UNSEEN, "actor": "retention", "now": moment}
             await run(connection, WORKERS["terminate_worker"], ended)
@@ -128,7 +128,7 @@ async def delete_gone_workers(connection: Connection, retention: Retention, *, n
 async def delete_expired(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
     """Delete expired idempotency keys and waiters, old notices given up and messages of no job; give how many."""
     async with duty_transaction(connection, "retention", now=now) as moment:
-        keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": STRETCH, "now": moment})
+        keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": BATCH_SIZE, "now": moment})
         waiters = await run(connection, RETENTION["delete_expired_waiters"], {"now": moment})
         notices = await run(
             connection, RETENTION["delete_given_up_callbacks"], {"age": retention.callbacks, "now": moment}
@@ -139,7 +139,7 @@ async def delete_expired(connection: Connection, retention: Retention, *, now: d
     return len(keys) + len(waiters) + len(notices) + len(failures)
 
 
-async def renew_record_partitions(
+async def maintain_record_partitions(
     connection: Connection, retention: Retention, *, now: datetime | None = None
 ) -> list[str] | None:
     """Make the partitions of the months to come and drop those past their age; give the dropped ones.

@@ -197,9 +197,9 @@ class CountedMove(NamedTuple):
     seconds: float
 
 
-async def read_measured_moment(connection: Connection, lag: timedelta) -> datetime:
+async def read_complete_until(connection: Connection, lag: timedelta) -> datetime:
     """Give the moment up to which all records are there."""
-    (row,) = await run(connection, MOVES["read_measured_moment"], {"lag": lag})
+    (row,) = await run(connection, MOVES["read_complete_until"], {"lag": lag})
     moment: datetime = row["moment"]
     return moment
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, run
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.workers import SUPERVISION, WORKERS, leave_worker
+from interlock.store.workers import SUPERVISION, WORKERS, deregister_worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -63,46 +63,46 @@ class Supervision:
     host: str
     lease: timedelta = SUPERVISION_LEASE
 
-    async def take(self, connection: Connection, *, limit: int, now: datetime | None = None) -> list[str]:
+    async def lease_workers(self, connection: Connection, *, limit: int, now: datetime | None = None) -> list[str]:
         """Take up to so many rows that nobody keeps and that need somebody; give their ids."""
         given = self._given(now) | {"lease": self.lease, "host": self.host, "limit": limit}
-        return [row["id"] for row in await run(connection, SUPERVISION["take_workers"], given)]
+        return [row["id"] for row in await run(connection, SUPERVISION["lease_workers"], given)]
 
-    async def renew(self, connection: Connection, *, now: datetime | None = None) -> None:
+    async def renew_leases(self, connection: Connection, *, now: datetime | None = None) -> None:
         """Prolong the leases of all rows that are still this supervisor's."""
         await run(connection, SUPERVISION["renew_held_workers"], self._given(now) | {"lease": self.lease})
 
-    async def read(self, connection: Connection, *, now: datetime | None = None) -> list[HeldWorker]:
+    async def read_held_workers(self, connection: Connection, *, now: datetime | None = None) -> list[HeldWorker]:
         """Read the rows that this supervisor keeps, with the server's clock."""
         rows = await run(connection, SUPERVISION["read_held_workers"], self._given(now))
         # anybody may have written the spec: one that is no object asks for nothing
         return [HeldWorker(**row | {"spec": row["spec"] if isinstance(row["spec"], dict) else {}}) for row in rows]
 
-    async def begin_process(
+    async def announce_process(
         self, connection: Connection, worker: HeldWorker, instance: str, *, now: datetime | None = None
     ) -> int | None:
         """Announce a new process; give its generation, or None when it must not be started after all."""
         given = self._of(worker, now) | {"instance": instance, "host": self.host}
-        rows = await run(connection, SUPERVISION["begin_process"], given)
+        rows = await run(connection, SUPERVISION["announce_process"], given)
         return rows[0]["generation"] if rows else None
 
-    async def note_process(
+    async def record_process(
         self, connection: Connection, worker_id: str, generation: int, pid: int, birth: str | None
     ) -> None:
         """Write which process it is."""
         given = {"id": worker_id, "generation": generation, "pid": pid, "birth": birth, "supervisor": self.supervisor}
-        await run(connection, SUPERVISION["note_process"], given)
+        await run(connection, SUPERVISION["record_process"], given)
 
-    async def note_memory(self, connection: Connection, used: Mapping[str, int]) -> None:
+    async def record_memory(self, connection: Connection, used: Mapping[str, int]) -> None:
         """Write how much memory processes use."""
         given = {"ids": list(used), "bytes": list(used.values()), "supervisor": self.supervisor}
-        await run(connection, SUPERVISION["note_memory"], given)
+        await run(connection, SUPERVISION["record_memory"], given)
 
-    async def forget_crashes(self, connection: Connection, worker: HeldWorker) -> None:
+    async def reset_crashes(self, connection: Connection, worker: HeldWorker) -> None:
         """Write that a process has run long enough for what was before not to count."""
-        await run(connection, SUPERVISION["forget_crashes"], self._of(worker, None))
+        await run(connection, SUPERVISION["reset_crashes"], self._of(worker, None))
 
-    async def end_process(
+    async def record_process_end(
         self,
         connection: Connection,
         worker: HeldWorker,
@@ -114,11 +114,11 @@ class Supervision:
     ) -> None:
         """Write that the process is gone, and let others have the tasks that it held. Must run in a transaction."""
         given = self._of(worker, now) | {"note": note, "crashes": crashes, "delay": delay}
-        if await run(connection, SUPERVISION["end_process"], given) and worker.instance is not None:
-            await free_tasks_of(connection, [worker.instance], actor=self.supervisor, now=now)
+        if await run(connection, SUPERVISION["record_process_end"], given) and worker.instance is not None:
+            await recover_tasks_of(connection, [worker.instance], actor=self.supervisor, now=now)
 
     @asynccontextmanager
-    async def still_held(
+    async def lock_held_worker(
         self, connection: Connection, worker: HeldWorker, *, now: datetime | None = None
     ) -> AsyncIterator[bool]:
         """Open a transaction in which the row is locked; tell whether it is still as it was read."""
@@ -136,10 +136,10 @@ class Supervision:
     async def terminate(self, connection: Connection, worker: HeldWorker, reason: str, *, now: datetime | None) -> bool:
         """End a worker, and let others have the tasks that its process holds. Must run in a transaction."""
         if worker.instance is not None:
-            await free_tasks_of(connection, [worker.instance], actor=self.supervisor, now=now)
+            await recover_tasks_of(connection, [worker.instance], actor=self.supervisor, now=now)
         return await self._move(connection, "terminate_worker", worker.id, reason, now)
 
-    async def terminate_silent(
+    async def terminate_silent_workers(
         self, connection: Connection, *, patience: timedelta, watched_since: datetime, now: datetime | None = None
     ) -> list[SilentWorker]:
         """End the rows of processes that were not heard of for too long while somebody listened; free their tasks."""
@@ -154,10 +154,12 @@ class Supervision:
                 await self._move(connection, "terminate_worker", worker.id, reason, now)
             holders = [name for worker in silent for name in (worker.id, worker.instance) if name is not None]
             holders += [row["holder"] for row in await run(connection, SUPERVISION["read_ended_holders"], given)]
-            await free_tasks_of(connection, holders, actor=self.supervisor, now=now)
+            await recover_tasks_of(connection, holders, actor=self.supervisor, now=now)
         return silent
 
-    async def add_bound(self, connection: Connection, spec: Mapping[str, Any], *, now: datetime | None = None) -> str:
+    async def add_bound_worker(
+        self, connection: Connection, spec: Mapping[str, Any], *, now: datetime | None = None
+    ) -> str:
         """Make a row that this supervisor alone keeps, and start it; give its id."""
         metadata = as_json({"spec": dict(spec), "bound_to": self.supervisor})
         given = {"id": None, "workspace_id": "default", "metadata": metadata, "actor": self.supervisor, "now": now}
@@ -167,16 +169,18 @@ class Supervision:
         made: str = row["id"]
         return made
 
-    async def let_one_go(self, connection: Connection, worker: HeldWorker) -> None:
+    async def release_worker(self, connection: Connection, worker: HeldWorker) -> None:
         """Keep a row no longer that needs nobody."""
-        await run(connection, SUPERVISION["let_worker_go"], self._of(worker, None))
+        await run(connection, SUPERVISION["release_held_worker"], self._of(worker, None))
 
-    async def let_go(self, connection: Connection, bound: Iterable[str] = (), *, now: datetime | None = None) -> None:
+    async def release_workers(
+        self, connection: Connection, bound: Iterable[str] = (), *, now: datetime | None = None
+    ) -> None:
         """Leave all rows to others; those that are bound to this supervisor end with it."""
         async with transaction(connection):
             for worker_id in bound:
-                await leave_worker(connection, worker_id, reason="its supervisor has stopped", now=now)
-            await run(connection, SUPERVISION["let_workers_go"], {"supervisor": self.supervisor})
+                await deregister_worker(connection, worker_id, reason="its supervisor has stopped", now=now)
+            await run(connection, SUPERVISION["release_held_workers"], {"supervisor": self.supervisor})
 
     async def _move(
         self, connection: Connection, statement: str, worker_id: str, reason: str, now: datetime | None
@@ -194,10 +198,12 @@ class Supervision:
         return self._given(now) | {"id": worker.id, "generation": worker.generation}
 
 
-async def free_tasks_of(
+async def recover_tasks_of(
     connection: Connection, holders: Sequence[str], *, actor: str, now: datetime | None = None
 ) -> None:
     """Take back what processes hold that are gone, or are taken for it; a late word of theirs is fenced off."""
-    if holders and await run(connection, SUPERVISION["expire_leases_of"], {"holders": list(holders), "now": now}):
+    if holders and await run(
+        connection, SUPERVISION["expire_leases_of_workers"], {"holders": list(holders), "now": now}
+    ):
         while await recover_expired_tasks(connection, actor=actor, now=now):
             pass

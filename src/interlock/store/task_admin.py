@@ -149,11 +149,11 @@ async def skip_waiting_tasks(
 # Invariant: an act by filter is a series of small statements by id, so that it never locks more than a batch, and what
 # changed since it was found is left alone.
 
-PAGE = 500
+PAGE_SIZE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class TaskFilter:
     """Which tasks are meant; None means any."""
 
     states: tuple[str, ...] | None = None
@@ -183,30 +183,32 @@ class TaskSummary:
 
 
 async def find_tasks(
-    connection: Connection, wanted: Filter, *, limit: int = PAGE, before: UUID | None = None
+    connection: Connection, wanted: TaskFilter, *, limit: int = PAGE_SIZE, before: UUID | None = None
 ) -> list[TaskSummary]:
     """Find tasks, newest first; `before` is the last id of the page before."""
     parameters = _parameters(wanted) | {"limit": limit, "before": before}
     return [TaskSummary(**row) for row in await run(connection, TASKS["find_tasks"], parameters)]
 
 
-async def count_steps(connection: Connection, wanted: Filter) -> int:
+async def count_steps(connection: Connection, wanted: TaskFilter) -> int:
     """Count the tasks of a filter that belong to a job."""
     (row,) = await run(connection, TASKS["count_steps"], _parameters(wanted))
     steps: int = row["steps"]
     return steps
 
 
-def _parameters(wanted: Filter) -> dict[str, Any]:
+def _parameters(wanted: TaskFilter) -> dict[str, Any]:
     return {**asdict(wanted), "states": None if wanted.states is None else list(wanted.states)}
 
 
-async def find_pages(connection: Connection, wanted: Filter, limit: int | None) -> AsyncIterator[list[TaskSummary]]:
+async def iterate_task_pages(
+    connection: Connection, wanted: TaskFilter, limit: int | None
+) -> AsyncIterator[list[TaskSummary]]:
     """Find all tasks of a filter, a page at a time, up to a limit."""
     left = limit
     before: UUID | None = None
     while left is None or left > 0:
-        size = PAGE if left is None else min(PAGE, left)
+        size = PAGE_SIZE if left is None else min(PAGE_SIZE, left)
         page = await find_tasks(connection, wanted, limit=size, before=before)
         if page:
             yield page
@@ -216,7 +218,7 @@ async def find_pages(connection: Connection, wanted: Filter, limit: int | None) 
         left = None if left is None else left - len(page)
 
 
-async def requeue_what_can_be(
+async def requeue_unless_duplicate(
     connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None, now: datetime | None
 ) -> list[UUID]:
     """Requeue tasks; one whose unique key another task has taken stays where it is, and holds up no other."""
@@ -230,7 +232,7 @@ async def requeue_what_can_be(
         return []
     requeued = []
     for id_ in ids:
-        requeued += await requeue_what_can_be(connection, [id_], actor=actor, reason=reason, now=now)
+        requeued += await requeue_unless_duplicate(connection, [id_], actor=actor, reason=reason, now=now)
     return requeued
 
 
@@ -242,7 +244,7 @@ async def requeue_what_can_be(
 # canceled. Whoever waits for it hears of it.
 
 
-class Recovered(NamedTuple):
+class RecoveredTask(NamedTuple):
     """A task whose lease had run out: `expire` put it back; `exhaust` ended it, or a `cancel` that was asked for."""
 
     id: UUID
@@ -253,7 +255,7 @@ class Recovered(NamedTuple):
 
 async def recover_expired_tasks(
     connection: Connection, *, actor: str, limit: int = 500, now: datetime | None = None
-) -> list[Recovered]:
+) -> list[RecoveredTask]:
     """Take back tasks whose lease ran out, and tell what became of each: us, and whoever waits for it.
 
     What somebody wants canceled is canceled: there may be no worker any more that could be asked.
@@ -261,7 +263,7 @@ async def recover_expired_tasks(
     parameters = {"limit": limit, "actor": actor, "now": now}
     async with transaction(connection):
         unwanted = await _cancel_unwanted_tasks(connection, parameters)
-        recovered = [Recovered(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
+        recovered = [RecoveredTask(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
         if recovered:
             ended = [task.id for task in recovered if task.event == "exhaust"]
             await insert_callbacks(connection, ended)
@@ -270,8 +272,8 @@ async def recover_expired_tasks(
     return unwanted + recovered
 
 
-async def _cancel_unwanted_tasks(connection: Connection, parameters: Mapping[str, Any]) -> list[Recovered]:
-    rows = await run(connection, TASKS["lock_unwanted_tasks"], parameters)
+async def _cancel_unwanted_tasks(connection: Connection, parameters: Mapping[str, Any]) -> list[RecoveredTask]:
+    rows = await run(connection, TASKS["lock_expired_tasks_to_cancel"], parameters)
     for reason in {row["reason"] for row in rows}:
         alike = [row for row in rows if row["reason"] == reason]
         await cancel_unfinished_tasks(
@@ -283,4 +285,4 @@ async def _cancel_unwanted_tasks(connection: Connection, parameters: Mapping[str
             reason=reason,
             now=parameters["now"],
         )
-    return [Recovered(row["id"], "cancel", row["namespace"], row["limit_key"]) for row in rows]
+    return [RecoveredTask(row["id"], "cancel", row["namespace"], row["limit_key"]) for row in rows]

@@ -1,7 +1,7 @@
 """The moves of task rows that attempts make: each function runs the statement of the same name in `sql/tasks.sql`.
 
 Invariant: whoever settles, renews or saves names the attempt that it holds; an attempt that is no longer the one
-that runs is answered with Lost, and has written nothing.
+that runs is answered with LostAttempt, and has written nothing.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 # SECTION store/outcomes
 # Outcomes as the parameters of the statement that writes them.
 #
-# Invariant: what is sent can be read by the server. PostgreSQL holds no larger JSON than LARGEST_JSON, and closes the
+# Invariant: what is sent can be read by the server. PostgreSQL holds no larger JSON than MAX_JSON_BYTES, and closes the
 # connection on a message of a gigabyte.
 
 MIB = 1024 * 1024
-LARGEST_JSON = 256 * MIB - 1  # bytes that PostgreSQL holds of one JSON document
-DEFAULT_LARGEST = 64 * MIB
+MAX_JSON_BYTES = 256 * MIB - 1  # bytes that PostgreSQL holds of one JSON document
+DEFAULT_MAX_RESULT_BYTES = 64 * MIB
 LARGEST_TOGETHER = 64 * MIB  # characters of several outcomes; as many more are as well written one by one
 LARGEST_ALONE = 640 * MIB  # twice the largest document, for what is escaped in it, and something around it
 
 
-def written_outcomes(outcomes: Sequence[Outcome], largest: int) -> dict[str, str]:
+def encode_outcomes(outcomes: Sequence[Outcome], largest: int) -> dict[str, str]:
     """Write outcomes as parameters; StatementError tells of a result of more than `largest` bytes.
 
     A success is three values, which go in arrays; whatever has more to say goes in one JSON document. The driver is
@@ -185,7 +185,7 @@ class Outcome(NamedTuple):
     progress: Any = None
 
 
-class Held(NamedTuple):
+class HeldAttempt(NamedTuple):
     """An attempt whose lease is to be prolonged, and the progress it made since the last time."""
 
     id: UUID
@@ -193,7 +193,7 @@ class Held(NamedTuple):
     progress: Any = None
 
 
-class Renewed(NamedTuple):
+class RenewedLease(NamedTuple):
     """An attempt whose lease was prolonged; someone may have asked for its cancellation."""
 
     id: UUID
@@ -202,7 +202,7 @@ class Renewed(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostAttempt:
     """An attempt that does not hold the task any more: recovered, canceled or claimed anew in the meantime."""
 
     id: UUID
@@ -210,7 +210,7 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TaskRecord:
     """One line of a task's history."""
 
     from_state: str | None
@@ -313,8 +313,12 @@ async def until_next_run(
 
 
 async def renew_running_tasks(
-    connection: Connection, held: Sequence[Held], *, lease: timedelta = DEFAULT_LEASE, now: datetime | None = None
-) -> tuple[list[Renewed], list[Lost]]:
+    connection: Connection,
+    held: Sequence[HeldAttempt],
+    *,
+    lease: timedelta = DEFAULT_LEASE,
+    now: datetime | None = None,
+) -> tuple[list[RenewedLease], list[LostAttempt]]:
     """Prolong the leases of these attempts and write their progress; give those kept and those lost."""
     parameters = {
         "ids": [attempt.id for attempt in held],
@@ -323,9 +327,9 @@ async def renew_running_tasks(
         "lease": lease,
         "now": now,
     }
-    renewed = [Renewed(**row) for row in await run(connection, TASKS["renew_running_tasks"], parameters)]
+    renewed = [RenewedLease(**row) for row in await run(connection, TASKS["renew_running_tasks"], parameters)]
     kept = {row.id for row in renewed}
-    return renewed, [Lost(attempt.id, attempt.attempt) for attempt in held if attempt.id not in kept]
+    return renewed, [LostAttempt(attempt.id, attempt.attempt) for attempt in held if attempt.id not in kept]
 
 
 async def save_checkpoint(
@@ -341,19 +345,19 @@ async def settle_running_tasks(
     outcomes: Sequence[Outcome],
     *,
     actor: str,
-    largest: int = DEFAULT_LARGEST,
+    largest: int = DEFAULT_MAX_RESULT_BYTES,
     now: datetime | None = None,
-) -> tuple[list[UUID], list[Lost]]:
+) -> tuple[list[UUID], list[LostAttempt]]:
     """Write how these attempts ended, in one statement; give the tasks somebody waits for, and the attempts lost.
 
     A lost attempt has written nothing. A result of more than `largest` bytes is refused before anything is sent.
     """
-    parameters = written_outcomes(outcomes, largest) | {"expected": len(outcomes), "actor": actor, "now": now}
+    parameters = encode_outcomes(outcomes, largest) | {"expected": len(outcomes), "actor": actor, "now": now}
     ((settled, awaited, ids),) = await run_prepared(connection, TASKS["settle_running_tasks"], parameters, tuple)
     if settled == len(outcomes):
         return awaited, []
     written = set(ids or ())
-    return awaited, [Lost(o.id, o.attempt) for o in outcomes if o.id not in written]
+    return awaited, [LostAttempt(o.id, o.attempt) for o in outcomes if o.id not in written]
 
 
 async def insert_callbacks(connection: Connection, ids: Sequence[UUID]) -> None:
@@ -380,9 +384,9 @@ async def read_tasks(connection: Connection, ids: Sequence[UUID]) -> list[dict[s
     return await run(connection, TASKS["read_tasks"], {"ids": list(ids)})
 
 
-async def read_task_history(connection: Connection, task_id: UUID) -> list[Record]:
+async def read_task_history(connection: Connection, task_id: UUID) -> list[TaskRecord]:
     """Read every move that a task made, oldest first."""
-    return [Record(**row) for row in await run(connection, TASKS["read_task_history"], {"id": task_id})]
+    return [TaskRecord(**row) for row in await run(connection, TASKS["read_task_history"], {"id": task_id})]
 
 
 # SECTION store/waiters

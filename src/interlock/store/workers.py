@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 WORKERS = load_statements("workers")
 SUPERVISION = load_statements("supervision")
-PRESENCE = timedelta(seconds=15)
-BEATS = 3  # heartbeats in the time for which one of them lasts
+HEARTBEAT_LEASE = timedelta(seconds=15)
+HEARTBEATS_PER_LEASE = 3  # heartbeats in the time for which one of them lasts
 RUNNING = "RUNNING"
 ENDED = ("COMPLETED", "FAILED", "TERMINATED")
 UNSTARTED = ("IDLE", "PAUSED")
@@ -41,7 +41,7 @@ REPLACED = "TERMINATED"  # what a supervised process is told whose row has anoth
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RegisteredProcess:
     """A process that says that it is here. An orchestrator serves no namespaces and no types."""
 
     id: str
@@ -79,7 +79,11 @@ class LiveProcess(NamedTuple):
 
 
 async def register_worker(
-    connection: Connection, process: Process, *, lease: timedelta = PRESENCE, now: datetime | None = None
+    connection: Connection,
+    process: RegisteredProcess,
+    *,
+    lease: timedelta = HEARTBEAT_LEASE,
+    now: datetime | None = None,
 ) -> bool:
     """Say that a process is here, and wake the jobs that wait for it; False when a row of its id was there."""
     async with transaction(connection):
@@ -92,29 +96,37 @@ async def register_worker(
     return bool(made)
 
 
-async def prolong_worker(
-    connection: Connection, process: Process, *, lease: timedelta = PRESENCE, now: datetime | None = None
+async def record_heartbeat(
+    connection: Connection,
+    process: RegisteredProcess,
+    *,
+    lease: timedelta = HEARTBEAT_LEASE,
+    now: datetime | None = None,
 ) -> str | None:
     """Say that a process is still here; give the status of its row, None when there is none."""
-    rows = await run(connection, WORKERS["prolong_worker"], _parameters(process, lease, now))
+    rows = await run(connection, WORKERS["record_heartbeat"], _parameters(process, lease, now))
     if rows or process.generation is None:
         return rows[0]["status"] if rows else await read_worker_status(connection, process.id)
     status = await read_worker_status(connection, process.id)
     return status if status in ENDED else REPLACED
 
 
-async def keep_worker(
-    connection: Connection, process: Process, *, lease: timedelta = PRESENCE, now: datetime | None = None
+async def ensure_registered(
+    connection: Connection,
+    process: RegisteredProcess,
+    *,
+    lease: timedelta = HEARTBEAT_LEASE,
+    now: datetime | None = None,
 ) -> str:
     """Say that a process is here, whether its row is there or was lost; give the status that the row has now."""
-    status = await prolong_worker(connection, process, lease=lease, now=now)
+    status = await record_heartbeat(connection, process, lease=lease, now=now)
     if status is None:
         await register_worker(connection, process, lease=lease, now=now)
         status = await read_worker_status(connection, process.id)
     return status or "IDLE"
 
 
-async def leave_worker(
+async def deregister_worker(
     connection: Connection, worker_id: str, *, reason: str | None = None, now: datetime | None = None
 ) -> None:
     """End the row of a process that stops; one that has ended, or is gone, is left as it is."""
@@ -126,15 +138,15 @@ async def leave_worker(
             await run(connection, WORKERS["terminate_worker"], ended)
 
 
-async def welcome_worker(connection: Connection) -> None:
+async def notify_jobs_of_worker(connection: Connection) -> None:
     """Wake the jobs that may wait for a worker that takes tasks from now on."""
     await run(connection, WORKERS["notify_of_worker"], {})
 
 
-async def part_from_worker(connection: Connection, process: Process, *, now: datetime | None = None) -> None:
+async def detach_process(connection: Connection, process: RegisteredProcess, *, now: datetime | None = None) -> None:
     """Say that a supervised process is gone; what becomes of its row is for its supervisor to say."""
     parted = {"id": process.id, "generation": process.generation, "now": now}
-    await run(connection, SUPERVISION["part_from_worker"], parted)
+    await run(connection, SUPERVISION["detach_process"], parted)
 
 
 async def read_worker_status(connection: Connection, worker_id: str) -> str | None:
@@ -148,7 +160,7 @@ async def list_live_workers(connection: Connection, *, now: datetime | None = No
     return [LiveProcess(**row) for row in await run(connection, WORKERS["list_live_workers"], {"now": now})]
 
 
-def _parameters(process: Process, lease: timedelta, now: datetime | None) -> dict[str, Any]:
+def _parameters(process: RegisteredProcess, lease: timedelta, now: datetime | None) -> dict[str, Any]:
     return {
         "id": process.id,
         "actor": process.id,
@@ -243,14 +255,14 @@ async def move_worker(
             raise UnknownWorkerError(f"there is no worker {worker_id}")
         source = State(rows[0]["status"])
         if not SUPERVISED_WORKER.can(source, event):
-            raise refused_move(worker_id, source, event)
+            raise illegal_move(worker_id, source, event)
         parameters = {"id": worker_id, "reason": reason, "actor": actor, "now": now}
         await run(connection, WORKERS[_STATEMENTS[event]], parameters)
         await run(connection, WORKERS["notify_control"], {"payload": worker_id})
     return WorkerMove(worker_id, event, source, _TARGETS[event])
 
 
-def refused_move(worker_id: str, source: State, event: Event) -> IllegalTransition:
+def illegal_move(worker_id: str, source: State, event: Event) -> IllegalTransition:
     """Say why a worker cannot make a move, in the words of its table."""
     target = _TARGETS[event]
     sentence = SUPERVISED_WORKER.validate_transition(source, target)

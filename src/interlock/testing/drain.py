@@ -27,7 +27,7 @@ from interlock.store.tasks import (
     save_checkpoint,
     settle_running_tasks,
 )
-from interlock.store.workers import Process, leave_worker, register_worker
+from interlock.store.workers import RegisteredProcess, deregister_worker, register_worker
 from interlock.testing.inline import call
 from interlock.worker.attempt import TaskStateMachine
 from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiting_jobs
@@ -90,14 +90,14 @@ class _Runner:
         if not self._app.workflows:
             yield
             return
-        process = Process(self._actor, namespaces=tuple(self._namespaces), types=tuple(self._types))
+        process = RegisteredProcess(self._actor, namespaces=tuple(self._namespaces), types=tuple(self._types))
         async with self._app.connection() as connection:
             await register_worker(connection, process, lease=LEASE, now=self._app.now())
         try:
             yield
         finally:
             async with self._app.connection() as connection:
-                await leave_worker(connection, self._actor, now=self._app.now())
+                await deregister_worker(connection, self._actor, now=self._app.now())
 
     async def claim(self, limit: int, *, one: bool) -> list[ClaimedTask]:
         """Claim what is due, after the jobs were carried on as far as they go without it."""

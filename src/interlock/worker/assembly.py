@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import Listener, WakeMode
-from interlock.store.workers import Process
+from interlock.store.workers import RegisteredProcess
 from interlock.telemetry import log
 from interlock.worker.cancellation import COURTESY, end, within
 from interlock.worker.fetcher import Claims
@@ -74,7 +74,7 @@ class Parts:
             self.url, CHANNELS, self._hear, self._look_once, probe_interval=settings.probe_interval
         )
         self.statistics = WorkerStatistics(self.services.events.statistics)
-        self._row = Process(
+        self._row = RegisteredProcess(
             settings.row or worker_id,
             namespaces=settings.namespaces,
             types=tuple(sorted(self._types)),

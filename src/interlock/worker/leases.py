@@ -18,7 +18,7 @@ from interlock.errors import StatementError
 from interlock.lifecycle import TaskState
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import heed_cancellation
-from interlock.store.tasks import Held, renew_running_tasks, save_checkpoint
+from interlock.store.tasks import HeldAttempt, renew_running_tasks, save_checkpoint
 from interlock.telemetry import leases_lost_total, log
 from interlock.worker.cancellation import end, within
 from interlock.worker.outcome import Interruption
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from interlock.client.context import TaskContext
     from interlock.postgres.connection import Connection
-    from interlock.store.tasks import Lost, Renewed
+    from interlock.store.tasks import LostAttempt, RenewedLease
     from interlock.worker.attempt import TaskStateMachine
     from interlock.worker.settings import WorkerSettings
 
@@ -212,7 +212,7 @@ class LeaseKeeper:
         if not attempts:
             return
         by_id = {attempt.key[0]: attempt for attempt in attempts}
-        held = [Held(*attempt.key, attempt.latest_progress) for attempt in attempts]
+        held = [HeldAttempt(*attempt.key, attempt.latest_progress) for attempt in attempts]
         until = time.monotonic() + self._settings.lease
         renewed, lost = await self._asked(lambda connection: self._ask_to_renew(connection, held))
         for row in renewed:
@@ -227,7 +227,9 @@ class LeaseKeeper:
         for missing in lost:
             self._lose(by_id[missing.id], ANOTHER_HAS_IT)
 
-    async def _ask_to_renew(self, connection: Connection, held: list[Held]) -> tuple[list[Renewed], list[Lost]]:
+    async def _ask_to_renew(
+        self, connection: Connection, held: list[HeldAttempt]
+    ) -> tuple[list[RenewedLease], list[LostAttempt]]:
         lease = self._settings.lease_time
         try:
             return await renew_running_tasks(connection, held, lease=lease)

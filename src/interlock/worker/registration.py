@@ -21,17 +21,17 @@ from interlock.store.remote_commands import (
     Status,
     Subscribe,
     Unsubscribe,
-    read_command,
+    parse_command,
     send_answer,
 )
 from interlock.store.workers import (
-    BEATS,
-    PRESENCE,
+    HEARTBEAT_LEASE,
+    HEARTBEATS_PER_LEASE,
     RUNNING,
-    keep_worker,
-    leave_worker,
-    part_from_worker,
-    welcome_worker,
+    deregister_worker,
+    detach_process,
+    ensure_registered,
+    notify_jobs_of_worker,
 )
 from interlock.telemetry import log
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
     from interlock.store.remote_commands import Command, HandlerCommand, OrchestrationCommand, SystemCommand
-    from interlock.store.workers import Process
+    from interlock.store.workers import RegisteredProcess
     from interlock.worker.stats import WorkerStatistics
 
 
@@ -61,11 +61,11 @@ class Presence:
     def __init__(
         self,
         connect: Callable[[], AbstractAsyncContextManager[Connection]],
-        process: Process,
+        process: RegisteredProcess,
         *,
         statistics: Callable[[], Mapping[str, Any]] = dict,
         told: Callable[[str], None] = lambda _: None,
-        lease: timedelta = PRESENCE,
+        lease: timedelta = HEARTBEAT_LEASE,
         clock: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self._connect = connect
@@ -109,11 +109,11 @@ class Presence:
             self._poked.clear()
             said = replace(self.process, statistics=self._statistics())
             async with asyncio.timeout(self._lease.total_seconds()):
-                status = await keep_worker(connection, said, lease=self._lease, now=self._clock())
+                status = await ensure_registered(connection, said, lease=self._lease, now=self._clock())
             if status != self.status:
                 log.info("worker_presence", worker_id=self.process.id, status=status)
                 if status == RUNNING and (self.status is not None or self.process.generation is not None):
-                    await welcome_worker(connection)  # no row was made for it, which would have told of it
+                    await notify_jobs_of_worker(connection)  # no row was made for it, which would have told of it
                 self.status = status
                 self._told(status)
             await self._rest()
@@ -123,13 +123,13 @@ class Presence:
 
     async def _leave(self, connection: Connection) -> None:
         if self.process.generation is None:
-            await leave_worker(connection, self.process.id, now=self._clock())
+            await deregister_worker(connection, self.process.id, now=self._clock())
         else:
-            await part_from_worker(connection, self.process, now=self._clock())
+            await detach_process(connection, self.process, now=self._clock())
 
     async def _rest(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._lease.total_seconds() / BEATS):
+            async with asyncio.timeout(self._lease.total_seconds() / HEARTBEATS_PER_LEASE):
                 await self._poked.wait()
 
 
@@ -192,7 +192,7 @@ class Control:
     def hear(self, payload: str) -> Answer | None:
         """Obey a notification that is a command to this worker; None when it is not."""
         try:
-            request = read_command(payload, self._worker_id)
+            request = parse_command(payload, self._worker_id)
         except InputError as error:
             log.warning("command_refused", worker_id=self._worker_id, error=str(error))
             return None
@@ -240,7 +240,7 @@ class Registration:
 
     def __init__(
         self,
-        row: Process,
+        row: RegisteredProcess,
         statistics: WorkerStatistics,
         *,
         connect: Callable[[], AbstractAsyncContextManager[Connection]],

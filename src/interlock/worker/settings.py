@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from interlock.postgres.notifier import WakeMode
-from interlock.store.tasks import DEFAULT_LARGEST, LARGEST_JSON
+from interlock.store.tasks import DEFAULT_MAX_RESULT_BYTES, MAX_JSON_BYTES
 
 if TYPE_CHECKING:
     from interlock.config import Config
@@ -37,7 +37,7 @@ class WorkerSettings:
     recovery_interval: float = 5.0
     probe_interval: float = 10.0
     # bytes of JSON
-    largest_result: int = DEFAULT_LARGEST
+    largest_result: int = DEFAULT_MAX_RESULT_BYTES
     processes: int = os.cpu_count() or 1
     app_reference: str | None = None
     duties: bool = True
@@ -57,8 +57,8 @@ class WorkerSettings:
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, not {value}")
-        if not 0 < self.largest_result <= LARGEST_JSON:
-            raise ValueError(f"largest_result must be from 1 to {LARGEST_JSON} bytes, not {self.largest_result}")
+        if not 0 < self.largest_result <= MAX_JSON_BYTES:
+            raise ValueError(f"largest_result must be from 1 to {MAX_JSON_BYTES} bytes, not {self.largest_result}")
         if self.shutdown_limit > LONGEST_SHUTDOWN:
             raise ValueError(f"shutdown_limit must be at most {LONGEST_SHUTDOWN:g}, not {self.shutdown_limit}")
         if not self.namespaces:

@@ -15,7 +15,7 @@ from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import transaction
 from interlock.store.tasks import (
-    DEFAULT_LARGEST,
+    DEFAULT_MAX_RESULT_BYTES,
     Outcome,
     insert_callbacks,
     notify_ended,
@@ -53,7 +53,7 @@ class Settler:
         worker_id: str,
         reported: Callable[[TaskStateMachine, bool], None],
         largest: int,
-        largest_result: int = DEFAULT_LARGEST,
+        largest_result: int = DEFAULT_MAX_RESULT_BYTES,
     ) -> None:
         self._worker_id = worker_id
         self._largest = largest

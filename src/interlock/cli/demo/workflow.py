@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from interlock.cli.demo.processes import Member
     from interlock.postgres.connection import Connection
-    from interlock.store.tasks import Record
+    from interlock.store.tasks import TaskRecord
 
 
 # SECTION cli/demo_story
@@ -123,7 +123,7 @@ async def tell_story(connection: Connection, job_id: UUID) -> Story:
     return Story(job, tuple(move["to_state"] for move in moves), tuple(attempts))
 
 
-def _attempts(step: StepStatus, records: Sequence[Record]) -> Iterator[Attempt]:
+def _attempts(step: StepStatus, records: Sequence[TaskRecord]) -> Iterator[Attempt]:
     claims = [place for place, record in enumerate(records) if record.event == "claim"]
     if not claims:
         yield Attempt(step, step.state)

@@ -1,6 +1,6 @@
 -- Keys of requests, and tokens of those who make them.
 
--- name: take_key
+-- name: claim_idempotency_key
 -- Whoever inserts the row has the key until the transaction ends; all others wait here for that end. A key that has
 -- expired is as good as new.
 insert into interlock.idempotency_keys (request_id, endpoint, request_hash, created_at, expires_at)
@@ -12,12 +12,12 @@ set endpoint = excluded.endpoint, request_hash = excluded.request_hash, response
 where idempotency_keys.expires_at <= coalesce(%(now)s::timestamptz, now())
 returning request_id
 
--- name: read_key
+-- name: read_idempotency_key
 select endpoint, request_hash, response_status, response_body
 from interlock.idempotency_keys
 where request_id = %(request_id)s
 
--- name: answer_key
+-- name: store_idempotent_response
 update interlock.idempotency_keys
 set response_status = %(response_status)s, response_body = %(response_body)s
 where request_id = %(request_id)s
@@ -42,14 +42,14 @@ from interlock.tokens
 where %(revoked)s::boolean or revoked_at is null
 order by created_at, id
 
--- name: recognise_token
+-- name: authenticate_token
 select name, scope, last_used_at is null or last_used_at < coalesce(%(now)s::timestamptz, now()) - interval '1 minute'
     as is_stale
 from interlock.tokens
 where token_hash = %(token_hash)s and revoked_at is null
     and (expires_at is null or expires_at > coalesce(%(now)s::timestamptz, now()))
 
--- name: note_use_of_token
+-- name: touch_token
 -- The last use, to the minute. Not worth waiting for: who holds the row notes the same.
 update interlock.tokens
 set last_used_at = coalesce(%(now)s::timestamptz, now())

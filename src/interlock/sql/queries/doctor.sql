@@ -35,7 +35,7 @@ select count(*) as tasks, min(lease_expires_at) as oldest_at
 from interlock.tasks
 where lease_expires_at < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
 
--- name: count_unheard_steps
+-- name: count_unprocessed_results
 -- Steps that ended a while ago, and whose end has not carried their jobs on.
 select count(*) as steps, count(distinct tasks.job_id) as jobs, min(coalesce(tasks.finished_at, tasks.created_at)) as oldest_at
 from interlock.tasks
@@ -75,7 +75,7 @@ select count(*) as callbacks, (array_agg(error order by id desc))[1] as error
 from interlock.callbacks
 where given_up_at is not null
 
--- name: read_long_holders
+-- name: read_long_transactions
 -- Transactions that have been open for a while and have locked something of ours: nobody else can move what they hold.
 -- Of what other roles do, a plain role sees only that it is there.
 select activity.pid, activity.usename as role, activity.application_name as application, activity.state,

@@ -1,6 +1,6 @@
 -- Who does what only one may do. A lead is a lease: whoever holds it renews it, and a dead holder's runs out.
 
--- name: take_lead
+-- name: acquire_leadership
 -- Takes a lead that is free or has run out, or prolongs one's own; no row when another holds it.
 insert into interlock.leaders (duty, holder, expires_at)
 values (%(duty)s, %(holder)s, coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval)
@@ -8,7 +8,7 @@ on conflict (duty) do update set holder = excluded.holder, expires_at = excluded
 where leaders.holder = excluded.holder or leaders.expires_at <= coalesce(%(now)s::timestamptz, now())
 returning holder
 
--- name: resign_lead
+-- name: resign_leadership
 delete from interlock.leaders
 where duty = %(duty)s and holder = %(holder)s
 returning holder

@@ -24,7 +24,7 @@ select key, max_running, max_starts, period
 from interlock.limits
 order by key
 
--- name: read_limit_rooms
+-- name: read_limit_usage
 -- Every key that tasks wait for, and how much of its limit is taken. The keys are found by skipping from one to the
 -- next in the index, so that a million tasks of one key cost one step.
 with recursive waiting (key) as (
@@ -213,7 +213,7 @@ where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and l
 order by namespace, id
 limit %(batch)s
 
--- name: pass_capped_to_jobs
+-- name: move_hold_from_namespace_to_job
 -- Steps of jobs that run only so many at once: each goes on when there is room for it. What sleeps or undoes something
 -- takes up no room: it is let go as it is, if it was held after that was done, by the sweep.
 update interlock.tasks
@@ -241,7 +241,7 @@ select distinct job_id
 from interlock.tasks
 where id = any (%(ids)s::uuid[]) and capped
 
--- name: pass_limited_to_namespace
+-- name: move_hold_from_limit_to_namespace
 -- Tasks that wait for a limit now wait for the namespace instead, and steps leave the room to others that they had in
 -- their jobs.
 update interlock.tasks
@@ -255,7 +255,7 @@ where id = any (array(
     and state = 'waiting' and held_by = 'limit'
 returning job_id, capped
 
--- name: pass_limited_to_limits
+-- name: move_hold_from_namespace_to_limit
 -- And back again: the limit decides when each of them goes on. What its job must find room for first comes to it then.
 update interlock.tasks
 set held_by = 'limit', reason = format('limit %%s', limit_key)

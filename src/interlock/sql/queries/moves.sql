@@ -1,7 +1,7 @@
 -- The records of moves, counted for whoever measures. What is counted lies between two moments, so that no record is
 -- counted twice.
 
--- name: read_measured_moment
+-- name: read_complete_until
 select now() - %(lag)s::interval as moment
 
 -- name: count_worker_moves

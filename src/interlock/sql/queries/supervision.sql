@@ -1,7 +1,7 @@
 -- What supervisors write about the processes of their workers. States are moved by the statements in workers.sql, in
 -- the same transaction; each statement here that changes a row asks whether it is still held by who changes it.
 
--- name: take_workers
+-- name: lease_workers
 -- Rows that nobody keeps, or whose keeper's lease ran out. A process on another host is nobody's to replace while it
 -- says that it is here. A row that is bound to a supervisor is that one's alone.
 update interlock.workers
@@ -51,7 +51,7 @@ where id = %(id)s and supervisor_id = %(supervisor)s and supervised_until > coal
     and generation = %(generation)s
 for update
 
--- name: begin_process
+-- name: announce_process
 -- A new generation: from here on, no process of an earlier one keeps the row.
 update interlock.workers
 set generation = generation + 1, instance = %(instance)s, host = %(host)s, pid = null, birth = null,
@@ -60,20 +60,20 @@ where id = %(id)s and supervisor_id = %(supervisor)s and supervised_until > coal
     and generation = %(generation)s and status = 'RUNNING'
 returning generation
 
--- name: note_process
+-- name: record_process
 update interlock.workers
 set pid = %(pid)s, birth = %(birth)s
 where id = %(id)s and supervisor_id = %(supervisor)s and generation = %(generation)s
 returning id
 
--- name: note_memory
+-- name: record_memory
 update interlock.workers
 set memory_bytes = used.bytes
 from unnest(%(ids)s::text[], %(bytes)s::bigint[]) as used (id, bytes)
 where workers.id = used.id and supervisor_id = %(supervisor)s
 returning workers.id
 
--- name: end_process
+-- name: record_process_end
 -- There is no process any more. It may have said until when it would be here: that counts no longer.
 update interlock.workers
 set pid = null, birth = null, memory_bytes = null, crashes = %(crashes)s, process_note = %(note)s,
@@ -82,25 +82,25 @@ set pid = null, birth = null, memory_bytes = null, crashes = %(crashes)s, proces
 where id = %(id)s and supervisor_id = %(supervisor)s and generation = %(generation)s
 returning id
 
--- name: forget_crashes
+-- name: reset_crashes
 update interlock.workers
 set crashes = 0
 where id = %(id)s and supervisor_id = %(supervisor)s and generation = %(generation)s and crashes > 0
 returning id
 
--- name: let_worker_go
+-- name: release_held_worker
 update interlock.workers
 set supervisor_id = null, supervised_until = null
 where id = %(id)s and supervisor_id = %(supervisor)s and generation = %(generation)s
 returning id
 
--- name: let_workers_go
+-- name: release_held_workers
 update interlock.workers
 set supervisor_id = null, supervised_until = null
 where supervisor_id = %(supervisor)s
 returning id
 
--- name: expire_leases_of
+-- name: expire_leases_of_workers
 -- What a process held that is gone, or is taken for it: recovery finds it at once.
 update interlock.tasks
 set lease_expires_at = coalesce(%(now)s::timestamptz, now()) - interval '1 microsecond'
@@ -134,7 +134,7 @@ where tasks.lease_expires_at >= coalesce(%(now)s::timestamptz, now())
     and greatest(workers.heartbeat_at, workers.updated_at, %(watched_since)s::timestamptz)
         <= coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
 
--- name: part_from_worker
+-- name: detach_process
 -- The farewell of a supervised process: its row stays, since whether there is another process is not for it to say.
 update interlock.workers
 set seen_until = coalesce(%(now)s::timestamptz, now()), heartbeat_at = coalesce(%(now)s::timestamptz, now())

@@ -222,7 +222,7 @@ select pg_notify('interlock_duties', 'callbacks')
 from noted
 limit 1
 
--- name: lock_unwanted_tasks
+-- name: lock_expired_tasks_to_cancel
 -- Tasks whose lease ran out before their worker had heard that somebody wants them canceled.
 select id, attempt, namespace, limit_key, reason
 from interlock.tasks

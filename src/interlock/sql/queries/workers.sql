@@ -69,7 +69,7 @@ where (select set_config('interlock.actor', %(actor)s, true)) is not null
 on conflict (id) do nothing
 returning id
 
--- name: prolong_worker
+-- name: record_heartbeat
 -- The heartbeat. No row: there is none, or it has ended, or a process of a later generation has it, and whoever beats
 -- must look what became of it.
 update interlock.workers

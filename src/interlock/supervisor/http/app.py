@@ -24,7 +24,7 @@ from starlette.responses import Response
 
 from interlock.config import Config, is_loopback
 from interlock.errors import ConfigError, StoreError
-from interlock.store.access import count_usable_tokens, delete_expired_keys
+from interlock.store.access import count_usable_tokens, delete_expired_idempotency_keys
 from interlock.supervisor.http import jobs as api_jobs
 from interlock.supervisor.http import system as api_system
 from interlock.supervisor.http import tasks as api_tasks
@@ -261,7 +261,7 @@ async def _sweep(app: Interlock) -> None:
     while True:
         try:
             async with app.connection() as connection:
-                removed = await delete_expired_keys(connection, now=app.now())
+                removed = await delete_expired_idempotency_keys(connection, now=app.now())
             if removed:
                 log.info("idempotency_keys_removed", keys=removed)
         except (StoreError, OSError) as error:

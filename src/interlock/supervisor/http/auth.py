@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from interlock.store.access import Scope, recognise_token
+from interlock.store.access import Scope, authenticate_token
 from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Access:
                 raise Problem("missing_token", "send a token as Authorization: Bearer TOKEN", headers=CHALLENGE)
             return Caller(ANONYMOUS, Scope.ADMIN)
         async with self.app.connection() as connection:
-            known = await recognise_token(connection, sent.credentials)
+            known = await authenticate_token(connection, sent.credentials)
         if known is None:
             raise Problem("unknown_token", "the token is unknown, revoked or expired", headers=CHALLENGE)
         return Caller(f"token:{known.name}", known.scope)

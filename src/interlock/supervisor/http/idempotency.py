@@ -20,7 +20,7 @@ from starlette.responses import Response
 from interlock.client.app import Interlock
 from interlock.errors import DisconnectedError
 from interlock.postgres.connection import transaction
-from interlock.store.access import KeyedRequest, answer_key, take_key
+from interlock.store.access import IdempotentRequest, claim_idempotency_key, store_idempotent_response
 from interlock.supervisor.http.auth import AdministeringCaller, Caller, OperatingCaller, ReadingCaller
 from interlock.supervisor.http.metrics import note_key
 from interlock.supervisor.http.problems import MEDIA_TYPE, Problem, encoded, note_problem, problem_of
@@ -110,21 +110,21 @@ class Act:
             content, code = _done(await work(Acting(app, connection, self.caller.actor)), status)
         return Response(content, code, media_type=_media_type(code))
 
-    def _turn(self, keyed: KeyedRequest) -> asyncio.Lock:
+    def _turn(self, keyed: IdempotentRequest) -> asyncio.Lock:
         """Give those with one key, as far as they come to this process, their turn: one of them needs a connection."""
         turns: WeakValueDictionary[str, asyncio.Lock] = self.request.app.state.turns
         return turns.setdefault(keyed.key, asyncio.Lock())
 
     async def _perform_once(
-        self, app: Interlock, keyed: KeyedRequest, work: Callable[[Acting], Awaitable[Outcome | Any]], status: int
+        self, app: Interlock, keyed: IdempotentRequest, work: Callable[[Acting], Awaitable[Outcome | Any]], status: int
     ) -> Response:
         async with app.connection() as connection, transaction(connection):
             acting = Acting(app, connection, self.caller.actor)
-            stored = await take_key(connection, keyed, lifetime=self._lifetime, now=app.now())
+            stored = await claim_idempotency_key(connection, keyed, lifetime=self._lifetime, now=app.now())
             if stored is not None:
                 return _again(stored.status, stored.body, fits=stored.fits)
             content, code = await self._answer(acting, work, status)
-            await answer_key(connection, keyed.key, code, content.decode())
+            await store_idempotent_response(connection, keyed.key, code, content.decode())
         note_key("miss")
         return Response(content, code, media_type=_media_type(code))
 
@@ -148,7 +148,7 @@ class Act:
         lifetime: timedelta = self.request.app.state.config.idempotency_lifetime
         return lifetime
 
-    def _keyed(self, body: Command) -> KeyedRequest | None:
+    def _keyed(self, body: Command) -> IdempotentRequest | None:
         sent = body.request_id
         if sent is not None and self.key is not None and sent != self.key:
             message = "differs from the Idempotency-Key header; send one of them, or the same in both"
@@ -159,7 +159,7 @@ class Act:
         if key is None:
             return None
         said = json.dumps([self.caller.actor, body.model_dump(mode="json", exclude={"request_id"})], sort_keys=True)
-        return KeyedRequest(
+        return IdempotentRequest(
             key, f"{self.request.method} {self.request.url.path}", hashlib.sha256(said.encode()).hexdigest()
         )
 

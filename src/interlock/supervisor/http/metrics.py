@@ -14,7 +14,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from interlock.store.stats import count_moves, read_measured_moment
+from interlock.store.stats import count_moves, read_complete_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -110,7 +110,7 @@ class MoveMetrics(Collector):
     async def look(self) -> None:
         """Count what was recorded since the last look."""
         async with self._looking, self._connect() as connection:
-            until = await read_measured_moment(connection, self._lag)
+            until = await read_complete_until(connection, self._lag)
             since, self._since = self._since, until
             if since is None or since >= until:
                 self._since = since or until

@@ -95,7 +95,7 @@ class Pool:
     async def add(self, count: int, spec: Mapping[str, Any] | None = None) -> list[str]:
         """Make rows that end with this pool, and have processes started for them; give their ids."""
         async with connect(self._url) as connection:
-            made = [await self._rows.add_bound(connection, spec or {}, now=self._clock()) for _ in range(count)]
+            made = [await self._rows.add_bound_worker(connection, spec or {}, now=self._clock()) for _ in range(count)]
         self._bound += made
         self._wake.set()
         return made
@@ -154,13 +154,13 @@ class Pool:
         """Look at all rows once, and do what each needs."""
         is_time = time.monotonic() - self._renewed_at >= self.settings.lease / RENEWALS
         if is_time:
-            await self._rows.renew(connection, now=self._clock())
+            await self._rows.renew_leases(connection, now=self._clock())
             self._renewed_at = time.monotonic()
         free = self.settings.most - len(self._crew.children)
         if free > 0:
-            await self._rows.take(connection, limit=free, now=self._clock())
+            await self._rows.lease_workers(connection, limit=free, now=self._clock())
         self._note_time(await read_clock(connection, now=self._clock()))
-        held = await self._rows.read(connection, now=self._clock())
+        held = await self._rows.read_held_workers(connection, now=self._clock())
         self._crew.keep_only({worker.id: worker.generation for worker in held})
         seen = [(worker, self._crew.see(worker)) for worker in held]
         for worker, sight in seen:
@@ -181,7 +181,7 @@ class Pool:
         child = self._crew.children.get(worker.id)
         try:
             if sight.alive and child is not None and worker.pid is None:  # the database was away when it was started
-                await self._rows.note_process(connection, child.worker_id, child.generation, child.pid, child.birth)
+                await self._rows.record_process(connection, child.worker_id, child.generation, child.pid, child.birth)
             if instruction is not None:
                 await self._acts[type(instruction)](connection, worker, instruction)
         except DisconnectedError:
@@ -193,9 +193,9 @@ class Pool:
         """Do what need not be done at every look: write memory down, and end what was not heard of."""
         used = {worker.id: sight.memory for worker, sight in seen if sight.memory is not None}
         if used:
-            await self._rows.note_memory(connection, used)
+            await self._rows.record_memory(connection, used)
         if self.watched_since is not None:
-            silent = await self._rows.terminate_silent(
+            silent = await self._rows.terminate_silent_workers(
                 connection,
                 patience=timedelta(seconds=self.settings.silence),
                 watched_since=self.watched_since,
@@ -208,7 +208,7 @@ class Pool:
 
     async def _start(self, connection: Connection, worker: HeldWorker, _: Start) -> None:
         instance = f"{worker.id}-{worker.generation + 1}-{secrets.token_hex(4)}"
-        generation = await self._rows.begin_process(connection, worker, instance, now=self._clock())
+        generation = await self._rows.announce_process(connection, worker, instance, now=self._clock())
         if generation is None:
             return  # its row has changed meanwhile: the next look sees how
         begun = worker._replace(generation=generation, instance=instance)
@@ -218,7 +218,7 @@ class Pool:
             trouble = after_crash(f"it cannot be started: {error}", worker.crashes + 1, self.settings)
             await self._note(connection, begun, trouble)
             return
-        await self._rows.note_process(connection, worker.id, generation, child.pid, child.birth)
+        await self._rows.record_process(connection, worker.id, generation, child.pid, child.birth)
 
     async def _ask_to_stop(self, _: Connection, worker: HeldWorker, __: Stop) -> None:
         self._crew.children[worker.id].ask_to_stop(time.monotonic())
@@ -228,9 +228,9 @@ class Pool:
 
     async def _note(self, connection: Connection, worker: HeldWorker, note: Note) -> None:
         now = self._clock()
-        async with self._rows.still_held(connection, worker, now=now) as held:
+        async with self._rows.lock_held_worker(connection, worker, now=now) as held:
             if held:
-                await self._rows.end_process(
+                await self._rows.record_process_end(
                     connection, worker, note.text, crashes=note.crashes, delay=note.delay, now=now
                 )
                 if note.failed is not None:
@@ -249,22 +249,22 @@ class Pool:
         self._wake.set()
 
     async def _pause(self, connection: Connection, worker: HeldWorker, pause: Pause) -> None:
-        async with self._rows.still_held(connection, worker, now=self._clock()) as held:
+        async with self._rows.lock_held_worker(connection, worker, now=self._clock()) as held:
             if held and await self._rows.pause(connection, worker, pause.reason, now=self._clock()):
                 self._crew.children[worker.id].draining = True
                 log.warning("worker_paused", supervisor_id=self.id, worker_id=worker.id, reason=pause.reason)
 
     async def _terminate(self, connection: Connection, worker: HeldWorker, end: Terminate) -> None:
-        async with self._rows.still_held(connection, worker, now=self._clock()) as held:
+        async with self._rows.lock_held_worker(connection, worker, now=self._clock()) as held:
             if held and await self._rows.terminate(connection, worker, end.reason, now=self._clock()):
                 log.warning("worker_terminated", supervisor_id=self.id, worker_id=worker.id, reason=end.reason)
         self._wake.set()
 
     async def _forgive(self, connection: Connection, worker: HeldWorker, _: Forgive) -> None:
-        await self._rows.forget_crashes(connection, worker)
+        await self._rows.reset_crashes(connection, worker)
 
     async def _let_go(self, connection: Connection, worker: HeldWorker, _: LetGo) -> None:
-        await self._rows.let_one_go(connection, worker)
+        await self._rows.release_worker(connection, worker)
 
     # --- the end
 
@@ -275,12 +275,12 @@ class Pool:
         with suppress(StoreError, OSError, TimeoutError):  # without it, the leases run out
             async with asyncio.timeout(LAST_WORD), connect(self._url) as connection:
                 if not self.settings.leave:
-                    await self._rows.renew(connection, now=self._clock())  # stopping may have taken longer than a lease
+                    await self._rows.renew_leases(connection, now=self._clock())  # stopping may outlast a lease
                     await self._note_all(connection)
-                await self._rows.let_go(connection, self._bound, now=self._clock())
+                await self._rows.release_workers(connection, self._bound, now=self._clock())
 
     async def _note_all(self, connection: Connection) -> None:
-        for worker in await self._rows.read(connection, now=self._clock()):
+        for worker in await self._rows.read_held_workers(connection, now=self._clock()):
             child = self._crew.children.get(worker.id)
             if child is not None and child.generation == worker.generation and child.look() is not None:
                 await self._note(connection, worker, Note("its supervisor has stopped"))

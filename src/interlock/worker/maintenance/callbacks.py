@@ -22,8 +22,8 @@ import httpx
 import orjson
 
 from interlock.store.callbacks import (
-    Failure,
-    Notice,
+    FailedDelivery,
+    Webhook,
     claim_due_callbacks,
     delete_delivered_callbacks,
     next_callback_at,
@@ -134,7 +134,7 @@ class Callbacks:
 
     async def act(self, connection: Connection) -> float:
         """Post all that is due, `concurrency` at a time; a slow receiver holds up only itself."""
-        flying: set[asyncio.Task[Failure | Notice]] = set()
+        flying: set[asyncio.Task[FailedDelivery | Webhook]] = set()
         try:
             while True:
                 flying |= await self._take_off(connection, self._settings.concurrency - len(flying))
@@ -147,17 +147,17 @@ class Callbacks:
                 task.cancel()
             await asyncio.gather(*flying, return_exceptions=True)
 
-    async def _take_off(self, connection: Connection, free: int) -> set[asyncio.Task[Failure | Notice]]:
+    async def _take_off(self, connection: Connection, free: int) -> set[asyncio.Task[FailedDelivery | Webhook]]:
         if not free:
             return set()
         now, visibility = self._clock(), self._settings.visibility
         notices = await claim_due_callbacks(connection, limit=free, visibility=visibility, now=now)
         return {asyncio.create_task(self._deliver(notice)) for notice in notices}
 
-    async def _settle(self, connection: Connection, results: Iterable[Failure | Notice]) -> None:
+    async def _settle(self, connection: Connection, results: Iterable[FailedDelivery | Webhook]) -> None:
         failures, delivered = [], []
         for result in results:
-            if isinstance(result, Failure):
+            if isinstance(result, FailedDelivery):
                 failures.append(result)
             else:
                 delivered.append(result)
@@ -171,25 +171,25 @@ class Callbacks:
         now = await read_clock(connection, now=self._clock())
         return min(max((due - now).total_seconds(), 0.0), IDLE)
 
-    async def _deliver(self, notice: Notice) -> Failure | Notice:
+    async def _deliver(self, notice: Webhook) -> FailedDelivery | Webhook:
         """Post one notice; give it back when it was taken, else why not and when to try again."""
         delay = self._settings.delay(notice.tries)
         try:
             async with asyncio.timeout(self._settings.timeout):
                 status = await self._post(notice)
         except (RefusedUrlError, RefusedAddressError) as error:
-            return self._failed(Failure(notice, str(error), None))
+            return self._failed(FailedDelivery(notice, str(error), None))
         except TimeoutError:
-            return self._failed(Failure(notice, f"no answer within {self._settings.timeout:g} s", delay))
+            return self._failed(FailedDelivery(notice, f"no answer within {self._settings.timeout:g} s", delay))
         except Exception as error:  # noqa: BLE001 - whatever one receiver does must not hold up the others
             # The text of the error may hold the URL, which may hold a secret: its kind says enough.
-            return self._failed(Failure(notice, f"could not be posted: {type(error).__name__}", delay))
+            return self._failed(FailedDelivery(notice, f"could not be posted: {type(error).__name__}", delay))
         if httpx.codes.is_success(status):
             return notice
         said = "a redirect, which is not followed" if httpx.codes.is_redirect(status) else "not a success"
-        return self._failed(Failure(notice, f"answered {status}: {said}", delay))
+        return self._failed(FailedDelivery(notice, f"answered {status}: {said}", delay))
 
-    def _failed(self, failure: Failure) -> Failure:
+    def _failed(self, failure: FailedDelivery) -> FailedDelivery:
         notice = failure.notice
         log.warning(
             "callback_failed",
@@ -202,7 +202,7 @@ class Callbacks:
         )
         return failure
 
-    async def _post(self, notice: Notice) -> int:
+    async def _post(self, notice: Webhook) -> int:
         url, port = checked_url(notice.url)
         host = url.raw_host.decode("ascii")
         addresses = await public_addresses(host, port, allow_private=self._settings.allow_private)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlock.config import FOREVER
 from interlock.postgres.notifier import heed_cancellation
-from interlock.store.leader import LEAD_LEASE, read_clock, resign_lead, take_lead
+from interlock.store.leader import LEADER_LEASE, acquire_leadership, read_clock, resign_leadership
 from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_namespaces
 from interlock.store.retention import Retention
 from interlock.store.schedules import fire_due_schedules, next_schedule_at
@@ -108,7 +108,7 @@ _random = SystemRandom()
 class DutySettings:
     """How long a lead lasts unless renewed, how long things are kept, and how notices are posted."""
 
-    lease: timedelta = LEAD_LEASE
+    lease: timedelta = LEADER_LEASE
     retention: Retention = field(default_factory=Retention)
     callbacks: CallbackSettings = field(default_factory=CallbackSettings)
 
@@ -198,7 +198,7 @@ class Duties:
         third = self._settings.lease.total_seconds() / 3
         while not stop.is_set():
             async with asyncio.timeout(third):
-                leads = await take_lead(connection, self._actor, lease=self._settings.lease, now=self._clock())
+                leads = await acquire_leadership(connection, self._actor, lease=self._settings.lease, now=self._clock())
             if leads and not self.leads:
                 self._begin_term()
             elif not leads:
@@ -207,7 +207,7 @@ class Duties:
         if self.leads:
             await self._end_term("leader_resigned")
             async with asyncio.timeout(third):
-                await resign_lead(connection, self._actor)
+                await resign_leadership(connection, self._actor)
 
     def _begin_term(self) -> None:
         log.info("leader_elected", worker_id=self._actor)

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Protocol
 
 from interlock.store.leader import read_clock
 from interlock.store.retention import (
+    BATCH_SIZE,
     CLOCK_SLACK,
-    STRETCH,
     Retention,
     delete_ended_jobs,
     delete_ended_tasks,
+    delete_ended_workers,
     delete_expired,
-    delete_gone_workers,
     first_id_at,
-    renew_record_partitions,
+    maintain_record_partitions,
 )
 from interlock.telemetry import log
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
-    from interlock.store.retention import Stretch
+    from interlock.store.retention import RetentionBatch
 
 DAY = 86_400.0
 ROUND = 600.0  # seconds from the end of one walk to the beginning of the next
@@ -49,7 +49,7 @@ class Walk(Protocol):
         before: UUID | None,
         stretch: int,
         now: datetime | None,
-    ) -> Stretch:
+    ) -> RetentionBatch:
         """Do the next stretch, and tell how far that came."""
 
 
@@ -59,7 +59,7 @@ class RetentionDuty:
     name = "retention"
 
     def __init__(
-        self, retention: Retention, *, clock: Callable[[], datetime | None] = lambda: None, stretch: int = STRETCH
+        self, retention: Retention, *, clock: Callable[[], datetime | None] = lambda: None, stretch: int = BATCH_SIZE
     ) -> None:
         self._retention = retention
         self._clock = clock
@@ -79,7 +79,7 @@ class RetentionDuty:
             self._next_partitions = time.monotonic() + DAY
         if not self._left:
             await delete_expired(connection, self._retention, now=self._clock())
-            await delete_gone_workers(connection, self._retention, now=self._clock())
+            await delete_ended_workers(connection, self._retention, now=self._clock())
             self._whole = time.monotonic() >= self._next_whole
             self._left = [delete_ended_tasks, delete_ended_jobs]
         while self._left:
@@ -110,7 +110,7 @@ class RetentionDuty:
         return stretch.walked
 
     async def _renew_partitions(self, connection: Connection) -> None:
-        dropped = await renew_record_partitions(connection, self._retention, now=self._clock())
+        dropped = await maintain_record_partitions(connection, self._retention, now=self._clock())
         if dropped:
             log.info("records_dropped", partitions=dropped)
         elif dropped is None and not self._told:
