@@ -94,7 +94,7 @@ class Printed(handlers.Kept):
 
 async def main(definition):
     executors = Executors(threads=1, processes=1)
-    await executors.of(definition).run(definition, handlers.attempt_at({}, Printed()), {})
+    await executors.get(definition).run(definition, handlers.attempt_at({}, Printed()), {})
 """
 
 

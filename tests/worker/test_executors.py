@@ -16,9 +16,9 @@ import pytest
 import executor_handlers as handlers
 from executor_handlers import Definition, Kept, attempt_at, gone
 from interlock.errors import ConfigError, PermanentError, RetryableError
+from interlock.process_groups import ProcessGroups
 from interlock.worker.executors.base import HandlerError
 from interlock.worker.executors.dispatch import Executors
-from interlock.worker.executors.process_groups import ProcessGroups
 from support import eventually
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ async def executors() -> AsyncIterator[Executors]:
 
 async def run(executors: Executors, kind: str, function: Callable[..., Any], **arguments: Any) -> Any:
     definition = Definition(function, kind)
-    return await executors.of(definition).run(definition, attempt_at(arguments), arguments)
+    return await executors.get(definition).run(definition, attempt_at(arguments), arguments)
 
 
 async def test_a_coroutine_runs_in_the_loop_with_its_context_and_arguments(executors: Executors) -> None:
@@ -57,7 +57,7 @@ async def test_a_coroutine_runs_in_the_loop_with_its_context_and_arguments(execu
 
     definition = Definition(handler, "coroutine", context_parameter="ctx")
     arguments = {"name": "Ada"}
-    assert await executors.of(definition).run(definition, attempt_at(), arguments) == ("Ada", 7, True)
+    assert await executors.get(definition).run(definition, attempt_at(), arguments) == ("Ada", 7, True)
     assert arguments == {"name": "Ada"}
 
 
@@ -69,7 +69,7 @@ async def test_a_thread_runs_outside_the_loop_with_its_context_arguments_and_var
 
     word.set("set")
     definition = Definition(handler, "thread", context_parameter="ctx")
-    assert await executors.of(definition).run(definition, attempt_at(), {"name": "Ada"}) == ("Ada", 7, "set", False)
+    assert await executors.get(definition).run(definition, attempt_at(), {"name": "Ada"}) == ("Ada", 7, "set", False)
     assert word.get() == "set"
     assert await run(executors, "thread", handlers.coroutine, word="loop") == "LOOP"
 
@@ -153,7 +153,7 @@ class Stuck:
 
     async def start(self, executors: Executors) -> asyncio.Task[Any]:
         definition = Definition(self, "thread", context_parameter="context")
-        task = asyncio.create_task(executors.of(definition).run(definition, attempt_at(), {}))
+        task = asyncio.create_task(executors.get(definition).run(definition, attempt_at(), {}))
         await asyncio.to_thread(self.started.wait, 60)
         return task
 
@@ -183,7 +183,7 @@ async def test_a_handler_that_waits_for_a_thread_and_is_cancelled_never_runs(exe
     first, second = Stuck(), Stuck()
     holding = await first.start(executors)
     definition = Definition(second, "thread", context_parameter="context")
-    waiting = asyncio.create_task(executors.of(definition).run(definition, attempt_at(), {}))
+    waiting = asyncio.create_task(executors.get(definition).run(definition, attempt_at(), {}))
     await asyncio.sleep(0)
     await given_up(waiting)
     first.let_go()
@@ -234,7 +234,7 @@ def stuck():
 async def main():
     executors = Executors(threads=1, processes=1)
     definition = handlers.Definition(stuck, "thread")
-    task = asyncio.create_task(executors.of(definition).run(definition, handlers.attempt_at(), {}))
+    task = asyncio.create_task(executors.get(definition).run(definition, handlers.attempt_at(), {}))
     await asyncio.to_thread(started.wait)
     task.cancel()
     await asyncio.wait([task])
@@ -255,16 +255,15 @@ def test_a_stuck_thread_does_not_keep_the_process_alive() -> None:
 async def test_a_transactional_task_runs_only_where_its_connection_is(executors: Executors, kind: str) -> None:
     definition = Definition(handlers.add, kind, command=("true",), transactional=True)
     with pytest.raises(PermanentError, match=f"must run as a coroutine, not as a {kind}"):
-        await executors.of(definition).run(definition, attempt_at(), {})
+        await executors.get(definition).run(definition, attempt_at(), {})
 
 
 async def test_each_kind_has_one_executor_and_an_unknown_kind_is_refused(executors: Executors) -> None:
-    made = [executors.of(Definition(executor=kind)) for kind in ("coroutine", "thread", "process", "command")]
+    made = [executors.get(Definition(executor=kind)) for kind in ("coroutine", "thread", "process", "command")]
     assert len(set(map(id, made))) == 4
-    assert [executor.gives_json for executor in made] == [False, False, True, True]
-    assert executors.of(Definition(executor="thread")) is made[1]
-    with pytest.raises(ConfigError, match="names the executor 'fiber'; there are coroutine, thread, process, command"):
-        executors.of(Definition(executor="fiber"))
+    assert executors.get(Definition(executor="thread")) is made[1]
+    with pytest.raises(ConfigError, match="unknown executor 'fiber'; use one of coroutine, thread, process, command"):
+        executors.get(Definition(executor="fiber"))
 
 
 async def test_closing_is_safe_before_anything_ran_and_twice() -> None:
@@ -286,7 +285,7 @@ async def test_closing_is_safe_before_anything_ran_and_twice() -> None:
 async def test_closing_that_is_broken_off_leaves_no_process() -> None:
     executors = Executors(threads=1, processes=1, grace=60)
     definition = Definition(handlers.stuck, "process", context_parameter="context")
-    executor = executors.of(definition)
+    executor = executors.get(definition)
     running = asyncio.create_task(executor.run(definition, attempt_at(), {}))
     while not (children := getattr(executor, "pids")):  # noqa: B009 - only this kind has them
         await asyncio.sleep(0.01)
@@ -304,7 +303,7 @@ async def test_closing_that_is_broken_off_leaves_no_process() -> None:
 async def test_a_pool_without_places_is_refused(kind: str) -> None:
     executors = Executors(threads=0, processes=0)
     with pytest.raises(ValueError, match="at least one"):
-        executors.of(Definition(executor=kind))
+        executors.get(Definition(executor=kind))
 
 
 async def test_a_thread_can_wait_for_its_checkpoint(executors: Executors) -> None:
@@ -314,20 +313,20 @@ async def test_a_thread_can_wait_for_its_checkpoint(executors: Executors) -> Non
         return context.checkpoint([1]).wait(30)
 
     definition = Definition(handler, "thread", context_parameter="context")
-    assert await executors.of(definition).run(definition, attempt_at({}, line), {}) is True
+    assert await executors.get(definition).run(definition, attempt_at({}, line), {}) is True
     assert line.checkpoints == [[1]]
 
 
 @pytest.mark.chaos
-async def test_a_warden_that_was_killed_is_replaced() -> None:
+async def test_a_killed_reaper_is_replaced() -> None:
     groups = ProcessGroups()
-    first, _ = groups.start(["sleep", "600"])
-    warden = groups.warden_pid
-    assert warden is not None
-    os.kill(warden, 9)
-    assert eventually(lambda: gone(warden))
-    second, _ = groups.start(["sleep", "600"])
-    assert groups.warden_pid not in {None, warden}
+    first = groups.start(["sleep", "600"])
+    reaper = groups.reaper_pid
+    assert reaper is not None
+    os.kill(reaper, 9)
+    assert eventually(lambda: gone(reaper))
+    second = groups.start(["sleep", "600"])
+    assert groups.reaper_pid not in {None, reaper}
     await groups.close()  # the new one knows of both
     assert await first.wait(60)
     assert await second.wait(60)

@@ -15,8 +15,8 @@ import structlog
 import executor_handlers as handlers
 from executor_handlers import Definition, Kept, attempt_at, gone
 from interlock.errors import RetryableError
+from interlock.process_groups import ProcessGroups
 from interlock.worker.executors.base import HandlerError
-from interlock.worker.executors.process_groups import ProcessGroups
 from interlock.worker.executors.processes import ProcessExecutor
 from support import eventually
 
@@ -234,7 +234,7 @@ async def test_a_sigterm_from_elsewhere_does_not_stop_a_handler(executor: Proces
 @pytest.mark.chaos
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("exit", "ended with exit status 3"), ("SIGSEGV", "killed by SIGSEGV"), ("SIGKILL", "killed by SIGKILL")],
+    [("exit", "exited with code 3"), ("SIGSEGV", "killed by SIGSEGV"), ("SIGKILL", "killed by SIGKILL")],
 )
 async def test_a_crash_is_a_retryable_error_and_the_next_handler_runs(
     executor: ProcessExecutor, how: str, words: str
@@ -268,10 +268,10 @@ async def test_a_result_that_is_not_json_fails_for_good(executor: ProcessExecuto
 
 
 async def test_megabytes_go_through_but_not_more_than_the_limit() -> None:
-    async with processes(longest_line=3 * 1024 * 1024) as executor:
+    async with processes(max_line_bytes=3 * 1024 * 1024) as executor:
         big = "x" * (2 * 1024 * 1024)
         assert await run(executor, handlers.repeat, text=big, times=1) == big
-        with pytest.raises(HandlerError, match="longer than the worker takes") as caught:
+        with pytest.raises(HandlerError, match="longer than the worker accepts") as caught:
             await run(executor, handlers.repeat, text=big, times=2)
         assert not caught.value.retryable
         assert await run(executor, handlers.repeat, text="x", times=2) == "xx"

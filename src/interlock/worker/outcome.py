@@ -16,7 +16,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.model.backoff import Backoff
 from interlock.model.json_values import storable_text
 from interlock.store.tasks import Outcome
-from interlock.worker.executors.base import TRACEBACK_LENGTH, HandlerError
+from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError
 
 if TYPE_CHECKING:
     from interlock.worker.attempt import TaskStateMachine
@@ -42,7 +42,7 @@ def error_document(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__qualname__,
         "message": _words(error),
-        "traceback": storable_text("".join(lines[-TRACEBACK_LINES:])[-TRACEBACK_LENGTH:]),
+        "traceback": storable_text("".join(lines[-TRACEBACK_LINES:])[-MAX_TRACEBACK_LENGTH:]),
         "retryable": isinstance(error, RetryableError) or not isinstance(error, PermanentError),
     }
 

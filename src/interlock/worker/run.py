@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import signal
-import threading
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ from prometheus_client import start_http_server
 from interlock.client.app import load_app
 from interlock.config import Config
 from interlock.errors import ConfigError
+from interlock.process_groups import terminate_at_stdin_eof
 from interlock.worker.process import WorkerStateMachine
 from interlock.worker.settings import WorkerSettings, get_instance_name
 
@@ -82,7 +81,6 @@ def _app_of(config: Config) -> Interlock:
 
 UNRECOVERABLE = 2  # the exit code of what no restart can mend: a setting that is wrong, a schema that is too old
 LONGEST_WORD = 2_000
-STANDARD_INPUT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ class Assignment:
         if self.last_words is not None:
             os.set_inheritable(self.last_words, False)  # noqa: FBT003 - its signature
         if self.tied:
-            threading.Thread(target=_end_with_the_supervisor, name="interlock-tie", daemon=True).start()
+            terminate_at_stdin_eof()
 
     def say_why(self, reason: str) -> None:
         """Tell the supervisor why this process ends, if it is still there to hear it."""
@@ -138,10 +136,3 @@ def read_assignment(arguments: Sequence[str]) -> Assignment | None:
     if None in needed:
         parser.error("--row, --generation and --instance belong together")
     return Assignment(given.row, given.generation, given.instance, tied=given.tied, last_words=given.last_words)
-
-
-def _end_with_the_supervisor() -> None:
-    with suppress(OSError):
-        while os.read(STANDARD_INPUT, 1):
-            pass
-    os.kill(os.getpid(), signal.SIGTERM)

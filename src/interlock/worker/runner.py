@@ -22,9 +22,9 @@ from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.tasks import insert_callbacks, notify_ended, settle_running_tasks
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
-from interlock.worker.executors.base import HandlerEvents
-from interlock.worker.executors.dispatch import Executors, contained
-from interlock.worker.executors.json_lines import LONGEST_LINE
+from interlock.worker.executors.dispatch import Executors, contain_error
+from interlock.worker.executors.events import HandlerEvents
+from interlock.worker.executors.json_lines import MAX_LINE_BYTES
 from interlock.worker.leases import count_lost
 from interlock.worker.outcome import Interruption
 
@@ -239,7 +239,7 @@ class AttemptServices:
             threads=settings.concurrency,
             processes=settings.processes,
             app_reference=settings.app_reference,
-            longest_line=max(LONGEST_LINE, settings.largest_result + AROUND_A_RESULT),
+            max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + AROUND_A_RESULT),
         )
         self._largest_result = settings.largest_result
         self._transactions: dict[tuple[UUID, int], _Transaction] = {}
@@ -263,7 +263,7 @@ class AttemptServices:
             else:
                 output = await definition.function(**arguments)
         except BaseException as error:  # noqa: BLE001 - it is raised again by complete()
-            return self.events.complete(number, error=contained(error))
+            return self.events.complete(number, error=contain_error(error))
         return self.events.complete(number, output)
 
     async def _run_with_context(
@@ -272,12 +272,12 @@ class AttemptServices:
         if definition.transactional:
             transaction = self._transactions[attempt.key] = _Transaction()
             attempt.context.connection = await transaction.begin(self._url)
-        return await self._executors.of(definition).run(definition, attempt.context, arguments)
+        return await self._executors.get(definition).run(definition, attempt.context, arguments)
 
     def pass_on_cancel(self, attempt: TaskStateMachine) -> None:
         """Let a handler in another process know that it is not wanted any more."""
         if attempt.definition is not None:
-            self._executors.of(attempt.definition).cancel(attempt.context)
+            self._executors.get(attempt.definition).cancel(attempt.context)
 
     async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
         """Write the outcome; a transactional one commits with what its handler wrote."""

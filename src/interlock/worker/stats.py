@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
     from interlock.store.stats import StateCount
-    from interlock.worker.executors.base import EventStatistics
+    from interlock.worker.executors.events import HandlerEventStatistics
 
 
 @dataclass(slots=True)
@@ -49,7 +49,7 @@ class WorkerStatistics:
 
     __slots__ = ("handlers", "tasks")
 
-    def __init__(self, handlers: EventStatistics) -> None:
+    def __init__(self, handlers: HandlerEventStatistics) -> None:
         self.tasks = TaskStatistics()
         self.handlers = handlers
         _every_worker.append(self)

@@ -1,7 +1,9 @@
-"""Runs handlers in a process of its own, one after the other, as the worker that started it says.
+"""Child process of the process executor: runs handlers one after another for the worker that started it.
 
-Invariant: this process does not outlive its worker, and what a handler prints never gets between the messages, which
-have a socket of their own. Run as `python -m interlock.worker.executors.child FD`.
+Started as `python -m interlock.worker.executors.child FD`, where FD is a socket to the worker.
+
+Invariant: this process does not outlive its worker. Messages have their own socket, so the output of a handler cannot
+get between them.
 """
 
 from __future__ import annotations
@@ -29,49 +31,49 @@ from interlock.client.app import load_app
 from interlock.client.context import TaskContext
 from interlock.client.step_context import StepContext
 from interlock.errors import PermanentError
-from interlock.worker.executors.base import HandlerError, call
+from interlock.worker.executors.base import HandlerError, call_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from types import FrameType
 
 
-class WorkerLine:
-    """The line to the worker: what contexts and loggers say here, the worker hears there."""
+class WorkerConnection:
+    """Sends the messages of contexts and loggers in this process to the worker."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+        self._socket = connection
         self._lock = threading.Lock()
-        self._unsaved: deque[Future[bool]] = deque()
+        self._checkpoints: deque[Future[bool]] = deque()  # not answered yet
 
-    def say(self, message: dict[str, Any]) -> None:
-        """Send one message; threads of a handler may do so at the same time."""
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message. Safe to call from several threads of a handler."""
         data = orjson.dumps(message) + b"\n"
         with self._lock:
-            self._connection.sendall(data)
+            self._socket.sendall(data)
 
     def save_checkpoint(self, _context: TaskContext, value: Any, /) -> Future[bool]:
-        """Ask the worker to store a checkpoint."""
+        """Ask the worker to store a checkpoint; the future tells whether it is stored."""
         data = orjson.dumps({"type": "checkpoint", "value": value}) + b"\n"
         future: Future[bool] = Future()
-        with self._lock:  # answers come in the order of the questions
-            self._unsaved.append(future)
-            self._connection.sendall(data)
+        with self._lock:  # the worker answers in order
+            self._checkpoints.append(future)
+            self._socket.sendall(data)
         return future
 
     def progressed(self, context: TaskContext, /) -> None:
-        """Pass the progress on."""
+        """Send the progress of a context."""
         details = dict(context.latest_progress or {})
-        said: dict[str, Any] = {name: details.pop(name, None) for name in ("fraction", "message")}
-        self.say({"type": "progress", **said, "details": details})
+        message: dict[str, Any] = {name: details.pop(name, None) for name in ("fraction", "message")}
+        self.send({"type": "progress", **message, "details": details})
 
-    def begin(self) -> None:
-        """Forget the questions of the handler before, which nobody answers any more."""
-        self._unsaved.clear()
+    def forget_checkpoints(self) -> None:
+        """Drop checkpoints of the previous handler that the worker did not answer."""
+        self._checkpoints.clear()
 
-    def saved(self, message: dict[str, Any]) -> None:
-        """Take the answer to the oldest question."""
-        future = self._unsaved.popleft()
+    def resolve_checkpoint(self, message: dict[str, Any]) -> None:
+        """Resolve the oldest checkpoint with the worker's answer."""
+        future = self._checkpoints.popleft()
         if future.set_running_or_notify_cancel():
             if "error" in message:
                 future.set_exception(HandlerError("CheckpointError", message["error"]))
@@ -80,52 +82,53 @@ class WorkerLine:
 
 
 class Child:
-    """The process: a thread that listens, and the main thread, which runs the handlers."""
+    """Runs handlers in the main thread, while another thread receives messages."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self.line = WorkerLine(connection)
-        self._orders: SimpleQueue[tuple[dict[str, Any], TaskContext] | None] = SimpleQueue()
-        self._context: TaskContext | None = None  # of the handler that runs, from its order to its outcome
-        self._stopping = False  # the worker wants an end, now
+        self._socket = connection
+        self.worker = WorkerConnection(connection)
+        self._tasks: SimpleQueue[tuple[dict[str, Any], TaskContext] | None] = SimpleQueue()
+        self._context: TaskContext | None = None  # of the running handler, from task message to outcome
+        self._stopping = False  # the worker sent the stop message
         self._stopped = False
 
     def serve(self) -> None:
-        """Run handlers until the worker hangs up, or stops the one that runs."""
+        """Run handlers until the worker closes the socket or stops the running handler."""
         signal.signal(signal.SIGTERM, self._terminate)
-        threading.Thread(target=self._listen, name="interlock-listen", daemon=True).start()
-        while not self._stopped and (given := self._orders.get()) is not None:
-            outcome = self._outcome(*given)
-            context, self._context = given[1], None
+        threading.Thread(target=self._receive, name="interlock-receive", daemon=True).start()
+        while not self._stopped and (task := self._tasks.get()) is not None:
+            message, context = task
+            outcome = _run_to_outcome(message, context)
+            self._context = None
             if context.cost is not None:
-                self.line.say({"type": "cost", "value": context.cost})
+                self.worker.send({"type": "cost", "value": context.cost})
             if isinstance(context, StepContext) and context.orchestration_metadata:
-                self.line.say({"type": "metadata", "values": context.orchestration_metadata})
-            self.line.say(outcome)
+                self.worker.send({"type": "metadata", "values": context.orchestration_metadata})
+            self.worker.send(outcome)
 
     def _terminate(self, _number: int, _frame: FrameType | None) -> None:
-        # A service manager may send SIGTERM to all of a worker's processes. Whether a running handler is stopped is
-        # for the worker to decide, and it says so on the line. Once only: the handler may be cleaning up by now.
+        # A service manager may send SIGTERM to all processes of a worker. Only the worker decides whether a running
+        # handler stops, with the stop message. Raise once: the handler may already be cleaning up.
         if self._stopping and not self._stopped:
             self._stopped = True
             raise SystemExit("stopped by the worker")
 
-    def _listen(self) -> None:
-        with suppress(OSError), self._connection.makefile("rb") as lines:
+    def _receive(self) -> None:
+        with suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
-                self._hear(orjson.loads(line))
+                self._dispatch(orjson.loads(line))
         if self._context is not None:
-            _vanish()
-        self._orders.put(None)
+            _kill_own_group()
+        self._tasks.put(None)
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _dispatch(self, message: dict[str, Any]) -> None:
         kind = message["type"]
         if kind == "task":
-            self.line.begin()
-            self._context = _context_of(message, self.line)
-            self._orders.put((message, self._context))
+            self.worker.forget_checkpoints()
+            self._context = _make_context(message, self.worker)
+            self._tasks.put((message, self._context))
         elif kind == "saved":
-            self.line.saved(message)
+            self.worker.resolve_checkpoint(message)
         elif kind == "path":
             sys.path[:] = message["path"]
         elif self._context is not None:
@@ -137,44 +140,46 @@ class Child:
             context.cancelled = True
         else:
             self._stopping = True
-            os.kill(os.getpid(), signal.SIGTERM)  # wakes the main thread from whatever it waits for
-
-    def _outcome(self, given: dict[str, Any], context: TaskContext) -> dict[str, Any]:
-        try:
-            return {"type": "result", "output": orjson.Fragment(_encoded(*_run(given, context)))}
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises is an outcome
-            known = HandlerError.of(error)
-        return {
-            "type": "error",
-            "error_type": known.error_type,
-            "message": known.message,
-            "traceback": known.trace,
-            "retryable": known.retryable,
-            "retry_after": known.retry_after,
-        }
+            os.kill(os.getpid(), signal.SIGTERM)  # interrupts the main thread, also in a blocking call
 
 
-def _run(given: dict[str, Any], context: TaskContext) -> tuple[Any, Any]:
-    """Find the handler and run it; give its definition and its value."""
-    definition = _definition(given)
-    decode: Callable[[Any], dict[str, Any]] = getattr(definition, "decode", dict)
-    arguments = decode(given["input"])
-    if given["context_parameter"] is not None:
-        arguments = {**arguments, given["context_parameter"]: context}
-    return definition, call(getattr(definition, "function", definition), arguments)
-
-
-def _definition(given: dict[str, Any]) -> Any:
-    """Give the task of an app, or what a module has under the handler's name: a task too, or a plain function."""
-    if given["app"] is None:
-        return resolve_name(given["function"])
+def _run_to_outcome(message: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+    """Run the handler; return the result message or the error message."""
     try:
-        return load_app(given["app"]).tasks[given["task_type"]]
+        definition = _find_definition(message)
+        value = _call_definition(definition, message, context)
+        return {"type": "result", "output": orjson.Fragment(_encode(definition, value))}
+    except BaseException as error:  # noqa: BLE001 - every exception of a handler is an outcome
+        failure = HandlerError.from_exception(error)
+    return {
+        "type": "error",
+        "error_type": failure.error_type,
+        "message": failure.message,
+        "traceback": failure.trace,
+        "retryable": failure.retryable,
+        "retry_after": failure.retry_after,
+    }
+
+
+def _find_definition(message: dict[str, Any]) -> Any:
+    """Return the task of the app, or the task or plain function that a module has under the handler's name."""
+    if message["app"] is None:
+        return resolve_name(message["function"])
+    try:
+        return load_app(message["app"]).tasks[message["task_type"]]
     except KeyError:
-        raise PermanentError(f"the app {given['app']} has no task {given['task_type']!r}") from None
+        raise PermanentError(f"the app {message['app']} has no task {message['task_type']!r}") from None
 
 
-def _encoded(definition: Any, value: Any) -> bytes:
+def _call_definition(definition: Any, message: dict[str, Any], context: TaskContext) -> Any:
+    decode: Callable[[Any], dict[str, Any]] = getattr(definition, "decode", dict)
+    arguments = decode(message["input"])
+    if message["context_parameter"] is not None:
+        arguments = {**arguments, message["context_parameter"]: context}
+    return call_handler(getattr(definition, "function", definition), arguments)
+
+
+def _encode(definition: Any, value: Any) -> bytes:
     encode: Callable[[Any], Any] | None = getattr(definition, "encode_result", None)
     try:
         return orjson.dumps(value if encode is None else encode(value))
@@ -182,76 +187,76 @@ def _encoded(definition: Any, value: Any) -> bytes:
         raise PermanentError(f"the handler's result is not JSON: {error}") from None
 
 
-def _context_of(given: dict[str, Any], line: WorkerLine) -> TaskContext:
+def _make_context(message: dict[str, Any], worker: WorkerConnection) -> TaskContext:
     def identity(name: str) -> UUID | None:
-        return None if given[name] is None else UUID(given[name])
+        return None if message[name] is None else UUID(message[name])
 
-    kind = TaskContext if given.get("job") is None else partial(StepContext, job=given["job"])
+    kind = TaskContext if message.get("job") is None else partial(StepContext, job=message["job"])
     context = kind(
         identity("task_id"),
-        given["task_type"],
-        namespace=given["namespace"],
-        attempt=given["attempt"],
-        tries=given["tries"],
-        max_tries=given["max_tries"],
+        message["task_type"],
+        namespace=message["namespace"],
+        attempt=message["attempt"],
+        tries=message["tries"],
+        max_tries=message["max_tries"],
         job_id=identity("job_id"),
-        step=given["step"],
+        step=message["step"],
         correlation_id=identity("correlation_id"),
-        input_data=given["input"],
-        checkpoint=given["checkpoint"],
-        line=line,
+        input_data=message["input"],
+        checkpoint=message["checkpoint"],
+        line=worker,
     )
-    if given["deadline"] is not None:
-        context.deadline = datetime.fromisoformat(given["deadline"])
+    if message["deadline"] is not None:
+        context.deadline = datetime.fromisoformat(message["deadline"])
     return context
 
 
 class _LogHandler(logging.Handler):
-    """Sends what the standard library's loggers say to the worker."""
+    """Sends the records of the standard library's loggers to the worker."""
 
-    def __init__(self, line: WorkerLine) -> None:
+    def __init__(self, worker: WorkerConnection) -> None:
         super().__init__()
-        self._line = line
+        self._worker = worker
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
         details = {"logger": record.name}
         with suppress(OSError):
-            self._line.say({"type": "log", "level": level, "message": self.format(record), "details": details})
+            self._worker.send({"type": "log", "level": level, "message": self.format(record), "details": details})
 
 
-def _send_logs(line: WorkerLine) -> None:
-    """Log through the worker, which knows where logs go; an app that sets up its own logging overrides this."""
+def _send_logs(worker: WorkerConnection) -> None:
+    """Send logs to the worker, which has the logging configuration; an app may override this with its own."""
 
     def send(_logger: Any, level: str, event: MutableMapping[str, Any]) -> NoReturn:
         message = str(event.pop("event", ""))
-        known = {"task_id", "task_type", "attempt", "correlation_id"}  # the worker adds them again
-        details = {name: value for name, value in event.items() if name not in known}
-        said = {"type": "log", "level": level, "message": message, "details": details}
+        added = {"task_id", "task_type", "attempt", "correlation_id"}  # by the worker's logger
+        details = {name: value for name, value in event.items() if name not in added}
+        record = {"type": "log", "level": level, "message": message, "details": details}
         with suppress(OSError):
-            line.say(orjson.loads(orjson.dumps(said, default=repr)))
+            worker.send(orjson.loads(orjson.dumps(record, default=repr)))
         raise structlog.DropEvent
 
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.processors.format_exc_info, send]
     )
-    logging.getLogger().addHandler(_LogHandler(line))
+    logging.getLogger().addHandler(_LogHandler(worker))
 
 
-def _vanish() -> NoReturn:
-    """End at once with everything the handler started: the worker is gone, and with it the right to run."""
+def _kill_own_group() -> NoReturn:
+    """Kill this process and everything the handler started: the worker is dead, and its lease with it."""
     with suppress(ProcessLookupError):
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 
 def main() -> None:
-    """Serve the worker at the other end of the socket that the command line names."""
+    """Run handlers for the worker at the other end of the socket FD."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     os.set_inheritable(connection.fileno(), False)  # noqa: FBT003 - the parameter has no keyword
     child = Child(connection)
-    _send_logs(child.line)
-    with suppress(BrokenPipeError, ConnectionResetError):  # the worker hung up first
+    _send_logs(child.worker)
+    with suppress(BrokenPipeError, ConnectionResetError):  # the worker closed the socket first
         child.serve()
 
 

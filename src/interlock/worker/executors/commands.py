@@ -1,102 +1,41 @@
-"""Runs handlers written in any language: one process per run, which speaks JSON lines on standard input and output.
+"""Executor for handlers in any language: one program per run, which speaks JSON lines on standard input and output.
 
-Invariant: when `run` has ended, so have the process and everything in its group.
+Invariant: when `run` has ended, the program and everything in its process group have ended too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 from collections import deque
-from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from interlock.errors import RetryableError
-from interlock.worker.executors.base import HandlerError, refuse_transaction
-from interlock.worker.executors.json_lines import LONGEST_LINE, Conversation, order, wind_down
-from interlock.worker.executors.processes import DRAIN, describe_end
+from interlock.process_groups import describe_exit, open_stream_reader
+from interlock.worker.executors.base import HandlerError, refuse_transactional
+from interlock.worker.executors.json_lines import MAX_LINE_BYTES, HandlerSession, task_message
+from interlock.worker.executors.processes import DRAIN_TIMEOUT_S
 
 if TYPE_CHECKING:
     from interlock.client.context import TaskContext
+    from interlock.process_groups import ProcessGroup, ProcessGroups
     from interlock.worker.executors.base import Runnable
-    from interlock.worker.executors.process_groups import ProcessGroup, ProcessGroups
 
-LONGEST_LOG_LINE = 64 * 1024
-KEPT_LINES = 20
-KEPT_LENGTH = 500
-
-
-class _Program:
-    """One running program and its three streams."""
-
-    def __init__(self, group: ProcessGroup, longest_line: int) -> None:
-        self.group = group
-        self.said = asyncio.StreamReader(limit=longest_line)
-        self.logged = asyncio.StreamReader(limit=LONGEST_LOG_LINE)
-        self.last_words: deque[str] = deque(maxlen=KEPT_LINES)
-        self._input: asyncio.WriteTransport | None = None
-        self._transports: list[asyncio.BaseTransport] = []
-        self._logging: asyncio.Task[None] | None = None
-        group.ended.add_done_callback(lambda ended: ended.get_loop().call_later(DRAIN, self.close))
-
-    async def connect(self, process: subprocess.Popen[bytes], context: TaskContext) -> None:
-        loop = asyncio.get_running_loop()
-        # each has its pipe: it was started so
-        stdin, stdout, stderr = (cast("IO[bytes]", it) for it in (process.stdin, process.stdout, process.stderr))
-        for pipe, reader in ((stdout, self.said), (stderr, self.logged)):
-            protocol = asyncio.StreamReaderProtocol(reader)
-            transport, _ = await loop.connect_read_pipe(lambda protocol=protocol: protocol, pipe)  # type: ignore[misc]
-            self._transports.append(transport)
-        self._input, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, stdin)
-        self._transports.append(self._input)
-        self._logging = loop.create_task(self._log(context))
-
-    def write(self, data: bytes) -> None:
-        if self._input is not None and not self._input.is_closing():  # one that ended needs to hear nothing
-            self._input.write(data)
-
-    async def finish(self, grace: float) -> None:
-        """Let a program that is done end by itself: it reads the end of its input; stop it if it lingers."""
-        if self._input is not None:
-            self._input.close()
-        if not await self.group.wait(grace):
-            await self.group.stop(grace)
-
-    async def hear_last_words(self) -> None:
-        if self._logging is not None:
-            await asyncio.wait([self._logging], timeout=DRAIN)
-
-    def close(self) -> None:
-        for transport in self._transports:
-            transport.close()
-        if self._logging is not None:
-            self._logging.cancel()
-
-    async def _log(self, context: TaskContext) -> None:
-        logger = context.logger
-        while True:
-            try:
-                line = await self.logged.readline()
-            except ValueError:
-                line = f"(a line of more than {LONGEST_LOG_LINE} bytes is left out)\n".encode()
-            if not line:
-                return
-            text = line.decode(errors="replace").rstrip()
-            self.last_words.append(text[:KEPT_LENGTH])
-            logger.info("handler_stderr", line=text)
+MAX_STDERR_LINE_BYTES = 64 * 1024
+# the end of standard error that goes into the error of a failed program
+KEPT_STDERR_LINES = 20
+KEPT_STDERR_LINE_LENGTH = 500
 
 
 class CommandExecutor:
-    """Starts the program that a task names, once for each run."""
+    """Starts the program of a task once per run."""
 
-    gives_json: ClassVar[bool] = True
-
-    def __init__(self, groups: ProcessGroups, *, grace: float = 1.0, longest_line: int = LONGEST_LINE) -> None:
+    def __init__(self, groups: ProcessGroups, *, grace: float = 1.0, max_line_bytes: int = MAX_LINE_BYTES) -> None:
         self._groups = groups
         self._grace = grace
-        self._longest_line = longest_line
+        self._max_line_bytes = max_line_bytes
         self._programs: set[_Program] = set()
-        self._running: dict[TaskContext, Conversation] = {}
+        self._sessions: dict[TaskContext, HandlerSession] = {}
         self._closed = False
 
     @property
@@ -105,25 +44,25 @@ class CommandExecutor:
         return frozenset(program.group.pid for program in self._programs)
 
     async def run(self, task: Runnable, context: TaskContext, arguments: dict[str, Any]) -> Any:
-        """Run the program and give the output that it reports; null when it ends well without a word."""
-        refuse_transaction(task)
-        said = order(task, context, arguments)
+        """Run the program and return the output that it reports; None if it exits with code 0 without a result."""
+        refuse_transactional(task)
+        message = task_message(task, context, arguments)
         program = await self._start(task, context)
-        conversation = Conversation(context, program.said, program.write)
-        self._running[context] = conversation
+        session = HandlerSession(context, program.stdout, program.write)
+        self._sessions[context] = session
         try:
-            conversation.say(said)
-            return await self._outcome(task, program, conversation)
+            session.send(message)
+            return await self._receive_outcome(task, program, session)
         finally:
-            program.group.send(signal.SIGKILL)  # reached only when it has ended, or was cut short
+            program.group.kill()  # it has exited by now, or `run` was cancelled twice
             program.close()
             self._programs.discard(program)
-            del self._running[context]
+            del self._sessions[context]
 
     def cancel(self, context: TaskContext) -> None:
-        """Pass on to the program that it is cancelled."""
-        if (conversation := self._running.get(context)) is not None:
-            conversation.cancel()
+        """Send the cancel message to the program."""
+        if (session := self._sessions.get(context)) is not None:
+            session.cancel()
 
     async def close(self) -> None:
         """Stop all programs that still run."""
@@ -132,37 +71,39 @@ class CommandExecutor:
 
     async def _start(self, task: Runnable, context: TaskContext) -> _Program:
         if self._closed:
-            raise RetryableError("the worker is closing: it starts no more programs")
+            raise RetryableError("the worker is closing and starts no more programs")
         if not task.command:
-            raise HandlerError("ConfigError", f"task {task.name!r} names no command to run", retryable=False)
+            raise HandlerError("ConfigError", f"task {task.name!r} has no command to run", retryable=False)
         pipe = subprocess.PIPE
         try:
-            group, process = self._groups.start(task.command, stdin=pipe, stdout=pipe, stderr=pipe)
+            group = self._groups.start(task.command, stdin=pipe, stdout=pipe, stderr=pipe)
         except OSError as error:
-            known = f"the command {task.command[0]!r} of task {task.name!r} cannot be started: {error.strerror}"
-            raise HandlerError(type(error).__qualname__, known) from None
-        program = _Program(group, self._longest_line)
+            message = f"the command {task.command[0]!r} of task {task.name!r} cannot be started: {error.strerror}"
+            raise HandlerError(type(error).__qualname__, message) from None
+        program = _Program(group)
         try:
-            await program.connect(process, context)
+            await program.connect(context, self._max_line_bytes)
         except BaseException:
-            group.send(signal.SIGKILL)
+            group.kill()
             program.close()
             raise
         self._programs.add(program)
         return program
 
-    async def _outcome(self, task: Runnable, program: _Program, conversation: Conversation) -> Any:
+    async def _receive_outcome(self, task: Runnable, program: _Program, session: HandlerSession) -> Any:
         try:
-            output = await conversation.outcome()
+            output = await session.receive_outcome()
         except EOFError:
             await program.finish(self._grace)
-            await program.hear_last_words()
-            return _without_result(task, program)
+            await program.drain_stderr()
+            if program.group.exit_code != 0:
+                raise _command_failed(task, program) from None
+            return None
         except HandlerError:
             await program.finish(self._grace)
             raise
         except asyncio.CancelledError:
-            if await wind_down(conversation, self._grace):
+            if await session.cancel_and_wait(self._grace):
                 await program.finish(self._grace)
             else:
                 await program.group.stop(self._grace)
@@ -171,10 +112,69 @@ class CommandExecutor:
         return output
 
 
-def _without_result(task: Runnable, program: _Program) -> None:
-    """Judge a program that ended without a result by its exit status."""
-    if program.group.ended.done() and program.group.ended.result() == 0:
-        return
-    how = f"the command {' '.join(task.command or ())!r} {describe_end(program.group)}"
-    last = "\n".join(program.last_words)
-    raise HandlerError("CommandFailed", f"{how}: {last}" if last else how)
+class _Program:
+    """One running program and its three streams."""
+
+    stdout: asyncio.StreamReader
+    _stdin: asyncio.WriteTransport | None = None
+    _logging: asyncio.Task[None] | None = None
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+        self.last_stderr_lines: deque[str] = deque(maxlen=KEPT_STDERR_LINES)
+        self._transports: list[asyncio.BaseTransport] = []
+        group.exited.add_done_callback(lambda exited: exited.get_loop().call_later(DRAIN_TIMEOUT_S, self.close))
+
+    async def connect(self, context: TaskContext, max_line_bytes: int) -> None:
+        process = self.group.process
+        stdin, stdout, stderr = (cast("IO[bytes]", pipe) for pipe in (process.stdin, process.stdout, process.stderr))
+        self.stdout, transport = await open_stream_reader(stdout, max_line_bytes)
+        self._transports.append(transport)
+        logged, transport = await open_stream_reader(stderr, MAX_STDERR_LINE_BYTES)
+        self._transports.append(transport)
+        loop = asyncio.get_running_loop()
+        self._stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, stdin)
+        self._transports.append(self._stdin)
+        self._logging = loop.create_task(self._log_stderr(logged, context))
+
+    def write(self, data: bytes) -> None:
+        if self._stdin is not None and not self._stdin.is_closing():  # closed: the program has exited
+            self._stdin.write(data)
+
+    async def finish(self, grace: float) -> None:
+        """Close standard input so that the program exits by itself; stop it if it does not."""
+        if self._stdin is not None:
+            self._stdin.close()
+        if not await self.group.wait(grace):
+            await self.group.stop(grace)
+
+    async def drain_stderr(self) -> None:
+        if self._logging is not None:
+            await asyncio.wait([self._logging], timeout=DRAIN_TIMEOUT_S)
+
+    def close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+        if self._logging is not None:
+            self._logging.cancel()
+
+    async def _log_stderr(self, stderr: asyncio.StreamReader, context: TaskContext) -> None:
+        logger = context.logger
+        while True:
+            try:
+                line = await stderr.readline()
+            except ValueError:
+                line = f"(a line of more than {MAX_STDERR_LINE_BYTES} bytes is left out)\n".encode()
+            if not line:
+                return
+            text = line.decode(errors="replace").rstrip()
+            self.last_stderr_lines.append(text[:KEPT_STDERR_LINE_LENGTH])
+            logger.info("handler_stderr", line=text)
+
+
+def _command_failed(task: Runnable, program: _Program) -> HandlerError:
+    code = program.group.exit_code
+    ending = "does not end after SIGKILL" if code is None else describe_exit(code)
+    message = f"the command {' '.join(task.command or ())!r} {ending}"
+    stderr = "\n".join(program.last_stderr_lines)
+    return HandlerError("CommandFailed", f"{message}: {stderr}" if stderr else message)

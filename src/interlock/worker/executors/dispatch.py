@@ -1,15 +1,19 @@
-"""TODO docstring."""
+"""The executors of one worker by kind, and the executor for coroutines.
+
+Invariant: an executor is created by the first task that needs it, and all are closed within bounded time. A handler
+cannot end the worker, whatever it raises.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from interlock.errors import ConfigError, RetryableError
-from interlock.worker.executors.base import Executor, HandlerError, Runnable
+from interlock.process_groups import ProcessGroups
+from interlock.worker.executors.base import Executor, HandlerError, Runnable, add_context
 from interlock.worker.executors.commands import CommandExecutor
-from interlock.worker.executors.json_lines import LONGEST_LINE
-from interlock.worker.executors.process_groups import ProcessGroups
+from interlock.worker.executors.json_lines import MAX_LINE_BYTES
 from interlock.worker.executors.processes import ProcessExecutor
 from interlock.worker.executors.threads import ThreadExecutor
 
@@ -19,41 +23,8 @@ if TYPE_CHECKING:
     from interlock.client.context import TaskContext
 
 
-def contained(error: BaseException) -> BaseException:
-    """Make a failure of what would otherwise end the worker with its handler, or pass for its cancellation."""
-    if isinstance(error, asyncio.CancelledError):
-        current = asyncio.current_task()
-        # If nobody cancelled this task, something that the handler awaited was cancelled, which is a failure.
-        return error if current is None or current.cancelling() else HandlerError.of(error)
-    return error if isinstance(error, Exception) else HandlerError.of(error)
-
-
-class CoroutineExecutor:
-    """Awaits the handler in the worker's own event loop."""
-
-    gives_json: ClassVar[bool] = False
-
-    async def run(self, task: Runnable, context: TaskContext, arguments: dict[str, Any]) -> Any:
-        """Await the handler."""
-        if task.context_parameter is not None:
-            arguments = {**arguments, task.context_parameter: context}
-        try:
-            return await task.function(**arguments)
-        except BaseException as error:
-            failure = contained(error)
-            if failure is error:
-                raise
-            raise failure from error
-
-    def cancel(self, context: TaskContext) -> None:
-        """Nothing to do: the handler looks at the same context."""
-
-    async def close(self) -> None:
-        """Nothing to do: there is nothing of its own."""
-
-
 class Executors:
-    """All executors of a worker. `grace` is the time in seconds between one way to stop a process and the next."""
+    """All executors of a worker. `grace` is the time in seconds between two steps of stopping a process."""
 
     def __init__(
         self,
@@ -62,56 +33,73 @@ class Executors:
         processes: int,
         app_reference: str | None = None,
         grace: float = 1.0,
-        longest_line: int = LONGEST_LINE,
+        max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
         self._groups = ProcessGroups()
-        self._made: dict[str, Executor] = {}
-        self._threads: ThreadExecutor | None = None
+        self._executors: dict[str, Executor] = {}
         self._closed = False
-
-        def make_threads() -> Executor:
-            self._threads = ThreadExecutor(threads)
-            return self._threads
-
-        def make_processes() -> Executor:
-            return ProcessExecutor(
-                processes, self._groups, app_reference=app_reference, grace=grace, longest_line=longest_line
-            )
-
-        def make_commands() -> Executor:
-            return CommandExecutor(self._groups, grace=grace, longest_line=longest_line)
-
-        self._make: dict[str, Callable[[], Executor]] = {
+        self._factories: dict[str, Callable[[], Executor]] = {
             "coroutine": CoroutineExecutor,
-            "thread": make_threads,
-            "process": make_processes,
-            "command": make_commands,
+            "thread": lambda: ThreadExecutor(threads),
+            "process": lambda: ProcessExecutor(
+                processes, self._groups, app_reference=app_reference, grace=grace, max_line_bytes=max_line_bytes
+            ),
+            "command": lambda: CommandExecutor(self._groups, grace=grace, max_line_bytes=max_line_bytes),
         }
 
     @property
     def abandoned_threads(self) -> int:
-        """How many threads still run a handler whose task was given up."""
-        return 0 if self._threads is None else self._threads.abandoned
+        """How many threads still run a handler whose task was cancelled."""
+        executor = self._executors.get("thread")
+        return executor.abandoned if isinstance(executor, ThreadExecutor) else 0
 
-    def of(self, task: Runnable) -> Executor:
-        """Give the executor of the task's kind."""
-        executor = self._made.get(task.executor)
-        return self._first(task) if executor is None else executor
+    def get(self, task: Runnable) -> Executor:
+        """Return the executor of the task's kind."""
+        executor = self._executors.get(task.executor)
+        if executor is not None:
+            return executor
+        factory = self._factories.get(task.executor)
+        if factory is None:
+            known = ", ".join(self._factories)
+            raise ConfigError(f"task {task.name!r}: unknown executor {task.executor!r}; use one of {known}")
+        if self._closed:
+            raise RetryableError(f"task {task.name!r}: the worker is closing and starts no {task.executor} executor")
+        executor = self._executors[task.executor] = factory()
+        return executor
 
     async def close(self) -> None:
-        """Stop everything that still runs, at most some multiples of the grace; safe twice and before any task."""
+        """Stop all running handlers within a few multiples of the grace. Safe to call twice, and before any task."""
         self._closed = True
         try:
-            await asyncio.gather(*(executor.close() for executor in self._made.values()))
+            await asyncio.gather(*(executor.close() for executor in self._executors.values()))
         finally:
-            await self._groups.close()  # and with it whatever there was no time to stop
+            await self._groups.close()  # kills the groups that did not stop in time
 
-    def _first(self, task: Runnable) -> Executor:
-        make = self._make.get(task.executor)
-        if make is None:
-            known = ", ".join(self._make)
-            raise ConfigError(f"task {task.name!r} names the executor {task.executor!r}; there are {known}")
-        if self._closed:
-            raise RetryableError(f"the worker is closing: it makes no {task.executor} executor for task {task.name!r}")
-        executor = self._made[task.executor] = make()
-        return executor
+
+class CoroutineExecutor:
+    """Awaits the handler in the worker's own event loop."""
+
+    async def run(self, task: Runnable, context: TaskContext, arguments: dict[str, Any]) -> Any:
+        """Await the handler."""
+        try:
+            return await task.function(**add_context(task, context, arguments))
+        except BaseException as error:
+            failure = contain_error(error)
+            if failure is error:
+                raise
+            raise failure from error
+
+    def cancel(self, context: TaskContext) -> None:
+        """Do nothing: the handler has the same context object."""
+
+    async def close(self) -> None:
+        """Do nothing: there are no resources."""
+
+
+def contain_error(error: BaseException) -> BaseException:
+    """Convert an exception that would end the worker, or be taken for the attempt's cancellation, to HandlerError."""
+    if isinstance(error, asyncio.CancelledError):
+        current = asyncio.current_task()
+        # Without a cancel request on this task, a future that the handler awaited was cancelled: that is a failure.
+        return error if current is None or current.cancelling() else HandlerError.from_exception(error)
+    return error if isinstance(error, Exception) else HandlerError.from_exception(error)
