@@ -14,7 +14,7 @@ from interlock.client.workflow import Workflow
 from interlock.errors import InputError, JobFailedError, UnknownJobError
 from interlock.lifecycle import JobState
 from interlock.model.json_values import ValueRefusedError, check_json
-from interlock.model.options import CHECKS, text
+from interlock.model.options import CHECKS, check_worker_count, text
 from interlock.postgres.connection import lent
 from interlock.store.jobs import find_jobs, read_job_history, read_jobs, read_steps
 from interlock.store.workflows import read_workflow
@@ -264,8 +264,6 @@ def _failure(status: JobStatus) -> JobFailedError:
 #
 # Invariant: a job that is stored names a workflow of which the input was checked against the schema, and its version.
 
-MOST_WORKERS = 10
-
 
 async def find_summaries(
     app: Interlock,
@@ -303,7 +301,8 @@ async def submit_checked(
     try:
         text("the name of a workflow", name)
         given = {key: CHECKS[key](key, value) for key, value in options.items() if value is not None}
-        _check_worker_count(worker_count)
+        if worker_count is not None:
+            check_worker_count("worker_count", worker_count)
     except ValueError as error:
         raise InputError(f"workflow {name}: {error}") from None
     declared = workflow if isinstance(workflow, Workflow) else _declared(app, name, version)
@@ -340,9 +339,3 @@ async def _stored(app: Interlock, job: NewJob, connection: AsyncConnection | Syn
             return await submit_job(own, job, actor=app.actor, now=app.now())
     async with lent(connection) as theirs:
         return await submit_job(theirs, job, actor=app.actor, now=app.now())
-
-
-def _check_worker_count(count: Any) -> None:
-    is_number = isinstance(count, int) and not isinstance(count, bool)
-    if count is not None and not (is_number and 1 <= count <= MOST_WORKERS):
-        raise ValueError(f"worker_count must be a whole number from 1 to {MOST_WORKERS}, or None, not {count!r}")

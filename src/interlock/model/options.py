@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PRIORITY = 32767  # what a smallint holds
 TRIES = 2**31 - 1
+MAX_WORKER_COUNT = 10  # steps of one job that may run at once; the least is 1
+MAX_JOB_DEPTH = 5  # of child jobs below the first, which has depth 0
 LONGEST_TEXT = 2_000  # bytes of a name or a key: more does not fit into an index of the database
 
 
@@ -157,6 +159,8 @@ def _backoff(name: str, value: Any) -> dict[str, Any]:
     del name
     return Backoff.of(value).to_json()
 
+
+check_worker_count = whole(1, MAX_WORKER_COUNT)
 
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "priority": whole(-PRIORITY - 1, PRIORITY),

@@ -16,7 +16,7 @@ from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from interlock.model.json_values import ValueRefusedError, check_json
-from interlock.model.options import PRIORITY, TRIES
+from interlock.model.options import MAX_WORKER_COUNT, PRIORITY, TRIES
 from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class NewJob(Command):
     input: Document = Field(default_factory=dict)
     version: Name | None = Field(default=None, description="Of the workflow; the newest unless given.")
     parent_job_id: UUID | None = Field(default=None, description="The job of which it is a child.")
-    worker_count: Annotated[int, Field(ge=1, le=10)] | None = Field(
+    worker_count: Annotated[int, Field(ge=1, le=MAX_WORKER_COUNT)] | None = Field(
         default=None, description="Steps that may run at once."
     )
     timeout: Seconds | None = Field(default=None, description="Seconds after which it is canceled.")
