@@ -1,4 +1,4 @@
-"""Migrations: once, in order, under a lock, from any earlier point, by any role that owns the schema."""
+"""Migrations run once, in order, under a lock, by any role that owns the schema; scripts run again when they change."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from interlock.postgres.migrate import (
     grant,
     known_migrations,
     migrate,
+    missing_migrations,
     pending_migrations,
 )
 from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_task_history
@@ -57,41 +58,69 @@ async def test_twenty_at_once_migrate_once(empty: str) -> None:
     assert sorted(names) == [migration.name for migration in known_migrations()], "each by exactly one of the twenty"
 
 
-async def test_a_fresh_schema_equals_one_migrated_from_any_earlier_point(
-    server: EmbeddedServer, make_database: Callable[[], str]
-) -> None:
-    known = known_migrations()
-    dumps = []
-    for point in range(len(known)):
-        url = make_database()
-        async with connect(url) as connection:
-            await migrate(connection, known=known[:point])
-            await migrate(connection)
-        dumps.append(dump(server, url))
-    assert dumps[0]
-    assert all(other == dumps[0] for other in dumps)
+def with_changed_scripts(known: list[Migration]) -> list[Migration]:
+    return [
+        migration if migration.version else dataclasses.replace(migration, text=migration.text + "\n-- changed\n")
+        for migration in known
+    ]
 
 
-async def test_the_guards_can_be_applied_again_as_the_next_migration(server: EmbeddedServer, empty: str) -> None:
-    known = known_migrations()
-    guards = next(migration for migration in reversed(known) if migration.name.endswith("_guards"))
+async def test_scripts_run_again_when_they_change_and_leave_the_same_schema(server: EmbeddedServer, empty: str) -> None:
+    changed = with_changed_scripts(known_migrations())
     async with connect(empty) as connection:
         await migrate(connection)
         await enqueue_task(connection, NewTask("x", {}), actor="me")
         before = dump(server, empty)
-        await migrate(connection, known=[*known, dataclasses.replace(guards, version=len(known) + 1, name="again")])
+        applied = await migrate(connection, known=changed)
+        assert applied == [migration for migration in changed if migration.version is None]
+        assert await migrate(connection, known=changed) == []
     assert dump(server, empty) == before
+
+
+async def test_a_migrated_schema_equals_a_fresh_one(server: EmbeddedServer, make_database: Callable[[], str]) -> None:
+    """A later migration runs before the scripts of its release, on a database that has those of the release before."""
+    first, *scripts = known_migrations()
+    second = Migration(2, "0002_more", "alter table interlock.tasks add column more int")
+    dumps = []
+    for start in ([], [first, *with_changed_scripts(scripts)]):
+        url = make_database()
+        async with connect(url) as connection:
+            if start:
+                await migrate(connection, known=start)
+            assert second in await migrate(connection, known=[first, second, *scripts])
+        dumps.append(dump(server, url))
+    assert dumps[0]
+    assert dumps[0] == dumps[1]
+
+
+async def test_a_database_from_before_the_squash_is_refused(empty: str) -> None:
+    run_sql(empty, "create schema interlock")
+    run_sql(
+        empty,
+        "create table interlock.schema_migrations (version int primary key, name text not null, "
+        "checksum text not null, applied_at timestamptz not null default now())",
+    )
+    run_sql(
+        empty,
+        "insert into interlock.schema_migrations (version, name, checksum) "
+        "values (1, '0001_schema', 'a'), (2, '0002_records', 'b')",
+    )
+    async with connect(empty) as connection:
+        with pytest.raises(MigrationError, match=r"made by a version .* Create a new database, or drop"):
+            await migrate(connection)
+        with pytest.raises(MigrationError, match="made by a version"):
+            missing_migrations(known_migrations(), await applied_migrations(connection))
 
 
 async def test_a_failing_migration_leaves_nothing_behind_and_the_next_run_goes_on(empty: str) -> None:
     known = known_migrations()
-    broken = Migration(len(known) + 1, "9999_broken", "create table interlock.half (); select 1 / 0;")
+    broken = Migration(2, "9999_broken", "create table interlock.half (); select 1 / 0;")
     async with connect(empty) as connection:
         with pytest.raises(MigrationError, match=r"9999_broken failed and was rolled back: division by zero"):
             await migrate(connection, known=[*known, broken])
-        assert len(await applied_migrations(connection)) == len(known)
+        assert await applied_migrations(connection) == []
         mended = dataclasses.replace(broken, text="create table interlock.half ()")
-        assert await migrate(connection, known=[*known, mended]) == [mended]
+        assert await migrate(connection, known=[*known, mended]) == [*known, mended]
 
 
 @pytest.mark.chaos
@@ -104,9 +133,8 @@ async def test_a_killed_migration_leaves_nothing_behind_and_the_next_run_goes_on
         "from interlock.postgres.migrate import Migration, known_migrations, migrate\n"
         "async def main():\n"
         "    async with connect(sys.argv[1]) as connection:\n"
-        "        first, *rest = known_migrations()\n"
-        "        slow = Migration(2, '0002_slow', rest[0].text + ';select pg_sleep(60)')\n"
-        "        await migrate(connection, known=[first, slow])\n"
+        "        slow = Migration(2, '0002_slow', 'select pg_sleep(60)')\n"
+        "        await migrate(connection, known=[*known_migrations(), slow])\n"
         "asyncio.run(main())\n"
     )
     child = await asyncio.create_subprocess_exec(sys.executable, "-c", script, empty)
@@ -117,8 +145,8 @@ async def test_a_killed_migration_leaves_nothing_behind_and_the_next_run_goes_on
         # a killed client is noticed by its backend at the next write; be the network that tells it
         watcher.execute("select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'")
     async with connect(empty) as connection:
-        assert [record.name for record in await applied_migrations(connection)] == ["0001_schema"]
-        assert [migration.name for migration in await migrate(connection)] == [m.name for m in known_migrations()[1:]]
+        assert await applied_migrations(connection) == []
+        assert await migrate(connection) == known_migrations()
 
 
 async def test_a_changed_past_migration_is_refused(empty: str) -> None:
@@ -134,11 +162,14 @@ async def test_a_changed_past_migration_is_refused(empty: str) -> None:
 
 async def test_a_database_newer_than_the_release_is_refused(empty: str) -> None:
     known = known_migrations()
+    newer = [*known, Migration(2, "0002_more", "create table interlock.more ()")]
     async with connect(empty) as connection:
-        await migrate(connection)
-        with pytest.raises(MigrationError, match="newer than this release"):
-            await migrate(connection, known=known[:-1])
-        assert pending_migrations(known, await applied_migrations(connection)) == []
+        await migrate(connection, known=newer)
+        applied = await applied_migrations(connection)
+        with pytest.raises(MigrationError, match="at migration 0002_more, which is newer than this release"):
+            await migrate(connection, known=known)
+        assert pending_migrations(newer, applied) == []
+        assert missing_migrations(known, applied) == [], "processes of both releases run side by side"
 
 
 def make_role(url: str, name: str) -> str:
@@ -182,7 +213,7 @@ async def test_a_role_that_owns_only_its_schema_can_migrate_and_one_that_owns_no
             "delete from interlock.audit_logs",
             "alter table interlock.tasks disable trigger all",
             "drop table interlock.tasks",
-            "insert into interlock.schema_migrations values (99, '', '')",
+            "insert into interlock.schema_migrations values ('', 99, '')",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 await connection.execute(sql.SQL(forbidden))
@@ -192,7 +223,7 @@ async def test_a_role_that_owns_nothing_finds_an_up_to_date_database_in_order(
     empty: str, role: tuple[str, str]
 ) -> None:
     known = known_migrations()
-    pending = Migration(len(known) + 1, "9999_more", "create table interlock.more ()")
+    pending = Migration(2, "9999_more", "create table interlock.more ()")
     async with connect(empty) as connection:
         await migrate(connection)
         async with connect(role[1]) as tenant:

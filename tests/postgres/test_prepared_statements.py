@@ -11,6 +11,7 @@ import pytest
 from interlock.errors import DisconnectedError, StatementError
 from interlock.postgres.connection import POOLED, connect
 from interlock.postgres.notifier import hear, listen
+from interlock.postgres.pgmq import use_queue
 from interlock.postgres.query import Statement, run, run_prepared, written
 
 if TYPE_CHECKING:
@@ -126,12 +127,10 @@ async def test_a_listener_hears_that_its_connection_is_gone(database: Connection
             await waiting
 
 
-async def test_the_queue_is_bound_to_the_name_that_the_settings_have(database: Connection) -> None:
-    await database.execute("update interlock.settings set orchestration_queue = 'another'")
-    for name in ("send_step_results", "advance_plainly"):
-        found = await database.execute("select prosrc from pg_proc where proname = %s", [name])
-        (row,) = await found.fetchall()
-        assert "pgmq.q_another" in row["prosrc"]
-        assert "q_orchestration" not in row["prosrc"]
-    with pytest.raises(psycopg.errors.InvalidParameterValue, match="made of a-z"):
+async def test_messages_go_over_the_queue_that_the_settings_name(database: Connection) -> None:
+    await use_queue(database, "another")
+    found = await database.execute("select pg_get_viewdef('interlock.orchestration_messages') as definition")
+    (row,) = await found.fetchall()
+    assert "pgmq.q_another" in row["definition"]
+    with pytest.raises(psycopg.errors.CheckViolation, match="settings_orchestration_queue"):
         await database.execute("update interlock.settings set orchestration_queue = 'x; drop'")

@@ -171,6 +171,7 @@ async def test_broken_schedules_and_notices_given_up_are_told(database: Connecti
 
 
 async def test_a_missing_queue_is_told(database: Connection) -> None:
+    await database.execute("drop view interlock.orchestration_messages")
     await database.execute("select pgmq.drop_queue('orchestration_step_results')")
     found = await wrong(database)
     assert "interlock migrate" in str(found["queue"].todo)

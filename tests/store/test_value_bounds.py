@@ -13,12 +13,11 @@ from interlock import Interlock, WorkerSettings
 from interlock.config import Config
 from interlock.errors import ConfigError, DefinitionError, InputError, StatementError
 from interlock.postgres.connection import connect
-from interlock.postgres.migrate import known_migrations, migrate
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, until_next_run
+from interlock.store.tasks import NewTask, enqueue_task, until_next_run
 from interlock.worker.maintenance.callbacks import is_public
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from interlock.postgres.connection import Connection
 
@@ -95,25 +94,6 @@ async def test_sql_is_held_to_the_same_bounds(database: Connection, options: dic
     ((name, value),) = options.items()
     with pytest.raises(psycopg.errors.CheckViolation):
         await database.execute(f"select interlock.enqueue('first', {name} => {value})".encode())
-
-
-async def test_what_was_stored_before_there_were_bounds_is_brought_within_them(
-    make_database: Callable[[], str],
-) -> None:
-    known = known_migrations()
-    bounds = next(place for place, migration in enumerate(known) if migration.name.endswith("_bounds"))
-    async with connect(make_database()) as connection:
-        await migrate(connection, known=known[:bounds])
-        for options in BEYOND_SQL:
-            ((name, value),) = options.items()
-            await connection.execute(f"select interlock.enqueue('first', {name} => {value})".encode())
-        await connection.execute("select interlock.enqueue('first', timeout_seconds => 5)")
-        await migrate(connection)
-        rows = await (await connection.execute("select run_at, timeout_seconds from interlock.tasks")).fetchall()
-        assert {row["timeout_seconds"] for row in rows} == {3155760000, 5, None}
-        assert {row["run_at"].year for row in rows} >= {1970, 9998}
-        claimed = await claim_pending_tasks(connection, actor="me", types=["first"], limit=10)
-        assert len(claimed) == 6, "those of the past can be claimed, as can be those with a bounded timeout"
 
 
 async def test_an_idle_worker_need_not_know_of_more_than_a_day(database: Connection) -> None:

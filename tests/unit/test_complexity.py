@@ -1,4 +1,4 @@
-"""Limits of complexity, held over the whole source: every function stays below 10, every `transition` below 5."""
+"""Limits of cyclomatic complexity over the whole source: at most 15; stricter ones for the functions of seed 000."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.unit
 
 SOURCE = Path(__file__).parents[2] / "src" / "interlock"
-ANY_FUNCTION = 10
+MAX_COMPLEXITY = 15
 TRANSITION = 5
 RUN_WORKER = 3
 
@@ -38,10 +38,10 @@ def measured() -> dict[tuple[str, int, str], int]:
     }
 
 
-def test_every_function_has_a_complexity_below_ten() -> None:
+def test_every_function_has_a_complexity_of_at_most_15() -> None:
     found = measured()
     assert found
-    assert {place: value for place, value in found.items() if value >= ANY_FUNCTION} == {}
+    assert {place: value for place, value in found.items() if value > MAX_COMPLEXITY} == {}
 
 
 def test_run_worker_has_a_complexity_below_three() -> None:

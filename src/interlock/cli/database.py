@@ -18,7 +18,7 @@ from interlock.errors import ConfigError
 from interlock.postgres.connection import checked_url, connect, database_url
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.guards import generate as generate_guards
-from interlock.postgres.migrate import applied_migrations, directory, grant, known_migrations, pending_migrations
+from interlock.postgres.migrate import applied_migrations, grant, known_migrations, pending_migrations, sql_directory
 from interlock.postgres.migrate import migrate as apply
 
 app = typer.Typer(
@@ -104,13 +104,13 @@ def migrate(
     ] = None,
     generate: Annotated[
         bool,
-        typer.Option("--generate", help="For developers: write the next guards migration if lifecycle.py changed."),
+        typer.Option("--generate", help="For developers: write sql/guards.sql anew if lifecycle.py changed."),
     ] = False,
 ) -> None:
     """Bring the database to the schema of this release. Safe to run at any time, by any number at once."""
     if generate:
-        written = generate_guards(Path(str(directory())))
-        typer.echo(f"wrote {written.name}" if written else "the guards are up to date")
+        path = Path(str(sql_directory().joinpath("guards.sql")))
+        typer.echo(f"wrote {path.name}" if generate_guards(path) else "the guards are up to date")
         return
     config: Config = context.obj
     with database_url(config, print_note) as url:

@@ -72,12 +72,12 @@ async def located(config: Config) -> AsyncIterator[str]:
 async def see_to_schema(connection: Connection, *, is_embedded: bool) -> None:
     """Migrate the embedded server, which is ours; of any other, see that somebody has."""
     # not at the top: with the installer of the queue it is a tenth of what an import of the app costs
-    from interlock.postgres.migrate import applied_migrations, known_migrations, migrate  # noqa: PLC0415 - needed once, when opening
+    from interlock.postgres.migrate import applied_migrations, known_migrations, migrate, missing_migrations  # noqa: PLC0415 - needed once, when opening
 
     if is_embedded:
         await migrate(connection)
         return
-    missing = known_migrations()[len(await applied_migrations(connection)) :]
+    missing = missing_migrations(known_migrations(), await applied_migrations(connection))
     if missing:
         raise MigrationError(
             f"the database lacks {len(missing)} migrations of this release, from {missing[0].name} on; "

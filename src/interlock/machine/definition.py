@@ -24,8 +24,8 @@ Row = tuple[S, E, S]
 class Machine(Generic[S, E]):
     """One lifecycle: its states, its events and its table of (state, event) -> state.
 
-    `final` states end the work. Only the events in `reopening` may leave them (an operator's requeue, a forced
-    termination, a restart); a final state without such an event is never left at all.
+    `final` states end the work; `unfinished` are all others. Only the events in `reopening` may leave a final state (an
+    operator's requeue, a forced termination, a restart); a final state without such an event is never left at all.
     """
 
     __slots__ = (
@@ -39,6 +39,7 @@ class Machine(Generic[S, E]):
         "rows",
         "states",
         "transitions",
+        "unfinished",
     )
 
     def __init__(
@@ -59,6 +60,7 @@ class Machine(Generic[S, E]):
         self.rows: tuple[Row[S, E], ...] = tuple(rows)
         self.initial = frozenset(initial)
         self.final = frozenset(final)
+        self.unfinished = frozenset(self.states) - self.final
         self.reopening = frozenset(reopening)
         self.transitions: Mapping[tuple[S, E], S] = MappingProxyType(self._table())
         self._allowed: Mapping[S, tuple[E, ...]] = {

@@ -1,11 +1,10 @@
-"""Turns the lifecycle tables into the triggers that make PostgreSQL enforce and record every move.
+"""Generates `sql/guards.sql`: the triggers by which PostgreSQL enforces and records every move of a lifecycle.
 
-Invariant: the newest `*_guards.sql` among the migrations is exactly what `render()` gives; `generate()` writes the
-next one when a table has changed, and a test holds the two together.
+Invariant: `sql/guards.sql` is exactly what `render()` returns for the tables in `lifecycle.py`.
 
-How it stays cheap: a legal move that names its event is accepted by the trigger's WHEN clause alone, in the
-executor. PL/pgSQL runs only for moves that are refused, and for moves of a person who did not name the event. Its
-functions set their own search_path: an operator planted in the caller's cannot talk them round.
+Cost: the trigger's WHEN clause accepts a legal move that names its event, in the executor. PL/pgSQL runs only for moves
+that are refused, and for moves of a client that did not name the event. The functions set their own search_path: an
+operator in the caller's search_path cannot change what they compare.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ $pairs
                     format('cannot move from %L to %L', old.$column, new.$column));
         end case;
         if (new.event = any (events)) is not true then
-            -- The writer did not name the event: it follows from the two states, if they leave no choice. What it
-            -- did not set along with the state belongs to the move before, and is not carried over.
+            -- The client did not name the event: it follows from the two states if only one fits. A reason that the
+            -- client did not set belongs to the move before and is cleared.
             if new.event is distinct from old.event or cardinality(events) > 1 then
                 perform interlock.refuse_move('$machine', old.id::text, old.$column, new.$column, allowed, 'IL001',
                     format('moves from %L to %L by setting "event" to one of %s, not to %L',
@@ -166,10 +165,10 @@ create trigger guard_truncate before truncate on interlock.$table for each state
     execute function interlock.refuse_truncate_$table();
 alter table interlock.$table enable always trigger guard_truncate;
 
--- The records are written as their owner, so that whoever moves a row needs no right to write them.
--- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
--- The plan is made for whatever the session's first statement moves. A nested loop is as good as any for one row, and
--- kept for the next thousand it compares a million pairs.
+-- Writes the records as the owner, so that a client that moves a row needs no right to insert records. Refuses to run
+-- for another table: a trigger on a client's own table could write any record, as the owner.
+-- enable_nestloop is off because the plan is made for the session's first statement and kept: a nested loop is fine for
+-- one row, but compares a million pairs for a thousand.
 create or replace function interlock.record_$table() returns trigger language plpgsql
     security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$$$
 declare
@@ -223,25 +222,22 @@ _FENCE_INSERT = """
 
 
 def render() -> str:
-    """Give the SQL that makes the database enforce and record all guarded lifecycles."""
+    """Return the SQL by which the database enforces and records all guarded lifecycles."""
     return _HEAD + "".join(_render(guard) for guard in GUARDS)
 
 
-def generate(directory: Path) -> Path | None:
-    """Write the next guards migration into the directory if the tables have changed; return its path."""
+def generate(path: Path) -> bool:
+    """Write the guards to a file; return False if they were up to date."""
     text = render()
-    newest = max(directory.glob("*_guards.sql"), default=None)
-    if newest is not None and newest.read_text(encoding="utf-8") == text:
-        return None
-    last = max((int(path.name[:4]) for path in directory.glob("[0-9][0-9][0-9][0-9]_*.sql")), default=0)
-    path = directory / f"{last + 1:04}_guards.sql"
+    if path.exists() and path.read_text(encoding="utf-8") == text:
+        return False
     path.write_text(text, encoding="utf-8")
-    return path
+    return True
 
 
 def _render(guard: Guard) -> str:
     machine = guard.machine
-    _check_stale_events_are_told(machine)
+    _check_stale_events_can_be_told_apart(machine)
     final = _in_order(machine, machine.final)
     return _BODY.substitute(
         machine=machine.name,
@@ -282,10 +278,10 @@ def _pair_cases(machine: Machine[Any, Any]) -> Iterator[str]:
             yield f"            when '{source}>{target}' then events := array[{events}];"
 
 
-def _check_stale_events_are_told(machine: Machine[Any, Any]) -> None:
-    """Refuse a table in which the event that led into a state is also one that leaves it.
+def _check_stale_events_can_be_told_apart(machine: Machine[Any, Any]) -> None:
+    """Raise if an event both enters and leaves a state.
 
-    The guard tells an event that the writer set from one that was left over from the move before by this.
+    The guard relies on this to tell an event that the client set from one that the previous move left in the row.
     """
     for _, event, target in machine.rows:
         if machine.can(target, event):

@@ -1,7 +1,6 @@
-"""PGMQ, the queue on which step results travel back: the extension where the server offers it, else its own SQL.
+"""Installs PGMQ, the message queue on which step results travel to the orchestrator, and creates its queue.
 
-Invariant: an installation that is already there is left alone, whoever made it; the queue whose name the database
-knows is there whenever PGMQ is.
+Invariant: an installed PGMQ is never changed; the queue that `interlock.settings` names exists whenever PGMQ does.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ from interlock.errors import ConfigError
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
-_NAME = re.compile(r"[a-z0-9_]{1,47}")
-_LOOK = """
+_QUEUE_NAME = re.compile(r"[a-z0-9_]{1,47}")
+
+_FIND_PGMQ = """
 select to_regprocedure('pgmq.send_batch(text, jsonb[])') is not null as installed,
     coalesce((select extversion from pg_extension where extname = 'pgmq'),
         obj_description(to_regnamespace('pgmq'), 'pg_namespace')) as version,
-    to_regnamespace('pgmq') is not null as schema_there,
+    to_regnamespace('pgmq') is not null as schema_exists,
     to_regnamespace('pgmq') is null
         and exists (select from pg_available_extensions where name = 'pgmq') as extension_possible,
     to_regnamespace('pgmq') is not null
@@ -29,30 +29,11 @@ select to_regprocedure('pgmq.send_batch(text, jsonb[])') is not null as installe
     quote_ident(current_user) as role
 """
 
+_CREATE_QUEUE = "select interlock.create_orchestration_queue()"
 
-# In a block, so that it can be asked of a schema that has no settings yet.
-_CREATE_QUEUE = """
-do $$
-declare
-    name text;
-begin
-    if to_regclass('interlock.settings') is not null and to_regprocedure('pgmq.create(text)') is not null then
-        execute 'select orchestration_queue from interlock.settings' into name;
-        if to_regclass(format('pgmq.%I', lower('q_' || name))) is null then
-            perform pgmq.create(name);
-            -- every message is written twice and deleted: dead entries must go while they are few
-            execute format('alter table pgmq.%I set (autovacuum_vacuum_scale_factor = 0.01, '
-                'autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0, vacuum_index_cleanup = on)',
-                lower('q_' || name));
-        end if;
-    end if;
-end
-$$
-"""
-
-_OTHER_NAME = """
+_LOCK_OTHER_QUEUE = """
 select orchestration_queue as name,
-    to_regclass(format('pgmq.%%I', lower('q_' || orchestration_queue))) is not null as there
+    to_regclass(format('pgmq.%%I', lower('q_' || orchestration_queue))) is not null as exists
 from interlock.settings
 where orchestration_queue <> %(name)s
 for update
@@ -60,33 +41,33 @@ for update
 
 
 async def install_queue(connection: Connection) -> str:
-    """Install PGMQ and make the queue, if they are missing; say in a sentence what there is now.
+    """Install PGMQ and create the queue where they are missing; return a sentence for the operator.
 
     Must run in a transaction.
     """
-    told = await _install(connection)
+    report = await _install(connection)
     try:
         async with connection.transaction():
             await connection.execute(_CREATE_QUEUE)
     except psycopg.errors.InsufficientPrivilege as error:
-        return f"{told}, but this role may not create its queue ({error.diag.message_primary}): jobs need it"
-    return told
+        return f"{report}, but this role may not create its queue ({error.diag.message_primary}): jobs need it"
+    return report
 
 
 async def use_queue(connection: Connection, name: str) -> bool:
-    """Have the results of steps go over the queue of this name, which is made if need be; False if they did already.
+    """Send step results over the queue of this name, creating it if needed; return False if it was in use already.
 
-    A queue that still holds messages is not left behind.
+    Raises `ConfigError` while the queue in use still holds messages.
     """
-    if not _NAME.fullmatch(name):
+    if not _QUEUE_NAME.fullmatch(name):
         raise ConfigError(f"orchestration_queue must be made of a-z, 0-9 and _, at most 47 of them, not {name!r}")
     async with connection.transaction():
-        if not await (await connection.execute(_OTHER_NAME, {"name": name})).fetchall():
+        if not await (await connection.execute(_LOCK_OTHER_QUEUE, {"name": name})).fetchall():
             return False
-        # until all who send have sent, and before anybody else does
+        # Wait for transactions that send messages, and block new ones until this one commits.
         await connection.execute("lock table interlock.tasks in share row exclusive mode")
-        found = await (await connection.execute(_OTHER_NAME, {"name": name})).fetchall()
-        if found and found[0]["there"]:
+        found = await (await connection.execute(_LOCK_OTHER_QUEUE, {"name": name})).fetchall()
+        if found and found[0]["exists"]:
             metrics = await connection.execute("select queue_length from pgmq.metrics(%s)", [found[0]["name"]])
             (row,) = await metrics.fetchall()
             if row["queue_length"]:
@@ -100,13 +81,14 @@ async def use_queue(connection: Connection, name: str) -> bool:
 
 
 async def _install(connection: Connection) -> str:
-    cursor = await connection.execute(_LOOK)
+    """Install the extension where the server offers it, else the SQL of the `pgmq` package."""
+    cursor = await connection.execute(_FIND_PGMQ)
     (found,) = await cursor.fetchall()
     if found["installed"]:
         return f"PGMQ is there already ({found['version'] or 'version unknown'})"
     if found["extension_possible"] and await _try(connection, "create extension pgmq"):
         return "installed PGMQ as an extension"
-    script, version = _script(schema_there=found["schema_there"])
+    script, version = _embedded_script(schema_exists=found["schema_exists"])
     if found["sql_possible"] and await _try(connection, script):
         return f"installed PGMQ {version} from its SQL"
     return (
@@ -115,19 +97,20 @@ async def _install(connection: Connection) -> str:
     )
 
 
-def _script(*, schema_there: bool) -> tuple[str, str]:
-    """Give PGMQ's own SQL, and which version it is."""
-    # not at the top: the package imports all of its clients, and SQLAlchemy, for the sake of a file
+def _embedded_script(*, schema_exists: bool) -> tuple[str, str]:
+    """Return PGMQ's own SQL and its version."""
+    # Not at the top: the package imports all of its clients and SQLAlchemy.
     from pgmq.install import get_embedded_install_sql, get_embedded_sql_version  # noqa: PLC0415 - heavy, seldom needed
 
     script, version = get_embedded_install_sql(), get_embedded_sql_version()
-    if schema_there:
-        # Even with IF NOT EXISTS this statement asks for the right to create schemas, which an owner need not have.
+    if schema_exists:
+        # Even with IF NOT EXISTS this statement needs the right to create schemas, which an owner of one may lack.
         script = script.replace("CREATE SCHEMA IF NOT EXISTS pgmq;", "NULL;", 1)
     return f"{script}\n;comment on schema pgmq is 'PGMQ {version}, installed from SQL';", version
 
 
 async def _try(connection: Connection, script: str) -> bool:
+    """Run a script in a savepoint; return False if this role or server does not allow it."""
     try:
         async with connection.transaction():
             await connection.execute(script.encode())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import MigrationError
 from interlock.postgres.connection import transaction
-from interlock.postgres.migrate import applied_migrations, known_migrations, pending_migrations
+from interlock.postgres.migrate import applied_migrations, known_migrations, pending_migrations, schema_version
 from interlock.postgres.query import load_statements, run
 from interlock.store.callbacks import list_given_up_callbacks
 from interlock.store.explain import read_queue
@@ -84,15 +84,15 @@ async def diagnose(connection: Connection, *, now: datetime | None = None) -> li
 
 
 async def _schema(connection: Connection) -> Finding:
-    known = known_migrations()
+    applied = await applied_migrations(connection)
     try:
-        missing = pending_migrations(known, await applied_migrations(connection))
+        missing = pending_migrations(known_migrations(), applied)
     except MigrationError as error:
         return _wrong("schema", str(error), "use the release that fits, or `interlock migrate`")
     if missing:
         found = f"{len(missing)} migrations of this release are missing, from {missing[0].name} on"
         return _wrong("schema", found, "run `interlock migrate`", missing=[migration.name for migration in missing])
-    return _fine("schema", f"{known[-1].name}, that of this release")
+    return _fine("schema", f"{schema_version(applied)}, that of this release")
 
 
 async def _queue(connection: Connection) -> list[Finding]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.postgres.connection import transaction
-from interlock.postgres.migrate import applied_migrations
+from interlock.postgres.migrate import applied_migrations, schema_version
 from interlock.postgres.query import load_statements, run
 from interlock.store.leader import Leader, read_clock, read_leader
 from interlock.store.schedules import ScheduleState, list_schedules
@@ -92,7 +92,7 @@ async def read_overview(connection: Connection, *, whole: bool = False, now: dat
         applied = await applied_migrations(connection)
         return Overview(
             now=moment,
-            schema=applied[-1].name if applied else "none",
+            schema=schema_version(applied),
             counts=await (count_all_tasks if complete else count_unfinished_tasks)(connection, now=now),
             complete=complete,
             paused=await list_paused_namespaces(connection),

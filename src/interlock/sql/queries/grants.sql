@@ -1,4 +1,4 @@
--- What a role that runs the engine, but owns nothing, is allowed to do. `{role}` is put in as an identifier.
+-- Rights of a role that runs the engine but owns nothing. `{role}` is replaced by its quoted name.
 
 -- name: grant_runtime_role
 grant usage on schema interlock to {role};
@@ -12,6 +12,7 @@ grant select on interlock.audit_logs, interlock.job_state_transitions, interlock
     interlock.schema_migrations to {role};
 
 -- name: grant_runtime_role_queue
+grant select, insert, update, delete on interlock.orchestration_messages to {role};
 grant usage on schema pgmq to {role};
 grant select, insert, update, delete on all tables in schema pgmq to {role};
 grant usage on all sequences in schema pgmq to {role};

@@ -1,12 +1,10 @@
--- How jobs are carried on when there is nothing to judge, which is nearly always: within the database, in one statement.
-
 -- Takes a batch of messages, as the orchestrator does, and carries their jobs on: steps that are done let those go that
 -- wait for nothing else, and complete jobs. Where anything else is in the batch (a failure, a choice, a step that has
 -- no handler of its own, a limit, a duplicate), it does nothing at all, and gives nulls: the orchestrator takes that batch,
 -- and the rules that say what follows stand there alone. As there, jobs are locked first, in the order of their
 -- ids, each statement sees what the last one who held the locks left, and a transaction that ends no job need not wait
 -- for the disk. Its plans are kept for as long as a session lives: none of them may scan a table.
-create function interlock.advance_plainly(
+create or replace function interlock.advance_plainly(
     acting text, most int, patience text, moment timestamptz,
     out received int, out released int, out finalized int
 ) language plpgsql as $$
@@ -21,12 +19,22 @@ begin
     perform set_config('lock_timeout', patience, true), set_config('interlock.actor', acting, true),
         set_config('enable_seqscan', 'off', true), set_config('plan_cache_mode', 'force_generic_plan', true);
 
-    select count(*), array_agg((given.message ->> 'task_id')::uuid),
-        array_agg(distinct (given.message ->> 'job_id')::uuid),
-        bool_and(given.message ?& '{job_id,task_id}' and not given.message ?| '{cancel,admit,failure}')
+    with given as (
+        delete from interlock.orchestration_messages
+        where msg_id = any (array(
+                select msg_id
+                from interlock.orchestration_messages
+                where vt <= clock_timestamp()
+                order by msg_id
+                limit most
+                for update skip locked
+            ))
+        returning message
+    )
+    select count(*), array_agg((message ->> 'task_id')::uuid), array_agg(distinct (message ->> 'job_id')::uuid),
+        bool_and(message ?& '{job_id,task_id}' and not message ?| '{cancel,admit,failure}')
     into received, ends, wanted, is_plain
-    from interlock.settings
-        cross join lateral pgmq.pop(settings.orchestration_queue, most) as given;
+    from given;
     if received = 0 then
         released := 0; finalized := 0;
         return;
@@ -59,7 +67,7 @@ begin
         -- over edges
         select found.id, found.namespace, led.edges, found.unresolved <= led.edges as goes,
             led.is_choice or found.unresolved <= led.edges
-                and (found.failed > 0 or steps.kind not in ('plain', 'decision')) as is_judged
+                and (found.failed > 0 or found.limit_key is not null or steps.kind not in ('plain', 'decision')) as is_judged
         from (
                 select ended.job_id, ended.workflow_id, edges.downstream, count(*)::int as edges,
                     bool_or(edges.branch or edges.condition <> 'success') as is_choice
@@ -80,7 +88,7 @@ begin
                 limit 1
             ) as steps
             cross join lateral (
-                select id, namespace, unresolved, failed
+                select id, namespace, limit_key, unresolved, failed
                 from interlock.tasks
                 where job_id = led.job_id and step = led.downstream and state = 'waiting' and unresolved > 0
                 limit 1
@@ -163,8 +171,8 @@ begin
         where exists (select from interlock.waiters where task_id = over.id);
     end if;
     finalized := coalesce(cardinality(completed), 0);
-exception when sqlstate 'IL010' or invalid_text_representation or undefined_function then
-    -- with this, the taking of the messages is undone too; an old PGMQ cannot give several at once
+exception when sqlstate 'IL010' or invalid_text_representation then
+    -- with this, the taking of the messages is undone too
     received := null; released := null; finalized := null;
 end
 $$;

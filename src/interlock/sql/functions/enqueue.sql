@@ -1,24 +1,5 @@
--- Bounds of what a task can ask for, so that every client can read it back; and keys that are of one type of task.
-
--- Before anything is repaired, so that nobody can add to it meanwhile.
-alter table interlock.tasks
-    drop constraint tasks_timeout,
-    add constraint tasks_timeout check (timeout_seconds > 0 and timeout_seconds <= 3155760000) not valid,
-    add constraint tasks_run_at check (
-        run_at >= '1970-01-01 00:00:00+00' and run_at < '9999-01-01 00:00:00+00'
-    ) not valid;
-
-update interlock.tasks
-set timeout_seconds = case when timeout_seconds is not null then least(timeout_seconds, 3155760000) end,
-    run_at = least(greatest(run_at, '1970-01-01 00:00:00+00'), '9998-12-31 00:00:00+00')
-where timeout_seconds > 3155760000 or run_at < '1970-01-01 00:00:00+00' or run_at >= '9999-01-01 00:00:00+00';
-
-alter table interlock.tasks
-    validate constraint tasks_timeout,
-    validate constraint tasks_run_at;
-
--- Enqueueing for every client that speaks SQL; the Python client calls it too. `created` is false when the id, the
--- unique key or the request was there already: then `id` is that task's, which must be of the same type.
+-- Enqueues a task, for every client that speaks SQL; the Python client calls it, too. `created` is false when a task
+-- with this id, unique key or request id exists already: then `id` is the id of that task, which must have the same type.
 create or replace function interlock.enqueue(
     type text,
     input jsonb default '{}',

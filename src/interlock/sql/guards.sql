@@ -74,8 +74,8 @@ begin
                     format('cannot move from %L to %L', old.state, new.state));
         end case;
         if (new.event = any (events)) is not true then
-            -- The writer did not name the event: it follows from the two states, if they leave no choice. What it
-            -- did not set along with the state belongs to the move before, and is not carried over.
+            -- The client did not name the event: it follows from the two states if only one fits. A reason that the
+            -- client did not set belongs to the move before and is cleared.
             if new.event is distinct from old.event or cardinality(events) > 1 then
                 perform interlock.refuse_move('task', old.id::text, old.state, new.state, allowed, 'IL001',
                     format('moves from %L to %L by setting "event" to one of %s, not to %L',
@@ -157,21 +157,24 @@ create trigger guard_truncate before truncate on interlock.tasks for each statem
     execute function interlock.refuse_truncate_tasks();
 alter table interlock.tasks enable always trigger guard_truncate;
 
--- The records are written as their owner, so that whoever moves a row needs no right to write them.
--- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
+-- Writes the records as the owner, so that a client that moves a row needs no right to insert records. Refuses to run
+-- for another table: a trigger on a client's own table could write any record, as the owner.
+-- enable_nestloop is off because the plan is made for the session's first statement and kept: a nested loop is fine for
+-- one row, but compares a million pairs for a thousand.
 create or replace function interlock.record_tasks() returns trigger language plpgsql
-    security definer set search_path = pg_catalog, pg_temp as $$
+    security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+    who constant text := interlock.actor();
 begin
     if tg_relid <> 'interlock.tasks'::regclass then
         raise exception 'record_tasks() records the moves of interlock.tasks alone' using errcode = 'IL004';
     elsif tg_op = 'INSERT' then
         insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, attempt)
-        select now_row.id, null, now_row.state, 'create', now_row.reason, interlock.actor(), now_row.attempt
+        select now_row.id, null, now_row.state, 'create', now_row.reason, who, now_row.attempt
         from now_row;
     else
         insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, attempt)
-        select now_row.id, was_row.state, now_row.state, now_row.event, now_row.reason,
-            interlock.actor(), now_row.attempt
+        select now_row.id, was_row.state, now_row.state, now_row.event, now_row.reason, who, now_row.attempt
         from now_row join was_row on was_row.id = now_row.id
         where was_row.state <> now_row.state;
     end if;
@@ -239,8 +242,8 @@ begin
                     format('cannot move from %L to %L', old.status, new.status));
         end case;
         if (new.event = any (events)) is not true then
-            -- The writer did not name the event: it follows from the two states, if they leave no choice. What it
-            -- did not set along with the state belongs to the move before, and is not carried over.
+            -- The client did not name the event: it follows from the two states if only one fits. A reason that the
+            -- client did not set belongs to the move before and is cleared.
             if new.event is distinct from old.event or cardinality(events) > 1 then
                 perform interlock.refuse_move('job', old.id::text, old.status, new.status, allowed, 'IL001',
                     format('moves from %L to %L by setting "event" to one of %s, not to %L',
@@ -310,21 +313,24 @@ create trigger guard_truncate before truncate on interlock.jobs for each stateme
     execute function interlock.refuse_truncate_jobs();
 alter table interlock.jobs enable always trigger guard_truncate;
 
--- The records are written as their owner, so that whoever moves a row needs no right to write them.
--- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
+-- Writes the records as the owner, so that a client that moves a row needs no right to insert records. Refuses to run
+-- for another table: a trigger on a client's own table could write any record, as the owner.
+-- enable_nestloop is off because the plan is made for the session's first statement and kept: a nested loop is fine for
+-- one row, but compares a million pairs for a thousand.
 create or replace function interlock.record_jobs() returns trigger language plpgsql
-    security definer set search_path = pg_catalog, pg_temp as $$
+    security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+    who constant text := interlock.actor();
 begin
     if tg_relid <> 'interlock.jobs'::regclass then
         raise exception 'record_jobs() records the moves of interlock.jobs alone' using errcode = 'IL004';
     elsif tg_op = 'INSERT' then
         insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor)
-        select now_row.id, null, now_row.status, 'create', now_row.reason, interlock.actor()
+        select now_row.id, null, now_row.status, 'create', now_row.reason, who
         from now_row;
     else
         insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor)
-        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason,
-            interlock.actor()
+        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason, who
         from now_row join was_row on was_row.id = now_row.id
         where was_row.status <> now_row.status;
     end if;
@@ -396,8 +402,8 @@ begin
                     format('cannot move from %L to %L', old.status, new.status));
         end case;
         if (new.event = any (events)) is not true then
-            -- The writer did not name the event: it follows from the two states, if they leave no choice. What it
-            -- did not set along with the state belongs to the move before, and is not carried over.
+            -- The client did not name the event: it follows from the two states if only one fits. A reason that the
+            -- client did not set belongs to the move before and is cleared.
             if new.event is distinct from old.event or cardinality(events) > 1 then
                 perform interlock.refuse_move('supervised worker', old.id::text, old.status, new.status, allowed, 'IL001',
                     format('moves from %L to %L by setting "event" to one of %s, not to %L',
@@ -469,21 +475,24 @@ create trigger guard_truncate before truncate on interlock.workers for each stat
     execute function interlock.refuse_truncate_workers();
 alter table interlock.workers enable always trigger guard_truncate;
 
--- The records are written as their owner, so that whoever moves a row needs no right to write them.
--- Nobody may hang the function on a table of his own: it would write what he likes, and as the owner.
+-- Writes the records as the owner, so that a client that moves a row needs no right to insert records. Refuses to run
+-- for another table: a trigger on a client's own table could write any record, as the owner.
+-- enable_nestloop is off because the plan is made for the session's first statement and kept: a nested loop is fine for
+-- one row, but compares a million pairs for a thousand.
 create or replace function interlock.record_workers() returns trigger language plpgsql
-    security definer set search_path = pg_catalog, pg_temp as $$
+    security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
+declare
+    who constant text := interlock.actor();
 begin
     if tg_relid <> 'interlock.workers'::regclass then
         raise exception 'record_workers() records the moves of interlock.workers alone' using errcode = 'IL004';
     elsif tg_op = 'INSERT' then
         insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor)
-        select now_row.id, null, now_row.status, 'create', now_row.reason, interlock.actor()
+        select now_row.id, null, now_row.status, 'create', now_row.reason, who
         from now_row;
     else
         insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor)
-        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason,
-            interlock.actor()
+        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason, who
         from now_row join was_row on was_row.id = now_row.id
         where was_row.status <> now_row.status;
     end if;

@@ -1,0 +1,36 @@
+-- Sends the end of a step to the orchestrator, in the transaction that ends it, whichever client that is. Steps that are
+-- marked as advanced were sent before. Costs one scan of the changed rows when no steps are among them.
+--
+-- Runs as the owner, so that a client that moves a task needs no right to send; on this table alone, so that no client can
+-- send messages of its own by a trigger on another table.
+create or replace function interlock.send_step_results() returns trigger language plpgsql
+    security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    messages jsonb[];
+    latest bigint;
+begin
+    if tg_relid <> 'interlock.tasks'::regclass then
+        raise exception 'send_step_results() tells of interlock.tasks alone' using errcode = 'IL004';
+    end if;
+    select array_agg(jsonb_build_object('job_id', job_id, 'task_id', id, 'correlation_id', correlation_id))
+    into messages
+    from now_row
+    where job_id is not null and not advanced and state in ('done', 'error', 'canceled');
+    if messages is not null then
+        with sent as (
+            insert into interlock.orchestration_messages (vt, message)
+            select clock_timestamp(), message from unnest(messages) as message
+            returning msg_id
+        )
+        select max(msg_id) into latest from sent;
+        perform pg_notify('interlock_orchestration', latest::text);
+    end if;
+    return null;
+end
+$$;
+
+revoke execute on function interlock.send_step_results() from public;
+
+create or replace trigger send_update after update on interlock.tasks
+    referencing new table as now_row for each statement execute function interlock.send_step_results();
+alter table interlock.tasks enable always trigger send_update;

@@ -1,0 +1,494 @@
+-- Tables, indexes and partitions of the schema `interlock`. `interlock migrate` applies this file once, as migration 1;
+-- later changes to tables are files `migrations/0002_*.sql` and on. Functions and their triggers are in `functions/`,
+-- the triggers that enforce the lifecycles in `guards.sql`.
+
+-- Returns a UUID of version 7, which sorts by time. PostgreSQL 18 has a function for it.
+-- Here and not in `functions/`, because column defaults need it before any table exists.
+do $$
+begin
+    if current_setting('server_version_num')::int >= 180000 then
+        create function interlock.new_id() returns uuid language sql volatile parallel safe
+            as 'select pg_catalog.uuidv7()';
+    else
+        -- 48 bits of milliseconds in front of a random UUID, whose version bits 0100 become 0111.
+        create function interlock.new_id() returns uuid language sql volatile parallel safe as $f$
+            select encode(set_bit(set_bit(
+                overlay(uuid_send(gen_random_uuid())
+                    placing substring(int8send((extract(epoch from clock_timestamp()) * 1000)::bigint) from 3)
+                    from 1 for 6),
+                52, 1), 53, 1), 'hex')::uuid
+        $f$;
+    end if;
+end
+$$;
+
+-- Configuration that database functions need. One row.
+create table interlock.settings (
+    id int primary key default 1,
+    orchestration_queue text not null default 'orchestration_step_results',
+    constraint settings_one_row check (id = 1),
+    constraint settings_orchestration_queue check (orchestration_queue ~ '^[a-z0-9_]{1,47}$')
+);
+
+insert into interlock.settings default values;
+
+-- Workflow definitions -------------------------------------------------------------------------------------------
+
+-- A stored definition never changes: another definition gets another version.
+create table interlock.workflows (
+    id uuid primary key default interlock.new_id(),
+    name text not null,
+    version text not null,
+    namespace text not null default 'default',
+    definition jsonb not null,
+    -- read by submit instead of the definition
+    root_namespaces text[] not null,
+    plain_roots boolean not null,
+    timeout_seconds double precision,
+    registered_at timestamptz not null default now(),
+    unique (name, version)
+);
+
+create table interlock.workflow_steps (
+    workflow_id uuid not null references interlock.workflows (id),
+    step text not null,
+    position int not null,
+    kind text not null,
+    type text,                               -- task type of the handler; null for kinds that run as interlock.pass
+    namespace text not null,
+    join_rule double precision not null,     -- share of edges that must be taken: 1 is all, 0 is any
+    strategy double precision,               -- of a map: share of parts that must be done
+    edges int not null,
+    sink boolean not null,
+    compensate text,
+    waits_for text,
+    priority smallint not null,
+    max_tries int not null,
+    timeout_seconds double precision,
+    backoff jsonb,
+    spec jsonb not null,                     -- the step as in the definition
+    -- whether the claim statement can gather the step's inputs by itself, and the constant part of these inputs
+    simple boolean not null default false,
+    handed jsonb not null default '{}',
+    limit_key text,
+    tags text[],
+    callback_url text,
+    primary key (workflow_id, step)
+);
+
+create index workflow_steps_roots on interlock.workflow_steps (workflow_id) where edges = 0;
+create index workflow_steps_sinks on interlock.workflow_steps (workflow_id) where sink;
+
+create table interlock.workflow_edges (
+    workflow_id uuid not null references interlock.workflows (id),
+    upstream text not null,
+    downstream text not null,
+    condition text not null,
+    branch boolean not null,
+    primary key (workflow_id, upstream, downstream),
+    constraint workflow_edges_condition check (condition in ('success', 'failure'))
+);
+
+create index workflow_edges_downstream on interlock.workflow_edges (workflow_id, downstream);
+
+-- Jobs -----------------------------------------------------------------------------------------------------------
+
+create table interlock.jobs (
+    id uuid primary key default interlock.new_id(),
+    parent_job_id uuid references interlock.jobs (id),
+    depth int not null default 0,
+    status text not null default 'SUBMITTED',
+    -- event and reason of the latest move; the guard keeps them in step with the status
+    event text,
+    reason text,
+    worker_count int,                        -- maximum number of steps that run at once; null is no limit
+    task_description text not null,
+    namespace text not null default 'default',
+    input jsonb not null default '{}',
+    output jsonb,
+    error jsonb,
+    created_at timestamptz not null default now(),
+    started_at timestamptz,
+    completed_at timestamptz,
+    updated_at timestamptz not null default now(),
+    workflow_id uuid references interlock.workflows (id),
+    request_id text,
+    correlation_id uuid,
+    actor text,
+    root_namespaces text[],
+    timeout_seconds double precision,
+    deadline_at timestamptz,
+    -- final status and its reason, stored while running steps end and compensations run
+    ending text,
+    ending_reason text,
+    compensating boolean not null default false,
+    -- counters that save counting the steps
+    open_steps int not null default 0,
+    failed_steps int not null default 0,
+    retried_from uuid,
+    reused jsonb,                            -- documents of the steps whose results are taken from `retried_from`
+    parent_task_id uuid,
+    -- failures of the orchestrator with this job, and the time of its next try: other jobs need not wait for it
+    stumbles int not null default 0,
+    not_before timestamptz,
+    constraint jobs_depth check (depth between 0 and 5),
+    constraint jobs_worker_count check (worker_count between 1 and 10),
+    constraint jobs_parent_depth check ((parent_job_id is null) = (depth = 0)),
+    constraint jobs_not_own_parent check (parent_job_id <> id),
+    constraint jobs_ending check (ending in ('FAILED', 'CANCELED')),
+    constraint jobs_timeout check (timeout_seconds > 0),
+    constraint jobs_open_steps check (open_steps >= 0)
+) with (
+    -- A job row is updated several times, for thousands of jobs per second: vacuum while dead rows are few.
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_threshold = 10000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.02,
+    autovacuum_analyze_threshold = 1000
+);
+
+create index jobs_children on interlock.jobs (parent_job_id) where parent_job_id is not null;
+create index jobs_open on interlock.jobs (status, id) where status in ('SUBMITTED', 'PENDING', 'RUNNING');
+create unique index jobs_request on interlock.jobs (request_id) where request_id is not null;
+create unique index jobs_parent_task on interlock.jobs (parent_task_id) where parent_task_id is not null;
+create index jobs_workflow on interlock.jobs (workflow_id, id) where workflow_id is not null;
+-- No other index has this order of columns, so that the planner takes this one whatever the statistics say.
+create index jobs_pending on interlock.jobs (workflow_id, created_at, id) where status = 'PENDING';
+create index jobs_deadline on interlock.jobs (deadline_at)
+    where deadline_at is not null and ending is null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
+
+-- The first signal of a name counts.
+create table interlock.signals (
+    job_id uuid not null references interlock.jobs (id) on delete cascade,
+    name text not null,
+    payload jsonb,
+    sent_by text not null,
+    sent_at timestamptz not null default now(),
+    primary key (job_id, name)
+);
+
+-- Messages that failed repeatedly and were moved to the archive of the queue (dead letters).
+create table interlock.orchestration_failures (
+    msg_id bigint primary key,
+    job_id uuid,
+    task_id uuid,
+    message jsonb not null,
+    error text not null,
+    times int not null default 1,
+    failed_at timestamptz not null default now(),
+    retry_at timestamptz                     -- time at which the message is sent again
+);
+
+create index orchestration_failures_task on interlock.orchestration_failures (task_id) where task_id is not null;
+
+-- Tasks ----------------------------------------------------------------------------------------------------------
+
+create table interlock.tasks (
+    id uuid primary key default interlock.new_id(),
+    namespace text not null default 'default',
+    type text not null,
+    state text not null default 'pending',
+    -- event and reason of the latest move; the guard keeps them in step with the state
+    event text,
+    reason text,
+    -- higher runs sooner
+    priority smallint not null default 0,
+    run_at timestamptz not null default now(),
+    -- the fence: rises with every claim and never falls; max_tries limits tries, not attempts
+    attempt int not null default 0,
+    tries int not null default 0,
+    max_tries int not null default 5,
+    worker_id text,
+    lease_expires_at timestamptz,
+    job_id uuid references interlock.jobs (id),
+    step text,
+    input jsonb not null default '{}',
+    output jsonb,
+    error jsonb,
+    cost double precision,
+    created_at timestamptz not null default now(),
+    started_at timestamptz,
+    finished_at timestamptz,
+    updated_at timestamptz not null default now(),
+    held_by text,                            -- cause of the wait, only while waiting: limit, namespace, worker_count, ...
+    limit_key text,
+    unique_key text,
+    request_id text,
+    timeout_seconds double precision,
+    backoff jsonb,
+    tags text[],
+    callback_url text,
+    correlation_id uuid,
+    progress jsonb,
+    checkpoint jsonb,
+    cancel_requested_at timestamptz,
+    unresolved int not null default 0,       -- edges, or parts of a map, whose end is not known yet
+    taken int not null default 0,
+    failed int not null default 0,
+    poisoned boolean not null default false, -- skipped because of a failure, not because of a branch
+    advanced boolean not null default false, -- its end has been applied to the steps after it
+    reused boolean not null default false,
+    capped boolean not null default false,   -- its job has a worker_count
+    part int,                                -- index among the parts of a map, or among compensations
+    part_of uuid,                            -- row of the map
+    wait_until timestamptz,
+    constraint tasks_leased_while_running check ((state = 'running') = (lease_expires_at is not null)),
+    constraint tasks_owned_while_running check (state <> 'running' or worker_id is not null),
+    constraint tasks_attempt check (attempt >= 0),
+    constraint tasks_tries check (tries >= 0 and max_tries >= 1),
+    constraint tasks_step_of_job check ((job_id is null) = (step is null)),
+    -- bounds that every client can read back: a hundred years, and years with four digits
+    constraint tasks_timeout check (timeout_seconds > 0 and timeout_seconds <= 3155760000),
+    constraint tasks_run_at check (run_at >= '1970-01-01 00:00:00+00' and run_at < '9999-01-01 00:00:00+00')
+) with (
+    -- Thousands of claims per second leave dead entries at the head of the queue: vacuum tables and indexes while
+    -- these are few, and without pauses.
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_threshold = 10000,
+    autovacuum_vacuum_cost_delay = 0,
+    autovacuum_analyze_scale_factor = 0.02,
+    autovacuum_analyze_threshold = 10000,
+    vacuum_index_cleanup = on
+);
+
+-- The claim walks this index and no other; its order is exactly the order of the claim.
+create index tasks_claim on interlock.tasks (namespace, priority desc, run_at, id) where state = 'pending';
+-- Recovery walks this one. With the predicate "state = 'running'" the planner would use it for the settle, too.
+create index tasks_lease on interlock.tasks (lease_expires_at) where lease_expires_at is not null;
+-- One unfinished task per unique key; one task per request id, for as long as the task is kept.
+create unique index tasks_unique on interlock.tasks (unique_key)
+    where unique_key is not null and state in ('waiting', 'pending', 'running');
+create unique index tasks_request on interlock.tasks (request_id) where request_id is not null;
+-- Admission by limits counts by the first and walks the second; tasks without a limit are in neither.
+create index tasks_limit_taken on interlock.tasks (limit_key)
+    where limit_key is not null and state in ('pending', 'running');
+create index tasks_limit_waiting on interlock.tasks (limit_key, priority desc, run_at, id)
+    where limit_key is not null and state = 'waiting' and held_by = 'limit';
+-- Gives the time at which the next task with a limit becomes due.
+create index tasks_limit_due on interlock.tasks (run_at)
+    where limit_key is not null and state = 'waiting' and held_by = 'limit';
+create index tasks_paused on interlock.tasks (namespace, id) where state = 'waiting' and held_by = 'namespace';
+-- Unique: replaying a message creates no second row for a step.
+create unique index tasks_job on interlock.tasks (job_id, step) where job_id is not null;
+create index tasks_parts on interlock.tasks (part_of, part) where part_of is not null;
+-- Steps that count against the worker_count of their job. A step that waits for a limit counts, so that it can start
+-- when the limit admits it.
+create index tasks_capped on interlock.tasks (job_id)
+    where capped and (state in ('pending', 'running') or held_by in ('namespace', 'limit'));
+create index tasks_held_steps on interlock.tasks (job_id, held_by, priority desc, part, id)
+    where state = 'waiting' and held_by in ('worker_count', 'compensation');
+-- Steps that have ended and whose end is not applied yet: few, and briefly, unless a message was lost.
+create index tasks_unadvanced on interlock.tasks (coalesce(finished_at, created_at))
+    where job_id is not null and not advanced and state in ('done', 'error', 'canceled');
+create index tasks_wait_until on interlock.tasks (wait_until) where wait_until is not null and state = 'waiting';
+
+create table interlock.namespaces (
+    name text primary key,
+    paused_at timestamptz,
+    paused_by text,
+    reason text
+);
+
+-- Per key: at most max_running tasks pending or running, at most max_starts released per period.
+create table interlock.limits (
+    key text primary key,
+    max_running int,
+    max_starts int,
+    period interval,
+    updated_at timestamptz not null default now(),
+    constraint limits_max_running check (max_running >= 1),
+    constraint limits_rate check ((max_starts is null) = (period is null) and max_starts >= 1 and period > '0')
+);
+
+create table interlock.limit_starts (
+    key text not null references interlock.limits (key) on delete cascade,
+    started_at timestamptz not null,
+    starts int not null
+);
+
+create index limit_starts_key on interlock.limit_starts (key, started_at);
+
+create table interlock.schedules (
+    name text primary key,
+    type text not null,
+    namespace text not null default 'default',
+    cron text,
+    timezone text not null default 'UTC',
+    every interval,
+    missed text not null default 'once',
+    input jsonb not null default '{}',
+    options jsonb not null default '{}',
+    next_at timestamptz not null,
+    last_at timestamptz,
+    paused_at timestamptz,
+    error text,                              -- of the latest run, when it failed
+    updated_at timestamptz not null default now(),
+    constraint schedules_rhythm check ((cron is null) <> (every is null) and every > '0'),
+    constraint schedules_missed check (missed in ('skip', 'once', 'all'))
+);
+
+create index schedules_due on interlock.schedules (next_at) where paused_at is null;
+
+-- Outbox of webhooks: a row is written in the transaction of the outcome and deleted after delivery.
+create table interlock.callbacks (
+    id bigint generated always as identity primary key,
+    task_id uuid not null,
+    attempt int not null,
+    state text not null,
+    url text not null,
+    tries int not null default 0,
+    next_try_at timestamptz not null default now(),
+    error text,
+    given_up_at timestamptz,
+    created_at timestamptz not null default now()
+);
+
+create index callbacks_due on interlock.callbacks (next_try_at) where given_up_at is null;
+
+create table interlock.leaders (
+    duty text primary key,
+    holder text not null,
+    expires_at timestamptz not null
+);
+
+-- Clients that wait for the end of a task or job: settles notify only these. Unlogged, because notifications are hints.
+create unlogged table interlock.waiters (
+    task_id uuid not null,
+    waiter uuid not null,
+    expires_at timestamptz not null,
+    primary key (task_id, waiter)
+);
+
+-- Workers --------------------------------------------------------------------------------------------------------
+
+-- A row is supervised when its metadata has a `spec`; other rows belong to processes that register themselves.
+create table interlock.workers (
+    id text primary key default 'w_' || interlock.new_id(),
+    workspace_id text not null default 'default',
+    status text not null default 'IDLE',
+    -- event and reason of the latest move; the guard keeps them in step with the status
+    event text,
+    reason text,
+    metadata jsonb not null default '{}',
+    heartbeat_at timestamptz,
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    -- a worker is live while it is RUNNING and until seen_until
+    namespaces text[] not null default '{}',
+    types text[] not null default '{}',
+    seen_until timestamptz,
+    -- lease of the supervisor on this row; that of a dead supervisor expires
+    supervisor_id text,
+    supervised_until timestamptz,
+    -- the fence of process starts: rises with each and never falls; a process that reads another number stops
+    generation int not null default 0,
+    instance text,                           -- the worker_id of tasks that the process holds
+    host text,                               -- host on which pid is valid
+    pid int,                                 -- null while no process is known
+    birth text,                              -- start time of the process as its host reports it: pids are reused
+    process_started_at timestamptz,
+    memory_bytes bigint,
+    -- crashes in a row shortly after a start, the time of the next start, and the latest event of the process
+    crashes int not null default 0,
+    restart_at timestamptz,
+    process_note text,
+    constraint workers_id check (id <> ''),
+    constraint workers_supervised check ((supervisor_id is null) = (supervised_until is null)),
+    constraint workers_generation check (generation >= 0 and crashes >= 0)
+);
+
+create index workers_live on interlock.workers (seen_until) where status = 'RUNNING';
+create index workers_newest on interlock.workers (created_at desc, id desc);
+create index workers_supervised on interlock.workers (supervisor_id) where metadata ? 'spec';
+-- The worker_id of a task is the id of a worker row, or the instance of a supervised row.
+create index workers_instance on interlock.workers (instance) where instance is not null;
+
+-- API ------------------------------------------------------------------------------------------------------------
+
+-- A row and its response are written in one transaction: no other transaction sees a row without a response.
+create table interlock.idempotency_keys (
+    request_id text primary key,
+    endpoint text not null,
+    request_hash text not null,
+    response_status int,
+    response_body text,
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null
+);
+
+create index idempotency_keys_expiry on interlock.idempotency_keys (expires_at);
+
+-- A token is shown once, when it is created; the table stores its hash.
+create table interlock.tokens (
+    id uuid primary key default interlock.new_id(),
+    name text not null,
+    scope text not null,
+    token_hash bytea not null,
+    created_by text not null,
+    created_at timestamptz not null default now(),
+    expires_at timestamptz,
+    revoked_at timestamptz,
+    revoked_by text,
+    last_used_at timestamptz,
+    constraint tokens_name check (name <> ''),
+    constraint tokens_scope check (scope in ('read', 'operate', 'admin')),
+    constraint tokens_hash check (octet_length(token_hash) = 32)
+);
+
+create unique index tokens_hash_known on interlock.tokens (token_hash);
+-- The name is the actor in the records; it can be used again after its token is revoked.
+create unique index tokens_name_in_use on interlock.tokens (name) where revoked_at is null;
+
+-- Records of moves -----------------------------------------------------------------------------------------------
+
+-- Append-only, in monthly partitions, which retention drops whole. No foreign keys: records outlive their rows.
+-- functions/records.sql creates the partitions and protects them.
+create table interlock.audit_logs (
+    id bigint generated always as identity,
+    task_id uuid not null,
+    from_state text,
+    to_state text not null,
+    event text not null,
+    reason text,
+    actor text not null,
+    attempt int not null,
+    recorded_at timestamptz not null default now()
+) partition by range (recorded_at);
+
+create index audit_logs_task on interlock.audit_logs (task_id, id);
+
+create table interlock.job_state_transitions (
+    id bigint generated always as identity,
+    job_id uuid not null,
+    from_state text,
+    to_state text not null,
+    event text not null,
+    reason text,
+    actor text not null,
+    recorded_at timestamptz not null default now()
+) partition by range (recorded_at);
+
+create index job_state_transitions_job on interlock.job_state_transitions (job_id, id);
+-- Records are appended in order of time: a BRIN index finds a range of time at next to no cost.
+create index job_state_transitions_time on interlock.job_state_transitions
+    using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
+
+create table interlock.worker_state_transitions (
+    id bigint generated always as identity,
+    worker_id text not null,
+    from_state text,
+    to_state text not null,
+    event text not null,
+    reason text,
+    actor text not null,
+    recorded_at timestamptz not null default now()
+) partition by range (recorded_at);
+
+create index worker_state_transitions_worker on interlock.worker_state_transitions (worker_id, id);
+create index worker_state_transitions_time on interlock.worker_state_transitions
+    using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
+
+-- A default partition takes records of months that have no partition yet: a late call of add_record_partitions loses none.
+create table interlock.audit_logs_default partition of interlock.audit_logs default;
+create table interlock.job_state_transitions_default partition of interlock.job_state_transitions default;
+create table interlock.worker_state_transitions_default partition of interlock.worker_state_transitions default;
