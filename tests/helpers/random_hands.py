@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from interlock.client.step_context import StepContext, end_step, step_result
 from interlock.errors import DisconnectedError, InputError, PermanentError
 from interlock.lifecycle import TaskRowEvent
-from interlock.model.graph import chosen
+from interlock.model.graph import chosen_branches
 from interlock.store.limits import pause_namespace, resume_namespace
 from interlock.store.task_admin import cancel_unfinished_tasks, recover_expired_tasks
 from interlock.store.tasks import HeldAttempt, Outcome, claim_pending_tasks, renew_running_tasks, settle_running_tasks
@@ -228,7 +228,7 @@ class Hands(Crew):
             else:
                 result = self._result(job["workflow"].partition("-")[0], step)
             if job["kind"] == "decision":
-                told["chosen"] = chosen(job["branches"], result)
+                told["chosen"] = chosen_branches(job["branches"], result)
         except PermanentError as error:
             said = {"type": "PermanentError", "message": str(error), "traceback": None, "retryable": False}
             output = step_result(step, success=False, error=said)

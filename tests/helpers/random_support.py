@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import strategies as st
 
 from interlock.errors import PermanentError
-from interlock.model.graph import approved, check, chosen
+from interlock.model.graph import check_definition, chosen_branches, require_approval
 from interlock.workflow.dry_run import Failed, dry_run
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def workflows(draw: st.DrawFn, name: str, least: int, most: int, children: tuple
         steps.append({key: value for key, value in step.items() if value not in ([], "all")})
     _decide(draw, steps)
     document = {"name": name, "version": "1", "namespace": "red", "steps": steps}
-    check(document)
+    check_definition(document)
     return document
 
 
@@ -226,9 +226,9 @@ def is_done(step: dict[str, Any], told: Any) -> bool:
     """Tell whether a step is done that has this outcome."""
     try:
         if step.get("kind") == "decision":
-            chosen(step["branches"], told)
+            chosen_branches(step["branches"], told)
         if step.get("kind") == "approval":
-            approved(told)
+            require_approval(told)
     except PermanentError:
         return False
     return not isinstance(told, Failed)

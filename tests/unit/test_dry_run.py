@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from interlock import Interlock
 from interlock.model.graph import edges
-from interlock.workflow.dry_run import Ended, Failed, Verdict, dry_run, parts_of
+from interlock.workflow.dry_run import Ended, Failed, Verdict, dry_run, split_map_source
 
 pytestmark = pytest.mark.unit
 
@@ -163,12 +163,12 @@ def test_a_map_over_nothing_is_done() -> None:
 
 
 def test_a_map_goes_over_ranges_and_over_the_input() -> None:
-    assert parts_of({"start": 0, "stop": 25, "size": 10}) == [
+    assert split_map_source({"start": 0, "stop": 25, "size": 10}) == [
         {"start": 0, "stop": 10},
         {"start": 10, "stop": 20},
         {"start": 20, "stop": 25},
     ]
-    assert parts_of({"start": 3, "stop": 3, "size": 10.0}) == []
+    assert split_map_source({"start": 3, "stop": 3, "size": 10.0}) == []
     found = dry_run(document(step("pack", kind="map", over_input="boxes")), lambda name: name, input={"boxes": [1, 2]})
     assert found.output == {"pack": ["pack[0]", "pack[1]"]}
 

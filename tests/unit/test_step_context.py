@@ -12,7 +12,7 @@ import pytest
 from interlock import Interlock, StepContext, TaskContext
 from interlock.client.step_context import bind, gather, step_result
 from interlock.errors import InputError, PermanentError
-from interlock.model.graph import approved, chosen
+from interlock.model.graph import chosen_branches, require_approval
 from interlock.testing import Recorder
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def test_metadata_is_kept_for_the_orchestrator() -> None:
 
 @pytest.mark.parametrize(("returned", "names"), [("a", ["a"]), (["b", "a", "b"], ["a", "b"]), ((), []), ({"b"}, ["b"])])
 def test_a_decision_chooses_among_its_branches(returned: Any, names: list[str]) -> None:
-    assert chosen(["a", "b"], returned) == names
+    assert chosen_branches(["a", "b"], returned) == names
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_decision_chooses_among_its_branches(returned: Any, names: list[str]) 
 )
 def test_a_choice_that_is_none_is_refused_for_good(returned: Any, told: str) -> None:
     with pytest.raises(PermanentError, match=told):
-        chosen(["a", "b"], returned)
+        chosen_branches(["a", "b"], returned)
 
 
 def test_the_result_of_a_step_is_a_document() -> None:
@@ -258,4 +258,4 @@ async def test_steps_without_a_handler_fail_for_good(more: dict[str, Any], told:
 
 
 def test_an_answer_is_given_back_when_it_is_a_yes() -> None:
-    assert approved({"approved": True}) == {"approved": True}
+    assert require_approval({"approved": True}) == {"approved": True}

@@ -123,7 +123,7 @@ def test_the_names_and_versions_of_workflows_have_an_end(given: Any) -> None:
     with pytest.raises(DefinitionError, match="at most") as refused:
         nowhere().workflow(**given).sleep("rest", 1)
     assert len(str(refused.value)) < 1000
-    with pytest.raises(DefinitionError, match="500 in all at most"):
+    with pytest.raises(DefinitionError, match="at most 500 letters"):
         nowhere().workflow("x").sleep("y" * 501, 1)
 
 

@@ -277,12 +277,12 @@ def declare(wf: Workflow, how: Callable[[Workflow], Any]) -> None:
     ("how", "told"),
     [
         (lambda wf: wf.steps, "workflow orders: steps: a workflow needs a list of one step or more"),
-        (lambda wf: wf.sleep("a[0]", 1), r"step 'a\[0\]': name: a name is made of letters"),
+        (lambda wf: wf.sleep("a[0]", 1), r"step 'a\[0\]': name: a name consists of at most 500 letters"),
         (lambda wf: (wf.sleep("a", 1), wf.sleep("a", 2)), "step 'a': name: there are two steps of this name"),
-        (lambda wf: wf.sleep("a", 1, after=["a"]), "step 'a': after: .*circle: a -> a"),
+        (lambda wf: wf.sleep("a", 1, after=["a"]), "step 'a': after: .*cycle: a -> a"),
         (
             lambda wf: (wf.sleep("a", 1, after=["c"]), wf.sleep("b", 1, after=["a"]), wf.sleep("c", 1, after=["b"])),
-            "circle: a -> b -> c -> a",
+            "cycle: a -> b -> c -> a",
         ),
         (lambda wf: (wf.sleep("validate", 1), wf.sleep("b", 1, after=["validat"])), "did you mean 'validate'"),
         (lambda wf: (wf.sleep("a", 1), wf.sleep("b", 1, after=["a", "a"])), "step 'b': after: names 'a' twice"),

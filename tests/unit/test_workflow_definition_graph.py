@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from interlock.model.graph import GraphError, check, edges, in_order
+from interlock.model.graph import GraphError, check_definition, edges, topological_order
 
 pytestmark = pytest.mark.unit
 
@@ -39,8 +39,8 @@ def dags(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @given(dags())
 def test_every_dag_is_let_pass_and_put_in_order(steps: list[dict[str, Any]]) -> None:
-    check(document(*steps))
-    order = in_order(steps)
+    check_definition(document(*steps))
+    order = topological_order(steps)
     assert sorted(order) == sorted(step["name"] for step in steps)
     found = list(edges(document(*steps)))
     assert all(order.index(edge.upstream) < order.index(edge.downstream) for edge in found)
@@ -54,9 +54,9 @@ def test_every_circle_is_refused_with_the_way_around_it(steps: list[dict[str, An
     for name, upstream in zip(names, [names[-1], *names], strict=False):
         if upstream not in (*by_name[name]["after"], *by_name[name]["after_failure"]):
             by_name[name]["after"] = [*by_name[name]["after"], upstream]
-    with pytest.raises(GraphError, match="wait for each other in a circle: ") as refused:
-        check(document(*steps))
-    circle = str(refused.value).split("circle: ")[1].split(" -> ")
+    with pytest.raises(GraphError, match="form a cycle: ") as refused:
+        check_definition(document(*steps))
+    circle = str(refused.value).split("cycle: ")[1].split(" -> ")
     assert circle[0] == circle[-1]
     assert len(set(circle)) == len(circle) - 1
     for upstream, name in pairwise(circle):
@@ -101,14 +101,14 @@ def test_a_branch_is_marked_in_its_edge() -> None:
 )
 def test_a_refusal_leads_to_the_field(given_document: Any, path: tuple[Any, ...] | None, told: str) -> None:
     with pytest.raises(GraphError, match=re.escape(told)) as refused:
-        check(given_document)
+        check_definition(given_document)
     assert path in {None, refused.value.path}
 
 
 def test_absent_and_null_fields_mean_the_default() -> None:
-    check(document({"name": "a", "type": "t"}))
+    check_definition(document({"name": "a", "type": "t"}))
     everything = ("after", "after_failure", "join", "backoff", "timeout", "config", "compensate", "branches", "over")
-    check({**document(plain("a", **dict.fromkeys(everything))), "input_schema": None, "timeout": None})
+    check_definition({**document(plain("a", **dict.fromkeys(everything))), "input_schema": None, "timeout": None})
 
 
 def test_the_check_grows_with_the_steps() -> None:
@@ -116,7 +116,7 @@ def test_the_check_grows_with_the_steps() -> None:
         chain = [plain(f"s{n}", after=[f"s{n - 1}"] if n else []) for n in range(count)]
         wide = [plain("join", after=[step["name"] for step in chain])]
         begun = time.thread_time()  # not what other processes take
-        check(document(*reversed(chain), *wide))
+        check_definition(document(*reversed(chain), *wide))
         return time.thread_time() - begun
 
     few, many = (min(seconds(count) for _ in range(5)) for count in (500, 10_000))  # but for garbage

@@ -213,8 +213,8 @@ STEPS = "name: orders\nsteps:\n"
         ("name: orders\nsteps: 3", "line 2: steps: a template needs a list of steps"),
         ("name: orders\nsteps: []", "line 2: steps: a workflow needs a list of one step or more"),
         ("nam: orders\nsteps: []", "line 1: there is no such field: nam; known are description"),
-        ("name: a b\nsteps: []", "line 1: name: a name is made of letters"),
-        ("steps: []", "line 1: name: a name is made of letters"),
+        ("name: a b\nsteps: []", "line 1: name: a name consists of at most 500 letters"),
+        ("steps: []", "line 1: name: a name consists of at most 500 letters"),
         ("name: orders\nversion: 1/2\nsteps: []", "line 2: version: a version is a text"),
         ("name: orders\nname: other\nsteps: []", "line 2: the field name is given twice"),
         ("name: orders\ninput_schema:\n  type: objekt\nsteps: []", "line 2: input_schema: it is no JSON Schema"),
@@ -241,7 +241,7 @@ STEPS = "name: orders\nsteps:\n"
         ),
         (
             STEPS + "  - {name: a, handler: check_order, after: [b]}\n  - {name: b, handler: check_order, after: [a]}",
-            "after: the steps wait for each other in a circle: ",
+            "after: the steps form a cycle: ",
         ),
         (
             STEPS + "  - name: a\n    handler: check_order\n    after: []\n    dependencies: []",

@@ -10,7 +10,7 @@ import pytest
 
 from interlock.errors import DefinitionError, InputError
 from interlock.lifecycle import TaskRowEvent
-from interlock.model.graph import MOST_PARTS, check
+from interlock.model.graph import MAX_MAP_PARTS, check_definition
 from interlock.postgres.connection import connect
 from interlock.store.jobs import ORCHESTRATION
 from interlock.store.retention import Retention, delete_ended_tasks
@@ -255,7 +255,7 @@ async def test_a_map_over_too_many_parts_fails(hand: Hand) -> None:
         await hand.run()
         row = await hand.job(job)
         assert row["status"] == "FAILED"
-        assert row["reason"].startswith(f"step m failed: a map has at most {MOST_PARTS:,} parts")
+        assert row["reason"].startswith(f"step m failed: a map has at most {MAX_MAP_PARTS:,} parts")
     found = dry_run(workflow(step("m", kind="map", over_input="xs")), input={"xs": ENDLESS})
     assert found.reason is not None
     assert found.reason.endswith("parts, and this one would have 10,000,000,000")
@@ -269,7 +269,7 @@ async def test_a_sleep_that_is_too_long_fails(hand: Hand, spec: Any) -> None:
     assert row["status"] == "FAILED"
     assert "a time must be in the years 1970 to 9998" in row["reason"]
     with pytest.raises(DefinitionError, match=next(iter(spec))):
-        check(workflow(step("nap", kind="sleep", type="interlock.pass", **spec)))
+        check_definition(workflow(step("nap", kind="sleep", type="interlock.pass", **spec)))
 
 
 async def test_a_time_out_of_the_input_that_no_calendar_holds_fails_the_sleep(hand: Hand) -> None:
@@ -283,7 +283,7 @@ async def test_a_wait_that_is_too_long_fails(hand: Hand) -> None:
     job = await hand.submit(step("s", kind="signal", signal="paid", timeout=1e12))
     assert (await hand.job(job))["status"] == "FAILED"
     with pytest.raises(DefinitionError, match="at most 3155760000 seconds"):
-        check(workflow(step("s", kind="signal", signal="paid", timeout=1e12, type="interlock.pass")))
+        check_definition(workflow(step("s", kind="signal", signal="paid", timeout=1e12, type="interlock.pass")))
 
 
 async def test_a_timeout_of_a_job_that_is_too_long_is_refused(hand: Hand) -> None:
@@ -291,7 +291,7 @@ async def test_a_timeout_of_a_job_that_is_too_long_is_refused(hand: Hand) -> Non
     with pytest.raises(InputError, match="at most 3155760000 seconds"):
         await submit_job(hand.connection, NewJob("w", {}, timeout=1e12), actor="ada")
     with pytest.raises(DefinitionError, match="timeout"):
-        check(workflow(step("a"), timeout=1e12))
+        check_definition(workflow(step("a"), timeout=1e12))
 
 
 # --- what cannot be done holds up nothing else

@@ -23,7 +23,7 @@ from interlock.client.task import unchecked_task
 from interlock.client.task_handle import TaskHandle
 from interlock.errors import ConfigError, DefinitionError, InterlockError
 from interlock.model.backoff import KINDS
-from interlock.model.graph import BUILT_IN
+from interlock.model.graph import BUILT_IN_HANDLER
 from interlock.model.options import checked
 from interlock.store.tasks import NewTask
 
@@ -178,7 +178,7 @@ def _checked_task(
 ) -> NewTask:
     task = app.tasks.get(type_)
     if task is None:
-        known = ", ".join(sorted(app.tasks.keys() - {BUILT_IN})) or "none"
+        known = ", ".join(sorted(app.tasks.keys() - {BUILT_IN_HANDLER})) or "none"
         raise ConfigError(f"the app {reference} has no task {type_!r}; it has {known}")
     return task.options(**options).prepare(**task.decode(given))
 

@@ -16,7 +16,7 @@ from interlock.cli.format import print_note
 from interlock.client.app import Interlock
 from interlock.config import Config, is_loopback
 from interlock.errors import ConfigError
-from interlock.model.graph import BUILT_IN
+from interlock.model.graph import BUILT_IN_HANDLER
 from interlock.orchestrator.run import run_orchestrator
 from interlock.postgres.connection import connect, database_url
 from interlock.postgres.notifier import WakeMode
@@ -79,7 +79,7 @@ def worker(
 
 def warn_of_idleness(app: Interlock, config: Config) -> None:
     """Say what would leave the worker without anything to do."""
-    homes = sorted({task.namespace for task in app.tasks.values() if task.name != BUILT_IN})
+    homes = sorted({task.namespace for task in app.tasks.values() if task.name != BUILT_IN_HANDLER})
     if not homes:
         print_note(f"warning: the app {config.app} has no tasks; are the modules that define them imported?")
     elif not set(homes) & set(config.namespaces):

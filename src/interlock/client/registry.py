@@ -14,7 +14,7 @@ from interlock.client.step_context import end_step
 from interlock.client.task import AsyncTask, SyncTask, Task
 from interlock.client.workflow import Workflow
 from interlock.errors import ConfigError, DefinitionError, InputError
-from interlock.model.graph import BUILT_IN
+from interlock.model.graph import BUILT_IN_HANDLER
 from interlock.model.options import seconds, text
 from interlock.store.limits import Limit
 from interlock.store.schedules import Schedule
@@ -93,7 +93,7 @@ class Definitions:
         self._workflows: dict[tuple[str, str], Workflow] = {}
         self._schedules: dict[str, Schedule] = {}
         self._limits: dict[str, Limit] = {}
-        self.define(end_step, {"name": BUILT_IN})
+        self.define(end_step, {"name": BUILT_IN_HANDLER})
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:

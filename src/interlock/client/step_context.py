@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.client.context import TaskContext
 from interlock.errors import PermanentError
-from interlock.model.graph import approved
+from interlock.model.graph import require_approval
 from interlock.model.json_values import ValueRefusedError, check_json
+from interlock.model.options import MAX_JOB_DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -220,7 +221,9 @@ def _child_ended(job: Mapping[str, Any]) -> Any:
     child = job.get("child") or NOTHING
     id_, status, error = child.get("job_id"), child.get("status"), child.get("error")
     if id_ is None:
-        raise PermanentError(f"the child job was not started: {_words(error) or 'jobs nest at most 5 deep'}")
+        raise PermanentError(
+            f"the child job was not started: {_words(error) or f'jobs nest at most {MAX_JOB_DEPTH} deep'}"
+        )
     if job.get("wait") is False or status not in {"COMPLETED", "FAILED", "CANCELED"}:
         return {"job_id": id_}
     if status == "COMPLETED":
@@ -240,6 +243,6 @@ def _words(error: Any) -> str | None:
 
 _ENDS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "signal": lambda job: job.get("signal"),
-    "approval": lambda job: approved(job.get("signal")),
+    "approval": lambda job: require_approval(job.get("signal")),
     "child": _child_ended,
 }

@@ -14,7 +14,7 @@ import yaml
 
 from interlock.errors import DefinitionError, InputError
 from interlock.model.backoff import Backoff
-from interlock.model.graph import FIELDS, KINDS, WITH_HANDLER, GraphError
+from interlock.model.graph import KINDS_WITH_HANDLER, STEP_FIELDS, STEP_KINDS, GraphError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ RETRY_NAMES = {"limit": "max_tries", "max_attempts": "max_tries", "backoff": "ki
 MILLISECONDS = {"backoff_base_ms": "base", "max_backoff_ms": "cap"}
 HEAD = ("name", "namespace", "version", "description", "input_schema", "timeout", "steps")
 _IN_RETRY = ("max_tries", "backoff")
-STEP = ("description", "retry", *sorted({name for names in FIELDS.values() for name in names} - set(_IN_RETRY)))
+STEP = ("description", "retry", *sorted({name for names in STEP_FIELDS.values() for name in names} - set(_IN_RETRY)))
 RETRY = ("max_tries", "retryable", "kind", "base", "cap", "jitter", *MILLISECONDS)
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
@@ -135,8 +135,8 @@ class _Template:
     def _located(self, error: GraphError, fields: list[_Fields]) -> TemplateError:
         if error.path[:1] == ("steps",) and len(error.path) > 1:
             where: _Fields = fields[error.path[1] + 1]
-            return where.refuse(str(error.path[-1]), error.told)
-        return fields[0].refuse(str(error.path[-1]) if error.path else "name", error.told)
+            return where.refuse(str(error.path[-1]), error.message)
+        return fields[0].refuse(str(error.path[-1]) if error.path else "name", error.message)
 
     def _add(self, workflow: Workflow, fields: _Fields) -> None:
         name = self.value(fields.nodes.get("name"))
@@ -149,7 +149,7 @@ class _Template:
         options = {field: self.value(node) for field, node in fields.nodes.items()}
         kind = options.pop("kind", "plain")
         kind = KIND_NAMES.get(str(kind), kind)
-        if handler is not None and kind in KINDS and kind not in WITH_HANDLER:
+        if handler is not None and kind in STEP_KINDS and kind not in KINDS_WITH_HANDLER:
             raise fields.refuse("type", f"a step of type {kind} has no handler of its own")
         if config:
             options["config"] = {**config, **(options.get("config") or {})}

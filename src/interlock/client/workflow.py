@@ -26,9 +26,16 @@ from interlock.client.step_decorators import (
 )
 from interlock.client.task import Task
 from interlock.errors import DefinitionError, InputError
-from interlock.model.graph import BUILT_IN, WITH_HANDLER, GraphError, check, check_head, check_step
+from interlock.model.graph import (
+    BUILT_IN_HANDLER,
+    KINDS_WITH_HANDLER,
+    GraphError,
+    check_definition,
+    check_header,
+    check_step,
+)
 from interlock.model.json_values import Codec, ValueRefusedError
-from interlock.workflow.new_job import DEEPEST
+from interlock.model.options import MAX_JOB_DEPTH
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -70,7 +77,7 @@ class Workflow:
         self._steps: dict[str, AnyStep] = {}
         self._documents: dict[str, dict[str, Any]] = {}
         self._whole: dict[str, Any] | None = None
-        check_head(self._head(input_schema))
+        check_header(self._head(input_schema))
 
     def __repr__(self) -> str:
         return f"<Workflow {self.name}/{self.version}, {len(self._steps)} steps>"
@@ -87,7 +94,7 @@ class Workflow:
             schema = self._input_schema()
             whole = self._head(schema)
             whole["steps"] = [self._completed(index, step) for index, step in enumerate(self._documents.values())]
-            check(whole)
+            check_definition(whole)
             for index, step in enumerate(whole["steps"]):
                 self._check_parameters(index, step, schema)
             self._whole = whole
@@ -189,7 +196,7 @@ class Workflow:
         own = f"{self.name}/{self.version}/{name}"
         of_task = {key: options[key] for key in _OF_A_TASK if options.get(key) is not None}
         document = self._document_of(kind, name, options)
-        if kind in WITH_HANDLER and handler is not None:
+        if kind in KINDS_WITH_HANDLER and handler is not None:
             document["type"] = type_of(handler, own)
         if compensate is not None:
             document["compensate"] = type_of(compensate, f"{own}:compensate")
@@ -247,7 +254,7 @@ class Workflow:
         }
         if fields.get("over") is not None and fields["over"] not in fields.get("after", ()):
             fields["after"] = [fields["over"], *fields.get("after", ())]
-        made_of = {} if kind in WITH_HANDLER else {"type": BUILT_IN}
+        made_of = {} if kind in KINDS_WITH_HANDLER else {"type": BUILT_IN_HANDLER}
         document = {"name": name, "kind": kind, **made_of, "namespace": self.namespace, "after": [], **fields}
         return {key: value for key, value in document.items() if value is not None}
 
@@ -292,7 +299,7 @@ class Workflow:
         return Step(self, name, kind, function, called) if callable(called) else AnyStep(self, name, kind, function)
 
     def _check_parameters(self, index: int, step: dict[str, Any], schema: Mapping[str, Any] | None) -> None:
-        if step["kind"] not in WITH_HANDLER:
+        if step["kind"] not in KINDS_WITH_HANDLER:
             return
         name = unbindable(self._app.tasks[step["type"]], step, self._documents.keys(), schema or {})
         if name is not None:
@@ -305,11 +312,11 @@ class Workflow:
         """Add what the handler's task says where the step says nothing."""
         for field in ("type", "compensate"):
             if step.get(field) is not None and step[field] not in self._app.tasks:
-                known = ", ".join(sorted(name for name in self._app.tasks if name != BUILT_IN)) or "none"
+                known = ", ".join(sorted(name for name in self._app.tasks if name != BUILT_IN_HANDLER)) or "none"
                 told = f"the app has no task {step[field]!r}; it has {known}"
                 raise GraphError(told, workflow=self.name, step=step["name"], path=("steps", index, field))
         step = {**step, **self._undone(step.get("compensate"))}
-        if step["kind"] not in WITH_HANDLER:
+        if step["kind"] not in KINDS_WITH_HANDLER:
             return step
         task = self._app.tasks[step["type"]]
         priority = {"priority": task.priority} if task.priority else {}
@@ -340,8 +347,10 @@ def check_nesting(documents: Iterable[Mapping[str, Any]]) -> None:
 
     for name in children:
         found = chain(name, frozenset())
-        if len(found) > DEEPEST + 1:
-            told = f"child jobs nest at most {DEEPEST} deep, and here it is {len(found) - 1}: {' -> '.join(found)}"
+        if len(found) > MAX_JOB_DEPTH + 1:
+            told = (
+                f"child jobs nest at most {MAX_JOB_DEPTH} deep, and here it is {len(found) - 1}: {' -> '.join(found)}"
+            )
             raise GraphError(told, workflow=name, path=("steps",))
 
 

@@ -1,4 +1,4 @@
-"""Declared workflows: what client/graph.py let pass is stored as rows, so that jobs can be carried on in sets.
+"""Stores workflow definitions as rows of `workflows`, `workflow_steps` and `workflow_edges`, for set-based SQL.
 
 Invariant: a workflow of a name and a version is written once and never changes.
 """
@@ -11,26 +11,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from interlock.errors import InputError
-from interlock.model.graph import MAP, share
+from interlock.model.graph import MAP, edges, required_share
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, load_statements, run, run_together
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
+    from interlock.postgres.query import Asked
 
 WORKFLOWS = load_statements("workflows")
-HANDLED = frozenset({"plain", "decision"})  # kinds whose own row a handler of the user's runs
-DEFAULT_TRIES = 5
-FEW = 16  # upstream steps whose results a claim gathers by itself
-NAMED = 5  # upstream steps that a waiting step names as its reason
+HANDLED_KINDS = frozenset({"plain", "decision"})  # kinds whose own task runs a handler of the user's
+DEFAULT_MAX_TRIES = 5
+MAX_SIMPLE_UPSTREAMS = 16  # upstream steps whose results the claim statement gathers by itself
+MAX_NAMED_UPSTREAMS = 5  # upstream steps that the reason of a waiting step names
 
 
 class StoredWorkflow(NamedTuple):
-    """A workflow as it was declared."""
+    """One version of a workflow, as it was registered."""
 
     id: UUID
     name: str
@@ -41,20 +42,23 @@ class StoredWorkflow(NamedTuple):
 
 
 async def put_workflow(connection: Connection, document: Mapping[str, Any], *, now: datetime | None = None) -> UUID:
-    """Store a checked definition, unless it is there already; another one of the same version is refused."""
-    named = {"name": document["name"], "version": str(document["version"]), "definition": as_json(dict(document))}
-    rows = await run(connection, WORKFLOWS["compare_workflow"], named)
+    """Store a checked definition unless it exists; InputError if its version is stored with another definition."""
+    key = {"name": document["name"], "version": str(document["version"]), "definition": as_json(dict(document))}
+    rows = await run(connection, WORKFLOWS["compare_workflow"], key)
     if not rows:
         async with transaction(connection):
-            made = await run(connection, WORKFLOWS["insert_workflow"], {**_head(document), **named, "now": now})
-            if made:
-                id_: UUID = made[0]["id"]
-                await _put_steps(connection, id_, document)
+            steps = step_rows(document)
+            header = {**_header_columns(document, steps), **key, "now": now}
+            inserted = await run(connection, WORKFLOWS["insert_workflow"], header)
+            if inserted:
+                id_: UUID = inserted[0]["id"]
+                await run_together(connection, _insert_graph(id_, document, steps))
                 return id_
-        rows = await run(connection, WORKFLOWS["compare_workflow"], named)
+        # another transaction has inserted the version in the meantime
+        rows = await run(connection, WORKFLOWS["compare_workflow"], key)
     if not rows[0]["same"]:
         raise InputError(
-            f"workflow {named['name']!r} version {named['version']!r} is stored with another definition, which jobs "
+            f"workflow {key['name']!r} version {key['version']!r} is stored with another definition, which jobs "
             "may depend on; raise the version"
         )
     found: UUID = rows[0]["id"]
@@ -72,79 +76,58 @@ async def list_workflows(connection: Connection) -> list[StoredWorkflow]:
     return [StoredWorkflow(**row) for row in await run(connection, WORKFLOWS["list_workflows"], {})]
 
 
-async def _put_steps(connection: Connection, id_: UUID, document: Mapping[str, Any]) -> None:
-    steps, edges = described_steps(document), described_edges(document)
-    asked = [
+def _insert_graph(id_: UUID, document: Mapping[str, Any], steps: Sequence[dict[str, Any]]) -> list[Asked]:
+    edge_rows = [edge._asdict() for edge in edges(document)]
+    return [
         (WORKFLOWS["insert_workflow_steps"], {"workflow_id": id_, "steps": orjson.dumps(steps).decode()}),
-        (WORKFLOWS["insert_workflow_edges"], {"workflow_id": id_, "edges": orjson.dumps(edges).decode()}),
+        (WORKFLOWS["insert_workflow_edges"], {"workflow_id": id_, "edges": orjson.dumps(edge_rows).decode()}),
     ]
-    await run_together(connection, asked)
 
 
-def _head(document: Mapping[str, Any]) -> dict[str, Any]:
-    roots = [step for step in described_steps(document) if step["edges"] == 0]
+def _header_columns(document: Mapping[str, Any], steps: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    roots = [step for step in steps if step["edges"] == 0]
     return {
         "namespace": document.get("namespace") or "default",
         "root_namespaces": sorted({step["namespace"] for step in roots}),
-        "plain_roots": all(step["kind"] in HANDLED for step in roots),
+        "plain_roots": all(step["kind"] in HANDLED_KINDS for step in roots),
         "timeout_seconds": document.get("timeout"),
     }
 
 
-def described_edges(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Give the rows of `workflow_edges`."""
-    branches = {(step["name"], branch) for step in document["steps"] for branch in step.get("branches") or ()}
-    return [
-        {
-            "upstream": upstream,
-            "downstream": step["name"],
-            "condition": condition,
-            "branch": condition == "success" and (upstream, step["name"]) in branches,
-        }
-        for step in document["steps"]
-        for key, condition in (("after", "success"), ("after_failure", "failure"))
-        for upstream in step.get(key) or ()
-    ]
-
-
-def described_steps(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Give the rows of `workflow_steps`."""
-    edges = described_edges(document)
-    waits = _upstream(document, edges)
-    followed = Counter(edge["upstream"] for edge in edges)
-    failures = {edge["downstream"] for edge in edges if edge["condition"] == "failure"}
+def step_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Make the rows of `workflow_steps`."""
+    upstreams: dict[str, list[str]] = {step["name"]: [] for step in document["steps"]}
+    downstream_counts: Counter[str] = Counter()
+    after_failure: set[str] = set()
+    for edge in edges(document):
+        upstreams[edge.downstream].append(edge.upstream)
+        downstream_counts[edge.upstream] += 1
+        if edge.condition == "failure":
+            after_failure.add(edge.downstream)
     maps = {step["name"] for step in document["steps"] if step.get("kind") == MAP}
     return [
         {
-            **_described(step, document.get("namespace") or "default"),
-            "simple": step["name"] not in failures and _is_simple(step, waits[step["name"]], maps),
-            "handed": _handed(step, document),
+            **_option_columns(step, document.get("namespace") or "default"),
+            "simple": step["name"] not in after_failure and _has_simple_inputs(step, upstreams[step["name"]], maps),
+            "handed": _handed_document(step, document),
             "position": position,
-            "edges": len(waits[step["name"]]),
-            "sink": not followed[step["name"]],
-            "waits_for": _listed(waits[step["name"]]),
+            "edges": len(upstreams[step["name"]]),
+            "sink": not downstream_counts[step["name"]],
+            "waits_for": _describe_wait(upstreams[step["name"]]),
         }
         for position, step in enumerate(document["steps"])
     ]
 
 
-def _upstream(document: Mapping[str, Any], edges: list[dict[str, Any]]) -> dict[str, list[str]]:
-    """Give the steps that each step comes after."""
-    found: dict[str, list[str]] = {step["name"]: [] for step in document["steps"]}
-    for edge in edges:
-        found[edge["downstream"]].append(edge["upstream"])
-    return found
-
-
-def _is_simple(step: Mapping[str, Any], upstream: list[str], maps: set[str]) -> bool:
-    """Tell whether a claim can gather what a step, or a part of a map, is handed without the function for all kinds."""
-    if (step.get("kind") or "plain") not in {*HANDLED, MAP} or len(upstream) > FEW:
+def _has_simple_inputs(step: Mapping[str, Any], upstreams: Sequence[str], maps: set[str]) -> bool:
+    """Tell whether the claim statement can gather the inputs of a step, or of a map part, without `step_inputs()`."""
+    if (step.get("kind") or "plain") not in {*HANDLED_KINDS, MAP} or len(upstreams) > MAX_SIMPLE_UPSTREAMS:
         return False
-    return maps.isdisjoint(name for name in upstream if name != step.get("over"))
+    return maps.isdisjoint(name for name in upstreams if name != step.get("over"))
 
 
-def _handed(step: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what every attempt at a step is handed."""
+def _handed_document(step: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the part of a step's context that is the same for every attempt."""
     return {
         "workflow": document["name"],
         "version": str(document["version"]),
@@ -154,20 +137,20 @@ def _handed(step: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _described(step: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+def _option_columns(step: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     kind = step.get("kind") or "plain"
-    waits_itself = kind in {"signal", "approval"}  # then the timeout is of the waiting, and not of a handler
+    is_wait_timeout = kind in {"signal", "approval"}  # their timeout limits the wait, not a handler
     return {
         "step": step["name"],
         "kind": kind,
         "type": step.get("type"),
         "namespace": step.get("namespace") or namespace,
-        "join_rule": share(step.get("join")),
-        "strategy": share(step.get("strategy")) if kind == MAP else None,
+        "join_rule": required_share(step.get("join")),
+        "strategy": required_share(step.get("strategy")) if kind == MAP else None,
         "compensate": step.get("compensate"),
         "priority": step.get("priority") or 0,
-        "max_tries": step.get("max_tries") or DEFAULT_TRIES,
-        "timeout_seconds": None if waits_itself else step.get("timeout"),
+        "max_tries": step.get("max_tries") or DEFAULT_MAX_TRIES,
+        "timeout_seconds": None if is_wait_timeout else step.get("timeout"),
         "backoff": step.get("backoff"),
         "limit_key": step.get("limit_key"),
         "tags": step.get("tags"),
@@ -176,8 +159,8 @@ def _described(step: Mapping[str, Any], namespace: str) -> dict[str, Any]:
     }
 
 
-def _listed(upstream: list[str]) -> str | None:
-    if not upstream:
+def _describe_wait(upstreams: Sequence[str]) -> str | None:
+    if not upstreams:
         return None
-    more = len(upstream) - NAMED
-    return f"waits for {', '.join(upstream[:NAMED])}" + (f" and {more} more" if more > 0 else "")
+    more = len(upstreams) - MAX_NAMED_UPSTREAMS
+    return f"waits for {', '.join(upstreams[:MAX_NAMED_UPSTREAMS])}" + (f" and {more} more" if more > 0 else "")

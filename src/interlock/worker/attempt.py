@@ -17,7 +17,7 @@ from interlock.client.context import TaskContext
 from interlock.client.step_context import StepContext
 from interlock.lifecycle import TASK, TaskEvent, TaskState
 from interlock.machine import StateMachine
-from interlock.model.graph import chosen
+from interlock.model.graph import chosen_branches
 from interlock.telemetry import TaskTelemetry, series_of
 from interlock.worker.outcome import Interruption, described, failed_around, succeeded, unsuccessful
 
@@ -281,9 +281,9 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         return raised
 
     def _decide(self, output: Any) -> None:
-        """See to it that a decision has chosen of its branches."""
+        """See to it that a decision has chosen among its branches."""
         if self.job is not None and self.job.get("kind") == "decision":
-            self.chosen = chosen(self.job.get("branches") or (), output)
+            self.chosen = chosen_branches(self.job.get("branches") or (), output)
 
     def ask_to_stop(self, reason: str | None) -> bool:
         """Tell the handler that its work is not wanted any more; False when it was told before."""

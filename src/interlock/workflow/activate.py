@@ -9,14 +9,27 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from interlock.model.graph import MAP, MOST_PARTS, NO_LIST, too_many_parts
+from interlock.model.graph import (
+    MAP,
+    MAP_SOURCE_ERROR,
+    MAX_MAP_PARTS,
+    too_many_parts_error,
+)
+from interlock.model.options import MAX_JOB_DEPTH
 from interlock.model.timing import later, wake_at
 from interlock.postgres.query import run, run_all
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
-from interlock.store.workflows import HANDLED, WORKFLOWS
+from interlock.store.workflows import HANDLED_KINDS, WORKFLOWS
 from interlock.workflow.batch import Release, lock_jobs
 from interlock.workflow.finalize import complete_jobs, decide_endings, read_at_zero
-from interlock.workflow.new_job import DEEPEST, NewJob, find_workflows, insert_jobs, prepared, unknown_workflow
+from interlock.workflow.new_job import (
+    NewJob,
+    describe_unknown_workflow,
+    find_workflows,
+    insert_jobs,
+    job_depth_error,
+    prepare_job,
+)
 from interlock.workflow.resolve import Ended, Skipped, Waiting
 
 if TYPE_CHECKING:
@@ -65,12 +78,12 @@ def _fault(workflow: str, schema: dict[str, Any] | None, given: dict[str, Any]) 
 
 
 async def _refused(connection: Connection, row: dict[str, Any], found: FoundWorkflow, depth: int) -> str | None:
-    if depth > DEEPEST:
-        return f"jobs nest at most {DEEPEST} deep: this child would be at depth {depth}"
+    if depth > MAX_JOB_DEPTH:
+        return job_depth_error(depth)
     if row["inputs"].get("refused") is not None:
         return str(row["inputs"]["refused"])
     if found.id is None:
-        return await unknown_workflow(connection, row["spec"]["workflow"], row["spec"].get("workflow_version"))
+        return await describe_unknown_workflow(connection, row["spec"]["workflow"], row["spec"].get("workflow_version"))
     return None
 
 
@@ -88,7 +101,7 @@ def _child(batch: Batch, row: dict[str, Any], found: FoundWorkflow, schema: dict
         parent_task_id=row["id"],
         correlation_id=job.correlation_id,
     )
-    return prepared(new, found, depth=job.depth + 1)
+    return prepare_job(new, found, depth=job.depth + 1)
 
 
 def child_input(mapping: dict[str, Any] | None, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -242,7 +255,7 @@ async def _open_ready(connection: Connection, batch: Batch) -> None:
         ready, batch.resolution.ready = batch.resolution.ready, []
         special = {}
         for step in ready:
-            if step.kind in HANDLED or step.by_parts:
+            if step.kind in HANDLED_KINDS or step.by_parts:
                 batch.release(step)
             else:
                 special[step.id] = step
@@ -276,9 +289,9 @@ def _fail(batch: Batch, step: Waiting, reason: str, kind: str) -> None:
 def _open_map(batch: Batch, step: Waiting, row: dict[str, Any]) -> None:
     parts: int | None = row["parts"]
     if parts is None:
-        _fail(batch, step, NO_LIST, "InputError")
-    elif parts > MOST_PARTS:
-        _fail(batch, step, too_many_parts(parts), "InputError")
+        _fail(batch, step, MAP_SOURCE_ERROR, "InputError")
+    elif parts > MAX_MAP_PARTS:
+        _fail(batch, step, too_many_parts_error(parts), "InputError")
     elif parts == 0:
         batch.release(step)
     else:
@@ -337,7 +350,7 @@ async def _open_children(
     if children:
         batch.created += len(children)
         await insert_jobs(connection, children, actor=batch.actor, now=batch.now)
-        opening = [child.row["id"] for child in children if child.needs_opening]
+        opening = [child.row["id"] for child in children if child.needs_activation]
         if opening:
             await begin_jobs(connection, opening, actor=batch.actor, now=batch.now)
 

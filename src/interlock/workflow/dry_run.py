@@ -1,7 +1,8 @@
-"""What becomes of a job, worked out in memory from a definition and the outcomes of its steps.
+"""Interprets a workflow in memory: from a definition and the outcomes of its steps to the end of the job.
 
-Invariant: the rules are those by which the orchestrator advances a job in the database; this is them in plain words,
-to test it against and to try a definition without running anything.
+This is an independent statement of the workflow rules. It shares the definition (`model/graph.py`) with the engine, and
+none of the engine's code: `resolve.py` and the SQL function `advance_plain_steps` are tested against it. Users call it
+to try a definition without a database.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 from interlock.errors import PermanentError
-from interlock.model.graph import MOST_PARTS, NO_LIST, approved, check, chosen, edges, in_order, too_many_parts
+from interlock.model.graph import (
+    MAP,
+    MAP_SOURCE_ERROR,
+    MAX_MAP_PARTS,
+    check_definition,
+    chosen_branches,
+    edges,
+    require_approval,
+    too_many_parts_error,
+    topological_order,
+)
 from interlock.model.timing import wake_at
 
 if TYPE_CHECKING:
@@ -22,19 +33,21 @@ if TYPE_CHECKING:
 
 State = Literal["done", "error", "skipped"]
 Status = Literal["COMPLETED", "FAILED"]
-Taken = Literal["taken", "failed", "not taken"]
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Said of a step in place of its result: it fails for good."""
+    """Given as the outcome of a step instead of a result: the step fails for good."""
 
     message: str = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How one step ended. `chosen` is for decisions; `reused` for steps that an earlier job had done."""
+    """The end of one step. `chosen` is set for decisions; `reused` for results taken over from an earlier job.
+
+    `poisoned` marks a step that was skipped because of a failure, and not because a branch was not chosen.
+    """
 
     state: State
     poisoned: bool = False
@@ -46,13 +59,18 @@ class Ended:
 
     @property
     def has_result(self) -> bool:
-        """Whether others can use its result."""
+        """Whether steps downstream can use its result."""
         return self.state == "done" or self.reused
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether steps downstream see it as failed."""
+        return self.state == "error" or self.poisoned
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How a job ends. `steps` has the parts of maps too; `compensated` is what is undone, the last step first."""
+    """The end of a job. `steps` includes the parts of maps; `compensated` lists the compensated steps, latest first."""
 
     status: Status
     steps: dict[str, Ended]
@@ -69,44 +87,44 @@ def dry_run(
     input: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the column
     reused: Mapping[str, Any] | None = None,
 ) -> Verdict:
-    """Say how a job ends whose steps have these outcomes: a result, or `Failed(message)`.
+    """Return how a job ends whose steps have these outcomes: a result, or `Failed(message)`.
 
-    A step that is not mentioned gives null; a decision gives the names of its branches (all, if it is not mentioned),
-    an approval its answer (yes), a map one outcome for each part, under `pack[0]`, `pack[1]` and so on. `reused` has
-    the results of steps that an earlier job had done.
+    A step without an outcome returns null, a decision all its branches, an approval `{"approved": true}`. The outcome
+    of a decision is the names of its branches, that of an approval its answer, and a map has one outcome for each part,
+    under `pack[0]`, `pack[1]` and so on. `reused` has the results that the job takes over from an earlier one.
     """
-    check(document)
-    return _Run(document, outcomes or {}, input or {}, reused or {}).verdict()
+    check_definition(document)
+    return _Interpreter(document, outcomes or {}, input or {}, reused or {}).run()
 
 
-def parts_of(value: Any) -> list[Any]:
-    """Give the parts of a map: the elements of a list, or the ranges of {"start", "stop", "size"}."""
+def split_map_source(value: Any) -> list[Any]:
+    """List the parts of a map: the elements of a list, or the ranges of {"start", "stop", "size"}."""
     if isinstance(value, list | tuple):
-        _check_size(len(value))
+        _check_part_count(len(value))
         return list(value)
     given = value if isinstance(value, Mapping) else {}
     numbers: list[Any] = [given.get(name) for name in ("start", "stop", "size")]
     if not all(type(number) in {int, float} and number % 1 == 0 for number in numbers) or numbers[2] < 1:
-        raise ValueError(NO_LIST)
+        raise ValueError(MAP_SOURCE_ERROR)
     start, stop, size = map(int, numbers)
-    _check_size(-((start - stop) // size))
+    _check_part_count(-((start - stop) // size))
     return [{"start": at, "stop": min(at + size, stop)} for at in range(start, stop, size)]
 
 
-def _check_size(parts: int) -> None:
-    if parts > MOST_PARTS:
-        raise ValueError(too_many_parts(parts))
+def _check_part_count(parts: int) -> None:
+    if parts > MAX_MAP_PARTS:
+        raise ValueError(too_many_parts_error(parts))
 
 
-def enough(good: int, bad: int, rule: Any) -> bool:
-    """Tell whether so many good ones of all are enough for a join or a strategy: all, any or a ratio."""
+def _is_satisfied(rule: Any, succeeded: int, failed: int) -> bool:
+    """Tell whether a join or a strategy ("all", "any" or a ratio) is met."""
     if rule == "any":
-        return good >= 1
-    return good / (good + bad) >= (1.0 if rule == "all" else rule)
+        return succeeded >= 1
+    return succeeded / (succeeded + failed) >= (1.0 if rule == "all" else rule)
 
 
-class _Run:
-    """One job in memory."""
+class _Interpreter:
+    """One job in memory; steps run in topological order."""
 
     def __init__(
         self,
@@ -116,93 +134,96 @@ class _Run:
         reused: Mapping[str, Any],
     ) -> None:
         self._specs: dict[str, Mapping[str, Any]] = {step["name"]: step for step in document["steps"]}
-        self._order = in_order(document["steps"])
+        self._order = topological_order(document["steps"])
         self._outcomes = outcomes
         self._input = input_
         self._reused = reused
-        self._into: dict[str, list[Edge]] = {name: [] for name in self._specs}
-        self._out_of: dict[str, list[str]] = {name: [] for name in self._specs}
+        self._edges_into: dict[str, list[Edge]] = {name: [] for name in self._specs}
+        self._downstreams: dict[str, list[str]] = {name: [] for name in self._specs}
         for edge in edges(document):
-            self._into[edge.downstream].append(edge)
-            self._out_of[edge.upstream].append(edge.downstream)
+            self._edges_into[edge.downstream].append(edge)
+            self._downstreams[edge.upstream].append(edge.downstream)
         self._ended: dict[str, Ended] = {}
-        self._broken: dict[str, str] = {}  # what failed, with its message; a part counts as its map
+        self._failures: dict[str, str] = {}  # messages by step; a map stands for its parts
 
-    def verdict(self) -> Verdict:
+    def run(self) -> Verdict:
         for name in self._order:
-            self._ended[name] = self._end_of(name)
-        unhandled = {name: told for name, told in self._broken.items() if not self._is_handled(name)}
-        return self._failed(unhandled) if unhandled else self._completed()
+            self._ended[name] = self._end_step(name)
+        unhandled = {name: message for name, message in self._failures.items() if not self._is_handled(name)}
+        return self._fail_job(unhandled) if unhandled else self._complete_job()
 
-    def _completed(self) -> Verdict:
+    def _complete_job(self) -> Verdict:
         ended = self._ended
-        sinks = [name for name, after in self._out_of.items() if not after and ended[name].has_result]
+        sinks = [name for name, downstreams in self._downstreams.items() if not downstreams and ended[name].has_result]
         return Verdict("COMPLETED", ended, output={name: ended[name].result for name in sinks})
 
-    def _failed(self, unhandled: dict[str, str]) -> Verdict:
-        first, message = next(iter(unhandled.items()))
+    def _fail_job(self, unhandled: dict[str, str]) -> Verdict:
+        first, first_message = next(iter(unhandled.items()))
         done = [name for name in self._order if self._ended[name].state == "done"]
         return Verdict(
             "FAILED",
             self._ended,
-            error={"steps": {name: {"message": told} for name, told in unhandled.items()}},
-            reason=f"step {first} failed: {message}",
+            error={"steps": {name: {"message": message} for name, message in unhandled.items()}},
+            reason=f"step {first} failed: {first_message}",
             compensated=tuple(name for name in reversed(done) if self._specs[name].get("compensate")),
         )
 
     def _is_handled(self, name: str) -> bool:
-        """Tell whether a step that comes right after a failed one was released in spite of it."""
-        return any(self._ended[after].state != "skipped" or self._ended[after].reused for after in self._out_of[name])
+        """Tell whether a step directly downstream of a failed one ran in spite of the failure."""
+        downstreams = [self._ended[downstream] for downstream in self._downstreams[name]]
+        return any(ended.state != "skipped" or ended.reused for ended in downstreams)
 
-    def _end_of(self, name: str) -> Ended:
+    def _end_step(self, name: str) -> Ended:
+        spec = self._specs[name]
         if name in self._reused:
-            return self._taken_over(name)
-        skip = self._skip_of(name)
+            result = self._reused[name]
+            branches = chosen_branches(spec["branches"], result) if spec.get("kind") == "decision" else ()
+            return Ended("skipped", result=result, reused=True, chosen=tuple(branches), reason="result reused")
+        skip = self._skip_step(name)
         if skip is not None:
             return skip
-        spec = self._specs[name]
-        ended = self._mapped(name, spec) if spec.get("kind") == "map" else self._run(name, spec)
-        if ended.state == "error" or ended.poisoned:
-            self._broken[name] = ended.error or ended.reason or ""
+        ended = self._run_map(name, spec) if spec.get("kind") == MAP else self._run_step(name, spec)
+        if ended.is_failure:
+            self._failures[name] = ended.error or ended.reason or ""
         return ended
 
-    def _skip_of(self, name: str) -> Ended | None:
-        """Look at the edges of a step, all of which are resolved; nothing when it is released."""
-        into = self._into[name]
-        if not into:
+    def _skip_step(self, name: str) -> Ended | None:
+        """Skip a step whose dependencies are not met; None if it runs. All upstream steps have ended."""
+        if not self._edges_into[name]:
             return None
-        outcomes = [(edge, _outcome(edge, self._ended[edge.upstream])) for edge in into]
+        outcomes = [(edge, _edge_outcome(edge, self._ended[edge.upstream])) for edge in self._edges_into[name]]
         taken = sum(outcome == "taken" for _, outcome in outcomes)
         failed = [edge.upstream for edge, outcome in outcomes if outcome == "failed"]
         if taken + len(failed) == 0:
             return Ended("skipped", reason="branch not taken")
-        if enough(taken, len(failed), self._specs[name].get("join", "all")):
+        if _is_satisfied(self._specs[name].get("join", "all"), taken, len(failed)):
             return None
         return Ended("skipped", poisoned=True, reason=f"step {failed[0]} failed")
 
-    def _run(self, name: str, spec: Mapping[str, Any]) -> Ended:
+    def _run_step(self, name: str, spec: Mapping[str, Any]) -> Ended:
         kind = spec.get("kind", "plain")
         if kind == "sleep":
             try:
                 wake_at(spec, self._input.get(str(spec.get("until"))), datetime.now(UTC))
             except ValueError as error:
                 return Ended("skipped", poisoned=True, reason=str(error))
-        unsaid = {"decision": spec.get("branches"), "approval": {"approved": True}}.get(kind)
-        outcome = self._outcome_of(name, unsaid)
+        default = {"decision": spec.get("branches"), "approval": {"approved": True}}.get(kind)
+        outcome = self._outcome_of(name, default)
         if isinstance(outcome, Failed):
             return Ended("error", error=outcome.message)
         try:
-            branches = chosen(spec["branches"], outcome) if kind == "decision" else ()
-            return Ended("done", result=approved(outcome) if kind == "approval" else outcome, chosen=tuple(branches))
+            branches = chosen_branches(spec["branches"], outcome) if kind == "decision" else ()
+            result = require_approval(outcome) if kind == "approval" else outcome
         except PermanentError as error:
             return Ended("error", error=str(error))
+        return Ended("done", result=result, chosen=tuple(branches))
 
-    def _mapped(self, name: str, spec: Mapping[str, Any]) -> Ended:
+    def _run_map(self, name: str, spec: Mapping[str, Any]) -> Ended:
         try:
-            parts = parts_of(self._mapped_over(spec))
+            parts = split_map_source(self._map_source(spec))
         except ValueError as error:
             return Ended("skipped", poisoned=True, reason=str(error))
-        done: list[Any] = []
+        results: list[Any] = []
         for index in range(len(parts)):
             part = f"{name}[{index}]"
             outcome = self._outcome_of(part, None)
@@ -210,36 +231,29 @@ class _Run:
                 self._ended[part] = Ended("error", error=outcome.message)
             else:
                 self._ended[part] = Ended("done", result=outcome)
-                done.append(outcome)
-        failed = len(parts) - len(done)
-        if parts and not enough(len(done), failed, spec.get("strategy", "all")):
+                results.append(outcome)
+        failed = len(parts) - len(results)
+        if parts and not _is_satisfied(spec.get("strategy", "all"), len(results), failed):
             return Ended("skipped", poisoned=True, reason=f"{failed} of {len(parts)} parts failed")
-        return Ended("done", result=done)
+        return Ended("done", result=results)
 
-    def _mapped_over(self, spec: Mapping[str, Any]) -> Any:
+    def _map_source(self, spec: Mapping[str, Any]) -> Any:
         if "over_input" in spec:
             return self._input.get(spec["over_input"])
         upstream = self._ended[spec["over"]]
         return upstream.result if upstream.has_result else None
 
-    def _taken_over(self, name: str) -> Ended:
-        result = self._reused[name]
-        spec = self._specs[name]
-        branches = chosen(spec["branches"], result) if spec.get("kind") == "decision" else ()
-        return Ended("skipped", result=result, reused=True, chosen=tuple(branches), reason="result reused")
-
-    def _outcome_of(self, name: str, unsaid: Any) -> Any:
+    def _outcome_of(self, name: str, default: Any) -> Any:
         if isinstance(self._outcomes, Mapping):
-            return self._outcomes.get(name, unsaid)
+            return self._outcomes.get(name, default)
         return self._outcomes(name)
 
 
-def _outcome(edge: Edge, upstream: Ended) -> Taken:
-    """Say what an edge came to, once the step at its beginning has ended."""
-    is_failure = upstream.state == "error" or upstream.poisoned
+def _edge_outcome(edge: Edge, upstream: Ended) -> Literal["taken", "failed", "not taken"]:
+    """Resolve an edge whose upstream step has ended."""
     if edge.condition == "failure":
-        return "taken" if is_failure else "not taken"
-    if is_failure:
+        return "taken" if upstream.is_failure else "not taken"
+    if upstream.is_failure:
         return "failed"
     if not upstream.has_result or (edge.branch and edge.downstream not in upstream.chosen):
         return "not taken"

@@ -1,4 +1,7 @@
-"""TODO docstring."""
+"""Inserts jobs: looks up the workflow, checks the options, writes the rows of the job and of its steps.
+
+Shared by a submit, a retry and a child step. The steps that need more than an insert are activated by `activate.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from interlock.errors import InputError, StoreError
+from interlock.model.options import MAX_JOB_DEPTH, check_worker_count
 from interlock.model.timing import LONGEST
 from interlock.postgres.ids import new_id
 from interlock.postgres.query import run, run_together
@@ -23,15 +27,9 @@ if TYPE_CHECKING:
     from interlock.postgres.query import Asked
 
 
-MOST_WORKERS = 10
-
-
-DEEPEST = 5
-
-
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """What is stored when a job is submitted. Without a version, the newest one of the workflow."""
+    """A job to submit. Without a version, it runs the newest one of the workflow."""
 
     workflow: str
     input: dict[str, Any]
@@ -46,14 +44,18 @@ class NewJob:
 
 
 class Submitted(NamedTuple):
-    """The job that a submit led to: a new one, or the one that was there already."""
+    """The job that a submit returns: a new one, or an existing one with the same request id."""
 
     id: UUID
     created: bool
 
 
 class FoundWorkflow(NamedTuple):
-    """What a submit needs to know of a workflow; `unserved` are first namespaces that no live worker serves."""
+    """A stored workflow, as far as inserting a job needs it.
+
+    `unserved` lists the namespaces of the root steps that no live worker serves; `queue` says whether PGMQ's queue of
+    step results exists.
+    """
 
     place: int
     id: UUID | None
@@ -67,17 +69,17 @@ class FoundWorkflow(NamedTuple):
 
 
 class PreparedJob(NamedTuple):
-    """A job that is ready to be written: its row, and how its life begins."""
+    """A checked job, ready to be inserted."""
 
     row: dict[str, Any]
     starts: bool
     reason: str | None
-    needs_opening: bool
-    is_fresh: bool = True  # its id was made for it, so that no other job can have it
+    needs_activation: bool  # root steps exist that `insert_steps` cannot make claimable by itself
+    has_new_id: bool = True  # false if the caller chose the id, which another job may have
 
     @property
     def id(self) -> UUID:
-        """The id that it gets if it is new."""
+        """The id that the job gets if it is inserted."""
         found: UUID = self.row["id"]
         return found
 
@@ -85,7 +87,7 @@ class PreparedJob(NamedTuple):
 async def find_workflows(
     connection: Connection, wanted: Sequence[tuple[str, str | None]], *, now: datetime | None
 ) -> list[FoundWorkflow]:
-    """Look up workflows by name and version, in the order in which they were asked for."""
+    """Look up workflows by name and version, in the order of `wanted`; a missing one has the id None."""
     parameters = {"names": [name for name, _ in wanted], "versions": [version for _, version in wanted], "now": now}
     found = [FoundWorkflow(**row) for row in await run(connection, WORKFLOWS["find_workflows"], parameters)]
     if not all(row.queue for row in found):
@@ -96,19 +98,17 @@ async def find_workflows(
     return found
 
 
-async def unknown_workflow(connection: Connection, name: str, version: str | None) -> str:
-    """Say that a workflow is not known, and which ones are."""
-    known = {row["name"]: row["versions"] for row in await run(connection, WORKFLOWS["list_known_workflows"], {})}
+async def describe_unknown_workflow(connection: Connection, name: str, version: str | None) -> str:
+    """Say that a workflow does not exist, and list the existing ones."""
+    known = {row["name"]: row["versions"] for row in await run(connection, WORKFLOWS["list_workflow_versions"], {})}
     if name in known:
         return f"workflow {name!r} has no version {version!r}; it has {', '.join(known[name])}"
     return f"there is no workflow {name!r}; known are {', '.join(known) or 'none'}"
 
 
-def prepared(job: NewJob, found: FoundWorkflow, *, depth: int = 0, **more: Any) -> PreparedJob:
-    """Make the row of a job."""
-    _check(job, depth)
-    unserved = ", ".join(map(repr, found.unserved))
-    words = "namespace" if len(found.unserved) == 1 else "namespaces"
+def prepare_job(job: NewJob, found: FoundWorkflow, *, depth: int = 0, **columns: Any) -> PreparedJob:
+    """Check a job's options and make its row; InputError says which option is out of bounds."""
+    _check_options(job, depth)
     row = {
         "id": job.job_id or new_id(),
         "parent_job_id": job.parent_job_id,
@@ -123,48 +123,62 @@ def prepared(job: NewJob, found: FoundWorkflow, *, depth: int = 0, **more: Any) 
         "correlation_id": job.correlation_id,
         "root_namespaces": found.root_namespaces,
         "timeout_seconds": found.timeout_seconds if job.timeout is None else job.timeout,
-        **more,
+        **columns,
     }
     starts = not found.unserved
     return PreparedJob(
         row,
         starts=starts,
-        reason=None if starts else f"no live worker serves {words} {unserved}",
-        needs_opening=starts and (not found.plain_roots or row.get("reused") is not None),
-        is_fresh=job.job_id is None,
+        reason=None if starts else _describe_unserved(found.unserved),
+        needs_activation=starts and (not found.plain_roots or row.get("reused") is not None),
+        has_new_id=job.job_id is None,
     )
 
 
-def _check(job: NewJob, depth: int) -> None:
-    if job.worker_count is not None and not 1 <= job.worker_count <= MOST_WORKERS:
-        raise InputError(f"worker_count must be from 1 to {MOST_WORKERS}, or None for no limit, not {job.worker_count}")
+def _describe_unserved(namespaces: Sequence[str]) -> str:
+    noun = "namespace" if len(namespaces) == 1 else "namespaces"
+    return f"no live worker serves {noun} {', '.join(map(repr, namespaces))}"
+
+
+def _check_options(job: NewJob, depth: int) -> None:
+    if job.worker_count is not None:
+        try:
+            check_worker_count("worker_count", job.worker_count)
+        except ValueError as error:
+            raise InputError(str(error)) from None
     if job.timeout is not None and not 0 < job.timeout <= LONGEST:
         raise InputError(
             f"the timeout of a job must be more than 0 and at most {LONGEST:.0f} seconds (100 years), not {job.timeout}"
         )
-    if depth > DEEPEST:
-        raise InputError(f"jobs nest at most {DEEPEST} deep: this child would be at depth {depth}")
+    if depth > MAX_JOB_DEPTH:
+        raise InputError(job_depth_error(depth))
+
+
+def job_depth_error(depth: int) -> str:
+    """Describe a child job that would be nested too deep."""
+    return f"jobs nest at most {MAX_JOB_DEPTH} deep: this child would be at depth {depth}"
 
 
 async def insert_jobs(
     connection: Connection, jobs: Sequence[PreparedJob], *, actor: str, now: datetime | None
 ) -> set[UUID]:
-    """Write jobs and their steps, and start those that can; give the ids of those that are new.
+    """Insert jobs and their steps, start those whose namespaces are served, and return the ids of the new ones.
 
-    Must run in a transaction. What was there already is left alone by every statement.
+    Must run in a transaction. A job whose id or request id exists is not inserted, and the existing one is unchanged.
     """
     common = {"actor": actor, "now": now}
     insert: Asked = (JOBS["insert_jobs"], {"jobs": orjson.dumps([job.row for job in jobs]).decode(), **common})
-    if all(job.is_fresh for job in jobs):
-        made, *_ = await run_together(connection, [insert, *_beginnings(jobs, common)])
-        return {row["id"] for row in made}
-    (made,) = await run_together(connection, [insert])
-    ids = {row["id"] for row in made}
-    await run_together(connection, _beginnings([job for job in jobs if job.id in ids], common))
+    if all(job.has_new_id for job in jobs):
+        # the statements that follow find no rows for a job that was not inserted, so all go in one pipeline
+        inserted, *_ = await run_together(connection, [insert, *_start_statements(jobs, common)])
+        return {row["id"] for row in inserted}
+    (inserted,) = await run_together(connection, [insert])
+    ids = {row["id"] for row in inserted}
+    await run_together(connection, _start_statements([job for job in jobs if job.id in ids], common))
     return ids
 
 
-def _beginnings(jobs: Sequence[PreparedJob], common: dict[str, Any]) -> list[Asked]:
+def _start_statements(jobs: Sequence[PreparedJob], common: dict[str, Any]) -> list[Asked]:
     ids = [job.id for job in jobs]
     starting = [job.id for job in jobs if job.starts]
     return [
@@ -175,24 +189,25 @@ def _beginnings(jobs: Sequence[PreparedJob], common: dict[str, Any]) -> list[Ask
 
 
 async def find_submitted_jobs(connection: Connection, jobs: Sequence[PreparedJob]) -> dict[UUID, UUID]:
-    """Tell which jobs there are already instead of these; by their would-be ids.
+    """Map the ids of jobs that were not inserted to the existing jobs with the same request id.
 
-    A request that was for another workflow is refused: its job would answer a question that nobody asked.
+    InputError if an existing job runs another workflow: its result would not be the one that the caller asked for.
     """
-    requests = [job.row["request_id"] for job in jobs if job.row["request_id"] is not None]
-    if not requests:
+    request_ids = [job.row["request_id"] for job in jobs if job.row["request_id"] is not None]
+    if not request_ids:
         return {}
-    rows = await run(connection, JOBS["find_submitted_jobs"], {"request_ids": requests})
-    there = {row["request_id"]: row for row in rows}
-    known = [(job, there[job.row["request_id"]]) for job in jobs if job.row["request_id"] in there]
-    for job, found in known:
-        _check_same(job.row["workflow"], found)
-    return {job.id: found["id"] for job, found in known}
-
-
-def _check_same(workflow: str, found: dict[str, Any]) -> None:
-    if found["workflow"] != workflow:
-        raise InputError(
-            f"the request {found['request_id']!r} was made before, for workflow {found['workflow']!r} (job "
-            f"{found['id']}); one for {workflow!r} needs an id of its own"
-        )
+    rows = await run(connection, JOBS["find_submitted_jobs"], {"request_ids": request_ids})
+    existing = {row["request_id"]: row for row in rows}
+    found: dict[UUID, UUID] = {}
+    for job in jobs:
+        row = existing.get(job.row["request_id"])
+        if row is None:
+            continue
+        workflow = job.row["workflow"]
+        if row["workflow"] != workflow:
+            raise InputError(
+                f"the request {row['request_id']!r} was made before, for workflow {row['workflow']!r} (job "
+                f"{row['id']}); one for {workflow!r} needs an id of its own"
+            )
+        found[job.id] = row["id"]
+    return found

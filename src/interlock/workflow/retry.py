@@ -14,7 +14,7 @@ from interlock.postgres.query import run
 from interlock.store.jobs import JOBS, STEPS
 from interlock.workflow.activate import begin_jobs
 from interlock.workflow.batch import ENDED
-from interlock.workflow.new_job import NewJob, Submitted, find_submitted_jobs, find_workflows, insert_jobs, prepared
+from interlock.workflow.new_job import NewJob, Submitted, find_submitted_jobs, find_workflows, insert_jobs, prepare_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,10 +46,10 @@ async def retry_job_from(
         timeout=old["timeout_seconds"],
         correlation_id=old["correlation_id"],
     )
-    row = prepared(new, found, retried_from=job_id, reused=reused)
+    row = prepare_job(new, found, retried_from=job_id, reused=reused)
     async with transaction(connection):
         made = await insert_jobs(connection, [row], actor=actor, now=now)
-        if made and row.needs_opening:
+        if made and row.needs_activation:
             await begin_jobs(connection, made, actor=actor, now=now)
     if made:
         return Submitted(row.row["id"], created=True)

@@ -20,11 +20,11 @@ from interlock.workflow.new_job import (
     NewJob,
     PreparedJob,
     Submitted,
+    describe_unknown_workflow,
     find_submitted_jobs,
     find_workflows,
     insert_jobs,
-    prepared,
-    unknown_workflow,
+    prepare_job,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ async def submit_jobs(
     async with transaction(connection):
         rows = await _prepare(connection, jobs, actor=actor, now=now)
         made = await insert_jobs(connection, rows, actor=actor, now=now)
-        opening = [row.id for row in rows if row.needs_opening and row.id in made]
+        opening = [row.id for row in rows if row.needs_activation and row.id in made]
         if opening:
             await begin_jobs(connection, opening, actor=actor, now=now)
         there = await find_submitted_jobs(connection, [row for row in rows if row.id not in made])
@@ -70,7 +70,7 @@ async def reject_job(
     (found,) = await find_workflows(connection, [(job.workflow, job.version)], now=now)
     if found.id is None:
         return None
-    row = prepared(job, found)
+    row = prepare_job(job, found)
     error = {"type": "InputError", "message": reason, "traceback": None, "retryable": False}
     common = {"actor": actor, "now": now}
     async with transaction(connection):
@@ -86,11 +86,11 @@ async def _prepare(
     found = await find_workflows(connection, [(job.workflow, job.version) for job in jobs], now=now)
     for job, workflow in zip(jobs, found, strict=True):
         if workflow.id is None:
-            raise InputError(await unknown_workflow(connection, job.workflow, job.version))
+            raise InputError(await describe_unknown_workflow(connection, job.workflow, job.version))
     parents = {job.parent_job_id for job in jobs if job.parent_job_id is not None}
     depths = await _read_depths(connection, parents, actor=actor, now=now)
     return [
-        prepared(job, workflow, depth=0 if job.parent_job_id is None else depths[job.parent_job_id] + 1)
+        prepare_job(job, workflow, depth=0 if job.parent_job_id is None else depths[job.parent_job_id] + 1)
         for job, workflow in zip(jobs, found, strict=True)
     ]
 

@@ -71,7 +71,7 @@ select id, definition -> 'input_schema' as schema
 from interlock.workflows
 where id = any (%(ids)s::uuid[]) and jsonb_typeof(definition -> 'input_schema') = 'object'
 
--- name: list_known_workflows
+-- name: list_workflow_versions
 select name, array_agg(version order by registered_at) as versions
 from interlock.workflows
 group by name
