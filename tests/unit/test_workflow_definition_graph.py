@@ -78,7 +78,7 @@ def test_a_branch_is_marked_in_its_edge() -> None:
         ({**document(plain("a")), "stepz": []}, ("stepz",), "there is no such field; did you mean 'steps'?"),
         ({**document(plain("a")), "steps": {}}, ("steps",), "a workflow needs a list"),
         (document("a"), ("steps", 0), "step number 1 must be a mapping, not str"),  # type: ignore[arg-type]
-        (document({"kind": "plain"}), ("steps", 0, "name"), "step 'number 1': name: a name is made of"),
+        (document({"kind": "plain"}), ("steps", 0, "name"), "step 'number 1': name: a name consists of"),
         (document(plain("a"), plain("a")), ("steps", 1, "name"), "there are two steps of this name"),
         (document(plain("a", kind="loop")), ("steps", 0, "kind"), "must be one of plain"),
         (document(plain("a", kind=["plain"])), ("steps", 0, "kind"), "must be one of plain"),
