@@ -354,10 +354,10 @@ def test_what_is_refused_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"name": "a b"}, "workflow a b: name: a name is made of"),
+        ({"name": "a b"}, "workflow a b: name: a name consists of"),
         ({"name": ""}, "workflow: name: "),
         ({"version": "1/2"}, "workflow orders: version: "),
-        ({"version": 1}, "version: a version is a text"),
+        ({"version": 1}, "version: a version is a string"),
         ({"namespace": " "}, "workflow orders: namespace: "),
         ({"timeout": 0}, "workflow orders: timeout: "),
         ({"input_schema": {"type": "objekt"}}, "workflow orders: input_schema: it is no JSON Schema: .type: "),

@@ -215,7 +215,7 @@ STEPS = "name: orders\nsteps:\n"
         ("nam: orders\nsteps: []", "line 1: there is no such field: nam; known are description"),
         ("name: a b\nsteps: []", "line 1: name: a name consists of at most 500 letters"),
         ("steps: []", "line 1: name: a name consists of at most 500 letters"),
-        ("name: orders\nversion: 1/2\nsteps: []", "line 2: version: a version is a text"),
+        ("name: orders\nversion: 1/2\nsteps: []", "line 2: version: a version is a string"),
         ("name: orders\nname: other\nsteps: []", "line 2: the field name is given twice"),
         ("name: orders\ninput_schema:\n  type: objekt\nsteps: []", "line 2: input_schema: it is no JSON Schema"),
         (STEPS + "  - 3", "line 3: steps[0]: a mapping of fields must stand here"),
