@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from interlock.client.job_handle import JobHandle, JobRecord, JobStatus, JobSummary, Signaled, StepStatus
     from interlock.client.task_handle import Affected, Canceled, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
+    from interlock.model.options import NewTask
     from interlock.store.task_admin import TaskSummary
-    from interlock.store.tasks import NewTask, TaskRecord
+    from interlock.store.tasks import TaskRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -11,8 +11,10 @@ import psycopg
 import pytest
 
 from interlock.lifecycle import WorkerEvent, WorkerState
+from interlock.model.options import NewTask
+from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import recover_expired_tasks, request_cancel_of_running_tasks
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_tasks
+from interlock.store.tasks import claim_pending_tasks, read_tasks
 from mishap_support import until_no_transaction_is_open
 from support import eventually
 from worker_support import serving, until, worker_process

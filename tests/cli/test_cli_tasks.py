@@ -69,12 +69,12 @@ def test_enqueue_takes_the_callback_of_the_settings_of_the_app_or_of_the_flag(sh
 
 MISTAKES = [
     (["enqueue", "add", '{"a": 1'], "not valid JSON"),
-    (["enqueue", "add", "a"], "right would be name=value"),
+    (["enqueue", "add", "a"], "write name=value"),
     (["enqueue", "add", "a=1", '{"a": 2}'], "'a' is given twice"),
     (["enqueue", "add", "a=123456789012345678901234567890"], "must fit into 64 bits"),
     (["enqueue", "add", "--run-at", "tomorrow"], "--run-at must be a time with its zone"),
     (["enqueue", "add", "--run-at", "2030-01-01T09:00:00"], "--run-at must be a time with its zone"),
-    (["enqueue", "add", "--delay", "soon"], "--delay must be a time such as 90"),
+    (["enqueue", "add", "--delay", "soon"], "--delay must be a duration such as 90"),
     (["enqueue", "add", "--delay", "1h", "--run-at", "2030-01-01T09:00:00Z"], "exclude each other"),
     (["enqueue", "add", "--count", "2", "--unique-key", "k"], "--count"),
     (["enqueue", "x" * 2001], "the name of a task must have at most 2,000 bytes"),

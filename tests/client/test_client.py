@@ -104,7 +104,7 @@ async def coroutine_with_context(ctx: TaskContext) -> None: ...
         (function, {"timeout": -1}, "timeout must be a positive number of seconds"),
         (function, {"priority": 40000}, "priority must be a whole number"),
         (function, {"backoff": "often"}, "kind must be one of"),
-        (function, {"namespace": ""}, "namespace must be a text"),
+        (function, {"namespace": ""}, "namespace must be a non-empty string"),
         (function, {"tags": "abc"}, "tags must be a sequence"),
         (function, {"callback_url": "file:///etc"}, "http or https"),
     ],
@@ -124,7 +124,7 @@ def test_two_tasks_of_one_name_are_refused() -> None:
         here.task(name="function")(coroutine)
     with pytest.raises(DefinitionError, match="a command is a list"):
         here.command_task("x", "sh handler.sh")
-    with pytest.raises(DefinitionError, match="made of a function"):
+    with pytest.raises(DefinitionError, match="a task is a function, got 3"):
         here.task(name="y")(3)  # type: ignore[call-overload]
 
 
@@ -151,7 +151,7 @@ def test_periodic_tasks_and_limits_are_checked_at_definition() -> None:
         arguments: dict[str, Any] = {"arguments": {"to": "x"}, **wrong}
         with pytest.raises(DefinitionError, match=told):
             here.periodic(name="other", **arguments)(report)
-    with pytest.raises(DefinitionError, match="two schedules"):
+    with pytest.raises(DefinitionError, match="schedule 'report' is declared twice"):
         here.periodic(every=5, arguments={"to": "x"})(report)
     with pytest.raises(DefinitionError, match=r"above @app\.task"):
         here.periodic(every=5)(function)  # type: ignore[type-var]

@@ -89,7 +89,7 @@ async def test_one_request_is_one_job(jobs: Interlock, database: Connection) -> 
         ("chain", None, {"worker_count": 11}, "worker_count must be a whole number from 1 to 10"),
         ("chain", None, {"worker_count": True}, "worker_count must be"),
         ("chain", None, {"timeout": 0}, "timeout must be a positive number"),
-        ("chain", None, {"request_id": " "}, "request_id must be a text"),
+        ("chain", None, {"request_id": " "}, "request_id must be a non-empty string"),
         ("chain", None, {"correlation_id": "x"}, "correlation_id must be a UUID"),
         ("chain", None, {"parent": "x"}, "the id of a job must be a UUID"),
         ("chain", None, {"version": "9"}, "no version '9'; it has 1"),

@@ -16,9 +16,10 @@ from psycopg.rows import dict_row
 
 from interlock.config import Config
 from interlock.lifecycle import SupervisedWorkerEvent
+from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
+from interlock.store.enqueue import enqueue_task
 from interlock.store.remote_commands import Status, ask
-from interlock.store.tasks import NewTask, enqueue_task
 from interlock.store.workers import WorkerSpec, create_worker, move_worker
 from interlock.supervisor.pool.pool import Pool
 from interlock.supervisor.pool.processes import birth_of

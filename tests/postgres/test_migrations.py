@@ -13,6 +13,7 @@ import pytest
 from psycopg import sql
 
 from interlock.errors import DisconnectedError, IllegalTransition, MigrationError, StatementError
+from interlock.model.options import NewTask
 from interlock.postgres.connection import connect, translated
 from interlock.postgres.migrate import (
     Migration,
@@ -23,7 +24,8 @@ from interlock.postgres.migrate import (
     missing_migrations,
     pending_migrations,
 )
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_task_history
+from interlock.store.enqueue import enqueue_task
+from interlock.store.tasks import claim_pending_tasks, read_task_history
 from support import eventually, run_sql
 
 if TYPE_CHECKING:

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
 from interlock.postgres.embedded.install import find_install
 from interlock.postgres.migrate import migrate
 from interlock.postgres.notifier import WakeMode
-from interlock.store.tasks import NewTask, enqueue_task, read_tasks
+from interlock.store.enqueue import enqueue_task
+from interlock.store.tasks import read_tasks
 from support import eventually
 from worker_support import serving, until
 

@@ -278,7 +278,7 @@ async def test_options_add_up_and_the_last_word_counts(mail: Any) -> None:
         ({"delay": -1}, "delay must be"),
         ({"task_id": "7"}, "task_id must be a UUID"),
         ({"backoff": lambda _: 1}, "cannot be stored"),
-        ({"unique_key": ""}, "unique_key must be a text"),
+        ({"unique_key": ""}, "unique_key must be a non-empty string"),
         ({"max_tries": True}, "max_tries must be a whole number"),
     ],
 )

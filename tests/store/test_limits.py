@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from interlock.errors import ConfigError
 from interlock.lifecycle import TaskRowEvent
+from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
+from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import (
     Limit,
     LimitUsage,
@@ -23,7 +25,7 @@ from interlock.store.limits import (
     sweep_limits,
 )
 from interlock.store.task_admin import requeue_ended_tasks
-from interlock.store.tasks import NewTask, Outcome, claim_pending_tasks, enqueue_task, settle_running_tasks
+from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
 from interlock.worker.maintenance.leader import SWEEP, Limits
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from interlock.model.options import NewTask
 from interlock.store import limits
+from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import (
     Limit,
     admit_limited_tasks,
@@ -18,7 +20,7 @@ from interlock.store.limits import (
     resume_namespace,
     sweep_namespaces,
 )
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_task_history
+from interlock.store.tasks import claim_pending_tasks, read_task_history
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock.lifecycle import SupervisedWorkerEvent as Event
+from interlock.model.options import NewTask
+from interlock.store.enqueue import enqueue_task
 from interlock.store.supervision import HeldWorker, Supervision
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task
+from interlock.store.tasks import claim_pending_tasks
 from interlock.store.workers import (
     RegisteredProcess,
     WorkerSpec,

@@ -10,7 +10,9 @@ from uuid import uuid4
 import pytest
 
 from interlock.lifecycle import TaskRowEvent
+from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
+from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import (
     cancel_unfinished_tasks,
     hold_pending_tasks,
@@ -23,10 +25,8 @@ from interlock.store.tasks import (
     ClaimedTask,
     HeldAttempt,
     LostAttempt,
-    NewTask,
     Outcome,
     claim_pending_tasks,
-    enqueue_task,
     read_task_history,
     renew_running_tasks,
     settle_running_tasks,

@@ -12,8 +12,10 @@ import pytest
 from interlock import Interlock, WorkerSettings
 from interlock.config import Config
 from interlock.errors import ConfigError, DefinitionError, InputError, StatementError
+from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
-from interlock.store.tasks import NewTask, enqueue_task, until_next_run
+from interlock.store.enqueue import enqueue_task
+from interlock.store.tasks import until_next_run
 from interlock.worker.maintenance.callbacks import is_public
 
 if TYPE_CHECKING:

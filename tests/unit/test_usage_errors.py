@@ -45,8 +45,8 @@ async def app(url: str) -> AsyncIterator[Interlock]:
         ({"every": "5"}, "schedule 'mail': every must be a positive number"),
         ({"every": True}, "every must be a positive number"),
         ({"every": 5, "missed": []}, "missed must be one of"),
-        ({"every": 5, "name": 5}, "the name of a schedule must be a text"),
-        ({"every": 5, "name": ""}, "the name of a schedule must be a text"),
+        ({"every": 5, "name": 5}, "the name of a schedule must be a non-empty string"),
+        ({"every": 5, "name": ""}, "the name of a schedule must be a non-empty string"),
         ({"every": 5, "name": LONG}, TOLD),
         ({"every": 5, "arguments": []}, "arguments must be a mapping"),
     ],
@@ -66,9 +66,9 @@ def test_a_schedule_of_a_wrong_kind_is_refused_where_it_is_declared(schedule: An
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"cron": 5}, r"unknown option 'cron'; a schedule stands above the task: @app.periodic\(cron=...\)"),
-        ({"name": ""}, "the name of a task must be a text"),
-        ({"name": []}, "the name of a task must be a text"),
+        ({"cron": 5}, r"unknown option 'cron'; declare a schedule above the task: @app.periodic\(cron=...\)"),
+        ({"name": ""}, "the name of a task must be a non-empty string"),
+        ({"name": []}, "the name of a task must be a non-empty string"),
         ({"name": LONG}, f"the name of a task {TOLD}"),
         ({"namespace": LONG}, f"namespace {TOLD}"),
         ({"limit_key": LONG}, f"limit_key {TOLD}"),
@@ -93,11 +93,11 @@ def test_a_task_of_a_wrong_kind_is_refused_where_it_is_declared(options: Any, me
         ("k", {"max_starts": "x", "per": 1}, "max_starts must be a whole number"),
         ("k", {"max_starts": 1, "per": "x"}, "limit 'k': per must be a positive number of seconds"),
         ("k", {"max_starts": 1, "per": True}, "per must be a positive number"),
-        ("", {"max_running": 1}, "the key of a limit must be a text"),
-        (" ", {"max_running": 1}, "the key of a limit must be a text"),
-        (5, {"max_running": 1}, "the key of a limit must be a text"),
-        (None, {"max_running": 1}, "the key of a limit must be a text"),
-        ([], {"max_running": 1}, "the key of a limit must be a text"),
+        ("", {"max_running": 1}, "the key of a limit must be a non-empty string"),
+        (" ", {"max_running": 1}, "the key of a limit must be a non-empty string"),
+        (5, {"max_running": 1}, "the key of a limit must be a non-empty string"),
+        (None, {"max_running": 1}, "the key of a limit must be a non-empty string"),
+        ([], {"max_running": 1}, "the key of a limit must be a non-empty string"),
         ("a\0", {"max_running": 1}, "without the character NUL"),
         (LONG, {"max_running": 1}, f"the key of a limit {TOLD}"),
     ],
@@ -129,7 +129,7 @@ def test_the_names_and_versions_of_workflows_have_an_end(given: Any) -> None:
 
 @pytest.mark.parametrize("command", [5, "ls -l", [5], []], ids=str)
 def test_a_command_that_is_no_list_of_texts_is_refused(command: Any) -> None:
-    with pytest.raises(DefinitionError, match="a command is a list of texts"):
+    with pytest.raises(DefinitionError, match="a command is a list of non-empty strings"):
         nowhere().command_task("x", command)
 
 
@@ -146,7 +146,7 @@ async def test_many_are_a_list(app: Interlock, given: Any) -> None:
 async def test_elements_of_many_are_checked_before_any_is_stored(app: Interlock) -> None:
     mail = app.tasks["mail"]
     for wrong in (5, None, {"to": "a"}, "mail", mail, mail.options(priority=1)):
-        with pytest.raises(InputError, match=r"takes what task.prepare\(...\) gives, and element 1 is"):
+        with pytest.raises(InputError, match=r"takes tasks of task.prepare\(...\), but element 1 is"):
             await app.enqueue_many([mail.prepare("a"), wrong])  # type: ignore[list-item]  # the point
     for wrong, message in (
         ({}, "missing a required argument: 'to'"),
@@ -170,7 +170,7 @@ async def test_elements_of_many_are_checked_before_any_is_stored(app: Interlock)
 async def test_keys_that_no_index_can_hold_are_refused_before_they_are_sent(app: Interlock, name: str) -> None:
     mail = app.tasks["mail"]
     value: Any = [LONG] if name == "tags" else LONG
-    with pytest.raises(InputError, match=rf"{name} must have at most 2,000 bytes in UTF-8, and 'é+'… has 2,002"):
+    with pytest.raises(InputError, match=rf"{name} must have at most 2,000 bytes in UTF-8, got 2,002 in 'é+'…"):
         await mail.options(**{name: value}).enqueue("a")
     with pytest.raises(InputError, match=f"namespace {TOLD}"):
         await app.pause(LONG)

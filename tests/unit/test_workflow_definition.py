@@ -302,7 +302,7 @@ def declare(wf: Workflow, how: Callable[[Workflow], Any]) -> None:
         (lambda wf: wf.sleep("a", 1, join=1.1), "join: .*ratio above 0"),
         (lambda wf: wf.sleep("a", 1, join=["all"]), "join: .*ratio above 0"),
         (lambda wf: wf.sleep("a", 1, priority=10**6), "step 'a': priority: priority must be a whole number"),
-        (lambda wf: wf.sleep("a", 1, namespace=""), "step 'a': namespace: .*not empty"),
+        (lambda wf: wf.sleep("a", 1, namespace=""), "step 'a': namespace: .*non-empty string"),
         (lambda wf: wf.sleep("a", 1, config={"at": UTC}), r"step 'a': config: \['at'\] a timezone is not a JSON value"),
         (lambda wf: wf.sleep("a", 1, config=[1]), "step 'a': config: config must be a mapping"),
         (lambda wf: wf.sleep("a", 1, max_tries=3), "max_tries: a step of kind sleep has no such field; it has name"),
@@ -321,7 +321,7 @@ def declare(wf: Workflow, how: Callable[[Workflow], Any]) -> None:
         (lambda wf: wf.child("a", "b", version=2), "step 'a': workflow_version: "),
         (lambda wf: wf.child("a", "b", wait="no"), "step 'a': wait: wait must be true or false"),
         (lambda wf: wf.child("a", "b", input=[1]), "step 'a': input: input must be a mapping"),
-        (lambda wf: wf.signal("a", signal=""), "step 'a': signal: .*not empty"),
+        (lambda wf: wf.signal("a", signal=""), "step 'a': signal: .*non-empty string"),
         (lambda wf: wf.approval("a", timeout=0), "step 'a': timeout: .*positive"),
         (lambda wf: wf.add("loop", nothing), "step 'nothing': kind: must be one of plain, decision"),
         (lambda wf: wf.add("plain", name="a"), "step 'a': type: a step of kind plain needs a handler"),
@@ -331,7 +331,7 @@ def declare(wf: Workflow, how: Callable[[Workflow], Any]) -> None:
         (lambda wf: wf.step(compensate="undo", name="a")(nothing), "compensate: the app has no task 'undo'"),
         (lambda wf: wf.step(max_tries=0)(nothing), "step 'nothing': max_tries: "),
         (lambda wf: wf.step(backoff="wild")(nothing), "step 'nothing': backoff: .*must be one of none, linear"),
-        (lambda wf: wf.step(executor="moon")(nothing), "task orders/1/nothing: the executor must be one of"),
+        (lambda wf: wf.step(executor="moon")(nothing), "task orders/1/nothing: executor must be one of"),
         (lambda wf: wf.task("mail", executor="thread"), "executor: this is for the definition of the task"),
         (lambda wf: wf.step(name="a")(app().task(nothing)), "handler: the task 'nothing' belongs to another app"),
         (lambda wf: wf.sleep("b", 1, after=[new().sleep("a", 1)]), "after: <Step .*> is a step of another workflow"),
@@ -375,7 +375,7 @@ def test_two_workflows_of_one_version_are_refused() -> None:
     shop = app()
     shop.workflow("orders")
     shop.workflow("orders", version="2")
-    with pytest.raises(DefinitionError, match="two workflows 'orders' of version '1'"):
+    with pytest.raises(DefinitionError, match="workflow 'orders', version '1' is defined twice"):
         shop.workflow("orders")
 
 

@@ -279,7 +279,7 @@ def test_a_refusal_names_file_line_and_field(tmp_path: Path, text: str, told: st
 def test_two_templates_of_one_version_are_refused(tmp_path: Path) -> None:
     text = STEPS + "  - {name: a, type: sleep, seconds: 1}\n"
     file = write(tmp_path, f"{text}---\n{text}")
-    with pytest.raises(TemplateError, match=re.escape("line 5: name: there are two workflows 'orders'")):
+    with pytest.raises(TemplateError, match=re.escape("line 5: name: workflow 'orders', version '1' is defined twice")):
         shop().load_templates(file)
 
 

@@ -11,10 +11,11 @@ import pytest
 
 from interlock.config import Config
 from interlock.errors import ConfigError, StoreError
+from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
+from interlock.store.enqueue import enqueue_task
 from interlock.store.leader import acquire_leadership, duty_transaction, read_leader, resign_leadership
 from interlock.store.limits import Limit, put_limits
-from interlock.store.tasks import NewTask, enqueue_task
 from interlock.worker.maintenance.leader import Duties, DutySettings
 
 if TYPE_CHECKING:

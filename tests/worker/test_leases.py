@@ -12,7 +12,9 @@ from prometheus_client import REGISTRY
 
 from interlock import Interlock, TaskContext
 from interlock.lifecycle import TaskState, WorkerState
-from interlock.store.tasks import NewTask, enqueue_task, notify_tasks, read_task_history, read_tasks
+from interlock.model.options import NewTask
+from interlock.store.enqueue import enqueue_task
+from interlock.store.tasks import notify_tasks, read_task_history, read_tasks
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 from mishap_support import Network, Weather, blocked_by, gated_app, locked

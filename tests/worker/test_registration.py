@@ -10,11 +10,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from interlock.lifecycle import WorkerState
+from interlock.model.options import NewTask
 from interlock.postgres.notifier import WakeMode
 from interlock.postgres.query import run
+from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import pause_namespace
 from interlock.store.remote_commands import Enable, EventStatus, Refresh, Status, Subscribe, Unsubscribe, ask
-from interlock.store.tasks import NewTask, enqueue_task
 from interlock.store.workers import WORKERS, list_live_workers, read_worker_status
 from support import eventually
 from worker_support import serving, until, worker_process

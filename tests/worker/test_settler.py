@@ -14,17 +14,11 @@ import pytest
 from interlock import Interlock, PermanentError, RetryableError, TaskContext
 from interlock.config import Config
 from interlock.lifecycle import TaskRowEvent, TaskState, WorkerState
+from interlock.model.options import NewTask
 from interlock.postgres.notifier import WakeMode
+from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.tasks import (
-    NewTask,
-    Outcome,
-    claim_pending_tasks,
-    enqueue_task,
-    read_task_history,
-    read_tasks,
-    settle_running_tasks,
-)
+from interlock.store.tasks import Outcome, claim_pending_tasks, read_task_history, read_tasks, settle_running_tasks
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.cancellation import end
 from interlock.worker.executors.base import HandlerError

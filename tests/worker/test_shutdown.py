@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock.lifecycle import TaskState, WorkerState
+from interlock.model.options import NewTask
 from interlock.postgres.notifier import WakeMode
-from interlock.store.tasks import NewTask, enqueue_task, read_task_history, read_tasks
+from interlock.store.enqueue import enqueue_task
+from interlock.store.tasks import read_task_history, read_tasks
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 from mishap_support import Network, Weather, blocked_by, gated_app, locked

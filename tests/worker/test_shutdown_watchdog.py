@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from interlock.model.options import NewTask
+from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.tasks import NewTask, enqueue_task, read_tasks
+from interlock.store.tasks import read_tasks
 from support import eventually, is_taken, run_sql
 from worker_support import TESTS, serving, until
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interlock.lifecycle import WorkerState
+from interlock.model.options import NewTask
 from interlock.postgres.notifier import Listener, WakeMode
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, until_next_run
+from interlock.store.enqueue import enqueue_task
+from interlock.store.tasks import claim_pending_tasks, until_next_run
 from interlock.worker.assembly import CHANNELS
 from worker_support import serving, until
 

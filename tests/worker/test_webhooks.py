@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
+from interlock.model.options import NewTask
 from interlock.store.callbacks import (
     claim_due_callbacks,
     delete_delivered_callbacks,
     list_given_up_callbacks,
     retry_given_up_callbacks,
 )
+from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import cancel_unfinished_tasks
-from interlock.store.tasks import NewTask, enqueue_task
 from interlock.worker.maintenance.callbacks import IDLE, Callbacks, CallbackSettings, is_public, signature
 from receiver import Receiver
 

@@ -14,8 +14,10 @@ import psycopg
 import pytest
 
 from interlock.lifecycle import WorkerState
+from interlock.model.options import NewTask
+from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import request_cancel_of_running_tasks
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_task_history, read_tasks
+from interlock.store.tasks import claim_pending_tasks, read_task_history, read_tasks
 from support import eventually
 from worker_support import app_at, serving, until, worker_process
 

@@ -10,8 +10,10 @@ import pytest
 
 from interlock.errors import InvalidTransitionError, InvariantError
 from interlock.lifecycle import WorkerEvent, WorkerState
+from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
-from interlock.store.tasks import NewTask, claim_pending_tasks, enqueue_task, read_tasks
+from interlock.store.enqueue import enqueue_task
+from interlock.store.tasks import claim_pending_tasks, read_tasks
 from interlock.worker.process import WorkerStateMachine
 from interlock.worker.settings import WorkerSettings
 from worker_support import app_at, serving, until

@@ -1,18 +1,21 @@
-"""`interlock enqueue`: a task from the command line, checked against its signature where the app is known.
+"""`interlock enqueue`: enqueues a task, checked against its signature when the app is known.
 
-Invariant: everything that was typed is checked before anything is stored; standard output has ids, or results.
+The flags for options follow from the option table in `model/options.py`.
+
+Invariant: all arguments and flags are checked before anything is stored; standard output has only ids or results.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 
@@ -24,20 +27,35 @@ from interlock.client.task_handle import TaskHandle
 from interlock.errors import ConfigError, DefinitionError, InterlockError
 from interlock.model.backoff import KINDS
 from interlock.model.graph import BUILT_IN_HANDLER
-from interlock.model.options import checked
-from interlock.store.tasks import NewTask
+from interlock.model.options import (
+    DELAY,
+    DURATION,
+    ID,
+    POLICY,
+    PRIORITY,
+    TEXT,
+    TEXTS,
+    TIME,
+    TRIES,
+    URL,
+    NewTask,
+    Scope,
+    ValueType,
+    check_options,
+    options_in,
+)
 
-MOST = 1_000_000
-SECONDS = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-LONGEST = 1_000 * 366 * SECONDS["d"]  # a thousand years, beyond which sums of times overflow somewhere
-_SPAN = re.compile(r"^(\d+(?:\.\d+)?) *([smhd]?)$")
+MAX_COUNT = 1_000_000
+SECONDS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
+MAX_DURATION_S = 1_000 * 366 * SECONDS_PER_UNIT["d"]  # a thousand years; sums with longer durations overflow
+_DURATION = re.compile(r"^(\d+(?:\.\d+)?) *([smhd]?)$")
 
 
 Type = Annotated[str, typer.Argument(help="The name of the task.", metavar="TYPE")]
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        help="Its arguments: a JSON object, or name=value. A value that is no JSON is a text.",
+        help="Its arguments: a JSON object, or name=value. A value that is not JSON is taken as a string.",
         metavar="JSON|NAME=VALUE",
     ),
 ]
@@ -45,27 +63,10 @@ App = Annotated[
     str | None,
     typer.Option(help="Check the arguments against the task's signature in this app.", metavar="PACKAGE.MODULE:APP"),
 ]
-Unchecked = Annotated[bool, typer.Option("--unchecked", help="Store as given, even where the settings name an app.")]
-Namespace = Annotated[str | None, typer.Option(help="Where to enqueue it.")]
-Priority = Annotated[int | None, typer.Option(help="Higher runs sooner.")]
-Delay = Annotated[str | None, typer.Option(help="Not before: 90, 90s, 5m, 2h, 1d.", metavar="TIME")]
-RunAt = Annotated[
-    str | None, typer.Option(help="Not before this time, with its zone: 2030-01-01T09:00:00Z.", metavar="ISO")
-]
-UniqueKey = Annotated[str | None, typer.Option(help="Only if no unfinished task has this key; else give that task.")]
-RequestId = Annotated[str | None, typer.Option(help="Only once for this request, however often it is sent.")]
-MaxTries = Annotated[int | None, typer.Option(help="How often to try.")]
-Timeout = Annotated[str | None, typer.Option(help="How long one try may take: 90, 5m.", metavar="TIME")]
-BackoffKind = Annotated[
-    str | None, typer.Option("--backoff", help="How long to rest between tries.", metavar="|".join(KINDS))
-]
-CorrelationId = Annotated[str | None, typer.Option(help="A UUID that goes into logs and events.", metavar="UUID")]
-LimitKey = Annotated[str | None, typer.Option(help="The limit under which it runs.")]
-Tags = Annotated[list[str] | None, typer.Option(help="A word to find it by; may be given again.")]
-CallbackUrl = Annotated[str | None, typer.Option(help="Where to post how it ended.", metavar="URL")]
-Count = Annotated[int, typer.Option(min=1, max=MOST, help="Enqueue it so many times.")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end and print the result as JSON.")]
-WaitTimeout = Annotated[str | None, typer.Option(help="Wait no longer than this; implies --wait.", metavar="TIME")]
+Unchecked = Annotated[bool, typer.Option("--unchecked", help="Do not check, even if the settings name an app.")]
+Count = Annotated[int, typer.Option(min=1, max=MAX_COUNT, help="Enqueue it this many times.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it has ended and print the result as JSON.")]
+WaitTimeout = Annotated[str | None, typer.Option(help="Wait at most this long; implies --wait.", metavar="DURATION")]
 InJson = Annotated[bool, typer.Option("--json", help="Print a line of JSON for each task.")]
 
 
@@ -75,53 +76,114 @@ def enqueue(
     arguments: Arguments = None,
     app: App = None,
     unchecked: Unchecked = False,
-    namespace: Namespace = None,
-    priority: Priority = None,
-    delay: Delay = None,
-    run_at: RunAt = None,
-    unique_key: UniqueKey = None,
-    request_id: RequestId = None,
-    max_tries: MaxTries = None,
-    timeout: Timeout = None,
-    backoff: BackoffKind = None,
-    correlation_id: CorrelationId = None,
-    limit_key: LimitKey = None,
-    tag: Tags = None,
-    callback_url: CallbackUrl = None,
     count: Count = 1,
     wait: Wait = False,
     wait_timeout: WaitTimeout = None,
     in_json: InJson = False,
+    **flags: Any,
 ) -> None:
-    """Enqueue a task and print its id; with --wait, print its result, or fail as it did."""
-    longest = _span("--wait-timeout", wait_timeout)
-    if count > 1 and {unique_key, request_id} != {None}:
-        raise ConfigError("--count would give the same task again under one --unique-key or --request-id")
-    given = _given(arguments)
-    options = _options(
-        namespace=namespace,
-        priority=priority,
-        delay=_span("--delay", delay),
-        run_at=_time("--run-at", run_at),
-        unique_key=unique_key,
-        request_id=request_id,
-        max_tries=max_tries,
-        timeout=_span("--timeout", timeout),
-        backoff=backoff,
-        correlation_id=correlation_id,
-        limit_key=limit_key,
-        tags=tag,
-        callback_url=callback_url,
-    )
+    """Enqueue a task and print its id; with --wait, print its result, or fail as it did.
+
+    Durations are 90, 90s, 5m, 2h or 1d.
+    """
+    timeout = _parse_duration("--wait-timeout", wait_timeout)
+    if count > 1 and not {flags["unique_key"], flags["request_id"]} <= {None}:
+        raise ConfigError("--count cannot be used with --unique-key or --request-id: they give the same task again")
+    task_input = _parse_arguments(arguments)
+    options = _parse_options(flags)
     config = command_config(context, app=app)
     if config.app is None or unchecked:
-        used, task = Interlock(config=config), unchecked_task(type_, given, options, config.callback_url)
+        used, task = Interlock(config=config), unchecked_task(type_, task_input, options, config.callback_url)
     else:
         used = load_command_app(context, config.app)
-        task = _checked_task(used, config.app, type_, given, options)
-    show = partial(_wait, longest=longest) if wait or longest is not None else _print_ids
+        task = _checked_task(used, config.app, type_, task_input, options)
+    show = partial(_wait, seconds=timeout) if wait or timeout is not None else _print_ids
     if not run_with_app(used, partial(_enqueue, tasks=[task] * count, show=partial(show, in_json=in_json))):
         raise typer.Exit(1)
+
+
+class FlagType(NamedTuple):
+    """A flag of the command line: the type that typer reads, its metavar, and the parser of its text."""
+
+    type: Any
+    metavar: str | None = None
+    parse: Callable[[str, Any], Any] | None = None
+
+
+def _parse_duration(flag: str, text: str | None) -> float | None:
+    if text is None:
+        return None
+    match = _DURATION.match(text.strip())
+    seconds = math.inf if match is None else float(match[1]) * SECONDS_PER_UNIT[match[2]]
+    if seconds > MAX_DURATION_S:
+        raise ConfigError(f"{flag} must be a duration such as 90, 90s, 5m, 2h or 1d, got {text!r}")
+    return seconds
+
+
+def _parse_time(flag: str, text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = datetime.min  # noqa: DTZ901 - it has no zone, and is refused for that
+    if time.tzinfo is None:
+        raise ConfigError(f"{flag} must be a time with its zone, such as 2030-01-01T09:00:00Z, got {text!r}")
+    return time
+
+
+FLAG_TYPES: Mapping[ValueType, FlagType] = {
+    TEXT: FlagType(str),
+    TEXTS: FlagType(list[str]),
+    URL: FlagType(str, "URL"),
+    TIME: FlagType(str, "ISO", _parse_time),
+    DURATION: FlagType(str, "DURATION", _parse_duration),
+    DELAY: FlagType(str, "DURATION", _parse_duration),
+    PRIORITY: FlagType(int),
+    TRIES: FlagType(int),
+    POLICY: FlagType(str, "|".join(KINDS)),
+    ID: FlagType(str, "UUID"),
+}
+
+
+def _with_option_flags(signature: inspect.Signature) -> inspect.Signature:
+    """Put a flag for each option of the table in the place of **flags, before --count."""
+    flags = [
+        inspect.Parameter(
+            option.flag,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                FLAG_TYPES[option.type].type | None,
+                typer.Option(help=option.help, metavar=FLAG_TYPES[option.type].metavar),
+            ],
+        )
+        for option in options_in(Scope.CLI)
+    ]
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in signature.parameters.values()
+        if parameter.name != "flags"
+    ]
+    place = [parameter.name for parameter in own].index("count")
+    return signature.replace(parameters=[*own[:place], *flags, *own[place:]])
+
+
+# typer reads the flags of a command from its signature
+cast("Any", enqueue).__signature__ = _with_option_flags(inspect.signature(enqueue, eval_str=True))
+
+
+def _parse_options(flags: Mapping[str, Any]) -> dict[str, Any]:
+    options = {}
+    for option in options_in(Scope.CLI):
+        value = flags[option.flag]
+        parse = FLAG_TYPES[option.type].parse
+        if value in (None, []):
+            continue
+        options[option.name] = value if parse is None else parse(f"--{option.flag.replace('_', '-')}", value)
+    try:
+        check_options(options)
+    except (ValueError, DefinitionError) as error:
+        raise ConfigError(f"enqueue: {error}") from None
+    return options
 
 
 async def _enqueue(
@@ -140,29 +202,29 @@ async def _print_ids(handles: Sequence[TaskHandle[Any]], *, in_json: bool) -> bo
     return True
 
 
-async def _wait(handles: Sequence[TaskHandle[Any]], *, longest: float | None, in_json: bool) -> bool:
-    """Wait for all, and print how each ended, in order; tell whether all went well."""
+async def _wait(handles: Sequence[TaskHandle[Any]], *, seconds: float | None, in_json: bool) -> bool:
+    """Wait for all tasks and print the outcome of each, in order; tell whether all succeeded."""
     for handle in handles:
         if handle.created:
             print_note(f"enqueued task {handle.id}")
-    failures = await asyncio.gather(*(_failure(handle, longest) for handle in handles))
+    failures = await asyncio.gather(*(_failure(handle, seconds) for handle in handles))
     for handle, failure in zip(handles, failures, strict=True):
-        await _print_end(handle, failure, in_json=in_json)
+        await _print_outcome(handle, failure, in_json=in_json)
     return not any(failures)
 
 
-async def _failure(handle: TaskHandle[Any], longest: float | None) -> InterlockError | None:
-    """Wait for the end of a task, and give what went wrong."""
+async def _failure(handle: TaskHandle[Any], seconds: float | None) -> InterlockError | None:
+    """Wait until a task has ended, and return its error."""
     try:
-        await handle.result(longest)
+        await handle.result(seconds)
     except TimeoutError as error:
-        return InterlockError(f"{error}; it goes on, and `interlock status {handle.id}` tells how")
+        return InterlockError(f"{error}; it is still running, see `interlock status {handle.id}`")
     except InterlockError as error:
         return error
     return None
 
 
-async def _print_end(handle: TaskHandle[Any], failure: InterlockError | None, *, in_json: bool) -> None:
+async def _print_outcome(handle: TaskHandle[Any], failure: InterlockError | None, *, in_json: bool) -> None:
     status = await handle.status()
     if in_json:
         shown = {name: getattr(status, name) for name in ("id", "state", "output", "error")}
@@ -174,29 +236,20 @@ async def _print_end(handle: TaskHandle[Any], failure: InterlockError | None, *,
 
 
 def _checked_task(
-    app: Interlock, reference: str, type_: str, given: dict[str, Any], options: dict[str, Any]
+    app: Interlock, reference: str, type_: str, task_input: dict[str, Any], options: dict[str, Any]
 ) -> NewTask:
     task = app.tasks.get(type_)
     if task is None:
         known = ", ".join(sorted(app.tasks.keys() - {BUILT_IN_HANDLER})) or "none"
-        raise ConfigError(f"the app {reference} has no task {type_!r}; it has {known}")
-    return task.options(**options).prepare(**task.decode(given))
+        raise ConfigError(f"app {reference} has no task {type_!r}; it has {known}")
+    return task.options(**options).prepare(**task.decode(task_input))
 
 
-def _options(**given: Any) -> dict[str, Any]:
-    options = {name: value for name, value in given.items() if value not in (None, [])}
-    try:
-        checked(options)
-    except (ValueError, DefinitionError) as error:
-        raise ConfigError(f"enqueue: {error}") from None
-    return options
-
-
-def _given(arguments: Sequence[str] | None) -> dict[str, Any]:
-    """Read the arguments of the task."""
+def _parse_arguments(arguments: Sequence[str] | None) -> dict[str, Any]:
+    """Read the arguments of the task: JSON objects and name=value pairs."""
     found: dict[str, Any] = {}
     for argument in arguments or ():
-        read = _object(argument) if argument.lstrip().startswith("{") else _pair(argument)
+        read = _parse_object(argument) if argument.lstrip().startswith("{") else _parse_pair(argument)
         twice = sorted(found.keys() & read.keys())
         if twice:
             raise ConfigError(f"the argument {twice[0]!r} is given twice")
@@ -204,7 +257,7 @@ def _given(arguments: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     try:
         read: dict[str, Any] = json.loads(text, parse_constant=_refuse_constant)
     except ValueError as error:
@@ -214,10 +267,10 @@ def _object(text: str) -> dict[str, Any]:
     return read
 
 
-def _pair(text: str) -> dict[str, Any]:
+def _parse_pair(text: str) -> dict[str, Any]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ConfigError(f"{text!r} is no argument of a task; right would be name=value, or a JSON object")
+        raise ConfigError(f"{text!r} is not an argument; write name=value or a JSON object")
     try:
         return {name: json.loads(value, parse_constant=_refuse_constant)}
     except (ValueError, RecursionError):
@@ -225,26 +278,4 @@ def _pair(text: str) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _span(flag: str, text: str | None) -> float | None:
-    if text is None:
-        return None
-    match = _SPAN.match(text.strip())
-    seconds = math.inf if match is None else float(match[1]) * SECONDS[match[2]]
-    if seconds > LONGEST:
-        raise ConfigError(f"{flag} must be a time such as 90, 90s, 5m, 2h or 1d, not {text!r}")
-    return seconds
-
-
-def _time(flag: str, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        read = datetime.fromisoformat(text)
-    except ValueError:
-        read = datetime.min  # noqa: DTZ901 - it has no zone, and is refused for that
-    if read.tzinfo is None:
-        raise ConfigError(f"{flag} must be a time with its zone, such as 2030-01-01T09:00:00Z, not {text!r}")
-    return read
+    raise ValueError(f"{name} is not JSON")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakKeyDictionary
 
-from interlock.client.enqueue import Bulk, is_plain, prepared
+from interlock.client.enqueue import BulkEnqueue, require_prepared
 from interlock.client.explain import explain
 from interlock.client.job_handle import JobHandle, find_summaries, job_id, submit_checked
 from interlock.client.registry import Definitions
@@ -23,8 +23,9 @@ from interlock.client.task_handle import UNFINISHED, TaskHandle, act_on, not_ope
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError, InterlockError, MigrationError, StoreError
-from interlock.model.options import CHECKS, text, whole
+from interlock.model.options import CHECKS, check_text, integer_check
 from interlock.postgres.connection import Pool, connect, database_url
+from interlock.store.enqueue import is_copyable
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
 from interlock.store.schedules import put_schedules
 from interlock.store.task_admin import (
@@ -47,9 +48,9 @@ if TYPE_CHECKING:
     from interlock.client.job_handle import JobSummary
     from interlock.client.task_handle import Affected
     from interlock.client.workflow import Workflow
+    from interlock.model.options import NewTask
     from interlock.postgres.connection import AsyncConnection, Connection, SyncConnection
     from interlock.store.task_admin import TaskSummary
-    from interlock.store.tasks import NewTask
 
 
 # SECTION client/opening
@@ -87,7 +88,7 @@ async def see_to_schema(connection: Connection, *, is_embedded: bool) -> None:
 
 T = TypeVar("T")
 
-_CONNECTIONS = whole(1, 10_000)
+_CONNECTIONS = integer_check(1, 10_000)
 
 
 class Interlock(Definitions):
@@ -106,7 +107,7 @@ class Interlock(Definitions):
         super().__init__()
         given = {"database_url": database_url, "callback_url": callback_url}
         self.config = Config.load(given) if config is None else config.with_flags(given)
-        self.actor = _checked(text, "actor", actor, ConfigError)
+        self.actor = _checked(check_text, "actor", actor, ConfigError)
         self._clock = clock
         self._max_connections = _checked(_CONNECTIONS, "max_connections", max_connections, ConfigError)
         self._openings = 0
@@ -233,14 +234,14 @@ class Interlock(Definitions):
         self, tasks: Iterable[NewTask], *, connection: AsyncConnection | SyncConnection | None = None
     ) -> Sequence[TaskHandle[Any]]:
         """Store what `task.prepare(...)` gave, of any tasks and with any options: all of them or none."""
-        given = prepared(tasks)
+        given = require_prepared(tasks)
 
         def handle(type_: str, id_: UUID, created: bool) -> TaskHandle[Any]:  # noqa: FBT001 - a column, not a flag
             return TaskHandle(self, id_, self._tasks.get(type_), created)
 
-        return await Bulk(self, handle).enqueue(
+        return await BulkEnqueue(self, handle).enqueue(
             ((task, task.input) for task in given),
-            copy_to=sorted({task.namespace for task in given}) if all(map(is_plain, given)) else None,
+            copy_to=sorted({task.namespace for task in given}) if all(map(is_copyable, given)) else None,
             connection=connection,
         )
 
@@ -310,7 +311,7 @@ class Interlock(Definitions):
 
     async def pause(self, namespace: str, reason: str | None = None) -> int:
         """Let no task of a namespace start until it is resumed; give how many are held now."""
-        name = _checked(text, "namespace", namespace, InputError)
+        name = _checked(check_text, "namespace", namespace, InputError)
         async with self.connection() as connection:
             return await pause_namespace(connection, name, reason, self.actor, now=self.now())
 

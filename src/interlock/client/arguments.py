@@ -74,7 +74,7 @@ class Arguments:
     def decode(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """Turn what is stored into arguments by name."""
         if type(stored) is not dict:
-            raise InputError(f"task {self._task}: the input {not_arguments(stored)}")
+            raise InputError(f"task {self._task}: the input {describe_bad_input(stored)}")
         if not stored and not self._required:
             return {}
         self._check_names(stored)
@@ -166,7 +166,7 @@ class Arguments:
         return found[0] if found else None
 
 
-def not_arguments(stored: Any) -> str:
+def describe_bad_input(stored: Any) -> str:
     """Say why something that was stored cannot be arguments."""
     return str(stored["unreadable"]) if isinstance(stored, Unreadable) else "must be a JSON object of arguments by name"
 

@@ -14,7 +14,7 @@ from interlock.client.workflow import Workflow
 from interlock.errors import InputError, JobFailedError, UnknownJobError
 from interlock.lifecycle import JobState
 from interlock.model.json_values import ValueRefusedError, check_json
-from interlock.model.options import CHECKS, check_worker_count, text
+from interlock.model.options import CHECKS, check_text, check_worker_count
 from interlock.postgres.connection import lent
 from interlock.store.jobs import find_jobs, read_job_history, read_jobs, read_steps
 from interlock.store.workflows import read_workflow
@@ -299,7 +299,7 @@ async def submit_checked(
     """Check what a job is asked for and store it, in the caller's transaction if a connection is given."""
     name = workflow.name if isinstance(workflow, Workflow) else workflow
     try:
-        text("the name of a workflow", name)
+        check_text("the name of a workflow", name)
         given = {key: CHECKS[key](key, value) for key, value in options.items() if value is not None}
         if worker_count is not None:
             check_worker_count("worker_count", worker_count)

@@ -1,6 +1,6 @@
-"""What an app is made of: its tasks and workflows, schedules and limits, declared before it is opened.
+"""The registry of an app: tasks, workflows, schedules and limits, declared before the app is opened.
 
-Invariant: names are unique, and a declaration that exists makes sense; nothing here touches the database.
+Invariant: names are unique and every declaration is checked; nothing here touches the database.
 """
 
 from __future__ import annotations
@@ -8,14 +8,20 @@ from __future__ import annotations
 import inspect
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast, overload
 
 from interlock.client.step_context import end_step
-from interlock.client.task import AsyncTask, SyncTask, Task
+from interlock.client.task import AsyncTask, SyncTask, Task, located
 from interlock.client.workflow import Workflow
 from interlock.errors import ConfigError, DefinitionError, InputError
 from interlock.model.graph import BUILT_IN_HANDLER
-from interlock.model.options import seconds, text
+from interlock.model.options import (
+    TASK_DEFAULTS,
+    Scope,
+    TaskDefaultOptions,
+    check_seconds,
+    check_text,
+)
 from interlock.store.limits import Limit
 from interlock.store.schedules import Schedule
 
@@ -25,7 +31,6 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
-    from interlock.model.backoff import Backoff, BackoffFunction, Kind
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,21 +38,8 @@ AnyTask = TypeVar("AnyTask", bound=Task[..., Any])
 Missed = Literal["once", "skip", "all"]
 
 
-class CommonOptions(TypedDict, total=False):
-    """What every task can be defined with."""
-
-    namespace: str
-    timeout: float | timedelta
-    max_tries: int
-    backoff: Backoff | Kind | BackoffFunction
-    priority: int
-    limit_key: str
-    tags: Sequence[str]
-    callback_url: str
-
-
-class TaskOptions(CommonOptions, total=False):
-    """What a task that is a function can be defined with."""
+class TaskOptions(TaskDefaultOptions, total=False):
+    """Options of `@app.task(...)`."""
 
     name: str
     executor: Literal["coroutine", "thread", "process"]
@@ -55,7 +47,7 @@ class TaskOptions(CommonOptions, total=False):
 
 
 class TaskDecorator:
-    """Makes a task of a function, with the options of `@app.task(...)`."""
+    """The decorator that `@app.task(...)` returns."""
 
     __slots__ = ("_app", "_options")
 
@@ -63,7 +55,7 @@ class TaskDecorator:
         self._app = app
         self._options = options
 
-    # a coroutine function is also a function, and one with a context also one without: the first that fits counts
+    # the overloads overlap (a coroutine function is a function too), and the first that fits counts
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]]
@@ -97,7 +89,7 @@ class Definitions:
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
-        """All tasks, by the name under which they are stored; the handlers of steps and `interlock.pass` too."""
+        """All tasks by their stored names, including the handlers of steps and `interlock.pass`."""
         return MappingProxyType(self._tasks)
 
     @property
@@ -115,7 +107,7 @@ class Definitions:
         """All declared limits, by key."""
         return MappingProxyType(self._limits)
 
-    # the same order as above, for the same reason
+    # in the same order as above
     @overload
     def task(  # type: ignore[overload-overlap]
         self, function: Callable[Concatenate[TaskContext, P], Coroutine[Any, Any, R]], /
@@ -136,26 +128,29 @@ class Definitions:
     def task(self, **options: Unpack[TaskOptions]) -> TaskDecorator: ...
 
     def task(self, function: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # mypy 2.4 sees no Unpack here
-        """Make a task of a function: `@app.task`, or `@app.task(...)` with options."""
+        """Define a task: `@app.task`, or `@app.task(...)` with options."""
         decorator = TaskDecorator(self, cast("TaskOptions", options))
         return decorator if function is None else decorator(function)
 
-    def command_task(self, name: str, command: Sequence[str], **options: Unpack[CommonOptions]) -> Task[..., Any]:
-        """Make a task of a program in any language, which a worker runs as a subprocess."""
-        task: Task[..., Any] = Task(self._app(), name, _run_by_the_worker, command=command, **options)
+    def command_task(self, name: str, command: Sequence[str], **options: Unpack[TaskDefaultOptions]) -> Task[..., Any]:
+        """Define a task as a program in any language, which a worker runs as a subprocess."""
+        task: Task[..., Any] = Task(self._app(), name, _not_callable, command=command, **options)
         self._add(task)
         return task
 
     def define(self, function: Callable[..., Any], options: TaskOptions) -> Task[..., Any]:
-        """Make a task of a function and remember it by its name."""
+        """Define a task as a function and register it under its name."""
         if not inspect.isroutine(function):
-            raise DefinitionError(f"a task is made of a function, not of {function!r}")
+            raise DefinitionError(f"a task is a function, got {function!r}")
         given: dict[str, Any] = dict(options)
         name = given.pop("name", None)
         name = function.__name__ if name is None else name
         kind = AsyncTask if inspect.iscoroutinefunction(function) else SyncTask
-        task: Task[..., Any] = kind(self._app(), name, function, **given)
-        self._add(task)
+        try:
+            task: Task[..., Any] = kind(self._app(), name, function, **given)
+            self._add(task)
+        except DefinitionError as error:
+            raise located(error, function) from None
         return task
 
     def workflow(
@@ -168,7 +163,7 @@ class Definitions:
         input_schema: Mapping[str, Any] | None = None,
         timeout: timedelta | float | None = None,
     ) -> Workflow:
-        """Begin a workflow, to declare steps on. `input` is a model, a dataclass or a TypedDict of the job's input."""
+        """Define a workflow; `input` is a pydantic model, a dataclass or a TypedDict of the job's input."""
         made = Workflow(
             self,
             name,
@@ -179,14 +174,13 @@ class Definitions:
             timeout=timeout,
         )
         if (name, version) in self._workflows:
-            raise DefinitionError(f"there are two workflows {name!r} of version {version!r}; raise the version of one")
+            raise DefinitionError(f"workflow {name!r}, version {version!r} is defined twice; raise the version of one")
         self._workflows[name, version] = made
         return made
 
     def load_templates(self, path: str | Path) -> list[Workflow]:
         """Declare the workflows of a YAML file, or of all `.yaml` and `.yml` files in a directory."""
-        # not at the top: the parser is for those who have templates
-        from interlock.client.templates import load_templates  # noqa: PLC0415 - needed once, if at all
+        from interlock.client.templates import load_templates  # noqa: PLC0415 - the YAML parser is needed by few apps
 
         return load_templates(self, path)
 
@@ -200,23 +194,23 @@ class Definitions:
         name: str | None = None,
         arguments: Mapping[str, Any] | None = None,
     ) -> Callable[[AnyTask], AnyTask]:
-        """Enqueue a task again and again: stands above `@app.task`. Stored when the app is opened."""
+        """Schedule a task: stands above `@app.task`. The schedule is stored when the app is opened."""
 
         def declare(task: AnyTask) -> AnyTask:
             if not isinstance(task, Task):
-                raise DefinitionError("@app.periodic stands above @app.task, which makes the task")
-            schedule_name = task.name if name is None else _declared("the name of a schedule", name)
+                raise DefinitionError(f"@app.periodic must stand above @app.task, which makes the task, got {task!r}")
+            schedule_name = task.name if name is None else _check_name("the name of a schedule", name)
             if schedule_name in self._schedules:
-                raise DefinitionError(f"there are two schedules {schedule_name!r}; give one of them another name")
+                raise DefinitionError(f"schedule {schedule_name!r} is declared twice; give one of them another name")
             try:
-                rest = None if every is None else seconds(f"schedule {schedule_name!r}: every", every)
+                interval = None if every is None else check_seconds(f"schedule {schedule_name!r}: every", every)
                 self._schedules[schedule_name] = Schedule(
                     name=schedule_name,
                     type=task.name,
                     namespace=task.namespace,
                     cron=cron,
                     timezone=timezone,
-                    every=None if rest is None else timedelta(seconds=rest),
+                    every=None if interval is None else timedelta(seconds=interval),
                     missed=missed,
                     input=task.encode_named({} if arguments is None else arguments),
                     options=_schedule_options(task, self._app().config.callback_url),
@@ -235,46 +229,49 @@ class Definitions:
         max_starts: int | None = None,
         per: timedelta | float | None = None,
     ) -> None:
-        """Let at most `max_running` tasks of a key run at once, or `max_starts` start per time. Stored on opening."""
-        if _declared("the key of a limit", key) in self._limits:
+        """Limit tasks of a key: at most `max_running` at once (concurrency), or `max_starts` per period (rate limit).
+
+        The limit is stored when the app is opened.
+        """
+        if _check_name("the key of a limit", key) in self._limits:
             raise DefinitionError(f"limit {key!r} is declared twice")
         try:
-            period = None if per is None else timedelta(seconds=seconds(f"limit {key!r}: per", per))
+            period = None if per is None else timedelta(seconds=check_seconds(f"limit {key!r}: per", per))
             self._limits[key] = Limit(key, max_running, max_starts, period)
         except (ConfigError, ValueError) as error:
             raise DefinitionError(str(error)) from None
 
     def _app(self) -> Interlock:
-        raise NotImplementedError
+        raise NotImplementedError  # Interlock returns itself
 
     def _add(self, task: Task[..., Any]) -> None:
         if task.name in self._tasks:
             other = self._tasks[task.name].function
             raise DefinitionError(
-                f"there are two tasks {task.name!r}; the other is {other.__module__}.{other.__qualname__}. "
-                "Give one of them another name: @app.task(name=...)"
+                f"there are two tasks {task.name!r}; the other is {other.__module__}.{other.__qualname__}; "
+                "give one of them another name: @app.task(name=...)"
             )
         self._tasks[task.name] = task
 
 
-def _declared(what: str, name: Any) -> str:
+def _check_name(what: str, name: Any) -> str:
     try:
-        return text(what, name)
+        return check_text(what, name)
     except ValueError as error:
         raise DefinitionError(str(error)) from None
 
 
-def _run_by_the_worker(**_: Any) -> Any:
-    raise DefinitionError("a command is run by a worker; it cannot be called")
+def _not_callable(**_: Any) -> Any:
+    raise DefinitionError("a command task runs in a worker and cannot be called")
 
 
 def _schedule_options(task: Task[..., Any], callback_url: str | None) -> dict[str, Any]:
-    options = {
-        "priority": task.priority,
-        "max_tries": task.max_tries,
-        "timeout_seconds": task.timeout,
-        "limit_key": task.limit_key,
-        "tags": None if task.tags is None else list(task.tags),
-        "callback_url": task.callback_url or callback_url,
+    defaults = {
+        option.column: getattr(task, option.name) for option in TASK_DEFAULTS if Scope.SCHEDULE in option.scopes
     }
-    return {name: value for name, value in options.items() if value is not None}
+    defaults["callback_url"] = task.callback_url or callback_url
+    return {
+        column: list(value) if isinstance(value, tuple) else value
+        for column, value in defaults.items()
+        if value is not None
+    }

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 from interlock.client.task import Task
 from interlock.errors import DefinitionError
 from interlock.model.backoff import Backoff
-from interlock.model.options import seconds
+from interlock.model.options import PlacementOptions, RunOptions, Scope, check_seconds, options_in
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from interlock.client.workflow import Workflow
     from interlock.model.backoff import BackoffFunction, Kind
 
@@ -71,33 +69,26 @@ StepLike = str | AnyStep | Callable[..., Any] | Task[..., Any]
 Share = Literal["all", "any"] | float
 
 
-class StepOptions(TypedDict, total=False):
-    """What every step can be declared with."""
+class StepOptions(PlacementOptions, total=False):
+    """Options of every step."""
 
     after: StepLike | Sequence[StepLike]
     after_failure: StepLike | Sequence[StepLike]
     join: Share
-    namespace: str
-    priority: int
     config: Mapping[str, Any]
 
 
-class HandlerOptions(StepOptions, total=False):
-    """What a step with a handler can be declared with."""
+class HandlerOptions(StepOptions, RunOptions, total=False):
+    """Options of a step that has a handler."""
 
     name: str
-    timeout: float | timedelta
-    max_tries: int
     backoff: Backoff | Kind | BackoffFunction
-    limit_key: str
-    tags: Sequence[str]
-    callback_url: str
     executor: Literal["coroutine", "thread", "process"]
     transactional: bool
 
 
 class PlainOptions(HandlerOptions, total=False):
-    """What a step can be declared with whose work can be undone."""
+    """Options of a step that can be compensated."""
 
     compensate: Handler
 
@@ -144,13 +135,12 @@ def type_of(handler: Any, own: str) -> str:
 
 def carried(task: Task[..., Any]) -> dict[str, Any]:
     """Give what a task says of all its rows, steps or not."""
-    tags = None if task.tags is None else list(task.tags)
-    told = {"limit_key": task.limit_key, "tags": tags, "callback_url": task.callback_url}
-    return {key: value for key, value in told.items() if value is not None}
+    values = {option.name: getattr(task, option.name) for option in options_in(Scope.INHERITED)}
+    return {name: _listed(value) for name, value in values.items() if value is not None}
 
 
 def _seconds(value: Any) -> float:
-    return seconds("it", value)
+    return check_seconds("it", value)
 
 
 def _moment(value: Any) -> Any:

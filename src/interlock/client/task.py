@@ -1,22 +1,30 @@
-"""A task: a function, or a command, with a name that is stored and the rules under which a worker runs it.
+"""A task: a function or a command under a stored name, with the defaults under which workers run it.
 
-Invariant: a Task that exists can be enqueued and run; what contradicts itself is refused when it is defined.
+Invariant: a Task that exists can be enqueued and run; contradictory definitions raise DefinitionError.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
 
-from interlock.client.arguments import Arguments, not_arguments
+from interlock.client.arguments import Arguments, describe_bad_input
 from interlock.client.context import TaskContext
 from interlock.client.enqueue import Enqueuer
 from interlock.errors import DefinitionError, InputError, PermanentError
 from interlock.model.backoff import Backoff
 from interlock.model.json_values import ValueRefusedError, check_json
-from interlock.model.options import CHECKS, Options, checked, text
-from interlock.store.tasks import NewTask
+from interlock.model.options import (
+    CHECKS,
+    TASK_DEFAULTS,
+    NewTask,
+    TaskDefaults,
+    as_columns,
+    check_options,
+    check_text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -30,19 +38,13 @@ R = TypeVar("R")
 ExecutorKind = Literal["coroutine", "thread", "process", "command"]
 EXECUTORS: tuple[str, ...] = get_args(ExecutorKind)
 DEFAULT_BACKOFF = Backoff()
-_CHECKED = ("namespace", "timeout", "max_tries", "priority", "limit_key", "tags", "callback_url")
+_DEFAULT_NAMES = tuple(option.name for option in TASK_DEFAULTS)
+_OTHER_OPTIONS = ("name", "executor", "transactional", "backoff")
+_SCHEDULE_OPTIONS = ("cron", "every", "timezone", "missed")
 
 
-class Task(Enqueuer[P, R]):
+class Task(Enqueuer[P, R], TaskDefaults):
     """Made by `@app.task` or `app.command_task`."""
-
-    namespace: str = "default"
-    timeout: float | None = None
-    max_tries: int = 5
-    priority: int = 0
-    limit_key: str | None = None
-    tags: tuple[str, ...] | None = None
-    callback_url: str | None = None
 
     def __init__(
         self,
@@ -54,27 +56,28 @@ class Task(Enqueuer[P, R]):
         command: Sequence[str] | None = None,
         transactional: bool = False,
         backoff: Any = DEFAULT_BACKOFF,
-        **options: Any,
+        **defaults: Any,
     ) -> None:
         self._app = app
         self._task = self
-        self._options = Options()
         try:
-            self.name = text("the name of a task", name)
+            self.name = check_text("the name of a task", name)
         except ValueError as error:
             raise DefinitionError(str(error)) from None
         try:
-            self._take(options)
+            self._set_defaults(defaults)
             self.backoff = Backoff.of(backoff)
-            self.executor = _executor_of(function, executor, command)
+            self.executor = _choose_executor(function, executor, command)
         except (ValueError, DefinitionError) as error:
             raise DefinitionError(f"task {name}: {error}") from None
+        columns = {option.column: getattr(self, option.name) for option in TASK_DEFAULTS}
+        self._columns = {**columns, "run_at": None, "delay": None}
         self.function = function
         self.command = None if command is None else tuple(command)
         self.transactional = transactional
         self._arguments = None if command is not None else Arguments(name, function)
         self.context_parameter = None if self._arguments is None else self._arguments.context
-        # a coroutine that does not ask for its context is run without one
+        # a coroutine without a context parameter is run without a context
         self.needs_context = self.executor != "coroutine" or self.context_parameter is not None
         if transactional:
             self._check_transactional()
@@ -83,42 +86,42 @@ class Task(Enqueuer[P, R]):
 
     @property
     def app(self) -> Interlock:
-        """The app that it belongs to."""
+        """The app that the task belongs to."""
         return self._app
 
     def __repr__(self) -> str:
         return f"<Task {self.name} ({self.executor})>"
 
     def __reduce__(self) -> str:
-        # by reference: the module that defines it gives it in another process
+        # by reference: another process finds the task in the module that defines it
         return self.function.__qualname__
 
     def encode(self, /, *args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        """Bind and validate arguments, and give the JSON object that is stored; InputError names what is wrong."""
+        """Bind and validate arguments and return the JSON object that is stored; InputError names the argument."""
         if self._arguments is not None:
             return self._arguments.encode(args, kwargs)
         if args:
-            raise InputError(f"task {self.name}: a command takes its arguments by name")
+            raise InputError(f"task {self.name}: a command takes its arguments by name, not by position")
         return self._any_json(dict(kwargs))
 
     def encode_named(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Do the same for arguments that are in a mapping."""
+        """Do the same for a mapping of arguments."""
         if type(arguments) is not dict and not isinstance(arguments, Mapping):
-            raise InputError(f"task {self.name}: arguments must be a mapping by name, not {arguments!r}")
+            raise InputError(f"task {self.name}: arguments must be a mapping by name, got {arguments!r}")
         if self._arguments is not None:
             return self._arguments.encode((), dict(arguments))
         return self._any_json(dict(arguments))
 
     def decode(self, input: Mapping[str, Any]) -> dict[str, Any]:  # noqa: A002 - the name of the column
-        """Turn a stored JSON object into arguments by name, without the context; InputError names what is wrong."""
+        """Turn a stored JSON object into arguments by name, without the context; InputError names the argument."""
         if self._arguments is not None:
             return self._arguments.decode(input)
         if type(input) is not dict:
-            raise InputError(f"task {self.name}: the input {not_arguments(input)}")
+            raise InputError(f"task {self.name}: the input {describe_bad_input(input)}")
         return dict(input)
 
     def encode_result(self, value: Any) -> Any:
-        """Give the JSON of a result; PermanentError if it has none."""
+        """Return the JSON of a result; PermanentError if it has none."""
         if self._arguments is not None:
             return self._arguments.encode_result(value)
         try:
@@ -128,18 +131,26 @@ class Task(Enqueuer[P, R]):
         return value
 
     def decode_result(self, stored: Any) -> Any:
-        """Turn a stored result into what the function returned."""
+        """Turn a stored result back into the value that the function returned."""
         return stored if self._arguments is None else self._arguments.decode_result(stored)
 
     def resolve(self) -> None:
-        """See to it that every annotation can be used; DefinitionError names one that cannot."""
+        """Resolve every annotation; DefinitionError names the parameter whose annotation cannot be used."""
         if self._arguments is not None:
-            self._arguments.resolve()
+            try:
+                self._arguments.resolve()
+            except DefinitionError as error:
+                raise located(error, self.function) from error.__cause__
 
-    def _take(self, options: dict[str, Any]) -> None:
-        for name, value in options.items():
-            if name not in _CHECKED:
-                raise ValueError(f"unknown option {name!r}; {_known(name)}")
+    def _set_defaults(self, given: dict[str, Any]) -> None:
+        for name, value in given.items():
+            if name in _SCHEDULE_OPTIONS:
+                raise ValueError(
+                    f"unknown option {name!r}; declare a schedule above the task: @app.periodic({name}=...)"
+                )
+            if name not in _DEFAULT_NAMES:
+                known = ", ".join(sorted((*_DEFAULT_NAMES, *_OTHER_OPTIONS)))
+                raise ValueError(f"unknown option {name!r}; known are {known}")
             if value is not None:
                 setattr(self, name, CHECKS[name](name, value))
 
@@ -150,7 +161,7 @@ class Task(Enqueuer[P, R]):
             )
         if self.context_parameter is None:
             raise DefinitionError(
-                f"task {self.name}: a transactional task needs a TaskContext parameter, which has the connection"
+                f"task {self.name}: a transactional task needs a TaskContext parameter, which carries the connection"
             )
 
     def _any_json(self, stored: dict[str, Any]) -> dict[str, Any]:
@@ -161,7 +172,7 @@ class Task(Enqueuer[P, R]):
         return stored
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function itself; a context that the caller does not give is made for the call."""
+        """Call the function itself; make a context if it takes one and the caller gives none."""
         name = self.context_parameter
         given = name is None or name in kwargs or any(isinstance(arg, TaskContext) for arg in args)
         if name is None or given:
@@ -180,7 +191,7 @@ class AsyncTask(Task[P, R]):
     """A task that is a coroutine function."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Call the function here and now: nothing is stored."""
+        """Call the function directly; nothing is stored."""
         running: Coroutine[Any, Any, R] = self._called(args, kwargs)
         return running
 
@@ -189,64 +200,58 @@ class SyncTask(Task[P, R]):
     """A task that is a plain function."""
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function here and now: nothing is stored."""
+        """Call the function directly; nothing is stored."""
         result: R = self._called(args, kwargs)
         return result
 
 
-_OTHERS = ("name", "executor", "transactional", "backoff")
-_OF_SCHEDULES = ("cron", "every", "timezone", "missed")
+def located(error: DefinitionError, function: Callable[..., Any]) -> DefinitionError:
+    """Add the file and line where the user's function is defined."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return error
+    path = Path(code.co_filename)
+    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return type(error)(f"{error} (defined at {shown}:{code.co_firstlineno})")
 
 
-def _known(name: str) -> str:
-    if name in _OF_SCHEDULES:
-        return f"a schedule stands above the task: @app.periodic({name}=...)"
-    return f"known are {', '.join(sorted((*_CHECKED, *_OTHERS)))}"
-
-
-def _executor_of(
+def _choose_executor(
     function: Callable[..., Any], asked: ExecutorKind | None, command: Sequence[str] | None
 ) -> ExecutorKind:
     if command is not None:
-        return _command(command)
+        if not isinstance(command, list | tuple) or not command or not all(isinstance(p, str) and p for p in command):
+            raise ValueError(f"a command is a list of non-empty strings, the program first, got {command!r}")
+        return "command"
     if asked == "command":
         raise ValueError("a command is defined with app.command_task")
     is_async = inspect.iscoroutinefunction(function)
     if asked is None:
         return "coroutine" if is_async else "thread"
     if asked not in EXECUTORS:
-        raise ValueError(f"the executor must be one of {', '.join(EXECUTORS[:3])}, not {asked!r}")
+        raise ValueError(f"executor must be one of {', '.join(EXECUTORS[:3])}, got {asked!r}")
     if is_async != (asked == "coroutine"):
         kind = "an async function runs as a coroutine" if is_async else "a plain function runs in a thread or process"
         raise ValueError(f"{kind}, not as {asked!r}")
     return asked
 
 
-def _command(command: Any) -> ExecutorKind:
-    parts = command if isinstance(command, list | tuple) else ()
-    if not parts or not all(isinstance(part, str) and part for part in parts):
-        raise ValueError(f"a command is a list of texts, the program first, not {command!r}")
-    return "command"
-
-
-# SECTION client/unchecked
-# A task of which nothing is known here but its name: what is asked for is checked, its arguments are not.
-#
-# Invariant: what comes of it can be stored; whether it can be run is known to the worker alone.
-
-
 def unchecked_task(
-    type_: str, given: dict[str, Any], options: Mapping[str, Any], callback_url: str | None = None
+    type_: str,
+    input: dict[str, Any],  # noqa: A002 - the name of the column
+    options: Mapping[str, Any],
+    callback_url: str | None = None,
 ) -> NewTask:
-    """Make a task by its name, with the options of `task.options(...)`; `callback_url` is for one that names none."""
+    """Make a task of which only the type is known here: its options are checked, its arguments only by the worker.
+
+    `callback_url` applies when the options name none.
+    """
     try:
-        text("the name of a task", type_)
+        check_text("the name of a task", type_)
     except ValueError as error:
         raise InputError(str(error)) from None
     try:
-        check_json(given)
-        stored = {"callback_url": callback_url, **checked(options)}
+        check_json(input)
+        columns = {"callback_url": callback_url, **as_columns(check_options(options))}
     except (ValueRefusedError, ValueError) as error:
         raise InputError(f"task {type_}: {error}") from None
-    stored["timeout_seconds"] = stored.pop("timeout", None)
-    return NewTask(type_, given, **stored)
+    return NewTask(type_, input, **columns)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from interlock.errors import DefinitionError, InputError, PermanentError
 from interlock.model.backoff import Backoff
 from interlock.model.json_values import check_json
-from interlock.model.options import CHECKS
+from interlock.model.options import CHECKS, Scope, options_in
 from interlock.model.timing import FIRST_YEAR, LAST_YEAR, is_in_calendar
 
 if TYPE_CHECKING:
@@ -36,9 +36,11 @@ ANY = 0.0
 STEP_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,499}")  # 500 characters fit into an index of the database
 VERSION_PATTERN = re.compile(r"[A-Za-z0-9_.+-]{1,100}")
 HEADER_FIELDS = ("name", "version", "namespace", "input_schema", "timeout", "steps")
-_COMMON_FIELDS = ("name", "kind", "type", "namespace", "after", "after_failure", "join", "priority", "config")
-_HANDLER_FIELDS = ("max_tries", "backoff", "timeout", "limit_key", "tags", "callback_url")
-_COMPENSATION_OPTIONS = ("tries", "timeout", "limit_key", "tags", "callback_url")
+_STEP_OPTIONS = tuple(option.name for option in options_in(Scope.STEP))
+_COMMON_FIELDS = ("name", "kind", "type", "after", "after_failure", "join", "config", *_STEP_OPTIONS)
+_HANDLER_FIELDS = tuple(option.name for option in options_in(Scope.HANDLER_STEP))
+_INHERITED_OPTIONS = tuple(option.name for option in options_in(Scope.INHERITED))
+_COMPENSATION_OPTIONS = ("tries", "timeout", *_INHERITED_OPTIONS)
 _COMPENSATION_FIELDS = ("compensate", *(f"compensate_{option}" for option in _COMPENSATION_OPTIONS))
 STEP_FIELDS: Mapping[str, tuple[str, ...]] = {
     "plain": (*_COMMON_FIELDS, *_HANDLER_FIELDS, *_COMPENSATION_FIELDS),
@@ -373,11 +375,10 @@ def _check_schema(field: str, value: Any) -> None:
 
 
 _FIELD_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    **{name: CHECKS[name] for name in ("namespace", "priority", "max_tries")},
-    **{name: CHECKS[name] for name in ("limit_key", "tags", "callback_url")},
-    **{f"compensate_{name}": CHECKS[name] for name in ("limit_key", "tags", "callback_url")},
+    **{name: CHECKS[name] for name in (*_STEP_OPTIONS, *_HANDLER_FIELDS)},
+    **{f"compensate_{name}": CHECKS[name] for name in _INHERITED_OPTIONS},
     "compensate_tries": CHECKS["max_tries"],
-    **dict.fromkeys(("timeout", "seconds", "compensate_timeout"), CHECKS["timeout"]),
+    **dict.fromkeys(("seconds", "compensate_timeout"), CHECKS["timeout"]),
     **dict.fromkeys(("type", "compensate", "over", "over_input", "signal"), CHECKS["unique_key"]),
     "after": _check_step_names,
     "after_failure": _check_step_names,

@@ -1,6 +1,11 @@
-"""What a task can be asked for: checked once, when it is defined or enqueued, whoever asks.
+"""Task options: one table that `enqueue`, task and step defaults, schedules, CLI flags and REST requests follow.
 
-Invariant: an Options value that exists makes sense. What is None is left to the definition of the task.
+An option is a row of `OPTIONS`, a key of one of the TypedDicts and a field of `NewTask`, all in this module. It is
+stored by the function `interlock.enqueue` and the statements of `sql/queries/enqueue.sql`. `tests/unit/test_options.py`
+compares every place with the table.
+
+Invariant: values that `check_options` returns can be stored. None means that an option is not given, so that the
+default of the task applies.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Flag, auto
 from typing import TYPE_CHECKING, Any, TypedDict
 from uuid import UUID
 
@@ -19,162 +25,281 @@ from interlock.model.timing import FIRST_YEAR, LAST_YEAR, LONGEST, is_in_calenda
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from interlock.model.backoff import Kind
+    from interlock.model.backoff import BackoffFunction, Kind
 
-PRIORITY = 32767  # what a smallint holds
-TRIES = 2**31 - 1
+DEFAULT_NAMESPACE = "default"
+DEFAULT_MAX_TRIES = 5
+MIN_PRIORITY, MAX_PRIORITY = -(2**15), 2**15 - 1  # smallint
+MAX_TRIES = 2**31 - 1  # int
+MAX_TEXT_BYTES = 2_000  # of a name or a key in UTF-8: a larger one does not fit into a B-tree index
 MAX_WORKER_COUNT = 10  # steps of one job that may run at once; the least is 1
 MAX_JOB_DEPTH = 5  # of child jobs below the first, which has depth 0
-LONGEST_TEXT = 2_000  # bytes of a name or a key: more does not fit into an index of the database
+
+# --- Checks of values: take the name for the message and the value, return it in the form in which it is stored ---
 
 
-class EnqueueOptions(TypedDict, total=False):
-    """What can be asked for with `task.options(...)`."""
-
-    priority: int
-    run_at: datetime
-    delay: float | timedelta
-    unique_key: str
-    request_id: str
-    timeout: float | timedelta
-    max_tries: int
-    backoff: Backoff | Kind
-    namespace: str
-    tags: Sequence[str]
-    limit_key: str
-    callback_url: str
-    correlation_id: UUID | str
-    task_id: UUID | str
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The same, checked, in the form in which it is stored."""
-
-    priority: int | None = None
-    run_at: datetime | None = None
-    delay: timedelta | None = None
-    unique_key: str | None = None
-    request_id: str | None = None
-    timeout: float | None = None
-    max_tries: int | None = None
-    backoff: dict[str, Any] | None = None
-    namespace: str | None = None
-    tags: tuple[str, ...] | None = None
-    limit_key: str | None = None
-    callback_url: str | None = None
-    correlation_id: UUID | None = None
-    task_id: UUID | None = None
-
-
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check and convert options by name; what is None is left out. Raises ValueError with the name."""
-    unknown = given.keys() - CHECKS.keys()
-    if unknown:
-        raise ValueError(f"unknown option: {', '.join(sorted(unknown))}; known are {', '.join(CHECKS)}")
-    values = {name: CHECKS[name](name, value) for name, value in given.items() if value is not None}
-    if "run_at" in values and "delay" in values:
-        raise ValueError("run_at and delay exclude each other")
-    return values
-
-
-def seconds(name: str, value: Any) -> float:
-    """Check a positive time, in seconds or as a timedelta."""
-    number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-        raise ValueError(f"{name} must be a positive number of seconds or a timedelta, not {value!r}")
-    if number > LONGEST:
-        raise ValueError(f"{name} must be at most {LONGEST:.0f} seconds (100 years), not {value!r}")
-    return float(number)
-
-
-def text(name: str, value: Any) -> str:
+def check_text(name: str, value: Any) -> str:
     """Check a name or a key."""
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{name} must be a text that is not empty, not {value!r}")
+        raise ValueError(f"{name} must be a non-empty string, got {value!r}")
     if not _is_storable(value):
-        raise ValueError(f"{name} must be valid Unicode without the character NUL, not {value!r}")
-    return _short(name, value)
+        raise ValueError(f"{name} must be valid Unicode without the character NUL, got {value!r}")
+    return _check_size(name, value)
 
 
-def _short(name: str, value: str) -> str:
-    size = len(value.encode())
-    if size > LONGEST_TEXT:
-        raise ValueError(f"{name} must have at most {LONGEST_TEXT:,} bytes in UTF-8, and {value[:20]!r}… has {size:,}")
-    return value
+def check_seconds(name: str, value: Any) -> float:
+    """Check a positive duration, in seconds or as a timedelta."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise ValueError(f"{name} must be a positive number of seconds or a timedelta, got {value!r}")
+    if seconds > LONGEST:
+        raise ValueError(f"{name} must be at most {LONGEST:.0f} seconds (100 years), got {value!r}")
+    return float(seconds)
 
 
-def _is_storable(value: str) -> bool:
-    """Tell whether the database can hold a text: no NUL, and no half of a surrogate pair."""
-    return "\0" not in value and (value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value))
-
-
-def _delay(name: str, value: Any) -> timedelta:
-    if value in (0, timedelta(0)):  # not in a set: what is asked for may be anything
-        return timedelta(0)
-    return timedelta(seconds=seconds(name, value))
-
-
-def whole(least: int, most: int) -> Callable[[str, Any], int]:
-    """Make a check of a whole number within bounds."""
+def integer_check(least: int, most: int) -> Callable[[str, Any], int]:
+    """Make a check of an integer within bounds."""
 
     def check(name: str, value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+            raise ValueError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
         return value
 
     return check
 
 
-def _moment(name: str, value: Any) -> datetime:
+check_worker_count = integer_check(1, MAX_WORKER_COUNT)
+
+
+def check_id(name: str, value: Any) -> UUID:
+    """Check a UUID, or its text."""
+    try:
+        return value if isinstance(value, UUID) else UUID(value)
+    except (ValueError, AttributeError, TypeError):
+        raise ValueError(f"{name} must be a UUID, got {value!r}") from None
+
+
+def _check_delay(name: str, value: Any) -> timedelta:
+    if value in (0, timedelta(0)):  # a tuple, because the value may not be hashable
+        return timedelta(0)
+    return timedelta(seconds=check_seconds(name, value))
+
+
+def _check_time(name: str, value: Any) -> datetime:
     if not isinstance(value, datetime) or value.tzinfo is None:
-        raise ValueError(f"{name} must be a datetime with a time zone, not {value!r}")
+        raise ValueError(f"{name} must be a datetime with a time zone, got {value!r}")
     if not is_in_calendar(value):
-        raise ValueError(f"{name} must be in the years {FIRST_YEAR} to {LAST_YEAR}, not {value!r}")
+        raise ValueError(f"{name} must be in the years {FIRST_YEAR} to {LAST_YEAR}, got {value!r}")
     return value
 
 
-def _tags(name: str, value: Any) -> tuple[str, ...]:
-    tags = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
-    if not all(isinstance(tag, str) and tag and _is_storable(tag) for tag in tags):
-        raise ValueError(f"{name} must be a sequence of texts, not {value!r}")
-    return tuple(_short("each of the tags", tag) for tag in tags)
+def _check_texts(name: str, value: Any) -> tuple[str, ...]:
+    texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
+    if not all(isinstance(text, str) and text and _is_storable(text) for text in texts):
+        raise ValueError(f"{name} must be a sequence of non-empty strings, got {value!r}")
+    return tuple(_check_size(f"each of the {name}", text) for text in texts)
 
 
-def _url(name: str, value: Any) -> str:
+def _check_url(name: str, value: Any) -> str:
     try:
         return checked_web_url(value)
     except ValueError as error:
         raise ValueError(f"{name} {error}") from None
 
 
-def _id(name: str, value: Any) -> UUID:
-    try:
-        return value if isinstance(value, UUID) else UUID(value)
-    except (ValueError, AttributeError, TypeError):
-        raise ValueError(f"{name} must be a UUID, not {value!r}") from None
-
-
-def _backoff(name: str, value: Any) -> dict[str, Any]:
-    del name
+def _check_backoff(_: str, value: Any) -> dict[str, Any]:
     return Backoff.of(value).to_json()
 
 
-check_worker_count = whole(1, MAX_WORKER_COUNT)
+def _check_size(name: str, value: str) -> str:
+    size = len(value.encode())
+    if size > MAX_TEXT_BYTES:
+        raise ValueError(f"{name} must have at most {MAX_TEXT_BYTES:,} bytes in UTF-8, got {size:,} in {value[:20]!r}…")
+    return value
 
-CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
-    "priority": whole(-PRIORITY - 1, PRIORITY),
-    "run_at": _moment,
-    "delay": _delay,
-    "unique_key": text,
-    "request_id": text,
-    "timeout": seconds,
-    "max_tries": whole(1, TRIES),
-    "backoff": _backoff,
-    "namespace": text,
-    "tags": _tags,
-    "limit_key": text,
-    "callback_url": _url,
-    "correlation_id": _id,
-    "task_id": _id,
+
+def _is_storable(value: str) -> bool:
+    """Tell whether PostgreSQL can store a text: no NUL and no lone surrogate."""
+    return "\0" not in value and (value.isascii() or not any("\ud800" <= each <= "\udfff" for each in value))
+
+
+# --- The table ---
+
+
+class Scope(Flag):
+    """Where an option is allowed besides the call that enqueues a task, where all of them are."""
+
+    TASK = auto()  # @app.task(...), app.command_task(...): the default for all tasks of a type
+    STEP = auto()  # every kind of step
+    HANDLER_STEP = auto()  # steps that have a handler
+    INHERITED = auto()  # a step, and its compensation, store the value of the handler's task
+    SCHEDULE = auto()  # stored with a schedule, for each task that it enqueues
+    CLI = auto()  # a flag of `interlock enqueue`
+    REST = auto()  # a field of POST /api/tasks
+    COPY = auto()  # tasks with it can be stored by COPY: it can neither hold a task nor merge it with another one
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ValueType:
+    """A type of option values: its check and its SQL type. The CLI and REST map it to their own types."""
+
+    check: Callable[[str, Any], Any]
+    sql_type: str
+    least: int | None = None
+    most: int | None = None
+
+
+def _integer(least: int, most: int, sql_type: str) -> ValueType:
+    return ValueType(integer_check(least, most), sql_type, least, most)
+
+
+TEXT = ValueType(check_text, "text")
+TEXTS = ValueType(_check_texts, "text[]")
+URL = ValueType(_check_url, "text")
+TIME = ValueType(_check_time, "timestamptz")
+DURATION = ValueType(check_seconds, "float8")
+DELAY = ValueType(_check_delay, "interval")
+PRIORITY = _integer(MIN_PRIORITY, MAX_PRIORITY, "smallint")
+TRIES = _integer(1, MAX_TRIES, "int")
+POLICY = ValueType(_check_backoff, "jsonb")
+ID = ValueType(check_id, "uuid")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a task; `column` is its name in `NewTask` and in SQL, `flag` its name on the command line."""
+
+    name: str
+    type: ValueType
+    scopes: Scope
+    help: str
+    column: str = ""
+    flag: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "column", self.column or self.name)
+        object.__setattr__(self, "flag", self.flag or self.name)
+
+
+_CALL = Scope.CLI | Scope.REST
+_DEFAULT = _CALL | Scope.TASK | Scope.SCHEDULE
+_HANDLER = _DEFAULT | Scope.HANDLER_STEP
+_INHERITED = _HANDLER | Scope.INHERITED
+
+OPTIONS: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option("namespace", TEXT, _CALL | Scope.TASK | Scope.STEP | Scope.COPY, "The namespace to enqueue it in."),
+        Option("priority", PRIORITY, _DEFAULT | Scope.STEP | Scope.COPY, "Higher runs sooner."),
+        Option("delay", DELAY, _CALL | Scope.COPY, "Run it no sooner than this long from now."),
+        Option("run_at", TIME, _CALL | Scope.COPY, "Run it no sooner than this time, given with its zone."),
+        Option("unique_key", TEXT, _CALL | Scope.SCHEDULE, "At most one unfinished task has this key."),
+        Option("request_id", TEXT, _CALL, "Idempotency key: enqueue once, however often the request is sent."),
+        Option("max_tries", TRIES, _HANDLER | Scope.COPY, "Give up after this many tries."),
+        Option("timeout", DURATION, _HANDLER | Scope.COPY, "How long one try may take.", column="timeout_seconds"),
+        Option("backoff", POLICY, _HANDLER & ~Scope.REST | Scope.COPY, "How the delay between tries grows."),
+        Option("correlation_id", ID, _CALL | Scope.COPY, "A UUID that goes into logs and events."),
+        Option("limit_key", TEXT, _INHERITED, "The concurrency or rate limit under which it runs."),
+        Option("tags", TEXTS, _INHERITED | Scope.COPY, "A tag to find it by; may be repeated.", flag="tag"),
+        Option("callback_url", URL, _INHERITED | Scope.COPY, "Webhook: this URL receives a POST when it has ended."),
+        Option("task_id", ID, Scope(0), "Its id, made by the caller."),
+    )
 }
+CHECKS: Mapping[str, Callable[[str, Any], Any]] = {name: option.type.check for name, option in OPTIONS.items()}
+
+
+def options_in(scope: Scope) -> tuple[Option, ...]:
+    """List the options that are allowed in a place, in the order of the table."""
+    return tuple(option for option in OPTIONS.values() if scope in option.scopes)
+
+
+# The defaults of a task that are plain values. A backoff may also be a function, which is not stored.
+TASK_DEFAULTS = tuple(option for option in options_in(Scope.TASK) if option.type is not POLICY)
+
+
+def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check options by name and leave out those that are None; ValueError names the option that is wrong."""
+    unknown = given.keys() - OPTIONS.keys()
+    if unknown:
+        raise ValueError(f"unknown option: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
+    values = {name: CHECKS[name](name, value) for name, value in given.items() if value is not None}
+    if "run_at" in values and "delay" in values:
+        raise ValueError("run_at and delay exclude each other; give one of them")
+    return values
+
+
+def as_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Give checked options under the names that they have in `NewTask` and in SQL."""
+    return {OPTIONS[name].column: value for name, value in values.items()}
+
+
+# --- The same for the type checker ---
+
+
+class PlacementOptions(TypedDict, total=False):
+    """Options of tasks and of every step."""
+
+    namespace: str
+    priority: int
+
+
+class RunOptions(TypedDict, total=False):
+    """Options of tasks and of steps that have a handler."""
+
+    timeout: float | timedelta
+    max_tries: int
+    limit_key: str
+    tags: Sequence[str]
+    callback_url: str
+
+
+class EnqueueOptions(PlacementOptions, RunOptions, total=False):
+    """Options of one call: `task.options(...)`."""
+
+    backoff: Backoff | Kind
+    run_at: datetime
+    delay: float | timedelta
+    unique_key: str
+    request_id: str
+    correlation_id: UUID | str
+    task_id: UUID | str
+
+
+class TaskDefaultOptions(PlacementOptions, RunOptions, total=False):
+    """Options in the definition of a task: the defaults of its calls."""
+
+    backoff: Backoff | Kind | BackoffFunction
+
+
+class TaskDefaults:
+    """The defaults of a task as attributes, checked."""
+
+    namespace: str = DEFAULT_NAMESPACE
+    priority: int = 0
+    timeout: float | None = None
+    max_tries: int = DEFAULT_MAX_TRIES
+    limit_key: str | None = None
+    tags: tuple[str, ...] | None = None
+    callback_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to be stored: its type, its arguments by name, and its options."""
+
+    type: str
+    input: dict[str, Any]
+    namespace: str = DEFAULT_NAMESPACE
+    priority: int = 0
+    run_at: datetime | None = None
+    delay: timedelta | None = None
+    max_tries: int = DEFAULT_MAX_TRIES
+    timeout_seconds: float | None = None
+    backoff: dict[str, Any] | None = None
+    unique_key: str | None = None
+    request_id: str | None = None
+    limit_key: str | None = None
+    tags: tuple[str, ...] | None = None
+    callback_url: str | None = None
+    correlation_id: UUID | None = None
+    task_id: UUID | None = None

@@ -1,49 +1,287 @@
-"""Storing tasks on whatever connection the caller has: its own pool's, or one with a transaction of the user's.
+"""Stores new tasks over any connection: one of the app's pool, or one that holds a transaction of the user.
 
-Invariant: nothing here commits what it did not begin. A user's connection may have any row factory, any cursor class
-and be blocking or not; what was enqueued on it is stored when its transaction is, and not before.
+Columns, parameters and their conversions follow from the option table in `model/options.py`.
+
+Invariant: nothing here commits a transaction that it did not begin. A user's connection may be async or blocking and
+have any row factory and cursor class; tasks enqueued over it are stored when its transaction commits.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import MISSING, fields
 from datetime import UTC, datetime, timedelta
 from itertools import chain
+from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from interlock.model.options import DELAY, OPTIONS, NewTask, Scope, options_in
 from interlock.postgres.connection import AsyncConnection, SyncConnection, blocking_cursor_on, cursor_on
 from interlock.postgres.ids import new_id
 from interlock.postgres.query import as_json, load_statements, run_prepared, written
-from interlock.store.tasks import TASKS, Enqueued, enqueuing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
-    from interlock.store.tasks import NewTask
+    from interlock.postgres.query import Statement
 
-_Statement = tuple[str, dict[str, Any]]
+_Query = tuple[str, dict[str, Any]]
 
 ENQUEUE = load_statements("enqueue")
-CHUNK = 256 * 1024  # bytes of a COPY that are handed to the driver at once
-_PARAMETER = re.compile(r"%\((\w+)\)s")
+COPY_CHUNK_BYTES = 256 * 1024  # that are handed to the driver at once
 
-# A COPY in binary, as PostgreSQL describes it: the server reads it faster than text, and nothing needs an escape.
+_COLUMNS = tuple(option.column for option in OPTIONS.values())
+_NEVER_NULL = frozenset(field.name for field in fields(NewTask) if field.default not in (None, MISSING))
+_NULLABLE = tuple(column for column in _COLUMNS if column not in _NEVER_NULL)
+_NOT_COPIED = tuple(option.column for option in OPTIONS.values() if Scope.COPY not in option.scopes)
+# a delay is copied as the run_at that it leads to
+_COPIED = tuple(option for option in options_in(Scope.COPY) if option.type is not DELAY)
+
+_values = attrgetter(*_COLUMNS)
+_nullable_values = attrgetter(*_NULLABLE)
+_not_copied_values = attrgetter(*_NOT_COPIED)
+_copied_values = attrgetter(*(option.column for option in _COPIED))
+_ALL_NULL = (None,) * len(_NULLABLE)
+_NONE_GIVEN = (None,) * len(_NOT_COPIED)
+
+
+class Enqueued(NamedTuple):
+    """The task that an enqueue led to: a new one, or the one that had its id, unique key or request id already."""
+
+    id: UUID
+    created: bool
+
+
+class CopyStart(NamedTuple):
+    """The server's answer before a COPY: its time, and whether one of the namespaces is paused."""
+
+    now: datetime
+    actor: str
+    paused: bool
+
+
+# --- One task ---
+
+
+async def enqueue_task(connection: Connection, task: NewTask, *, actor: str) -> Enqueued:
+    """Store one task over a connection of the engine, in its transaction if it is in one."""
+    statement, parameters = _single(task, actor)
+    (stored,) = await run_prepared(connection, statement, parameters, Enqueued._make)
+    return stored
+
+
+async def enqueue_task_on(connection: AsyncConnection, task: NewTask, *, actor: str) -> Enqueued:
+    """Store one task in the transaction of a user's async connection."""
+    statement, parameters = _single(task, actor)
+    async with cursor_on(connection, Enqueued) as cursor:
+        await cursor.execute(statement.sql, parameters)
+        stored: Enqueued = (await cursor.fetchall())[0]
+    return stored
+
+
+def enqueue_task_blocking(connection: SyncConnection, task: NewTask, *, actor: str) -> Enqueued:
+    """Store one task in the transaction of a user's blocking connection."""
+    statement, parameters = _single(task, actor)
+    with blocking_cursor_on(connection, Enqueued) as cursor:
+        cursor.execute(statement.sql, parameters)
+        stored: Enqueued = cursor.fetchall()[0]
+    return stored
+
+
+_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"jsonb": as_json, "text[]": list}
+_CONVERTED = tuple(
+    (option.column, _CONVERSIONS[option.type.sql_type])
+    for option in OPTIONS.values()
+    if option.type.sql_type in _CONVERSIONS
+)
+
+
+def _single(task: NewTask, actor: str) -> tuple[Statement, dict[str, Any]]:
+    """Choose the statement that stores one task; most tasks have no option that can be null."""
+    parameters: dict[str, Any] = {
+        "type": task.type,
+        "input": as_json(task.input),
+        "namespace": task.namespace,
+        "priority": task.priority,
+        "max_tries": task.max_tries,
+        "actor": actor,
+    }
+    nullable = _nullable_values(task)
+    if nullable == _ALL_NULL:
+        return ENQUEUE["enqueue_plain_task"], parameters
+    parameters |= zip(_NULLABLE, nullable, strict=True)
+    for column, convert in _CONVERTED:
+        if parameters[column] is not None:
+            parameters[column] = convert(parameters[column])
+    return ENQUEUE["enqueue_task"], parameters
+
+
+# --- Many tasks in one statement ---
+
+
+async def enqueue_tasks(connection: AsyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
+    """Store many tasks in one statement, or two when some of their keys are taken."""
+    async with cursor_on(connection) as cursor:
+        queries = _bulk_queries(tasks, actor)
+        statement, parameters = next(queries)
+        while True:
+            await cursor.execute(statement, parameters)
+            try:
+                statement, parameters = queries.send(await cursor.fetchall())
+            except StopIteration as end:
+                return list(end.value)
+
+
+def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
+    """Do the same over a blocking connection."""
+    with blocking_cursor_on(connection) as cursor:
+        queries = _bulk_queries(tasks, actor)
+        statement, parameters = next(queries)
+        while True:
+            cursor.execute(statement, parameters)
+            try:
+                statement, parameters = queries.send(cursor.fetchall())
+            except StopIteration as end:
+                return list(end.value)
+
+
+def _bulk_queries(tasks: Sequence[NewTask], actor: str) -> Generator[_Query, list[dict[str, Any]], list[Enqueued]]:
+    """Yield queries for an async or a blocking caller to run, and receive their rows."""
+    ids = [task.task_id or new_id() for task in tasks]
+    documents = [{**_document(task), "task_id": id_} for task, id_ in zip(tasks, ids, strict=True)]
+    inserted = {row["id"] for row in (yield _bulk_query("insert_tasks", documents, actor))}
+    stored = []
+    for id_ in ids:
+        stored.append(Enqueued(id_, id_ in inserted))
+        inserted.discard(id_)  # the first of two tasks with one id is the new one
+    taken = {place: tasks[place] for place, (_, created) in enumerate(stored) if not created}
+    if taken:
+        rows = yield _bulk_query("enqueue_tasks", list(map(_document, taken.values())), actor)
+        for place, row in zip(taken, rows, strict=True):
+            stored[place] = Enqueued(**row)
+    return stored
+
+
+def _bulk_query(name: str, documents: list[dict[str, Any]], actor: str) -> _Query:
+    return ENQUEUE[name].sql, {"tasks": as_json(documents), "actor": actor}
+
+
+def _document(task: NewTask) -> dict[str, Any]:
+    """Give a task as a JSON object whose keys are the columns of the recordset."""
+    document = {"type": task.type, "input": task.input, **dict(zip(_COLUMNS, _values(task), strict=True))}
+    if task.delay is not None:
+        document["delay"] = _interval(task.delay)
+    return document
+
+
+def _interval(delay: timedelta) -> str:
+    return f"{delay.total_seconds()} seconds"
+
+
+# --- Many tasks by COPY ---
+
+# The binary format of PostgreSQL: the server reads it faster than text, and no value needs an escape.
 _SHORT, _INT, _LONG, _DOUBLE = (Struct(kind).pack for kind in ("!h", "!i", "!q", "!d"))
-_JSONB = b"\x01"  # the version of jsonb
-_INPUT = Struct("!ib").pack
+_JSONB_VERSION = 1
+_INPUT_HEAD = Struct("!ib").pack  # length of the field, version of jsonb
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0" + _INT(0) + _INT(0)
 _TRAILER = _SHORT(-1)
-_COLUMNS = 12  # of the statement copy_tasks
-_ROW = _SHORT(_COLUMNS) + _INT(16)
+_ROW_HEAD = _SHORT(3 + len(_COPIED)) + _INT(16)  # number of fields (id, type, input, options), length of the id
 _NULL = _INT(-1)
-_TEXT = 25  # the number of the type text
+_TEXT_OID = 25
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+
+
+def is_copyable(task: NewTask) -> bool:
+    """Tell whether no option can hold this task or merge it with another one; its namespace may still be paused."""
+    return bool(_not_copied_values(task) == _NONE_GIVEN)
+
+
+async def begin_copy(connection: AsyncConnection, namespaces: Sequence[str], *, actor: str) -> CopyStart:
+    """Prepare a transaction for a COPY of tasks."""
+    async with cursor_on(connection, CopyStart) as cursor:
+        await cursor.execute(ENQUEUE["begin_copy"].sql, {"namespaces": list(namespaces), "actor": actor})
+        start: CopyStart = (await cursor.fetchall())[0]
+    return start
+
+
+async def copy_tasks(connection: AsyncConnection, rows: Iterable[bytes]) -> None:
+    """Store rows of `copy_row`, after `begin_copy` in the same transaction."""
+    async with cursor_on(connection) as cursor, cursor.copy(ENQUEUE["copy_tasks"].sql) as copy:
+        for chunk in _chunks(chain((_SIGNATURE,), rows, (_TRAILER,))):
+            await copy.write(chunk)
+
+
+def copy_row_parts(task: NewTask, now: datetime) -> tuple[bytes, bytes]:
+    """Encode the fields of a task before and after its input; tasks that differ only in their input share them."""
+    values = list(_copied_values(task))
+    if task.run_at is None:
+        values[_RUN_AT] = now if task.delay is None else now + task.delay
+    after = (_NULL if value is None else _field(encode(value)) for value, encode in zip(values, _ENCODERS, strict=True))
+    return _field(task.type.encode()), b"".join(after)
+
+
+def copy_row(number: int, parts: tuple[bytes, bytes], stored_input: dict[str, Any]) -> bytes:
+    """Encode one row; the number is its id."""
+    text = orjson.dumps(stored_input)
+    head = (_ROW_HEAD, number.to_bytes(16, "big"), parts[0], _INPUT_HEAD(len(text) + 1, _JSONB_VERSION))
+    return b"".join((*head, text, parts[1]))
+
+
+def _field(value: bytes) -> bytes:
+    return _INT(len(value)) + value
+
+
+def _encode_time(moment: datetime) -> bytes:
+    return _LONG((moment - _EPOCH) // _MICROSECOND)
+
+
+def _encode_json(value: Any) -> bytes:
+    return bytes((_JSONB_VERSION,)) + orjson.dumps(value)
+
+
+def _encode_texts(items: Sequence[str]) -> bytes:
+    """Encode text[]: number of dimensions, flag for nulls, OID of the elements, then size and lower bound."""
+    if not items:
+        return _INT(0) + _INT(0) + _INT(_TEXT_OID)
+    head = _INT(1) + _INT(0) + _INT(_TEXT_OID) + _INT(len(items)) + _INT(1)
+    return head + b"".join(_field(item.encode()) for item in items)
+
+
+_BINARY: Mapping[str, Callable[[Any], bytes]] = {
+    "smallint": _SHORT,
+    "int": _INT,
+    "float8": _DOUBLE,
+    "text": str.encode,
+    "text[]": _encode_texts,
+    "timestamptz": _encode_time,
+    "jsonb": _encode_json,
+    "uuid": attrgetter("bytes"),
+}
+_ENCODERS = tuple(_BINARY[option.type.sql_type] for option in _COPIED)
+_RUN_AT = [option.name for option in _COPIED].index("run_at")
+
+
+def _chunks(rows: Iterable[bytes]) -> Iterator[bytes]:
+    gathered: list[bytes] = []
+    size = 0
+    for row in rows:
+        gathered.append(row)
+        size += len(row)
+        if size >= COPY_CHUNK_BYTES:
+            yield b"".join(gathered)
+            gathered, size = [], 0
+    if gathered:
+        yield b"".join(gathered)
+
+
+# --- One task as a statement for any driver ---
 
 PARAMSTYLES: Mapping[str, Callable[[str, int], str]] = {
     "pyformat": lambda name, _: f"%({name})s",
@@ -54,202 +292,28 @@ PARAMSTYLES: Mapping[str, Callable[[str, int], str]] = {
     "dollar": lambda _, place: f"${place}",
 }
 _BY_NAME = ("pyformat", "named")
+_PARAMETER = re.compile(r"%\((\w+)\)s")
 
-
-class CopyBegun(NamedTuple):
-    """What the server says before a COPY."""
-
-    now: datetime
-    actor: str
-    paused: bool
-
-
-async def enqueue_alone(connection: Connection, task: NewTask, *, actor: str) -> Enqueued:
-    """Store one task in a transaction of its own, over a connection of the engine's own."""
-    statement, parameters = enqueuing(task, actor)
-    (stored,) = await run_prepared(connection, statement, parameters, Enqueued._make)
-    return stored
-
-
-async def enqueue_on(connection: AsyncConnection, task: NewTask, *, actor: str) -> Enqueued:
-    """Store one task in the transaction of somebody's connection, which may be in whatever mode."""
-    statement, parameters = enqueuing(task, actor)
-    async with cursor_on(connection, Enqueued) as cursor:
-        await cursor.execute(statement.sql, parameters)
-        stored: Enqueued = (await cursor.fetchall())[0]
-    return stored
-
-
-def enqueue_blocking_on(connection: SyncConnection, task: NewTask, *, actor: str) -> Enqueued:
-    """Store one task in the transaction of a blocking connection."""
-    statement, parameters = enqueuing(task, actor)
-    with blocking_cursor_on(connection, Enqueued) as cursor:
-        cursor.execute(statement.sql, parameters)
-        stored: Enqueued = cursor.fetchall()[0]
-    return stored
-
-
-async def enqueue_tasks(connection: AsyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
-    """Store many tasks in one statement, or two where some are taken, with everything that can hold or merge them."""
-    async with cursor_on(connection) as cursor:
-        storing = _storing(tasks, actor)
-        statement, parameters = next(storing)
-        while True:
-            await cursor.execute(statement, parameters)
-            try:
-                statement, parameters = storing.send(await cursor.fetchall())
-            except StopIteration as end:
-                return list(end.value)
-
-
-def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask], *, actor: str) -> list[Enqueued]:
-    """Do the same on a blocking connection."""
-    with blocking_cursor_on(connection) as cursor:
-        storing = _storing(tasks, actor)
-        statement, parameters = next(storing)
-        while True:
-            cursor.execute(statement, parameters)
-            try:
-                statement, parameters = storing.send(cursor.fetchall())
-            except StopIteration as end:
-                return list(end.value)
-
-
-def _storing(tasks: Sequence[NewTask], actor: str) -> Generator[_Statement, list[dict[str, Any]], list[Enqueued]]:
-    """Yield the statements to run, without running them, and take their rows: there are two kinds of connections."""
-    ids = [task.task_id or new_id() for task in tasks]
-    objects = [{**_as_object(task), "task_id": id_} for task, id_ in zip(tasks, ids, strict=True)]
-    stored = _first_of_each(ids, (yield _many("insert_tasks", objects, actor)))
-    taken = {place: tasks[place] for place, (_, created) in enumerate(stored) if not created}
-    if taken:
-        rows = yield _many("enqueue_tasks", list(map(_as_object, taken.values())), actor)
-        for place, row in zip(taken, rows, strict=True):
-            stored[place] = Enqueued(**row)
-    return stored
-
-
-def _first_of_each(ids: list[UUID], rows: list[dict[str, Any]]) -> list[Enqueued]:
-    """Tell which ids were inserted; one that is given twice was made once."""
-    inserted = {row["id"] for row in rows}
-    stored = []
-    for id_ in ids:
-        stored.append(Enqueued(id_, id_ in inserted))
-        inserted.discard(id_)
-    return stored
-
-
-async def begin_copy(connection: AsyncConnection, namespaces: Sequence[str], *, actor: str) -> CopyBegun:
-    """Prepare a transaction for a COPY of tasks."""
-    async with cursor_on(connection, CopyBegun) as cursor:
-        await cursor.execute(ENQUEUE["begin_copy"].sql, {"namespaces": list(namespaces), "actor": actor})
-        begun: CopyBegun = (await cursor.fetchall())[0]
-    return begun
-
-
-async def copy_rows(connection: AsyncConnection, rows: Iterable[bytes]) -> None:
-    """Store tasks that are already written as rows of a COPY, after `begin_copy` in the same transaction."""
-    async with cursor_on(connection) as cursor, cursor.copy(TASKS["copy_tasks"].sql) as copy:
-        for chunk in _chunks(chain((_SIGNATURE,), rows, (_TRAILER,))):
-            await copy.write(chunk)
-
-
-def copy_row_parts(task: NewTask, now: datetime) -> tuple[bytes, bytes]:
-    """Write what stands between the id and the input in the row of a task, and after it; many tasks share it."""
-    run_at = task.run_at or now + (task.delay or timedelta(0))
-    before = [task.namespace.encode(), task.type.encode()]
-    after = [
-        _SHORT(task.priority),
-        _LONG((run_at - _EPOCH) // _MICROSECOND),
-        _INT(task.max_tries),
-        None if task.timeout_seconds is None else _DOUBLE(task.timeout_seconds),
-        None if task.backoff is None else _JSONB + orjson.dumps(task.backoff),
-        None if task.tags is None else _text_array(task.tags),
-        None if task.callback_url is None else task.callback_url.encode(),
-        None if task.correlation_id is None else task.correlation_id.bytes,
-    ]
-    return b"".join(map(_field, before)), b"".join(map(_field, after))
-
-
-def copy_row(number: int, parts: tuple[bytes, bytes], stored: dict[str, Any]) -> bytes:
-    """Write one row; the number is its id."""
-    text = orjson.dumps(stored)
-    return b"".join((_ROW, number.to_bytes(16, "big"), parts[0], _INPUT(len(text) + 1, 1), text, parts[1]))
+_TEXT: Mapping[str, Callable[[Any], str]] = {
+    "timestamptz": datetime.isoformat,
+    "interval": _interval,
+    "jsonb": lambda value: orjson.dumps(value).decode(),
+    "text[]": lambda value: written(tuple(value)),
+}
 
 
 def enqueue_as_text(task: NewTask, *, actor: str, paramstyle: str) -> tuple[str, dict[str, Any] | tuple[Any, ...]]:
-    """Give a statement and its parameters, all text, for any driver."""
+    """Give a statement that stores one task, and its parameters, all of them text."""
     if paramstyle not in PARAMSTYLES:
-        raise ValueError(f"the paramstyle must be one of {', '.join(PARAMSTYLES)}, not {paramstyle!r}")
-    values = _text_parameters(task, actor)
+        raise ValueError(f"paramstyle must be one of {', '.join(PARAMSTYLES)}, got {paramstyle!r}")
+    values: dict[str, str | None] = {"type": task.type, "input": orjson.dumps(task.input).decode(), "actor": actor}
+    for option, value in zip(OPTIONS.values(), _values(task), strict=True):
+        values[option.column] = None if value is None else _TEXT.get(option.type.sql_type, str)(value)
     names: list[str] = []
 
-    def placed(match: re.Match[str]) -> str:
+    def place(match: re.Match[str]) -> str:
         names.append(match[1])
         return PARAMSTYLES[paramstyle](match[1], len(names))
 
-    statement = _PARAMETER.sub(placed, ENQUEUE["enqueue_as_text"].sql)
+    statement = _PARAMETER.sub(place, ENQUEUE["enqueue_as_text"].sql)
     return statement, values if paramstyle in _BY_NAME else tuple(values[name] for name in names)
-
-
-def _many(name: str, objects: list[dict[str, Any]], actor: str) -> _Statement:
-    return ENQUEUE[name].sql, {"tasks": as_json(objects), "actor": actor}
-
-
-def _as_object(task: NewTask) -> dict[str, Any]:
-    return {
-        "type": task.type,
-        "input": task.input,
-        "namespace": task.namespace,
-        "priority": task.priority,
-        "run_at": task.run_at,
-        "delay_seconds": None if task.delay is None else task.delay.total_seconds(),
-        "max_tries": task.max_tries,
-        "timeout_seconds": task.timeout_seconds,
-        "backoff": task.backoff,
-        "unique_key": task.unique_key,
-        "request_id": task.request_id,
-        "limit_key": task.limit_key,
-        "tags": task.tags,
-        "callback_url": task.callback_url,
-        "correlation_id": task.correlation_id,
-        "task_id": task.task_id,
-    }
-
-
-def _text_parameters(task: NewTask, actor: str) -> dict[str, str | None]:
-    values = {name: None if value is None else str(value) for name, value in _as_object(task).items()}
-    delay = values.pop("delay_seconds")
-    return {
-        **values,
-        "input": orjson.dumps(task.input).decode(),
-        "backoff": None if task.backoff is None else orjson.dumps(task.backoff).decode(),
-        "run_at": None if task.run_at is None else task.run_at.isoformat(),
-        "delay": None if delay is None else f"{delay} seconds",
-        "tags": None if task.tags is None else written(tuple(task.tags)),
-        "actor": actor,
-    }
-
-
-def _field(value: bytes | None) -> bytes:
-    return _NULL if value is None else _INT(len(value)) + value
-
-
-def _text_array(items: Sequence[str]) -> bytes:
-    """Write an array of text in binary: its dimensions, whether it holds nulls, its type, its size and first index."""
-    if not items:
-        return _INT(0) + _INT(0) + _INT(_TEXT)
-    head = _INT(1) + _INT(0) + _INT(_TEXT) + _INT(len(items)) + _INT(1)
-    return head + b"".join(_field(item.encode()) for item in items)
-
-
-def _chunks(rows: Iterable[bytes]) -> Iterator[bytes]:
-    gathered: list[bytes] = []
-    size = 0
-    for row in rows:
-        gathered.append(row)
-        size += len(row)
-        if size >= CHUNK:
-            yield b"".join(gathered)
-            gathered, size = [], 0
-    if gathered:
-        yield b"".join(gathered)

@@ -11,11 +11,13 @@ from datetime import UTC, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import ConfigError, InputError, StatementError
+from interlock.model.options import NewTask, Scope, options_in
 from interlock.model.timing import Rhythm
 from interlock.postgres.connection import DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS, transaction
 from interlock.postgres.query import as_json, load_statements, run
+from interlock.store.enqueue import enqueue_task
 from interlock.store.leader import duty_transaction, read_clock
-from interlock.store.tasks import TASKS, NewTask, enqueue_task
+from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -29,9 +31,7 @@ MISSED = ("skip", "once", "all")
 MOST_MISSED = 1_000
 # A tick that is fired later than this was missed: what happens then is the schedule's own choice.
 ON_TIME = timedelta(seconds=60)
-OPTIONS = frozenset(
-    {"priority", "max_tries", "timeout_seconds", "backoff", "unique_key", "limit_key", "tags", "callback_url"}
-)
+OPTIONS = frozenset(option.column for option in options_in(Scope.SCHEDULE))
 
 _COLUMNS = (
     "names",

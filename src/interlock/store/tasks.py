@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from interlock.lifecycle import TaskRowEvent
     from interlock.postgres.connection import Connection
-    from interlock.postgres.query import Statement
 
 
 # SECTION store/outcomes
@@ -94,35 +92,6 @@ def _said(outcome: Outcome) -> dict[str, Any]:
 
 TASKS = load_statements("tasks")
 DEFAULT_LEASE = timedelta(seconds=30)
-
-
-@dataclass(frozen=True, slots=True)
-class NewTask:
-    """What is stored when a task is enqueued. `input` holds the arguments by name."""
-
-    type: str
-    input: dict[str, Any]
-    namespace: str = "default"
-    priority: int = 0
-    run_at: datetime | None = None
-    delay: timedelta | None = None
-    max_tries: int = 5
-    timeout_seconds: float | None = None
-    backoff: dict[str, Any] | None = None
-    unique_key: str | None = None
-    request_id: str | None = None
-    limit_key: str | None = None
-    tags: tuple[str, ...] | None = None
-    callback_url: str | None = None
-    correlation_id: UUID | None = None
-    task_id: UUID | None = None
-
-
-class Enqueued(NamedTuple):
-    """The task that an enqueue led to: a new one, or the one that was there already."""
-
-    id: UUID
-    created: bool
 
 
 class ClaimedTask(NamedTuple):
@@ -220,58 +189,6 @@ class TaskRecord:
     actor: str
     attempt: int
     recorded_at: datetime
-
-
-def enqueuing(task: NewTask, actor: str) -> tuple[Statement, dict[str, Any]]:
-    """Give the statement that stores a task, and its parameters; most tasks have nothing but what all have."""
-    parameters: dict[str, Any] = {
-        "type": task.type,
-        "input": as_json(task.input),
-        "namespace": task.namespace,
-        "priority": task.priority,
-        "max_tries": task.max_tries,
-        "actor": actor,
-    }
-    more = _more(task)
-    if more == _NO_MORE:
-        return TASKS["enqueue_plain_task"], parameters
-    run_at, delay, timeout, backoff, unique_key, request_id, limit_key, tags, callback_url, correlation_id, id_ = more
-    parameters |= {
-        "run_at": run_at,
-        "delay": delay,
-        "timeout_seconds": timeout,
-        "backoff": as_json(backoff),
-        "unique_key": unique_key,
-        "request_id": request_id,
-        "limit_key": limit_key,
-        "tags": None if tags is None else list(tags),
-        "callback_url": callback_url,
-        "correlation_id": correlation_id,
-        "task_id": id_,
-    }
-    return TASKS["enqueue_task"], parameters
-
-
-_more = attrgetter(
-    "run_at",
-    "delay",
-    "timeout_seconds",
-    "backoff",
-    "unique_key",
-    "request_id",
-    "limit_key",
-    "tags",
-    "callback_url",
-    "correlation_id",
-    "task_id",
-)
-_NO_MORE = (None,) * 11
-
-
-async def enqueue_task(connection: Connection, task: NewTask, *, actor: str) -> Enqueued:
-    """Store one task, in the connection's own transaction if it is in one."""
-    (row,) = await run(connection, *enqueuing(task, actor))
-    return Enqueued(**row)
 
 
 async def claim_pending_tasks(

@@ -12,16 +12,11 @@ from rich.table import Table
 
 from interlock.errors import StoreError
 from interlock.lifecycle import TaskRowEvent
+from interlock.model.options import NewTask
 from interlock.postgres.connection import translated
+from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.tasks import (
-    NewTask,
-    Outcome,
-    claim_pending_tasks,
-    enqueue_task,
-    read_task_history,
-    settle_running_tasks,
-)
+from interlock.store.tasks import Outcome, claim_pending_tasks, read_task_history, settle_running_tasks
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -3,27 +3,6 @@
 -- In all of them: `now` is null in production and the test's clock in tests; `actor` goes into the records, set for
 -- this transaction only, so that it works behind a pooler too.
 
--- name: enqueue_task
-select id, created
-from interlock.enqueue(type => %(type)s, input => %(input)s, namespace => %(namespace)s, priority => %(priority)s,
-    run_at => %(run_at)s::timestamptz, delay => %(delay)s::interval, max_tries => %(max_tries)s,
-    timeout_seconds => %(timeout_seconds)s::float8, backoff => %(backoff)s::jsonb, unique_key => %(unique_key)s,
-    request_id => %(request_id)s, limit_key => %(limit_key)s, tags => %(tags)s::text[],
-    callback_url => %(callback_url)s, correlation_id => %(correlation_id)s::uuid, task_id => %(task_id)s::uuid,
-    actor => %(actor)s)
-
--- name: enqueue_plain_task
--- The same for a task that has nothing but what all have: eleven nulls cost the client a tenth of the call.
-select id, created
-from interlock.enqueue(type => %(type)s, input => %(input)s, namespace => %(namespace)s, priority => %(priority)s,
-    max_tries => %(max_tries)s, actor => %(actor)s)
-
--- name: copy_tasks
--- For tasks that nothing can hold or merge: no limit, no unique key, no request id. The caller makes the ids.
-copy interlock.tasks (id, namespace, type, input, priority, run_at, max_tries, timeout_seconds, backoff, tags,
-    callback_url, correlation_id)
-from stdin (format binary)
-
 -- name: set_actor
 select set_config('interlock.actor', %(actor)s, true)
 

@@ -13,14 +13,28 @@ from uuid import UUID
 
 import orjson
 from fastapi import Path, Query
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from interlock.model.json_values import ValueRefusedError, check_json
-from interlock.model.options import MAX_WORKER_COUNT, PRIORITY, TRIES
+from interlock.model.options import (
+    DELAY,
+    DURATION,
+    ID,
+    MAX_WORKER_COUNT,
+    PRIORITY,
+    TEXT,
+    TEXTS,
+    TIME,
+    TRIES,
+    URL,
+    Scope,
+    ValueType,
+    options_in,
+)
 from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 DEEPEST = 100
@@ -160,32 +174,47 @@ class Approval(Command):
     comment: Text | None = None
 
 
-class NewTask(Command):
-    """A task to be enqueued."""
+class _NewTask(Command):
+    """A task to enqueue."""
 
     type: Name
     input: Document = Field(default_factory=dict, description="The task's arguments, by name.")
-    namespace: Name | None = None
-    priority: Annotated[int, Field(ge=-PRIORITY - 1, le=PRIORITY)] | None = Field(
-        default=None, description="Higher is sooner."
-    )
-    run_at: Moment | None = Field(default=None, description="Not before this time.")
-    delay: Annotated[float, Field(ge=0, le=LONGEST_TIME, allow_inf_nan=False)] | None = Field(
-        default=None, description="Not before so many seconds from now."
-    )
-    max_tries: Annotated[int, Field(ge=1, le=TRIES)] | None = None
-    timeout: Seconds | None = Field(default=None, description="Seconds that one attempt may take.")
-    unique_key: Name | None = Field(default=None, description="Only one unfinished task has it.")
-    limit_key: Name | None = None
-    tags: Annotated[list[Name], Field(max_length=100)] | None = None
-    callback_url: Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=2000)] | None = None
-    correlation_id: UUID | None = None
 
     @model_validator(mode="after")
-    def _one_time(self) -> NewTask:
-        if self.run_at is not None and self.delay is not None:
-            raise ValueError("run_at and delay exclude each other")
+    def _one_time(self) -> _NewTask:
+        given = self.model_dump(include={"run_at", "delay"}, exclude_none=True)
+        if len(given) > 1:
+            raise ValueError("run_at and delay exclude each other; give one of them")
         return self
+
+
+# The type of a request field for each type of the option table.
+OPTION_TYPES: Mapping[ValueType, Any] = {
+    TEXT: Name,
+    TEXTS: Annotated[list[Name], Field(max_length=100)],
+    URL: Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=2000)],
+    TIME: Moment,
+    DURATION: Seconds,
+    DELAY: Annotated[float, Field(ge=0, le=LONGEST_TIME, allow_inf_nan=False)],
+    PRIORITY: Annotated[int, Field(ge=PRIORITY.least, le=PRIORITY.most)],
+    TRIES: Annotated[int, Field(ge=TRIES.least, le=TRIES.most)],
+    ID: UUID,
+}
+
+if TYPE_CHECKING:
+    NewTask = _NewTask
+else:
+    # pydantic's create_model gives the fields that the option table allows in requests; request_id is Command's
+    NewTask = create_model(
+        "NewTask",
+        __base__=_NewTask,
+        __doc__=_NewTask.__doc__,
+        **{
+            option.name: (OPTION_TYPES[option.type] | None, Field(default=None, description=option.help))
+            for option in options_in(Scope.REST)
+            if option.name not in _NewTask.model_fields
+        },
+    )
 
 
 class CancelTask(Reasoned):

@@ -18,7 +18,7 @@ from interlock.client.task import unchecked_task
 from interlock.client.task_handle import TaskStatus, refuse_step
 from interlock.errors import InputError, TaskFailedError
 from interlock.lifecycle import TASK_ROW, TaskRowState
-from interlock.store import tasks as stored
+from interlock.model.options import NewTask as PreparedTask
 from interlock.supervisor.http.idempotency import Acting, Operating, Outcome, Reading, shown
 from interlock.supervisor.http.problems import Problem, refused_move
 from interlock.supervisor.http.requests import (
@@ -157,7 +157,7 @@ async def _wait(task: handle.TaskHandle[Any], seconds: float) -> None:
         return
 
 
-def _prepared(app: Interlock, body: NewTask, request_id: str | None) -> stored.NewTask:
+def _prepared(app: Interlock, body: NewTask, request_id: str | None) -> PreparedTask:
     given = body.model_dump(exclude={"type", "input", "request_id"}, exclude_none=True)
     options: dict[str, Any] = {**given, "request_id": request_id}
     if app.tasks.get(body.type) is None:
