@@ -1,6 +1,6 @@
-"""Interlock: durable tasks and workflows on PostgreSQL, every lifecycle a state machine that the database enforces.
+"""Interlock: durable tasks and workflows on PostgreSQL; every lifecycle is a state machine that the database enforces.
 
-Names are imported when they are first used: a program pays for what it touches.
+Names are imported on first use, so that `import interlock` is cheap.
 """
 
 from __future__ import annotations

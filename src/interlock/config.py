@@ -1,7 +1,7 @@
-"""All settings in one frozen value, read once: defaults < file < environment < flags.
+"""All settings in one frozen value, read once; precedence: defaults < file < environment < flags.
 
-Invariant: a Config that exists is valid. A setting that is unknown or makes no sense is refused with its name, where
-it came from and what would be right; a database URL never appears in a message.
+Invariant: every constructed Config is valid. An unknown or invalid setting raises ConfigError with its name, its
+source and what would be right; a database URL never appears in a message.
 """
 
 from __future__ import annotations
@@ -25,18 +25,27 @@ PREFIX = "INTERLOCK_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("console", "json")
 WAKE_MODES = ("hybrid", "events", "polling")
-_NEVER_IN_A_URL = re.compile(r"[\x00-\x20\x7f]|%(?![0-9A-Fa-f]{2})|%00")
-_NEVER_IN_A_WEB_URL = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
+_INVALID_IN_DATABASE_URL = re.compile(r"[\x00-\x20\x7f]|%(?![0-9A-Fa-f]{2})|%00")
+_INVALID_IN_WEB_URL = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 _QUEUE_NAME = re.compile(r"[a-z0-9_]{1,47}")
 FOREVER = timedelta.max
-LONGEST_LIFETIME = timedelta(days=365)
-AGES = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-SWITCHED = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+MAX_IDEMPOTENCY_LIFETIME = timedelta(days=365)
+AGE_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+BOOLEAN_WORDS = {
+    "true": True,
+    "1": True,
+    "yes": True,
+    "on": True,
+    "false": False,
+    "0": False,
+    "no": False,
+    "off": False,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a user can set. Each field is a key of interlock.toml and `INTERLOCK_NAME` in the environment."""
+    """The settings of a user. Each field is a key of interlock.toml and `INTERLOCK_<NAME>` in the environment."""
 
     database_url: str | None = field(default=None, repr=False)
     data_dir: Path | None = None
@@ -78,7 +87,7 @@ class Config:
         environment: Mapping[str, str] | None = None,
         file: Path | None = None,
     ) -> Config:
-        """Read all sources. The file is INTERLOCK_CONFIG, else interlock.toml in this directory, if it is there."""
+        """Read all sources. The file is INTERLOCK_CONFIG, else interlock.toml in the current directory if it exists."""
         env = os.environ if environment is None else environment
         if file is None and env.get(PREFIX + "CONFIG"):
             file = Path(env[PREFIX + "CONFIG"])
@@ -91,18 +100,18 @@ class Config:
         return cls(**values)
 
     def with_flags(self, flags: Mapping[str, Any]) -> Config:
-        """Give the same with some settings of the caller's own; None leaves a setting as it is."""
+        """Return a copy with some settings replaced; None leaves a setting as it is."""
         return replace(self, **_checked_all(flags, _flag))
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address is reached from this machine only."""
+    """Return whether an address is reachable from this machine only."""
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name, or empty, which means every address
+        return False  # a host name, or empty, which binds every address
 
 
 def _flag(name: str) -> str:
@@ -155,52 +164,52 @@ def _path(value: Any) -> Path:
     try:
         return (value if isinstance(value, Path) else Path(_text(value))).expanduser()
     except RuntimeError:
-        raise ValueError(f"names a home directory that is not known: {str(value)!r}") from None
+        raise ValueError(f"names an unknown home directory: {str(value)!r}") from None
 
 
 def _url(value: Any) -> str:
-    # the value may hold a password: it is never shown
+    # The value may contain a password, so no message shows it.
     if not isinstance(value, str) or not value.startswith(("postgresql://", "postgres://")):
         raise ValueError("must begin with postgresql://")
     rest = value.partition("://")[2]
-    # as libpq reads it: who connects goes up to the first @, unless a / comes before; then comes the server's place
+    # As libpq parses it: credentials end at the first @, unless a / comes before it; then the host list follows.
     place = (rest.partition("@")[2] if "@" in rest.partition("/")[0] else rest).partition("?")[0]
-    if _NEVER_IN_A_URL.search(value) or "@" in place or place.count("[") != place.count("]"):
+    if _INVALID_IN_DATABASE_URL.search(value) or "@" in place or place.count("[") != place.count("]"):
         raise ValueError("is not a valid URL; in a password, write a space as %20, % as %25, / as %2F and @ as %40")
     return value
 
 
 def checked_web_url(value: Any) -> str:
-    """Read a URL that something can be posted to; ValueError says what is wrong, without the URL."""
+    """Return an http(s) URL that is fit for a webhook; ValueError says what is wrong, without the URL."""
     try:
         parts = urlsplit(value if isinstance(value, str) else "")
         is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_one = False
-    if not is_one or _NEVER_IN_A_WEB_URL.search(value):
+    if not is_one or _INVALID_IN_WEB_URL.search(value):
         raise ValueError("must be an http or https URL that names a host")
     return str(value)
 
 
 def _queue(value: Any) -> str:
     if not _QUEUE_NAME.fullmatch(_text(value)):
-        raise ValueError(f"must be made of a-z, 0-9 and _, at most 47 of them, not {value!r}")
+        raise ValueError(f"must be 1 to 47 characters of a-z, 0-9 and _, not {value!r}")
     return _text(value)
 
 
 def _switch(value: Any) -> bool:
     if isinstance(value, bool):
         return value
-    if not isinstance(value, str) or value.lower() not in SWITCHED:
+    if not isinstance(value, str) or value.lower() not in BOOLEAN_WORDS:
         raise ValueError(f"must be true or false, not {value!r}")
-    return SWITCHED[value.lower()]
+    return BOOLEAN_WORDS[value.lower()]
 
 
 def _names(value: Any) -> tuple[str, ...]:
     parts = _text(value).split(",") if isinstance(value, str) else value
     names = tuple(dict.fromkeys(_text(part).strip() for part in parts))
     if not names or "" in names:
-        raise ValueError(f"must be names with commas between, not {value!r}")
+        raise ValueError(f"must be a comma-separated list of names, not {value!r}")
     return names
 
 
@@ -210,14 +219,14 @@ def _age(value: Any) -> timedelta:
     said = _text(value).strip().lower()
     if said == "forever":
         return FOREVER
-    if not said[:-1].isdecimal() or said[-1] not in AGES or len(said) > len("99999999d"):
-        raise ValueError(f"must be a number of s, m, h, d or w, such as 7d, or forever, not {value!r}")
-    return timedelta(seconds=int(said[:-1]) * AGES[said[-1]])
+    if not said[:-1].isdecimal() or said[-1] not in AGE_UNIT_S or len(said) > len("99999999d"):
+        raise ValueError(f"must be a number with a unit of s, m, h, d or w, such as 7d, or forever, not {value!r}")
+    return timedelta(seconds=int(said[:-1]) * AGE_UNIT_S[said[-1]])
 
 
 def _lifetime(value: Any) -> timedelta:
-    if not timedelta(0) < _age(value) <= LONGEST_LIFETIME:
-        raise ValueError(f"must be from 1s to {LONGEST_LIFETIME.days}d, not {value!r}")
+    if not timedelta(0) < _age(value) <= MAX_IDEMPOTENCY_LIFETIME:
+        raise ValueError(f"must be from 1s to {MAX_IDEMPOTENCY_LIFETIME.days}d, not {value!r}")
     return _age(value)
 
 
@@ -260,7 +269,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "wake_mode": _choice(*WAKE_MODES),
     "lease": _number(float, 1, 86_400),
     "grace": _number(float, 0, 25),
-    "largest_result": _number(int, 1024, 268_435_455),  # what PostgreSQL holds of one JSON document
+    "largest_result": _number(int, 1024, 268_435_455),  # the limit of a jsonb value in PostgreSQL
     "metrics_port": _number(int, 0, 65_535),
     "orchestration_queue": _queue,
     "retention_done": _age,

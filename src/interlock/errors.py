@@ -1,6 +1,6 @@
-"""Every error Interlock raises on purpose, each with a message that says what was wrong and what would be right.
+"""The errors that Interlock raises. All derive from InterlockError.
 
-All derive from InterlockError, so that a program can catch the engine's errors and nothing else.
+Each message says what was wrong, where, and what would be right.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 class InterlockError(Exception):
-    """The root of all errors that Interlock raises on purpose."""
+    """Base class of all errors that Interlock raises."""
 
 
 class DefinitionError(InterlockError):
-    """A lifecycle table contradicts itself; the message names the culprit."""
+    """A definition (lifecycle table, task or workflow) contradicts itself; the message names the place."""
 
 
 class InvalidTransitionError(InterlockError):
-    """An in-memory machine was asked for a move that its table does not hold."""
+    """An in-memory machine received an event that its table does not allow in its state."""
 
     def __init__(self, machine: str, state: str, event: str, allowed: Sequence[str]) -> None:
         self.machine = machine
@@ -32,7 +32,7 @@ class InvalidTransitionError(InterlockError):
 
 
 class UnexpectedStateError(InterlockError):
-    """A machine is not in the state that the caller relies on."""
+    """A machine is not in the state that the caller requires."""
 
     def __init__(self, machine: str, expected: str, actual: str) -> None:
         self.machine = machine
@@ -42,15 +42,15 @@ class UnexpectedStateError(InterlockError):
 
 
 class InvariantError(InterlockError):
-    """Interlock caught itself breaking a rule of its own; this is a bug to be reported."""
+    """An internal invariant does not hold; this is a bug in Interlock."""
 
 
 class ConfigError(InterlockError):
-    """A setting is missing or makes no sense; the message names it and where it came from."""
+    """A setting is missing or invalid; the message names the setting and its source."""
 
 
 class RetryableError(InterlockError):
-    """Raised by a handler: try again, after `retry_after` seconds if given, else after the task's backoff."""
+    """Raised by a handler to retry the task, after `retry_after` seconds or after the backoff of the task."""
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         self.retry_after = retry_after
@@ -58,15 +58,15 @@ class RetryableError(InterlockError):
 
 
 class PermanentError(InterlockError):
-    """Raised by a handler: trying again is of no use; the task ends in error, whatever tries are left."""
+    """Raised by a handler to end the task in error without further tries."""
 
 
 class InputError(PermanentError):
-    """Arguments that do not fit the task's signature; the message names the argument."""
+    """Invalid arguments or input; the message names the argument or field."""
 
 
 class TaskFailedError(InterlockError):
-    """A task that was waited for ended without a result: in error, canceled or skipped."""
+    """An awaited task ended without a result: in error, canceled or skipped."""
 
     def __init__(self, message: str, *, state: str, error: dict[str, object] | None = None) -> None:
         self.state = state
@@ -75,11 +75,11 @@ class TaskFailedError(InterlockError):
 
 
 class UnknownTaskError(InterlockError):
-    """There is no task with this id: it was never stored, its transaction is still open, or it was pruned."""
+    """No task has this id: it was never stored, its transaction is not committed, or retention deleted it."""
 
 
 class JobFailedError(InterlockError):
-    """A job that was waited for ended without an output: it failed or was canceled."""
+    """An awaited job ended without an output: it failed or was canceled."""
 
     def __init__(self, message: str, *, status: str, error: dict[str, object] | None = None) -> None:
         self.status = status
@@ -88,27 +88,27 @@ class JobFailedError(InterlockError):
 
 
 class UnknownJobError(InterlockError):
-    """There is no job with this id: it was never submitted, its transaction is still open, or it was pruned."""
+    """No job has this id: it was never submitted, its transaction is not committed, or retention deleted it."""
 
 
 class UnknownWorkerError(InterlockError):
-    """There is no worker with this id: it was never made, or its row was deleted."""
+    """No worker has this id: it was never created, or its row was deleted."""
 
 
 class SortError(InterlockError):
-    """A distributed sort could not be done; the message names the worker, the phase and the reason."""
+    """A distributed sort failed; the message names the worker, the phase and the reason."""
 
 
 class SortInputError(SortError):
-    """A sort was given something that it cannot sort or must not write to; nothing was changed."""
+    """The input or output of a sort is invalid; nothing was changed."""
 
 
 class StoreError(InterlockError):
-    """The database refused or could not be used."""
+    """The database refused an operation or is not usable."""
 
 
 class DisconnectedError(StoreError):
-    """The connection to the database was lost; what was under way may or may not have happened."""
+    """The connection to the database was lost; the statement in flight may or may not have taken effect."""
 
 
 class StatementError(StoreError):
@@ -124,11 +124,11 @@ class EmbeddedServerError(StoreError):
 
 
 class MigrationError(StoreError):
-    """The schema in the database and the migrations of this release do not fit together."""
+    """The schema in the database does not match this release."""
 
 
 class IllegalTransition(StoreError):  # noqa: N818 - the public name of the refusal, as the design gives it
-    """The database refused a move, an insert or a value outside a lifecycle table (SQLSTATE IL001 to IL003)."""
+    """The database refused a transition, insert or value outside a lifecycle table (SQLSTATE IL001 to IL003)."""
 
     def __init__(
         self,
@@ -151,12 +151,12 @@ class IllegalTransition(StoreError):  # noqa: N818 - the public name of the refu
 
 
 class ImmutableRecordError(StoreError):
-    """Something tried to change, delete or forge a record that only grows (SQLSTATE IL004)."""
+    """A client tried to change, delete or forge an immutable record (SQLSTATE IL004)."""
 
 
 class FenceError(StoreError):
-    """An attempt number would have gone back, or a claim did not raise it (SQLSTATE IL005)."""
+    """The attempt number (the fence) would go back, or a claim did not raise it (SQLSTATE IL005)."""
 
 
 class UnfinishedWorkError(StoreError):
-    """Something tried to delete work that is not finished (SQLSTATE IL006)."""
+    """A client tried to delete unfinished work (SQLSTATE IL006)."""

@@ -1,8 +1,8 @@
-"""All lifecycles of Interlock, declared once: the enums, the tables, and nothing else.
+"""All lifecycles of Interlock, declared once: the enums, the transition tables, and nothing else.
 
-Everything that knows about moves is made from these tables: the in-memory machines, the database guards, the
-refusals of the API, the diagrams, the documentation and the exhaustive tests. Change a table here, run
-`interlock migrate --generate`, and all of them follow.
+The in-memory machines, the database guards, the 409 answers of the API, the diagrams, docs/lifecycles.md and the
+exhaustive tests are derived from these tables. After a change, run `interlock migrate --generate` and
+`interlock diagram --docs docs/lifecycles.md`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class WorkerState(StrEnum):
-    """Where a worker process is in its life."""
+    """The state of a worker process."""
 
     STARTING = "starting"
     CONNECTING = "connecting"
@@ -31,7 +31,7 @@ class WorkerState(StrEnum):
 
 
 class WorkerEvent(StrEnum):
-    """What happens to a worker process."""
+    """Events of a worker process."""
 
     INITIALIZED = "initialized"
     CONNECTED = "connected"
@@ -74,7 +74,7 @@ WORKER_TRANSITIONS: Mapping[tuple[WorkerState, WorkerEvent], WorkerState] = WORK
 
 
 class TaskState(StrEnum):
-    """Where one attempt at a task is, as the worker that runs it sees it."""
+    """The state of one attempt, in the memory of the worker that runs it. For the task itself see TaskRowState."""
 
     PENDING = "pending"
     CLAIMING = "claiming"
@@ -86,7 +86,7 @@ class TaskState(StrEnum):
 
 
 class TaskEvent(StrEnum):
-    """What happens to an attempt."""
+    """Events of an attempt."""
 
     CLAIM_REQUESTED = "claim_requested"
     CLAIM_SUCCEEDED = "claim_succeeded"
@@ -124,7 +124,7 @@ TASK_TRANSITIONS: Mapping[tuple[TaskState, TaskEvent], TaskState] = TASK.transit
 
 
 class TaskRowState(StrEnum):
-    """Where a task is, as its row in `tasks` tells."""
+    """The state of a task, as stored in its row of `tasks`."""
 
     WAITING = "waiting"
     PENDING = "pending"
@@ -136,7 +136,7 @@ class TaskRowState(StrEnum):
 
 
 class TaskRowEvent(StrEnum):
-    """What is done to a task row."""
+    """Events of a task row."""
 
     RELEASE = "release"
     CLAIM = "claim"
@@ -182,7 +182,7 @@ TASK_ROW = Machine(
 
 
 class JobState(StrEnum):
-    """Where one run of a workflow is."""
+    """The state of a job: one run of a workflow."""
 
     SUBMITTED = "SUBMITTED"
     PENDING = "PENDING"
@@ -193,7 +193,7 @@ class JobState(StrEnum):
 
 
 class JobEvent(StrEnum):
-    """What is done to a job."""
+    """Events of a job."""
 
     VALIDATE = "validate"
     REJECT = "reject"
@@ -204,11 +204,11 @@ class JobEvent(StrEnum):
 
 
 class _JobPhrases(Phrases):
-    """A job that has ended is not brought back; the sentences say what to do instead."""
+    """Messages for jobs: an ended job is never reopened, so they say what to do instead."""
 
     __slots__ = ()
 
-    def terminal(self, source: str, target: str) -> str:  # noqa: ARG002 - the sentence does not need the target
+    def terminal(self, source: str, target: str) -> str:  # noqa: ARG002 - the message does not need the target
         return f"Cannot transition from terminal state {source}. Create new job instead."
 
     def invalid(self, source: str, target: str, allowed: Sequence[str]) -> str:
@@ -238,7 +238,7 @@ JOB = Machine(
 
 
 class SupervisedWorkerState(StrEnum):
-    """Where a worker is, as the supervisor sees it."""
+    """The state of a supervised worker, as stored in its row of `workers`."""
 
     IDLE = "IDLE"
     RUNNING = "RUNNING"
@@ -249,7 +249,7 @@ class SupervisedWorkerState(StrEnum):
 
 
 class SupervisedWorkerEvent(StrEnum):
-    """What is done to a supervised worker."""
+    """Events of a supervised worker."""
 
     START_TASK = "start_task"
     PAUSE = "pause"
@@ -281,11 +281,11 @@ SUPERVISED_WORKER = Machine(
     phrases=Phrases("Worker"),
 )
 
-# --- 6. Sort worker: in memory, saved to a file on every move ---------------------------------------------------
+# --- 6. Sort worker: in memory, saved to a file on every transition ---------------------------------------------------
 
 
 class SortWorkerState(StrEnum):
-    """Which phase of the distributed sort a worker is in."""
+    """The phase of a sort worker."""
 
     INITIALIZING = "Initializing"
     SAMPLING = "Sampling"
@@ -300,7 +300,7 @@ class SortWorkerState(StrEnum):
 
 
 class SortWorkerEvent(StrEnum):
-    """What moves a sort worker from phase to phase."""
+    """Events of a sort worker."""
 
     REGISTER = "register"
     SEND_SAMPLE = "send_sample"
@@ -339,11 +339,11 @@ SORT_WORKER = Machine(
     reopening=[SortWorkerEvent.RESTART],
 )
 
-# --- 7. Sort master: in memory, saved to a file on every move ---------------------------------------------------
+# --- 7. Sort master: in memory, saved to a file on every transition ---------------------------------------------------
 
 
 class SortMasterState(StrEnum):
-    """Which phase of the distributed sort the whole run is in."""
+    """The phase of the sort master."""
 
     REGISTERING = "Registering"
     SAMPLING = "Sampling"
@@ -355,7 +355,7 @@ class SortMasterState(StrEnum):
 
 
 class SortMasterEvent(StrEnum):
-    """What moves the whole sort from phase to phase."""
+    """Events of the sort master."""
 
     START_SAMPLING = "start_sampling"
     SET_BOUNDARIES = "set_boundaries"

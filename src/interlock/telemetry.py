@@ -1,7 +1,7 @@
-"""Logs and metrics of the lifecycles: a move is observed once, and both are made from it here.
+"""Logs and metrics: a transition is observed once, and both are made from it here.
 
-Invariant: label values are bounded (states, events, task types, worker ids), and each series is resolved once, not
-on every move.
+Invariant: label values are bounded (states, events, task types, worker ids), and each metric child is resolved once,
+not on every transition.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ oldest_pending_age_seconds = Gauge("oldest_pending_age_seconds", "Age of the old
 
 DURATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-# Whether lines of a level go anywhere: even to ask the logger costs too much per task. Until somebody sets logging up,
-# a library keeps to warnings.
+# Whether a level is enabled; asking the logger costs too much per task. Until logging is configured, the library logs
+# warnings and errors only.
 _levels = {"debug": False, "info": False}
 
 
 class _Log:
-    """The engine's own log: quiet until logging is set up, structlog's afterwards."""
+    """The log of the engine: warnings and errors only until logging is configured."""
 
     __slots__ = ("_logger",)
 
@@ -79,7 +79,7 @@ log = _Log()
 def configure_logging(
     level: str = "info", form: Literal["console", "json"] = "console", stream: TextIO | None = None
 ) -> None:
-    """Send structured logs to a stream (standard error unless told otherwise), for people or for machines."""
+    """Send structured logs to a stream (standard error by default), as console lines or as JSON."""
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     _levels.update(debug=number <= logging.DEBUG, info=number <= logging.INFO)
@@ -94,7 +94,7 @@ def configure_logging(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            # A lifecycle's event is logged under `event`; structlog's own use of that name moves to `message`.
+            # The event of a transition is logged under `event`; structlog's own field of that name becomes `message`.
             structlog.processors.EventRenamer("message", "_event"),
             renderer,
         ],
@@ -105,7 +105,7 @@ def configure_logging(
 
 
 class MoveSeen(Protocol):
-    """What telemetry needs to know of a move."""
+    """The attributes of a transition that telemetry reads."""
 
     @property
     def from_state(self) -> str:
@@ -117,11 +117,11 @@ class MoveSeen(Protocol):
 
     @property
     def event(self) -> str:
-        """What caused the move."""
+        """The event that caused the transition."""
 
     @property
     def reason(self) -> str | None:
-        """Why, in words."""
+        """The reason as text."""
 
     @property
     def lasted(self) -> float:
@@ -129,7 +129,7 @@ class MoveSeen(Protocol):
 
 
 class RefusalSeen(Protocol):
-    """What telemetry needs to know of a refused move."""
+    """The attributes of a refused transition that telemetry reads."""
 
     machine: str
     state: str
@@ -137,12 +137,12 @@ class RefusalSeen(Protocol):
 
 
 class _Telemetry:
-    """What the observers of all machines share: a refusal is logged under one name."""
+    """Base of the observers: logs every refused transition under one event name."""
 
     __slots__ = ()
 
     def refused(self, error: RefusalSeen, reason: str | None) -> None:
-        """Log a move that was refused."""
+        """Log a refused transition."""
         log.warning(
             "invalid_transition_attempted",
             machine=error.machine,
@@ -163,7 +163,7 @@ class WorkerTelemetry(_Telemetry):
         self._shown: dict[str, Callable[[float], None]] = {}
 
     def moved(self, move: MoveSeen) -> None:
-        """Count the move, show the new state and log it."""
+        """Count the transition, set the state gauge and log it."""
         before, after, event = move.from_state, move.to_state, move.event
         count = self._count.get((before, after, event))
         if count is None:
@@ -192,7 +192,7 @@ class WorkerTelemetry(_Telemetry):
 
 
 class _Cell:
-    """One move of one task type: how often it was made, and how long the state before it lasted."""
+    """Counters of one transition of one task type, and a histogram of the time in the state before it."""
 
     __slots__ = ("buckets", "count", "seconds", "to_state")
 
@@ -204,10 +204,10 @@ class _Cell:
 
 
 class TaskTypeSeries:
-    """The figures of one task type, shared by all its attempts.
+    """The metrics of one task type, shared by all its attempts.
 
-    They are kept as plain numbers and turned into metrics when somebody asks for them: a hundred thousand moves a
-    second cannot afford the metric library's locks.
+    They are plain numbers that become metrics on a scrape: at a hundred thousand transitions a second the locks of the
+    metric library cost too much.
     """
 
     __slots__ = ("cells", "task_type")
@@ -218,13 +218,13 @@ class TaskTypeSeries:
         _every_series.append(self)
 
     def record(self, move: MoveSeen) -> None:
-        """Count the move and the time spent in the state that it leaves."""
+        """Count the transition and the time spent in the state that it leaves."""
         key, lasted = (move.from_state, move.event), move.lasted
         cell = self.cells.get(key)
         if cell is None:
             cell = self.cells[key] = _Cell(move.to_state)
         cell.count += 1
-        if lasted > 0.0:  # a clock that was set back must not count backwards
+        if lasted > 0.0:  # the wall clock may have been set back
             cell.seconds += lasted
         cell.buckets[bisect_left(DURATION_BUCKETS, lasted)] += 1
 
@@ -234,12 +234,12 @@ _every_series: list[TaskTypeSeries] = []
 
 @cache
 def series_of(task_type: str) -> TaskTypeSeries:
-    """Give the series of a task type, always the same one."""
+    """Return the one series of a task type."""
     return TaskTypeSeries(task_type)
 
 
 class _TaskMetrics(Collector):
-    """Shows all series as the metrics that the requirements name."""
+    """Exports all series as task_state_transitions_total and task_state_duration_seconds."""
 
     def describe(self) -> list[Metric]:
         return [self._counter(), self._histogram()]
@@ -290,7 +290,7 @@ class TaskTelemetry(_Telemetry):
         self._series = series
 
     def moved(self, move: MoveSeen) -> None:
-        """Count the move, time the state that it leaves, and log it."""
+        """Count the transition, record the time in the state that it leaves, and log it."""
         self._series.record(move)
         if not _levels["info"]:
             return

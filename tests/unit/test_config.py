@@ -48,10 +48,14 @@ def test_the_file_in_this_directory_is_read(tmp_path: Path, monkeypatch: pytest.
         ),
         ({"INTERLOCK_CONCURRENCY": "many"}, "", "concurrency must be a whole number from 1 to 10000, not 'many'"),
         ({}, "lease = 0", "lease must be a number from 1 to 86400, not 0"),
-        ({"INTERLOCK_NAMESPACES": "a,,b"}, "", "namespaces must be names with commas between"),
-        ({"INTERLOCK_RETENTION_DONE": "a while"}, "", "retention_done must be a number of s, m, h, d or w"),
+        ({"INTERLOCK_NAMESPACES": "a,,b"}, "", "namespaces must be a comma-separated list of names"),
+        ({"INTERLOCK_RETENTION_DONE": "a while"}, "", "retention_done must be a number with a unit of s, m, h, d or w"),
         ({}, "wake_mode = 'sometimes'", "wake_mode must be one of hybrid, events, polling"),
-        ({"INTERLOCK_ORCHESTRATION_QUEUE": "My Queue"}, "", "orchestration_queue must be made of a-z, 0-9 and _"),
+        (
+            {"INTERLOCK_ORCHESTRATION_QUEUE": "My Queue"},
+            "",
+            "orchestration_queue must be 1 to 47 characters of a-z, 0-9 and _",
+        ),
     ],
 )
 def test_nonsense_is_refused_with_its_place(

@@ -153,7 +153,7 @@ class TestInstance:
 
     def test_it_must_be_told_where_to_start_when_there_are_several_beginnings(self) -> None:
         machine = door(initial=[Door.OPEN, Door.SHUT])
-        with pytest.raises(ValueError, match=r"several states \(open, shut\)"):
+        with pytest.raises(ValueError, match=r"several initial states \(open, shut\)"):
             StateMachine(machine)
         assert StateMachine(machine, Door.SHUT).state is Door.SHUT
 

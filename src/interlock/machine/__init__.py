@@ -1,4 +1,4 @@
-"""The machine kernel: lifecycles as data, and things that live through them. No I/O in here."""
+"""The state machine kernel: lifecycles as data, and instances that follow them. No I/O."""
 
 from interlock.machine.definition import Machine, Phrases
 from interlock.machine.instance import Move, Observer, StateMachine

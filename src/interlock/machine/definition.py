@@ -1,7 +1,7 @@
-"""A state machine as data: the table, checked when it is made, and the questions one can ask it.
+"""A state machine as data: the transition table, checked on construction, and queries on it.
 
-Invariant: a Machine that exists is sound. No (state, event) repeats, every state can be reached, every event is
-used, nothing leaves a final state except by the events declared to, and no other state is a dead end.
+Invariant: every constructed Machine is sound. No (state, event) repeats, every state is reachable, every event is
+used, only the declared reopening events leave a final state, and no other state is a dead end.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ Row = tuple[S, E, S]
 class Machine(Generic[S, E]):
     """One lifecycle: its states, its events and its table of (state, event) -> state.
 
-    `final` states end the work; `unfinished` are all others. Only the events in `reopening` may leave a final state (an
-    operator's requeue, a forced termination, a restart); a final state without such an event is never left at all.
+    Work ends in a `final` state; every other state is `unfinished`. Only the events in `reopening` may leave a final
+    state: an operator's requeue, a forced termination, a restart.
     """
 
     __slots__ = (
@@ -109,34 +109,34 @@ class Machine(Generic[S, E]):
             reached |= more
 
     def next(self, state: S, event: E) -> S:
-        """Give the state that the event leads to, or raise InvalidTransitionError."""
+        """Return the state that the event leads to, or raise InvalidTransitionError."""
         try:
             return self.transitions[state, event]
         except KeyError:
             raise InvalidTransitionError(self.name, state, event, self.allowed_events(state)) from None
 
     def can(self, state: S, event: E) -> bool:
-        """Tell whether the event is allowed in the state."""
+        """Return whether the event is allowed in the state."""
         return (state, event) in self.transitions
 
     def allowed_events(self, state: S) -> tuple[E, ...]:
-        """List the events that may happen in the state, in the order of the table."""
+        """List the events allowed in the state, in the order of the table."""
         return self._allowed[state]
 
     def allowed_targets(self, state: S) -> tuple[S, ...]:
-        """List the states that can follow the state in one move, in the order of the table."""
+        """List the states reachable from the state in one transition, in the order of the table."""
         return tuple(dict.fromkeys(target for source, _, target in self.rows if source is state))
 
     def events_between(self, source: S, target: S) -> tuple[E, ...]:
-        """List the events that lead from one state to another in one move."""
+        """List the events that lead from one state directly to another."""
         return tuple(event for state, event, to in self.rows if state is source and to is target)
 
     def is_terminal(self, state: S) -> bool:
-        """Tell whether work ends in the state."""
+        """Return whether the state is final."""
         return state in self.final
 
     def validate_transition(self, source: S, target: S) -> str | None:
-        """Say in a sentence why a move from one state to another is refused; None when it is allowed."""
+        """Return the message that refuses a transition, or None when it is allowed."""
         if self.events_between(source, target):
             return None
         if source is target:
@@ -150,7 +150,7 @@ class Machine(Generic[S, E]):
 
 
 class Phrases:
-    """The sentences in which a machine refuses a move from state to state."""
+    """The messages with which a machine refuses a transition."""
 
     __slots__ = ("_noun",)
 
@@ -158,13 +158,13 @@ class Phrases:
         self._noun = noun
 
     def same(self, target: str) -> str:
-        """Refuse a move to the present state."""
+        """Refuse a transition to the current state."""
         return f"{self._noun} already in {target} state"
 
     def terminal(self, source: str, target: str) -> str:
-        """Refuse to leave a state in which work has ended."""
+        """Refuse to leave a final state."""
         return f"Cannot transition from terminal state {source} to {target}"
 
     def invalid(self, source: str, target: str, allowed: Sequence[str]) -> str:
-        """Refuse any other move that is not in the table."""
+        """Refuse any other transition that is not in the table."""
         return f"Invalid state transition: {source} → {target}. Allowed transitions from {source}: {', '.join(allowed)}"

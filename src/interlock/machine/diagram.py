@@ -1,6 +1,6 @@
-"""A machine as a picture, drawn from its table: Mermaid text, or an SVG that stands on its own.
+"""Renders a machine from its table: as Mermaid, as a standalone SVG, and all machines as a Markdown page.
 
-Invariant: whatever is in the table is in the picture, and nothing else.
+Invariant: the output contains everything in the table and nothing else, so it can be generated again and compared.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from interlock.machine.svg import (
-    DOT,
-    HEADING,
-    JOINED,
+    DOT_RADIUS,
+    EVENT_SEPARATOR,
+    HEADING_HEIGHT,
     LABEL_FONT,
     LABEL_HEIGHT,
-    LINE,
-    LOOP,
+    LINE_HEIGHT,
+    LOOP_WIDTH,
     MARGIN,
     STATE_FONT,
     Box,
     Canvas,
-    Spot,
-    arrange,
+    Node,
     arrows,
+    layered_layout,
     place,
 )
 
@@ -32,16 +32,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from interlock.machine.definition import Machine
-    from interlock.machine.svg import Piece
+    from interlock.machine.svg import Segment
 
 
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
-PAPER = "#fbfcfe"
-INK = "#1e293b"
-ONWARD = "#475569"
-BACK = "#2563eb"
-STATE = "#e8eef7"
-FINAL = "#e7f3ea"
+BACKGROUND_COLOUR = "#fbfcfe"
+TEXT_COLOUR = "#1e293b"
+FORWARD_COLOUR = "#475569"
+BACKWARD_COLOUR = "#2563eb"
+STATE_COLOUR = "#e8eef7"
+FINAL_STATE_COLOUR = "#e7f3ea"
+DOCS_COMMAND = "interlock diagram --docs docs/lifecycles.md"
 
 
 def mermaid(machine: Machine[Any, Any]) -> str:
@@ -54,30 +55,31 @@ def mermaid(machine: Machine[Any, Any]) -> str:
 
 
 def svg(machine: Machine[Any, Any]) -> str:
-    """Draw the machine as an SVG picture: states in rows from top to bottom, moves back in another colour."""
-    canvas = place(arrange(machine), machine.name)
+    """Draw the machine as an SVG: states in rows from top to bottom, backward transitions in another colour."""
+    canvas = place(layered_layout(machine), machine.name)
     width, height = math.ceil(canvas.width), math.ceil(canvas.height)
     size = f'width="{width}" height="{height}"'
     finals = {str(state) for state in machine.final}
     name = escape(machine.name)
-    # Several pictures may stand in one page, where an id must not repeat.
+    # One page may embed several SVGs, and an id must be unique in it.
     key = re.sub(r"\W+", "-", machine.name)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" role="img"',
         f'  aria-labelledby="{key}-title {key}-desc" font-family="{FONT}">',
         f'<title id="{key}-title">Lifecycle: {name}</title>',
         f'<desc id="{key}-desc">{escape(_described(machine))}</desc>',
-        f'<rect class="paper" {size} rx="8" fill="{PAPER}"/>',
-        f'<text x="{MARGIN}" y="{HEADING}" font-size="{STATE_FONT + 2}" font-weight="bold" fill="{INK}">{name}</text>',
+        f'<rect class="paper" {size} rx="8" fill="{BACKGROUND_COLOUR}"/>',
+        f'<text x="{MARGIN}" y="{HEADING_HEIGHT}" font-size="{STATE_FONT + 2}" font-weight="bold"',
+        f'  fill="{TEXT_COLOUR}">{name}</text>',
         *_lines(canvas),
-        *(part for spot, box in canvas.boxes.items() for part in _shape(spot, box, final=spot.text in finals)),
+        *(part for node, box in canvas.boxes.items() for part in _shape(node, box, final=node.text in finals)),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
 
 
 def _described(machine: Machine[Any, Any]) -> str:
-    """Say the picture in words, for those who hear it."""
+    """Describe the diagram in text, for screen readers."""
     begins = ", ".join(state for state in machine.states if state in machine.initial)
     ends = ", ".join(state for state in machine.states if state in machine.final)
     moves = "; ".join(f"{arrow.source} to {arrow.target} on {arrow.label}" for arrow in arrows(machine))
@@ -85,23 +87,25 @@ def _described(machine: Machine[Any, Any]) -> str:
 
 
 def _lines(canvas: Canvas) -> Iterator[str]:
-    for piece in canvas.pieces:
-        yield from _line(piece, canvas.boxes[piece.link.upper], canvas.boxes[piece.link.lower])
-    for spot, box in canvas.boxes.items():
-        if spot.kind in {"label", "bend"}:
-            yield _stroke(f"M{box.x:.1f} {box.top:.1f}V{box.bottom:.1f}", BACK if spot.back else ONWARD)
+    for segment in canvas.segments:
+        yield from _line(segment, canvas.boxes[segment.link.upper], canvas.boxes[segment.link.lower])
+    for node, box in canvas.boxes.items():
+        if node.kind in {"label", "bend"}:
+            yield _stroke(
+                f"M{box.x:.1f} {box.top:.1f}V{box.bottom:.1f}", BACKWARD_COLOUR if node.back else FORWARD_COLOUR
+            )
 
 
-def _line(piece: Piece, upper: Box, lower: Box) -> Iterator[str]:
-    """Draw one piece as a curve that leaves and arrives upright, so that all pieces of an arrow join smoothly."""
-    colour = BACK if piece.link.back else ONWARD
-    start, end, top, bottom = piece.start, piece.end, upper.bottom, lower.top
+def _line(segment: Segment, upper: Box, lower: Box) -> Iterator[str]:
+    """Draw one segment as a curve that starts and ends vertically, so that the segments of an arrow join smoothly."""
+    colour = BACKWARD_COLOUR if segment.link.back else FORWARD_COLOUR
+    start, end, top, bottom = segment.start, segment.end, upper.bottom, lower.top
     middle = (top + bottom) / 2
     yield _stroke(
         f"M{start:.1f} {top:.1f}C{start:.1f} {middle:.1f} {end:.1f} {middle:.1f} {end:.1f} {bottom:.1f}", colour
     )
-    if piece.link.tip:
-        x, y, step = (start, top, 9) if piece.link.back else (end, bottom, -9)
+    if segment.link.tip:
+        x, y, step = (start, top, 9) if segment.link.back else (end, bottom, -9)
         yield f'<path d="M{x:.1f} {y:.1f}l-4.5 {step}h9z" fill="{colour}"/>'
 
 
@@ -109,46 +113,51 @@ def _stroke(path: str, colour: str) -> str:
     return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5" stroke-linecap="round"/>'
 
 
-def _shape(spot: Spot, box: Box, *, final: bool) -> Iterator[str]:
-    if spot.kind == "dot":
-        yield f'<circle cx="{box.x:.1f}" cy="{box.y:.1f}" r="{DOT}" fill="{INK}"/>'
-    elif spot.kind == "label":
-        yield from _events(spot, box)
-    elif spot.kind == "state":
-        yield from _state(spot, box, final=final)
+def _shape(node: Node, box: Box, *, final: bool) -> Iterator[str]:
+    if node.kind == "dot":
+        yield f'<circle cx="{box.x:.1f}" cy="{box.y:.1f}" r="{DOT_RADIUS}" fill="{TEXT_COLOUR}"/>'
+    elif node.kind == "label":
+        yield from _events(node, box)
+    elif node.kind == "state":
+        yield from _state(node, box, final=final)
 
 
-def _events(spot: Spot, box: Box) -> Iterator[str]:
-    """Write the events of an arrow one below the other, on paper that covers the line behind them."""
-    lines = spot.text.split(JOINED)
-    high = LABEL_HEIGHT + LINE * (len(lines) - 1)
+def _events(node: Node, box: Box) -> Iterator[str]:
+    """Write the events of an arrow one below the other, on a background that covers the line behind them."""
+    lines = node.text.split(EVENT_SEPARATOR)
+    high = LABEL_HEIGHT + LINE_HEIGHT * (len(lines) - 1)
     yield (
         f'<rect class="label" x="{box.left:.1f}" y="{box.y - high / 2:.1f}" width="{box.width:.1f}" height="{high}"'
-        f' fill="{PAPER}"/>'
+        f' fill="{BACKGROUND_COLOUR}"/>'
     )
     for number, line in enumerate(lines):
-        yield _label(line, box.x, box.y + LINE * (number - (len(lines) - 1) / 2), BACK if spot.back else ONWARD)
+        yield _label(
+            line,
+            box.x,
+            box.y + LINE_HEIGHT * (number - (len(lines) - 1) / 2),
+            BACKWARD_COLOUR if node.back else FORWARD_COLOUR,
+        )
 
 
-def _state(spot: Spot, box: Box, *, final: bool) -> Iterator[str]:
+def _state(node: Node, box: Box, *, final: bool) -> Iterator[str]:
     yield (
         f'<rect class="state" x="{box.left:.1f}" y="{box.top:.1f}" width="{box.width:.1f}" height="{box.height}" rx="9"'
-        f' fill="{FINAL if final else STATE}" stroke="{INK}" stroke-width="1.5"/>'
+        f' fill="{FINAL_STATE_COLOUR if final else STATE_COLOUR}" stroke="{TEXT_COLOUR}" stroke-width="1.5"/>'
     )
     if final:
         yield (
             f'<rect x="{box.left + 4:.1f}" y="{box.top + 4:.1f}" width="{box.width - 8:.1f}" height="{box.height - 8}"'
-            f' rx="6" fill="none" stroke="{INK}"/>'
+            f' rx="6" fill="none" stroke="{TEXT_COLOUR}"/>'
         )
     yield (
         f'<text x="{box.x:.1f}" y="{box.y + STATE_FONT * 0.35:.1f}" font-size="{STATE_FONT}" font-weight="bold"'
-        f' fill="{INK}" text-anchor="middle">{escape(spot.text)}</text>'
+        f' fill="{TEXT_COLOUR}" text-anchor="middle">{escape(node.text)}</text>'
     )
-    if spot.loop:
+    if node.loop:
         x, y = box.right, box.y
-        yield _stroke(f"M{x:.1f} {y - 9:.1f}h8a9 9 0 0 1 0 18h-8", BACK)
-        yield f'<path d="M{x:.1f} {y + 9:.1f}l9 -4.5v9z" fill="{BACK}"/>'
-        yield _label(spot.loop, x + LOOP, y, BACK, anchor="start")
+        yield _stroke(f"M{x:.1f} {y - 9:.1f}h8a9 9 0 0 1 0 18h-8", BACKWARD_COLOUR)
+        yield f'<path d="M{x:.1f} {y + 9:.1f}l9 -4.5v9z" fill="{BACKWARD_COLOUR}"/>'
+        yield _label(node.loop, x + LOOP_WIDTH, y, BACKWARD_COLOUR, anchor="start")
 
 
 def _label(text: str, x: float, y: float, colour: str, anchor: str = "middle") -> str:
@@ -158,22 +167,14 @@ def _label(text: str, x: float, y: float, colour: str, anchor: str = "middle") -
     )
 
 
-# SECTION machine/document
-# The documentation of lifecycles as a Markdown page, written from their tables.
-#
-# Invariant: the page says nothing that is not in a table, so it can be made again and compared at any time.
-
-MADE_BY = "interlock diagram --docs docs/lifecycles.md"
-
-
 def document(machines: Mapping[str, Machine[Any, Any]], enforced: Mapping[str, str]) -> str:
-    """Write the page; `enforced` says for each machine what holds things to its table."""
+    """Write the Markdown page; `enforced` says for each machine where its table is enforced."""
     lines = [
-        f"<!-- Generated by `{MADE_BY}` from src/interlock/lifecycle.py. Do not edit. -->",
+        f"<!-- Generated by `{DOCS_COMMAND}` from src/interlock/lifecycle.py. Do not edit. -->",
         "",
         "# Lifecycles",
         "",
-        f"Every lifecycle of Interlock, as declared in `lifecycle.py`. This page is generated by `{MADE_BY}`,",
+        f"Every lifecycle of Interlock, as declared in `lifecycle.py`. This page is generated by `{DOCS_COMMAND}`,",
         "and a test holds it to the tables. What a table does not list is refused.",
         "",
         "| lifecycle | states | moves | enforced |",
@@ -202,7 +203,7 @@ def _section(name: str, machine: Machine[Any, Any], enforced: str) -> Iterator[s
 
 
 def _forbidden(machine: Machine[Any, Any]) -> Iterator[str]:
-    """Say what the table does not allow: how many pairs, and which states can never follow which."""
+    """List what the table does not allow: the number of pairs, and the states that never follow each state."""
     pairs, moves = len(machine.states) * len(machine.events), len(machine.rows)
     yield from ("", f"Of {pairs} pairs of a state and an event, {moves} are moves; {pairs - moves} are refused.")
     yield from ("", "| state | never directly followed by |", "| --- | --- |")

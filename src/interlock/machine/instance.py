@@ -1,7 +1,7 @@
-"""One thing that lives through a Machine: its state, its bounded history, and the single way to move it.
+"""An instance of a Machine: its state, its bounded history, and the only way to change them.
 
-Invariant: state and history change together under one lock, or not at all; the observer is told of a move
-after it, outside the lock, so that it can neither block nor undo it.
+Invariant: state and history change together under one lock, or not at all; the observer runs after the transition
+and outside the lock, so that it can neither block nor undo it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from interlock.machine.definition import E, Machine, S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-HISTORY = 64
+HISTORY_SIZE = 64  # transitions kept per instance
 
-# One for all: a move takes less than a microsecond, and a lock for each of a thousand machines costs more than it.
-_moving = threading.Lock()
+# One lock for all instances: a transition takes less than a microsecond, and a lock for each of a thousand instances
+# costs more than contention on this one.
+_transition_lock = threading.Lock()
 
 
 class Move(NamedTuple, Generic[S, E]):
-    """A move that was made: what, when (seconds since the epoch), why, and how long the state before lasted."""
+    """One transition: what, when (seconds since the epoch), why, and the seconds spent in the state before it."""
 
     from_state: S
     to_state: S
@@ -35,22 +36,22 @@ class Move(NamedTuple, Generic[S, E]):
 
     @property
     def at(self) -> datetime:
-        """The time of the move as an aware datetime."""
+        """The time of the transition as an aware datetime."""
         return datetime.fromtimestamp(self.timestamp, UTC)
 
 
 class Observer(Protocol):
-    """Sees every move that is made and every one that is refused; telemetry is made of this."""
+    """Receives every transition and every refusal; telemetry implements it."""
 
     def moved(self, move: Move[S, E], /) -> None:
-        """See a move that was made."""
+        """Receive a transition that was made."""
 
     def refused(self, error: InvalidTransitionError, reason: str | None, /) -> None:
-        """See a move that was refused."""
+        """Receive a transition that was refused."""
 
 
 class StateMachine(Generic[S, E]):
-    """A state, the table it obeys and the moves it made."""
+    """A current state, the machine it follows and its latest transitions."""
 
     __slots__ = ("_clock", "_history", "_kept", "_observer", "_since", "machine", "state")
 
@@ -60,7 +61,7 @@ class StateMachine(Generic[S, E]):
         state: S | None = None,
         *,
         observer: Observer | None = None,
-        history: int = HISTORY,
+        history: int = HISTORY_SIZE,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.machine = machine
@@ -72,8 +73,8 @@ class StateMachine(Generic[S, E]):
         self._since = clock()
 
     def transition(self, event: E, reason: str | None = None) -> S:
-        """Make the move that the event stands for and return the new state, or raise InvalidTransitionError."""
-        with _moving:
+        """Apply the event and return the new state, or raise InvalidTransitionError."""
+        with _transition_lock:
             before = self.state
             move = self._move(event, reason)
         if move is None:
@@ -83,22 +84,26 @@ class StateMachine(Generic[S, E]):
         return move[1]
 
     def transition_to(self, target: S, reason: str | None = None) -> S:
-        """Make the one move that leads to the target state, for callers that name states, not events."""
-        with _moving:
+        """Apply the only event that leads to the target state, for callers that name states instead of events."""
+        with _transition_lock:
             before = self.state
             events = self.machine.events_between(before, target)
             move = self._move(events[0], reason) if len(events) == 1 else None
-        which = f" by one of {', '.join(events)}" if events else ""
-        return self._told(move, before, f"-> {target}{which}", reason)
+        if move is None:
+            which = f" by one of {', '.join(events)}" if events else ""
+            raise self._refusal(before, f"-> {target}{which}", reason)
+        if self._observer is not None:
+            self._observer.moved(move)
+        return move.to_state
 
     def _move(self, event: E, reason: str | None) -> Move[S, E] | None:
-        """Change state and history, which only the holder of the lock may; None when the table refuses."""
+        """Change state and history; None when the table refuses. The caller holds the lock."""
         before = self.state
         after = self.machine.transitions.get((before, event))
         if after is None:
             return None
         now = self._clock()
-        # The tuple's own constructor: a third of the price of the named one, on the hottest path there is.
+        # tuple.__new__ costs a third of the named constructor, and this is the hottest path of the worker.
         move: Move[S, E] = tuple.__new__(Move, (before, after, event, reason, now, now - self._since))
         history = self._history
         history.append(move)
@@ -108,14 +113,6 @@ class StateMachine(Generic[S, E]):
         self._since = now
         return move
 
-    def _told(self, move: Move[S, E] | None, before: S, asked: str, reason: str | None) -> S:
-        """Let the observer see what came of it, with the lock released."""
-        if move is None:
-            raise self._refusal(before, asked, reason)
-        if self._observer is not None:
-            self._observer.moved(move)
-        return move.to_state
-
     def _refusal(self, state: S, event: str, reason: str | None) -> InvalidTransitionError:
         error = InvalidTransitionError(self.machine.name, state, event, self.machine.allowed_events(state))
         if self._observer is not None:
@@ -123,26 +120,26 @@ class StateMachine(Generic[S, E]):
         return error
 
     def can_transition(self, event: E) -> bool:
-        """Tell whether the event is allowed now."""
+        """Return whether the event is allowed now."""
         return self.machine.can(self.state, event)
 
     def is_terminal(self) -> bool:
-        """Tell whether the work has ended."""
+        """Return whether the state is final."""
         return self.machine.is_terminal(self.state)
 
     def is_in_state(self, *states: S) -> bool:
-        """Tell whether the present state is one of these."""
+        """Return whether the current state is one of these."""
         return self.state in states
 
     def require_state(self, expected: S) -> None:
-        """Raise UnexpectedStateError unless the present state is the expected one."""
+        """Raise UnexpectedStateError unless the current state is the expected one."""
         if self.state is not expected:
             raise UnexpectedStateError(self.machine.name, expected, self.state)
 
     @property
     def history(self) -> tuple[Move[S, E], ...]:
-        """The latest moves, oldest first."""
-        with _moving:
+        """The latest transitions, oldest first."""
+        with _transition_lock:
             return tuple(self._history)
 
     def __repr__(self) -> str:
@@ -152,5 +149,5 @@ class StateMachine(Generic[S, E]):
 def _only_initial(machine: Machine[S, E]) -> S:
     if len(machine.initial) != 1:
         names = ", ".join(sorted(machine.initial))
-        raise ValueError(f"{machine.name} can start in several states ({names}); say which one")
+        raise ValueError(f"{machine.name} has several initial states ({names}); pass one as `state`")
     return next(iter(machine.initial))

@@ -1,1 +1,1 @@
-"""All that touches PostgreSQL: the embedded server, the schema, the guards and the named statements."""
+"""Reads and writes of the aggregates, one module each, through named SQL."""

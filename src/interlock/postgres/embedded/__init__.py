@@ -1,1 +1,1 @@
-"""embedded."""
+"""The embedded PostgreSQL server: installation, data directory, start, sharing and stop."""

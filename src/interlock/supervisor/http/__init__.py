@@ -1,1 +1,1 @@
-"""http."""
+"""The REST API of the supervisor: routes, requests and responses, idempotency, authentication, middleware."""

@@ -1,1 +1,1 @@
-"""maintenance."""
+"""Maintenance work that one elected worker does: limits, schedules, webhooks, retention."""
