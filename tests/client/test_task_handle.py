@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock import Interlock, PermanentError, TaskFailedError
-from interlock.client import results as completions
+from interlock.client import results
 from interlock.errors import InputError, StoreError
 from interlock.postgres.connection import connect
+from interlock.postgres.notifier import Notifier
 from interlock.store.task_admin import cancel_unfinished_tasks, requeue_ended_tasks
 from interlock.store.tasks import claim_pending_tasks, find_ended
 from interlock.testing import drain
@@ -66,14 +67,14 @@ async def test_a_result_that_is_there_is_given_at_once(app: Interlock, database:
 async def test_whoever_waits_is_woken_by_the_notification_alone(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completions, "LOOK", NEVER)
-    monkeypatch.setattr(completions, "SOON", ())
+    monkeypatch.setattr(results, "POLL_INTERVAL_S", NEVER)
+    monkeypatch.setattr(results, "RECHECK_DELAYS_S", ())
     handles = await app.tasks["double"].enqueue_many([{"n": n} for n in range(100)])
-    results = [asyncio.create_task(handle.result(60)) for handle in handles]
+    waits = [asyncio.create_task(handle.result(60)) for handle in handles]
     twice = asyncio.create_task(handles[0].result(60))
     await noted(database, 100)
     await drain(app)
-    assert await asyncio.gather(*results) == [n * 2 for n in range(100)]
+    assert await asyncio.gather(*waits) == [n * 2 for n in range(100)]
     assert await twice == 0
     listeners = "select count(*) as n from pg_stat_activity where query like 'listen%' and datname = current_database()"
     assert (await (await database.execute(listeners)).fetchall())[0]["n"] == 1
@@ -85,8 +86,8 @@ async def test_whoever_waits_finds_the_end_without_any_notification(
     async def deaf(*_: object) -> None:
         await asyncio.sleep(NEVER)
 
-    monkeypatch.setattr(completions.Completions, "_listen", deaf)
-    monkeypatch.setattr(completions, "LOOK", 0.05)
+    monkeypatch.setattr(Notifier, "_listen", deaf)
+    monkeypatch.setattr(results, "POLL_INTERVAL_S", 0.05)
     handle = await app.tasks["double"].enqueue(1)
     result = asyncio.create_task(handle.result(60))
     await asyncio.sleep(0)
@@ -107,9 +108,9 @@ async def test_whatever_goes_wrong_at_a_look_there_is_another(app: Interlock, mo
     async def deaf(*_: object) -> None:
         await asyncio.sleep(NEVER)
 
-    monkeypatch.setattr(completions, "find_ended", ask)
-    monkeypatch.setattr(completions.Completions, "_listen", deaf)
-    monkeypatch.setattr(completions, "LOOK", 0.05)
+    monkeypatch.setattr(results, "find_ended", ask)
+    monkeypatch.setattr(Notifier, "_listen", deaf)
+    monkeypatch.setattr(results, "POLL_INTERVAL_S", 0.05)
     handle = await app.tasks["double"].enqueue(1)
     result = asyncio.create_task(handle.result(20))
     while not asked:
@@ -121,8 +122,8 @@ async def test_whatever_goes_wrong_at_a_look_there_is_another(app: Interlock, mo
 async def test_who_begins_to_wait_while_the_end_is_being_committed_hears_of_it_without_a_notification(
     app: Interlock, database: Connection, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completions, "LOOK", NEVER)
-    monkeypatch.setattr(completions, "SOON", (0.02, 0.1, 0.4, 1.0, 3.0, 10.0))
+    monkeypatch.setattr(results, "POLL_INTERVAL_S", NEVER)
+    monkeypatch.setattr(results, "RECHECK_DELAYS_S", (0.02, 0.1, 0.4, 1.0, 3.0, 10.0))
     handle = await app.tasks["never"].enqueue()
     async with connect(url) as other:
         async with other.transaction():
@@ -137,8 +138,8 @@ async def test_who_begins_to_wait_while_the_end_is_being_committed_hears_of_it_w
 async def test_waits_that_are_over_are_forgotten_even_while_others_begin(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completions, "LOOK", NEVER)
-    monkeypatch.setattr(completions, "MANY", 5)
+    monkeypatch.setattr(results, "POLL_INTERVAL_S", NEVER)
+    monkeypatch.setattr(results, "MAX_STALE_WAITERS", 5)
     for n in range(30):
         handle = await app.tasks["double"].enqueue(n)
         waiting = asyncio.create_task(handle.result(60))
@@ -146,19 +147,19 @@ async def test_waits_that_are_over_are_forgotten_even_while_others_begin(
             await asyncio.sleep(0)
         await drain(app)
         assert await waiting == n * 2
-        assert len(await waiting_rows(database)) <= 2 * completions.MANY
+        assert len(await waiting_rows(database)) <= 2 * results.MAX_STALE_WAITERS
 
 
 @pytest.mark.chaos
 async def test_a_listener_that_died_is_rebuilt_and_wakes_again(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(completions, "LOOK", NEVER)
-    monkeypatch.setattr(completions, "SOON", ())
+    monkeypatch.setattr(results, "POLL_INTERVAL_S", NEVER)
+    monkeypatch.setattr(results, "RECHECK_DELAYS_S", ())
     first = await app.tasks["double"].enqueue(1)
     waiting = asyncio.create_task(first.result(60))
     await noted(database, 1)
-    while app.completions.rebuilt == 0:
+    while app.notifier.reconnects == 0:
         await database.execute(f"{KILL} query like 'listen%'".encode())
         await asyncio.sleep(0.01)
     second = await app.tasks["double"].enqueue(2)

@@ -18,6 +18,7 @@ from interlock.config import Config
 from interlock.lifecycle import SupervisedWorkerEvent
 from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
+from interlock.postgres.notifier import Notifier
 from interlock.store.enqueue import enqueue_task
 from interlock.store.remote_commands import Status, ask
 from interlock.store.workers import WorkerSpec, create_worker, move_worker
@@ -47,7 +48,10 @@ async def pooling(
     url: str, config: Config | None = None, *, clock: Callable[[], datetime | None] = lambda: None, **settings: Any
 ) -> AsyncIterator[Pool]:
     """Run a pool in this process until the block ends."""
-    pool = Pool(url, config or config_at(url), PoolSettings(**{**QUICK, **settings}), clock=clock)
+    notifier = Notifier(url)
+    await notifier.start()
+    chosen = PoolSettings(**{**QUICK, **settings})
+    pool = Pool(url, config or config_at(url), chosen, notifier=notifier, clock=clock)
     stop = asyncio.Event()
     running = asyncio.create_task(pool.run(stop))
     try:
@@ -55,6 +59,7 @@ async def pooling(
     finally:
         stop.set()
         await running
+        await notifier.stop()
 
 
 @contextmanager

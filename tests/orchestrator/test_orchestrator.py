@@ -53,7 +53,7 @@ async def test_a_chain_is_carried_to_its_end_in_every_mode(
     looks = {"tick": 0.02} if mode is WakeMode.POLLING else ASLEEP
     async with orchestrator_at(url, mode=mode, **looks) as running, hands_at(database, {"third": "end"}) as hands:
         if mode is not WakeMode.POLLING:
-            await until(lambda: running.listener and running.listener.is_hearing)
+            await until(lambda: running.is_listening)
         job = await jobs.submit("chain", {"n": 1})
         assert await job.wait(30) == {"third": "end"}
         assert hands.done == ["first", "second", "third"]
@@ -75,7 +75,7 @@ async def test_a_job_without_a_worker_says_so_and_starts_as_soon_as_one_is_here(
     url: str, database: Connection, jobs: Interlock
 ) -> None:
     async with orchestrator_at(url, **ASLEEP) as running:
-        await until(lambda: running.listener and running.listener.is_hearing)
+        await until(lambda: running.is_listening)
         await say_that_a_worker_is_here(database, "elsewhere", id_="other")
         job = await jobs.submit("chain")
         status = await job.status()
@@ -88,11 +88,9 @@ async def test_a_job_without_a_worker_says_so_and_starts_as_soon_as_one_is_here(
 async def test_what_no_notification_tells_of_is_found_by_looking(
     url: str, database: Connection, jobs: Interlock
 ) -> None:
-    async with orchestrator_at(url, tick=0.05, probe_interval=0.2) as running, hands_at(database):
-        await until(lambda: running.listener and running.listener.is_hearing)
-        assert running.listener is not None
-        assert running.listener.connection is not None
-        await running.listener.connection.execute("unlisten *")  # it is deaf until it misses its probe
+    async with orchestrator_at(url, tick=0.05) as running, hands_at(database):
+        assert running.subscription is not None
+        running.subscription.close()
         await (await jobs.submit("chain")).wait(30)
         assert running.statistics.fallback_hits > 0
 
@@ -177,7 +175,7 @@ async def test_stopping_at_once_rolls_back_what_is_under_way(url: str, database:
 
 async def test_a_running_orchestrator_can_be_asked_and_told(url: str, database: Connection, jobs: Interlock) -> None:
     async with orchestrator_at(url) as running, hands_at(database):
-        await until(lambda: running.listener and running.listener.is_hearing)
+        await until(lambda: running.is_listening)
         answer = (await ask(url, Status(), running.id))[running.id]
         assert (answer["role"], answer["enabled"], answer["mode"], answer["hearing"]) == (
             "orchestrator", True, "hybrid", True,
@@ -210,7 +208,7 @@ async def test_an_orchestrator_heeds_what_its_row_says(url: str, database: Conne
         await move("resume_paused_worker")
         await job.wait(30)
         await move("terminate_worker")
-        await until(lambda: all(task.done() for task in running._work))  # noqa: SLF001 - it ends by itself
+        await until(lambda: not any(loop.is_running for loop in running._loops))  # noqa: SLF001 - it ends by itself
 
 
 async def test_it_says_that_it_is_here_with_its_figures(url: str, database: Connection, jobs: Interlock) -> None:

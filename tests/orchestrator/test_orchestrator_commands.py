@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock.errors import InputError
-from interlock.postgres.notifier import Listener
 from interlock.store.remote_commands import (
     COMMANDS,
     Enable,
@@ -24,6 +23,7 @@ from interlock.store.remote_commands import (
     send_command,
 )
 from interlock.worker.registration import Control
+from notifier_support import notifier_at, record
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -134,50 +134,26 @@ async def test_a_command_travels_and_so_does_its_answer(url: str, database: Conn
     _, control = controlled()
     waiting: set[asyncio.Task[None]] = set()
 
-    def heard(_: str, payload: str) -> None:
+    def on_control(payload: str) -> None:
         answer = control.hear(payload)
         if answer is not None and answer.token is not None:
             waiting.add(asyncio.create_task(send_answer(database, answer.token, "w1", answer.document)))
 
-    listener = Listener(url, ("interlock_control",), heard, lambda: None)
-    running = asyncio.create_task(listener.run())
-    await until(lambda: listener.is_hearing)
-    assert await ask(url, Status(), "w1") == {"w1": {"state": "running"}}
-    assert await ask(url, Subscribe("mail"), "w1") == {"w1": {"namespaces": ["default", "mail"]}}
-    assert await ask(url, Status(), "w2", seconds=0.1) == {}
-    assert await ask(url, Status(), "*", seconds=2) == {"w1": {"state": "running"}}
-    running.cancel()
+    async with notifier_at(url) as notifier:
+        notifier.subscribe({"interlock_control": on_control})
+        await until(lambda: notifier.is_listening)
+        assert await ask(url, Status(), "w1") == {"w1": {"state": "running"}}
+        assert await ask(url, Subscribe("mail"), "w1") == {"w1": {"namespaces": ["default", "mail"]}}
+        assert await ask(url, Status(), "w2", seconds=0.1) == {}
+        assert await ask(url, Status(), "*", seconds=2) == {"w1": {"state": "running"}}
 
 
 @pytest.mark.store
 async def test_an_answer_that_is_too_long_says_so(url: str, database: Connection) -> None:
-    heard: list[tuple[str, str]] = []
-    listener = Listener(url, ("interlock_answers",), lambda channel, said: heard.append((channel, said)), lambda: None)
-    running = asyncio.create_task(listener.run())
-    await until(lambda: listener.is_hearing)
-    await send_answer(database, "t", "w1", {"text": "x" * 9000})
-    await send_command(database, Refresh())
-    await until(lambda: heard)
-    assert "too long" in heard[0][1]
-    running.cancel()
-
-
-@pytest.mark.store
-async def test_a_shared_listener_is_rebuilt_when_deaf_and_says_so(url: str) -> None:
-    opened: list[int] = []
-    heard: list[str] = []
-    listener = Listener(
-        url,
-        ("interlock_orchestration",),
-        lambda _, payload: heard.append(payload),
-        lambda: opened.append(1),
-        probe_interval=0.05,
-        probe_timeout=1,
-    )
-    running = asyncio.create_task(listener.run())
-    await until(lambda: listener.is_hearing)
-    assert listener.connection is not None
-    await listener.connection.execute("unlisten *")
-    await until(lambda: listener.rebuilt >= 1)
-    await until(lambda: len(opened) >= 2 and listener.connection is not None)
-    running.cancel()
+    async with notifier_at(url) as notifier:
+        answers, _ = record(notifier, "interlock_answers")
+        await until(lambda: notifier.is_listening)
+        await send_answer(database, "t", "w1", {"text": "x" * 9000})
+        await send_command(database, Refresh())
+        await until(lambda: len(answers) > 1)
+        assert "too long" in answers[1]

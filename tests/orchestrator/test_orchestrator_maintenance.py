@@ -9,7 +9,7 @@ import pytest
 
 from interlock import Interlock
 from interlock.config import Config
-from interlock.orchestrator.maintenance import Duties
+from interlock.orchestrator.maintenance import JobMaintenance
 from interlock.orchestrator.run import orchestrating
 from interlock.orchestrator.settings import OrchestratorSettings
 from jobs_support import app_at
@@ -26,8 +26,8 @@ async def test_a_duty_that_fails_keeps_no_other_from_being_done(database: Connec
     hand = Hand(database)
     job = await hand.submit(step("s", kind="signal", signal="x"), timeout=1)
     await database.execute("alter table interlock.workflows rename column root_namespaces to gone")
-    duties = Duties("o", OrchestratorSettings())
-    assert await duties.tend(database, datetime.now(UTC) + timedelta(seconds=5))
+    maintenance = JobMaintenance("o", OrchestratorSettings())
+    assert await maintenance.run(database, datetime.now(UTC) + timedelta(seconds=5))
     assert (await hand.job(job))["ending"] == "CANCELED"
 
 

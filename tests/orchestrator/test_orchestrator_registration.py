@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import Listener
 from interlock.postgres.query import run
 from interlock.store.workers import (
     WORKERS,
@@ -22,6 +21,7 @@ from interlock.store.workers import (
     register_worker,
 )
 from interlock.worker.registration import Presence
+from notifier_support import notifier_at, record
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -79,13 +79,11 @@ async def test_a_heartbeat_makes_a_lost_row_anew_and_leaves_an_ended_one_alone(d
 
 
 async def test_a_new_worker_wakes_the_orchestrators(url: str, database: Connection) -> None:
-    heard: list[str] = []
-    listener = Listener(url, ("interlock_orchestration",), lambda _, said: heard.append(said), lambda: None)
-    running = asyncio.create_task(listener.run())
-    await until(lambda: listener.is_hearing)
-    await register_worker(database, WORKER)
-    await until(lambda: heard == ["workers"])
-    running.cancel()
+    async with notifier_at(url) as notifier:
+        received, _ = record(notifier, "interlock_orchestration")
+        await until(lambda: notifier.is_listening)
+        await register_worker(database, WORKER)
+        await until(lambda: received == ["catch-up", "workers"])
 
 
 @pytest.fixture

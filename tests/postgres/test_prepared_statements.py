@@ -10,7 +10,7 @@ import pytest
 
 from interlock.errors import DisconnectedError, StatementError
 from interlock.postgres.connection import POOLED, connect
-from interlock.postgres.notifier import hear, listen
+from interlock.postgres.notifier import listen, receive
 from interlock.postgres.pgmq import use_queue
 from interlock.postgres.query import Statement, run, run_prepared, written
 
@@ -112,15 +112,15 @@ async def test_what_came_along_with_an_answer_is_heard_too(database: Connection)
         heard.append(f"{channel} {payload}")
         return True
 
-    assert await hear(database, 60, note)
+    assert await receive(database, 60, note)
     assert heard == ["here early"]
-    assert not await hear(database, 0.01, note)
+    assert not await receive(database, 0.01, note)
 
 
 async def test_a_listener_hears_that_its_connection_is_gone(database: Connection, url: str) -> None:
     async with connect(url) as connection:
         await listen(connection, ("here",))
-        waiting = asyncio.create_task(hear(connection, 600, lambda *_: True))
+        waiting = asyncio.create_task(receive(connection, 600, lambda *_: True))
         await asyncio.sleep(0)
         await database.execute("select pg_terminate_backend(%s)", [connection.info.backend_pid])
         with pytest.raises(DisconnectedError):

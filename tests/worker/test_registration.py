@@ -49,7 +49,7 @@ async def move(database: Connection, statement: str, worker: WorkerStateMachine)
 
 
 async def hearing(worker: WorkerStateMachine) -> None:
-    await until(lambda: worker.state is WorkerState.BACKING_OFF and worker.parts.listener.is_hearing)
+    await until(lambda: worker.state is WorkerState.BACKING_OFF and worker.parts.is_listening)
 
 
 async def test_a_worker_says_that_it_is_here_until_it_stops(url: str, database: Connection) -> None:
@@ -97,7 +97,7 @@ async def test_a_paused_worker_rests_until_it_is_resumed(url: str, database: Con
 async def test_a_paused_worker_keeps_what_it_runs(url: str, database: Connection) -> None:
     await enqueue_task(database, NewTask("nap", {"seconds": 3600}), actor="me")
     async with serving(url, grace=0, poll_base=60, poll_cap=60) as worker:
-        await until(lambda: worker.context.active and worker.parts.listener.is_hearing)
+        await until(lambda: worker.context.active and worker.parts.is_listening)
         await seen(database)
         await move(database, "pause_running_worker", worker)
         await until(lambda: worker.state is WorkerState.BACKING_OFF)

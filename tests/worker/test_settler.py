@@ -220,7 +220,7 @@ async def test_another_worker_hears_at_once_of_a_task_that_is_returned(url: str,
     (leaving, gate), (staying, other_gate) = gated_app(url), gated_app(url)
     other_gate.opened[2].set()
     async with serving(staying, PATIENT) as heir:
-        await until(lambda: heir.state is WorkerState.BACKING_OFF and heir.parts.listener.is_hearing)
+        await until(lambda: heir.state is WorkerState.BACKING_OFF and heir.parts.is_listening)
         heir.parts.registration.enable(enabled=False)
         task = await enqueue(database)
         async with serving(leaving, replace(QUICK, grace=0)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -11,10 +10,9 @@ import pytest
 
 from interlock.lifecycle import WorkerState
 from interlock.model.options import NewTask
-from interlock.postgres.notifier import Listener, WakeMode
+from interlock.postgres.notifier import WakeMode
 from interlock.store.enqueue import enqueue_task
 from interlock.store.tasks import claim_pending_tasks, until_next_run
-from interlock.worker.assembly import CHANNELS
 from worker_support import serving, until
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ async def test_a_notification_wakes_an_idle_worker_long_before_it_would_look(
     url: str, database: Connection, mode: WakeMode
 ) -> None:
     async with serving(url, mode=mode, poll_base=60, poll_cap=60) as worker:
-        await until(lambda: worker._parts and worker.parts.listener.is_hearing)  # noqa: SLF001 - it is not connected yet
+        await until(lambda: worker._parts and worker.parts.is_listening)  # noqa: SLF001 - it is not connected yet
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         await enqueue_task(database, ADD, actor="me")
         await until(lambda: worker.context.tasks_processed == 1)
@@ -41,7 +39,7 @@ async def test_polling_alone_finds_tasks_too(url: str, database: Connection) -> 
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         await enqueue_task(database, ADD, actor="me")
         await until(lambda: worker.context.tasks_processed == 1)
-        assert not worker.parts.listener.is_hearing
+        assert not worker.parts.is_listening
 
 
 async def test_a_task_for_later_is_run_when_it_is_due(url: str, database: Connection) -> None:
@@ -69,50 +67,6 @@ async def test_a_worker_hears_only_of_its_own_namespaces(url: str, database: Con
         await until(lambda: worker.context.tasks_processed == 1)
     (left,) = await (await database.execute("select state from interlock.tasks where namespace = 'default'")).fetchall()
     assert left["state"] == "pending"
-
-
-async def test_a_listener_that_lost_its_connection_is_rebuilt_and_hears_again(url: str, database: Connection) -> None:
-    heard: list[tuple[str, str]] = []
-    listener = Listener(
-        url,
-        CHANNELS,
-        lambda channel, payload: heard.append((channel, payload)),
-        lambda: heard.append(("interlock_tasks", "*")),
-        probe_interval=0.05,
-    )
-    running = asyncio.create_task(listener.run())
-    await until(lambda: listener.is_hearing)
-    await database.execute(
-        "select pg_terminate_backend(pid) from pg_stat_activity "
-        "where datname = current_database() and pid <> pg_backend_pid()"
-    )
-    await until(lambda: listener.rebuilt >= 1)
-    await until(lambda: listener.is_hearing)
-    await enqueue_task(database, ADD, actor="me")
-    await until(lambda: ("interlock_tasks", "default") in heard)
-    running.cancel()
-
-
-async def test_a_listener_that_went_deaf_without_a_word_is_rebuilt(url: str, database: Connection) -> None:
-    """The connection lives, but nothing arrives, as behind a pooler: the probe tells."""
-    heard: list[tuple[str, str]] = []
-    listener = Listener(
-        url,
-        CHANNELS,
-        lambda channel, payload: heard.append((channel, payload)),
-        lambda: heard.append(("interlock_tasks", "*")),
-        probe_interval=0.2,
-        probe_timeout=1,
-    )
-    running = asyncio.create_task(listener.run())
-    await until(lambda: listener.is_hearing)
-    assert listener.connection is not None
-    await listener.connection.execute("unlisten *")
-    await until(lambda: listener.rebuilt >= 1)
-    await until(lambda: listener.is_hearing)
-    await enqueue_task(database, ADD, actor="me")
-    await until(lambda: ("interlock_tasks", "default") in heard)
-    running.cancel()
 
 
 @pytest.mark.store

@@ -18,13 +18,14 @@ from interlock.client.enqueue import BulkEnqueue, require_prepared
 from interlock.client.explain import explain
 from interlock.client.job_handle import JobHandle, find_summaries, job_id, submit_checked
 from interlock.client.registry import Definitions
-from interlock.client.results import Completions
+from interlock.client.results import ResultWatcher
 from interlock.client.task_handle import UNFINISHED, TaskHandle, act_on, not_open, wanted_tasks
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError, InterlockError, MigrationError, StoreError
 from interlock.model.options import CHECKS, check_text, integer_check
 from interlock.postgres.connection import Pool, connect, database_url
+from interlock.postgres.notifier import Notifier
 from interlock.store.enqueue import is_copyable
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
 from interlock.store.schedules import put_schedules
@@ -117,7 +118,8 @@ class Interlock(Definitions):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._url: str | None = None
         self._pool: Pool | None = None
-        self._completions: Completions | None = None
+        self._completions: ResultWatcher | None = None
+        self._notifier: Notifier | None = None
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -157,7 +159,14 @@ class Interlock(Definitions):
         return self._url
 
     @property
-    def completions(self) -> Completions:
+    def notifier(self) -> Notifier:
+        """The notifier that all parts of this process share: one LISTEN connection, from the first subscriber on."""
+        if self._notifier is None:
+            raise not_open()
+        return self._notifier
+
+    @property
+    def completions(self) -> ResultWatcher:
         """What wakes those who wait for results."""
         if self._completions is None:
             raise not_open()
@@ -341,14 +350,17 @@ class Interlock(Definitions):
         pool = Pool(url, max_size=self._max_connections)
         await pool.open()
         stack.push_async_callback(self._forget, pool)
-        self._url, self._pool, self._completions = url, pool, Completions(self)
+        self._notifier = Notifier(url)
+        await self._notifier.start()
+        self._url, self._pool, self._completions = url, pool, ResultWatcher(self)
         self._loop = asyncio.get_running_loop()
 
     async def _forget(self, pool: Pool) -> None:
         try:
-            await self.completions.close()
+            await self.completions.stop()
+            await self.notifier.stop()
         finally:
-            self._url = self._pool = self._completions = self._loop = None
+            self._url = self._pool = self._notifier = self._completions = self._loop = None
             await pool.close()
 
 

@@ -1,4 +1,4 @@
-"""Lets `python -m interlock.orchestrator` be an orchestrator, set up by the environment and interlock.toml."""
+"""`python -m interlock.orchestrator`: run an orchestrator, configured by the environment and interlock.toml."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""What an orchestrator does because of the time, and not because of a message.
+"""Timed maintenance of jobs: starts, timeouts, expired signals, lost results and reasons of pending jobs.
 
-Invariant: a duty that fails keeps no other from being done; it is tried again after a pause, which grows.
+Invariant: a duty that fails holds up no other; it is retried with exponential backoff.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from interlock.errors import DisconnectedError
+from interlock.postgres.retry import RetryState
 from interlock.store.step_results import refresh_pending_reasons, resend_lost_results
 from interlock.telemetry import log
 from interlock.workflow.advance import cancel_overdue_jobs, start_waiting_jobs
@@ -22,62 +23,61 @@ if TYPE_CHECKING:
     from interlock.orchestrator.settings import OrchestratorSettings
     from interlock.postgres.connection import Connection
 
-SWEEP = 30.0  # seconds between two looks for what got lost
+SWEEP_INTERVAL_S = 30.0  # between two searches for lost results
 
 
 class _Duty(NamedTuple):
-    name: str  # what is counted
-    work: Callable[..., Coroutine[Any, Any, int]]
-    is_act: bool = True  # it acts in the name of the orchestrator
-    every: float = 0.0  # seconds
+    name: str  # of its count in the log
+    work: Callable[..., Coroutine[Any, Any, int]]  # returns how many rows it changed
+    takes_actor: bool = True
+    interval_s: float = 0.0
 
 
 _DUTIES = (
     _Duty("started", start_waiting_jobs),
     _Duty("overdue", cancel_overdue_jobs),
     _Duty("expired_signals", expire_overdue_signals),
-    _Duty("sent_again", resend_lost_results, is_act=False, every=SWEEP),
-    _Duty("reasons", refresh_pending_reasons, is_act=False, every=SWEEP),
+    _Duty("sent_again", resend_lost_results, takes_actor=False, interval_s=SWEEP_INTERVAL_S),
+    _Duty("reasons", refresh_pending_reasons, takes_actor=False, interval_s=SWEEP_INTERVAL_S),
 )
 
 
-class Duties:
-    """The duties of one orchestrator."""
+class JobMaintenance:
+    """The timed duties of one orchestrator."""
 
     def __init__(self, actor: str, settings: OrchestratorSettings) -> None:
         self._actor = actor
-        self._settings = settings
-        self._failures: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}
+        self._retries = {duty.name: RetryState(settings.backoff) for duty in _DUTIES}
+        self._not_before = dict.fromkeys(self._retries, 0.0)  # by the monotonic clock
 
-    async def tend(self, connection: Connection, now: datetime | None) -> bool:
-        """Do what is due, each duty by itself; tell whether any found something to do."""
-        done = {duty.name: await self._do(duty, connection, now) for duty in _DUTIES}
-        if not any(done.values()):
+    async def run(self, connection: Connection, now: datetime | None) -> bool:
+        """Do the duties that are due; tell whether any changed something."""
+        changed = {duty.name: await self._run_duty(duty, connection, now) for duty in _DUTIES}
+        if not any(changed.values()):
             return False
-        log.info("orchestrator_tended", orchestrator_id=self._actor, **done)
+        log.info("orchestrator_tended", orchestrator_id=self._actor, **changed)
         return True
 
-    async def _do(self, duty: _Duty, connection: Connection, now: datetime | None) -> int:
-        if time.monotonic() < self._not_before.get(duty.name, 0.0):
+    async def _run_duty(self, duty: _Duty, connection: Connection, now: datetime | None) -> int:
+        if time.monotonic() < self._not_before[duty.name]:
             return 0
+        retries = self._retries[duty.name]
         try:
-            done = await duty.work(connection, now=now, **({"actor": self._actor} if duty.is_act else {}))
+            changed = await duty.work(connection, now=now, **({"actor": self._actor} if duty.takes_actor else {}))
         except DisconnectedError:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever it was, the other duties have nothing to do with it
-            self._put_off(duty.name, error)
+        except Exception as error:  # noqa: BLE001 - the other duties do not depend on this one
+            delay_s = retries.next_delay_s()
+            self._not_before[duty.name] = time.monotonic() + delay_s
+            log.warning(
+                "orchestrator_duty_failed",
+                orchestrator_id=self._actor,
+                duty=duty.name,
+                error=str(error) or type(error).__name__,
+                retry_in=round(delay_s, 2),
+            )
             return 0
-        self._failures.pop(duty.name, None)
-        # they come some at a time
-        self._not_before[duty.name] = time.monotonic() + duty.every if not done else 0.0
-        return done
-
-    def _put_off(self, name: str, error: Exception) -> None:
-        failures = self._failures[name] = self._failures.get(name, 0) + 1
-        pause = min(self._settings.retry_base * 2 ** min(failures, 20), self._settings.retry_cap)
-        self._not_before[name] = time.monotonic() + pause
-        said = str(error) or type(error).__name__
-        log.warning(
-            "orchestrator_duty_failed", orchestrator_id=self._actor, duty=name, error=said, retry_in=round(pause, 2)
-        )
+        retries.reset()
+        # each run changes a limited number of rows: after one that changed some, the next is due at once
+        self._not_before[duty.name] = 0.0 if changed else time.monotonic() + duty.interval_s
+        return changed

@@ -1,13 +1,12 @@
-"""The orchestrator process: takes step results as they come, and tends to what only time brings about.
+"""The orchestrator process: advances jobs by the results of their steps, and does the timed maintenance of jobs.
 
-Invariant: everything that it does is one transaction of the store's; an orchestrator that dies at any moment leaves
-nothing half done, and any number of them can work at once.
+Invariant: everything it does is one transaction of the workflow engine. An orchestrator that dies at any moment leaves
+nothing half done, and any number of them work at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import time
 from contextlib import suppress
@@ -16,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InputError, MigrationError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
-from interlock.orchestrator.maintenance import Duties
+from interlock.orchestrator.maintenance import JobMaintenance
 from interlock.orchestrator.settings import OrchestratorSettings, name_orchestrator
 from interlock.orchestrator.stats import EventStatistics, show_queue
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import Listener, WakeMode, heed_cancellation
+from interlock.postgres.notifier import WakeMode
+from interlock.postgres.retry import RetryState, keep_connected, retry
+from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.remote_commands import Enable, Refresh, Status, parse_command, send_answer
 from interlock.store.step_results import queue_state
 from interlock.store.workers import HEARTBEATS_PER_LEASE, RegisteredProcess, deregister_worker, ensure_registered
@@ -28,167 +29,152 @@ from interlock.telemetry import log
 from interlock.workflow.advance import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable
 
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
+    from interlock.postgres.notifier import Subscription
     from interlock.store.remote_commands import Command
 
-CHANNELS = ("interlock_orchestration", "interlock_control")
-LAST_WORD = 2.0  # seconds that the farewell may take
+LEAVE_TIMEOUT_S = 2.0  # to end the orchestrator's row at the stop
+NEVER = float("-inf")
 
 
 class Orchestrator:
-    """One orchestrator. `start` and `stop` it, or `serve` until somebody asks it to stop."""
+    """One orchestrator. `start` and `stop` it, or `serve` until a signal or `request_stop`."""
 
     def __init__(self, app: Interlock, settings: OrchestratorSettings | None = None) -> None:
         self.id = name_orchestrator(app.config.worker_name)
         self.settings = settings or OrchestratorSettings.of(app.config)
         self.statistics = EventStatistics()
-        self._duties = Duties(self.id, self.settings)
         self.enabled = True
-        self.listener: Listener | None = None
+        self.subscription: Subscription | None = None
         self._app = app
-        self._contract = asyncio.Lock()  # of start and stop
-        self._stopping = asyncio.Event()
-        self._asked = asyncio.Event()
-        self._news = asyncio.Event()  # messages may be there
-        self._tending = asyncio.Event()  # jobs may be waiting for just what happened
-        self._more = False
+        self._maintenance = JobMaintenance(self.id, self.settings)
+        self._lock = asyncio.Lock()  # a start during a stop waits until the orchestrator has ended
+        self._started = False
+        self._stop_requested = asyncio.Event()
+        self._loops = (
+            _WorkLoop(self, "advancing", self._advance),
+            _WorkLoop(self, "tending", self._maintain, self._leave),
+        )
+        self._answers = BackgroundTasks()
+        self._messages_arrived = asyncio.Event()
+        self._maintenance_due = asyncio.Event()
+        self._has_more_messages = False
         self._paused = False
-        self._beaten_at = float("-inf")
-        self._work: list[asyncio.Task[None]] = []
-        self._background: set[asyncio.Task[None]] = set()
+        self._heartbeat_at = NEVER
 
     @property
     def is_running(self) -> bool:
         """Whether it was started and has not stopped."""
-        return bool(self._work)
+        return self._started
 
     @property
     def is_working(self) -> bool:
         """Whether it takes messages: it is neither disabled nor paused."""
         return self.enabled and not self._paused
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether notifications arrive, as far as is known."""
+        return self.subscription is not None and self.subscription.is_listening
+
     # --- start and stop
 
     async def start(self) -> None:
-        """Begin to work. Safe twice; the database must be there."""
-        async with self._contract:
-            if self._work:
+        """Start to work; the database must be reachable. Safe twice."""
+        async with self._lock:
+            if self._started:
                 return
             await self._app.open()
-            self._stopping.clear()
-            self._news.set()
-            self._tending.set()
-            self._work = [
-                asyncio.create_task(self._persist("advancing", self._advance)),
-                asyncio.create_task(self._persist("tending", self._tend, self._leave)),
-            ]
+            self._started = True
+            self._wake()
+            for loop in self._loops:
+                await loop.start()
             if self.settings.mode is not WakeMode.POLLING:
-                self.listener = Listener(
-                    self._app.url, CHANNELS, self._hear, self._wake, probe_interval=self.settings.probe_interval
+                self.subscription = self._app.notifier.subscribe(
+                    {"interlock_orchestration": self._on_orchestration, "interlock_control": self._on_control},
+                    self._wake,
                 )
-                self._spawn(self.listener.run())
             log.info("orchestrator_started", orchestrator_id=self.id, mode=self.settings.mode.value)
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Finish the batch and stop; `at_once` rolls it back. Waits until it has; safe twice, and before start."""
-        self._stopping.set()
-        self._wake()
-        if at_once:
-            for task in self._work:
-                task.cancel()
-        async with self._contract:
-            if not self._work:
+        """Finish the current batch, or roll it back if `at_once`, and wait until ended. Safe twice and before start."""
+        self._end_loops(at_once=at_once)
+        async with self._lock:
+            if not self._started:
                 return
-            await asyncio.gather(*self._work, return_exceptions=True)
-            for task in self._background:
-                task.cancel()
-            await asyncio.gather(*self._background, return_exceptions=True)
-            self._work, self.listener = [], None
+            await asyncio.gather(*(loop.stop() for loop in self._loops))
+            if self.subscription is not None:
+                self.subscription.close()
+                self.subscription = None
+            await self._answers.stop()
+            self._started = False
             await self._app.close()
             log.info("orchestrator_stopped", orchestrator_id=self.id, **self.statistics.document()["orchestration"])
 
     def request_stop(self) -> None:
-        """Ask for the end; asked a second time, what is under way is rolled back."""
-        if self._asked.is_set():
-            for task in self._work:
-                task.cancel()
-        self._asked.set()
-        self._stopping.set()
+        """Ask for the stop without waiting; the second call rolls the current batch back."""
+        self._end_loops(at_once=self._stop_requested.is_set())
+        self._stop_requested.set()
+
+    def _end_loops(self, *, at_once: bool) -> None:
+        for loop in self._loops:
+            if at_once:
+                loop.cancel()
+            else:
+                loop.request_stop()
         self._wake()
 
     async def serve(self, *, signals: bool = True) -> None:
-        """Work until somebody asks for the end, in the loop of the caller."""
+        """Work in the caller's event loop until SIGTERM, SIGINT or `request_stop`; wait for an unreachable database."""
         if signals:
-            self._handle_signals()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                # outside of the main thread, and on platforms without signals, the caller uses request_stop()
+                with suppress(NotImplementedError, RuntimeError, ValueError):
+                    loop.add_signal_handler(number, self.request_stop)
         try:
-            await self._begin()
-            await self._asked.wait()
+            await retry(
+                self.start,
+                on_failure=self.log_interruption("starting"),
+                state=RetryState(self.settings.backoff),
+                give_up_on=(MigrationError,),
+                stopping=self._stop_requested,
+            )
+            await self._stop_requested.wait()
         finally:
             await self.stop()
 
-    async def _begin(self) -> None:
-        """Start; as long as the database cannot be reached, try again."""
-        failures = 0
-        while not self._asked.is_set():
-            try:
-                await self.start()
-            except MigrationError:
-                raise
-            except (StoreError, OSError) as error:
-                failures += 1
-                await self._interrupted("starting", error, failures, self._asked)
-            else:
-                return
+    def log_interruption(self, work: str) -> Callable[[Exception, float], None]:
+        """Make the function that logs the failures of one kind of work."""
 
-    def _handle_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            # not the main thread, or a platform without signals: whoever runs us asks by request_stop()
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, self.request_stop)
+        def on_failure(error: Exception, delay_s: float) -> None:
+            log.warning(
+                "orchestrator_interrupted",
+                orchestrator_id=self.id,
+                work=work,
+                error=str(error) or type(error).__name__,
+                retry_in=round(delay_s, 2),
+            )
 
-    # --- the two loops
+        return on_failure
 
-    async def _persist(
-        self,
-        name: str,
-        work: Callable[[Connection], Awaitable[None]],
-        farewell: Callable[[Connection], Awaitable[None]] | None = None,
-    ) -> None:
-        """Do one kind of work over and over until the stop, over one connection after another."""
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                async with connect(self._app.url) as connection:
-                    while not self._stopping.is_set():
-                        await work(connection)
-                        failures = 0
-                    if farewell is not None:
-                        await farewell(connection)
-            except Exception as error:  # noqa: BLE001 - whatever it was, a new connection is a new beginning
-                heed_cancellation()
-                failures += 1
-                await self._interrupted(name, error, failures, self._stopping)
+    @property
+    def url(self) -> str:
+        """The URL of the database, while the orchestrator runs."""
+        return self._app.url
 
-    async def _interrupted(self, name: str, error: Exception, failures: int, stop: asyncio.Event) -> None:
-        grown = min(self.settings.retry_base * 2 ** min(failures, 20), self.settings.retry_cap)
-        pause = grown * random.uniform(0.5, 1)  # noqa: S311 - jitter
-        said = str(error) or type(error).__name__
-        log.warning(
-            "orchestrator_interrupted", orchestrator_id=self.id, work=name, error=said, retry_in=round(pause, 2)
-        )
-        await _heard(stop, pause)
+    # --- advancing
 
-    async def _advance(self, connection: Connection) -> None:
-        """Wait for messages, and act on one batch of them."""
-        told = self._more or await _heard(self._news, self._until_next_look())
-        if self._stopping.is_set():
+    async def _advance(self, connection: Connection, stopping: asyncio.Event) -> None:
+        """Wait for messages and advance the jobs of one batch."""
+        notified = self._has_more_messages or await wait_for_event(self._messages_arrived, self._poll_interval_s())
+        if stopping.is_set():
             return
-        self._news.clear()
-        self._more = False
+        self._messages_arrived.clear()
+        self._has_more_messages = False
         if not self.is_working:
             return
         began = time.perf_counter()
@@ -199,76 +185,70 @@ class Orchestrator:
             visibility=self.settings.visibility,
             now=self._app.now(),
         )
-        took = time.perf_counter() - began
-        is_listening = self.settings.mode is not WakeMode.POLLING
-        self.statistics.count(done, seconds=took, by_looking=is_listening and not told)
-        # a full batch means that there are more; and who does not listen looks again while there is anything
-        self._more = done.received >= (self.settings.batch if is_listening else 1)
+        took_s = time.perf_counter() - began
+        subscribes = self.settings.mode is not WakeMode.POLLING
+        self.statistics.count(done, seconds=took_s, by_polling=subscribes and not notified)
+        # a full batch means that there are more; without notifications, poll again at once while there is anything
+        self._has_more_messages = done.received >= (self.settings.batch if subscribes else 1)
         if done.received:
-            log.debug("orchestration_batch", orchestrator_id=self.id, seconds=round(took, 4), **done._asdict())
+            log.debug("orchestration_batch", orchestrator_id=self.id, seconds=round(took_s, 4), **done._asdict())
         if done.failed:
             log.error("orchestration_messages_failed", orchestrator_id=self.id, messages=done.failed)
 
-    def _until_next_look(self) -> float:
-        hears = self.listener is not None and self.listener.is_hearing
-        rare = self.settings.mode is WakeMode.EVENTS and hears
-        return self.settings.events_tick if rare else self.settings.tick
+    def _poll_interval_s(self) -> float:
+        relies_on_events = self.settings.mode is WakeMode.EVENTS and self.is_listening
+        return self.settings.events_tick if relies_on_events else self.settings.tick
 
-    async def _tend(self, connection: Connection) -> None:
-        """Start what waited for a worker, end what has taken too long, and say that this orchestrator is here."""
-        await _heard(self._tending, self.settings.tick)
-        self._tending.clear()
-        if self._stopping.is_set():
-            return
-        await self._beat(connection)
-        if not self.is_working:
-            return
-        if await self._duties.tend(connection, self._app.now()):
-            self._tending.set()  # there may be more
+    # --- maintenance and heartbeat
 
-    async def _beat(self, connection: Connection) -> None:
-        if time.monotonic() - self._beaten_at < self.settings.presence / HEARTBEATS_PER_LEASE:
+    async def _maintain(self, connection: Connection, stopping: asyncio.Event) -> None:
+        """Send the heartbeat; start jobs that waited for a worker; end jobs and signals that are overdue."""
+        await wait_for_event(self._maintenance_due, self.settings.tick)
+        self._maintenance_due.clear()
+        if stopping.is_set():
             return
+        if time.monotonic() - self._heartbeat_at >= self.settings.presence / HEARTBEATS_PER_LEASE:
+            await self._send_heartbeat(connection)
+        if self.is_working and await self._maintenance.run(connection, self._app.now()):
+            self._maintenance_due.set()  # each run does a limited number of jobs: there may be more
+
+    async def _send_heartbeat(self, connection: Connection) -> None:
         process = RegisteredProcess(self.id, "orchestrator", statistics=self.statistics.document())
         lease = timedelta(seconds=self.settings.presence)
-        self._heed(await ensure_registered(connection, process, lease=lease, now=self._app.now()))
+        self._follow_status(await ensure_registered(connection, process, lease=lease, now=self._app.now()))
         show_queue(await queue_state(connection))
-        self._beaten_at = time.monotonic()
+        self._heartbeat_at = time.monotonic()
 
-    def _heed(self, status: str) -> None:
-        """Do as the row says, which somebody may have paused or ended."""
+    def _follow_status(self, status: str) -> None:
+        """Pause, resume or stop as the orchestrator's row says."""
         paused = status == SupervisedWorkerState.PAUSED
         if paused is not self._paused:
             self._paused = paused
-            self._news.set()
+            self._messages_arrived.set()
         if SupervisedWorkerState(status) in SUPERVISED_WORKER.final:
             log.warning("orchestrator_dismissed", orchestrator_id=self.id, status=status)
             self.request_stop()
 
     async def _leave(self, connection: Connection) -> None:
-        async with asyncio.timeout(LAST_WORD):
+        async with asyncio.timeout(LEAVE_TIMEOUT_S):
             await deregister_worker(connection, self.id, now=self._app.now())
-        self._beaten_at = float("-inf")
+        self._heartbeat_at = NEVER
 
-    # --- what is heard
+    # --- notifications and commands
 
     def _wake(self) -> None:
-        self._news.set()
-        self._tending.set()
+        self._messages_arrived.set()
+        self._maintenance_due.set()
 
-    def _hear(self, channel: str, payload: str) -> None:
-        if channel == "interlock_control":
-            self._obey(payload)
-        elif payload.isdecimal():  # the number of a message
-            self._news.set()
-        else:
-            self._wake()
+    def _on_orchestration(self, payload: str) -> None:
+        self._messages_arrived.set()
+        if not payload.isdecimal():  # not the id of a message: a worker came, or a job waits
+            self._maintenance_due.set()
 
-    def _obey(self, payload: str) -> None:
-        """Do what a command says; only those of the system concern an orchestrator."""
+    def _on_control(self, payload: str) -> None:
         if payload == self.id:  # its row was changed
-            self._beaten_at = float("-inf")
-            self._tending.set()
+            self._heartbeat_at = NEVER
+            self._maintenance_due.set()
             return
         try:
             request = parse_command(payload, self.id)
@@ -276,12 +256,12 @@ class Orchestrator:
             log.warning("command_refused", orchestrator_id=self.id, error=str(error))
             return
         if request is not None:
-            document = self.execute(request.command)
+            answer = self.execute(request.command)
             if request.token is not None:
-                self._spawn(self._answer(request.token, document))
+                self._answers.spawn("command answer", self._send_answer(request.token, answer))
 
     def execute(self, command: Command) -> dict[str, Any]:
-        """Carry out a command of the system, and give the answer."""
+        """Execute a remote command and return the answer; an orchestrator knows only the system commands."""
         if isinstance(command, Enable):
             self.enabled = command.enabled
             self._wake()
@@ -293,34 +273,55 @@ class Orchestrator:
         return self.status()
 
     def status(self) -> dict[str, Any]:
-        """Tell how this orchestrator is."""
+        """Describe the orchestrator, as the answer to a command."""
         return {
             "role": "orchestrator",
             "enabled": self.enabled,
             "paused": self._paused,
             "mode": self.settings.mode.value,
-            "hearing": self.listener is not None and self.listener.is_hearing,
+            "hearing": self.is_listening,
             "statistics": self.statistics.document(),
         }
 
-    async def _answer(self, token: str, document: dict[str, Any]) -> None:
-        with suppress(StoreError):  # whoever asked asks again
+    async def _send_answer(self, token: str, answer: dict[str, Any]) -> None:
+        with suppress(StoreError):  # the sender of the command repeats it
             async with self._app.connection() as connection:
-                await send_answer(connection, token, self.id, document)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+                await send_answer(connection, token, self.id, answer)
 
 
-async def _heard(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most so long; tell whether it came."""
-    if event.is_set():
-        return True
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
+class _WorkLoop(BackgroundService):
+    """Repeats one kind of work over one connection after another; a stop waits for the current round."""
+
+    stop_timeout_s = None
+
+    def __init__(
+        self,
+        orchestrator: Orchestrator,
+        name: str,
+        work: Callable[[Connection, asyncio.Event], Awaitable[None]],
+        at_stop: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> None:
+        super().__init__(f"orchestrator {name}")
+        self._orchestrator = orchestrator
+        self._work = work
+        self._at_stop = at_stop
+        self._retries = RetryState(orchestrator.settings.backoff)
+        self._on_failure = orchestrator.log_interruption(name)
+
+    async def run(self) -> None:
+        """Repeat the work; after any error, over a new connection."""
+        await keep_connected(
+            lambda: connect(self._orchestrator.url),
+            self._repeat,
+            on_failure=self._on_failure,
+            state=self._retries,
+            retry_on=(Exception,),
+            stopping=self.stopping,
+        )
+
+    async def _repeat(self, connection: Connection) -> None:
+        while not self.stopping.is_set():
+            await self._work(connection, self.stopping)
+            self._retries.reset()
+        if self._at_stop is not None:
+            await self._at_stop(connection)

@@ -1,4 +1,4 @@
-"""The ways to run an orchestrator: as a process of its own, or beside other work in one event loop."""
+"""Entry points: run an orchestrator as a process, or beside other work in one event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def run_orchestrator(config: Config | None = None) -> None:
-    """Run an orchestrator until it is asked to stop. It needs no app: jobs are all in the database."""
+    """Run an orchestrator until it is asked to stop. It needs no app of the user: jobs are in the database."""
     settings = config or Config.load()
     if settings.metrics_port is not None:
         try:
@@ -30,12 +30,8 @@ def run_orchestrator(config: Config | None = None) -> None:
             place = f"{settings.metrics_host}:{settings.metrics_port}"
             raise ConfigError(f"metrics cannot be served on {place}: {error.strerror}") from None
     gc.collect()
-    gc.freeze()  # what was imported stays: there is no garbage in it to look for again and again
-    asyncio.run(_serve(settings))
-
-
-async def _serve(config: Config) -> None:
-    await Orchestrator(Interlock(config=config)).serve()
+    gc.freeze()  # imported modules live as long as the process: no collection need scan them
+    asyncio.run(Orchestrator(Interlock(config=settings)).serve())
 
 
 @asynccontextmanager
@@ -47,13 +43,3 @@ async def orchestrating(app: Interlock, settings: OrchestratorSettings | None = 
         yield orchestrator
     finally:
         await orchestrator.stop()
-
-
-# SECTION orchestrator/settings
-# How an orchestrator is set up; the defaults are those of one of several.
-
-
-# SECTION orchestrator/statistics
-# What went through the event system between workers and orchestrator, as numbers and as metrics.
-#
-# Invariant: each thing is counted once, here; what `status` shows and what Prometheus scrapes are the same figures.

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""Settings of an orchestrator; the defaults suit one of several."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from interlock.model.backoff import Backoff
 from interlock.postgres.notifier import WakeMode
 
 if TYPE_CHECKING:
@@ -16,20 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OrchestratorSettings:
-    """What can be chosen about an orchestrator. Times are in seconds."""
+    """Settings of one orchestrator. Times are in seconds."""
 
     mode: WakeMode = WakeMode.HYBRID
-    # between two looks at the queue that nobody asked for, and at what only time brings about
+    # polling interval of the queue, and interval of the maintenance
     tick: float = 0.5
-    # the same in events mode, while the listener hears its own probes
+    # polling interval of the queue in events mode, while notifications arrive
     events_tick: float = 30.0
     batch: int = 100
-    # after which a message that an orchestrator took comes back, should that one have died with its transaction open
+    # visibility timeout: a message comes back after it when its orchestrator died with an open transaction
     visibility: float = 30.0
-    probe_interval: float = 10.0
-    # how long a heartbeat lasts; there are three in that time
+    # how long a heartbeat lasts; BEATS of them are sent in that time
     presence: float = 15.0
-    # between two tries to reach a database that is away
+    # backoff while the database cannot be reached
     retry_base: float = 0.1
     retry_cap: float = 5.0
 
@@ -43,14 +43,19 @@ class OrchestratorSettings:
             ("retry_base", self.retry_base, 0.001),
         ):
             if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+                raise ValueError(f"{name} must be at least {least}, got {value}")
 
     @classmethod
     def of(cls, config: Config) -> OrchestratorSettings:
-        """Take what a configuration says about orchestrators."""
+        """Take the settings of orchestrators from a configuration."""
         return cls(mode=WakeMode(config.wake_mode))
+
+    @property
+    def backoff(self) -> Backoff:
+        """The backoff between tries to reach the database, half of each delay random."""
+        return Backoff.exponential(self.retry_base, cap=self.retry_cap, jitter=0.5)
 
 
 def name_orchestrator(name: str | None = None) -> str:
-    """Name this process start, so that no two are ever taken for one."""
+    """Make an id for this start of an orchestrator; no two starts share one."""
     return f"{name or socket.gethostname()}-orchestrator-{os.getpid()}-{secrets.token_hex(4)}"

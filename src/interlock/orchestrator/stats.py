@@ -1,4 +1,7 @@
-"""TODO docstring."""
+"""Statistics of an orchestrator: the figures that `status` shows and the metrics that Prometheus scrapes.
+
+Invariant: each event is counted once, here, so that both show the same figures.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +14,36 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from interlock.workflow.advance import Advanced
-
-
 orchestration_events_total = Counter(
     "orchestration_events_total",
     "Step results by what became of them: received, dispatched, completed, failed, mismatched, fallback_hits",
     ["kind"],
 )
-
-
 orchestration_jobs_ended_total = Counter("orchestration_jobs_ended_total", "Jobs that this orchestrator finalized")
-
-
 orchestration_batch_size = Histogram(
     "orchestration_batch_size", "Messages advanced by one transaction", buckets=(1, 5, 20, 50, 100, 200)
 )
-
-
 orchestration_batch_seconds = Histogram(
     "orchestration_batch_seconds", "Time of one transaction", buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
 )
-
-
 orchestration_queue_depth = Gauge("orchestration_queue_depth", "Step results that wait for an orchestrator")
-
-
 orchestration_queue_age_seconds = Gauge("orchestration_queue_age_seconds", "Age of the oldest of them")
-
-
 orchestration_archived = Gauge("orchestration_archived", "Step results that were set aside because they fail")
 
 
 @dataclass(slots=True)
 class EventStatistics:
-    """What one orchestrator has seen since its start."""
+    """Counts of one orchestrator since its start."""
 
-    received: int = 0  # messages that it took
-    dispatched: int = 0  # steps that it released or created
-    completed: int = 0  # messages that it acted on
-    failed: int = 0  # messages that it could not act on
-    mismatched: int = 0  # messages that told nothing new: duplicates and replays
-    fallback_hits: int = 0  # messages that no notification told it of
-    finalized: int = 0  # jobs that it ended
+    received: int = 0  # messages read from the queue
+    dispatched: int = 0  # steps activated or created
+    completed: int = 0  # messages processed
+    failed: int = 0  # messages whose processing failed
+    mismatched: int = 0  # duplicates and replays, which change nothing
+    fallback_hits: int = 0  # messages found by polling, without a notification
+    finalized: int = 0  # jobs that reached a final state
 
-    def count(self, done: Advanced, *, seconds: float, by_looking: bool) -> None:
+    def count(self, done: Advanced, *, seconds: float, by_polling: bool) -> None:
         """Count one batch."""
         if done.received:
             orchestration_batch_size.observe(done.received)
@@ -67,14 +56,14 @@ class EventStatistics:
             ("completed", done.advanced),
             ("failed", done.failed),
             ("mismatched", done.duplicates),
-            ("fallback_hits", done.received if by_looking else 0),
+            ("fallback_hits", done.received if by_polling else 0),
         ):
             if count:
                 setattr(self, kind, getattr(self, kind) + count)
                 orchestration_events_total.labels(kind).inc(count)
 
     def document(self) -> dict[str, Any]:
-        """Give the figures by the name of their event system."""
+        """Return the counts under the name of their event system."""
         return {"orchestration": asdict(self)}
 
 

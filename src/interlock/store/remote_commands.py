@@ -15,7 +15,7 @@ import orjson
 
 from interlock.errors import InputError
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import hear, listen
+from interlock.postgres.notifier import listen, receive
 from interlock.postgres.query import run
 from interlock.store.workers import WORKERS
 
@@ -157,5 +157,5 @@ async def ask(url: str, command: Command, to: str, *, seconds: float = 5.0) -> d
     async with connect(url) as connection:
         await listen(connection, ("interlock_answers",))
         await send_command(connection, command, to, token)
-        await hear(connection, seconds, heard)
+        await receive(connection, seconds, heard)
     return answers

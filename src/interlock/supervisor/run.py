@@ -43,7 +43,7 @@ async def supervise(
     async with app:
         # the processes use the database that the app uses, whoever named it
         placed = replace(config, database_url=app.config.database_url, data_dir=app.config.data_dir)
-        pool = Pool(app.url, placed, settings)
+        pool = Pool(app.url, placed, settings, notifier=app.notifier)
         _obey_signals(stop, pool)
         tasks = [
             asyncio.create_task(serve_api(app, config, stop, started=started)),
@@ -95,7 +95,7 @@ async def run_together(
     async with app:
         # the processes use the database that the app uses, whoever named it
         placed = replace(config, database_url=app.config.database_url, data_dir=app.config.data_dir)
-        pool = Pool(app.url, placed, PoolSettings.of(config, tied=True))
+        pool = Pool(app.url, placed, PoolSettings.of(config, tied=True), notifier=app.notifier)
         orchestrator = Orchestrator(app)
         _stop_all_on_signals(stop, pool, orchestrator)
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import Listener, WakeMode
+from interlock.postgres.notifier import WakeMode
 from interlock.store.workers import RegisteredProcess
 from interlock.telemetry import log
 from interlock.worker.cancellation import COURTESY, end, within
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
+    from interlock.postgres.notifier import Subscription
     from interlock.worker.runner import WorkerContext
     from interlock.worker.settings import WorkerSettings
-
-
-CHANNELS = ("interlock_tasks", "interlock_control", "interlock_duties")
 
 
 class Parts:
@@ -70,9 +68,8 @@ class Parts:
             worker_id, self.running.reported, largest_batch(settings.concurrency), settings.largest_result
         )
         self.services = AttemptServices(app, settings, self.settler, self.url)
-        self.listener = Listener(
-            self.url, CHANNELS, self._hear, self._look_once, probe_interval=settings.probe_interval
-        )
+        self._notifier = app.notifier
+        self.subscription: Subscription | None = None
         self.statistics = WorkerStatistics(self.services.events.statistics)
         self._row = RegisteredProcess(
             settings.row or worker_id,
@@ -100,7 +97,14 @@ class Parts:
         """Start what runs beside the worker's own loop."""
         self.keeper.start()
         if self._settings.mode is not WakeMode.POLLING:
-            self._spawn(self.listener.run())
+            self.subscription = self._notifier.subscribe(
+                {
+                    "interlock_tasks": self._on_tasks,
+                    "interlock_control": self._obey,
+                    "interlock_duties": self._duties.wake,
+                },
+                self._look_once,
+            )
         if self._settings.duties:
             self._spawn(self._duties.run(self._stop_duties))
         if self._settings.gauges:
@@ -108,7 +112,7 @@ class Parts:
 
     def _look_once(self) -> None:
         """Find what was sent while nobody listened."""
-        self._hear("interlock_tasks", "*")
+        self._on_tasks("*")
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the background until it ends or the worker does."""
@@ -123,13 +127,14 @@ class Parts:
         self._wake.set()
         self._slot_freed.set()
 
-    def _hear(self, channel: str, payload: str) -> None:
-        if channel == "interlock_tasks" and (payload == "*" or payload in self.registration.namespaces):
+    @property
+    def is_listening(self) -> bool:
+        """Whether notifications arrive, as far as is known."""
+        return self.subscription is not None and self.subscription.is_listening
+
+    def _on_tasks(self, payload: str) -> None:
+        if payload == "*" or payload in self.registration.namespaces:
             self._wake.set()
-        elif channel == "interlock_duties":
-            self._duties.wake(payload)
-        elif channel == "interlock_control":
-            self._obey(payload)
 
     def _obey(self, payload: str) -> None:
         if payload in {self._worker_id, self._row.id}:
@@ -149,6 +154,8 @@ class Parts:
 
     async def close(self, seconds: float) -> None:
         """End everything, within a time; safe twice."""
+        if self.subscription is not None:
+            self.subscription.close()
         for task in self._background:
             task.cancel()
         with suppress(TimeoutError):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from interlock.errors import StatementError
 from interlock.lifecycle import TaskState
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import heed_cancellation
+from interlock.postgres.retry import raise_if_canceled
 from interlock.store.tasks import HeldAttempt, renew_running_tasks, save_checkpoint
 from interlock.telemetry import leases_lost_total, log
 from interlock.worker.cancellation import end, within
@@ -168,7 +168,7 @@ class LeaseKeeper:
                 await self._renew(self._due())
                 pause = min(self._settings.lease / 3, PROGRESS_INTERVAL)
             except Exception as error:  # noqa: BLE001 - this thread is the safety net: it must not end
-                heed_cancellation()
+                raise_if_canceled()
                 log.warning("lease_renewal_failed", error=str(error) or type(error).__name__)
                 pause = min(RETRY_INTERVAL, self._settings.lease / 6)
 

@@ -295,7 +295,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         """Sleep until something is heard, the next task is due, or it is time to look again."""
         self.context.backoff_count += 1
         pause = backoff(self.settings, self.context.backoff_count)
-        if self.settings.mode is WakeMode.EVENTS and self.parts.listener.is_hearing:
+        if self.settings.mode is WakeMode.EVENTS and self.parts.is_listening:
             pause = self.settings.poll_cap * 12  # only in case that everything else fails
         await self._heard(min(pause, MOMENT))
         if self._takes_tasks and not self._wake.is_set():
@@ -342,7 +342,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         return {
             "state": self.state.value,
             "mode": settings.mode.value,
-            "hearing": self.parts.listener.is_hearing,
+            "hearing": self.parts.is_listening,
             "concurrency": settings.concurrency,
             "active": len(context.active),
             "tasks_processed": context.tasks_processed,

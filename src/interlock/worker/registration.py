@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from interlock.errors import InputError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
-from interlock.postgres.notifier import heed_cancellation
+from interlock.postgres.retry import raise_if_canceled
 from interlock.store.remote_commands import (
     Enable,
     EventStatus,
@@ -96,7 +96,7 @@ class Presence:
                     async with self._connect() as connection:
                         await self._beat(connection, stop)
                 except (StoreError, OSError, TimeoutError) as error:
-                    heed_cancellation()
+                    raise_if_canceled()
                     log.warning("heartbeat_failed", worker_id=self.process.id, error=str(error) or "it took too long")
                     if not stop.is_set():
                         self._poked.clear()  # it was not heard, and is not to be repeated without a pause
@@ -283,7 +283,7 @@ class Registration:
             try:
                 await self._presence.run(stop)
             except Exception as error:  # noqa: BLE001 - a worker that is here has to say so
-                heed_cancellation()
+                raise_if_canceled()
                 log.error("heartbeat_failed", worker_id=self._worker_id, error=str(error) or type(error).__name__)
                 await asyncio.sleep(REPAIR_PAUSE)
 

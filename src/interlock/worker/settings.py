@@ -35,7 +35,6 @@ class WorkerSettings:
     poll_base: float = 0.1
     poll_cap: float = 5.0
     recovery_interval: float = 5.0
-    probe_interval: float = 10.0
     # bytes of JSON
     largest_result: int = DEFAULT_MAX_RESULT_BYTES
     processes: int = os.cpu_count() or 1

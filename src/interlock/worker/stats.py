@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from interlock.errors import StoreError
 from interlock.lifecycle import TaskRowState
-from interlock.postgres.notifier import heed_cancellation
+from interlock.postgres.retry import raise_if_canceled
 from interlock.store.stats import count_unfinished_tasks
 from interlock.telemetry import log, oldest_pending_age_seconds, queue_depth
 
@@ -103,7 +103,7 @@ async def keep_gauges(connect: Callable[[], AbstractAsyncContextManager[Connecti
             async with connect() as connection:
                 show(await count_unfinished_tasks(connection), seen)
         except (StoreError, OSError) as error:
-            heed_cancellation()
+            raise_if_canceled()
             log.warning("queue_not_measured", error=str(error))
         await asyncio.sleep(INTERVAL)
 

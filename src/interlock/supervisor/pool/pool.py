@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import DisconnectedError, StoreError
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import Listener, heed_cancellation
+from interlock.postgres.retry import raise_if_canceled
 from interlock.store.leader import read_clock
 from interlock.store.supervision import HeldWorker, Supervision
 from interlock.supervisor.pool import settings as metrics
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from interlock.config import Config
     from interlock.postgres.connection import Connection
+    from interlock.postgres.notifier import Notifier
     from interlock.supervisor.pool.processes import Child
 
 CHANNELS = ("interlock_control",)
@@ -61,11 +62,13 @@ class Pool:
         config: Config,
         settings: PoolSettings | None = None,
         *,
+        notifier: Notifier,
         clock: Callable[[], datetime | None] = lambda: None,
     ) -> None:
         self.id = name_supervisor(config.worker_name)
         self.settings = settings or PoolSettings.of(config)
         self._url = url
+        self._notifier = notifier
         self._clock = clock
         self._rows = Supervision(self.id, name_host(), timedelta(seconds=self.settings.lease))
         self._crew = Crew(self.id, self._rows.host, config, self.settings)
@@ -109,20 +112,19 @@ class Pool:
         """Keep the processes until `stop`; then end them in good order, or leave them if the settings say so."""
         stopping = asyncio.create_task(stop.wait())
         stopping.add_done_callback(lambda _: self._wake.set())
-        listening = asyncio.create_task(Listener(self._url, CHANNELS, self._hear, self._wake.set).run())
+        subscription = self._notifier.subscribe(dict.fromkeys(CHANNELS, self._hear), self._wake.set)
         log.info("pool_started", supervisor_id=self.id, host=self._rows.host)
         try:
             await self._persist(stop)
             await self._wind_up()
         finally:
-            for task in (stopping, listening):
-                task.cancel()
-            await asyncio.gather(stopping, listening, return_exceptions=True)
+            subscription.close()
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
             self._crew.disband()
         log.info("pool_stopped", supervisor_id=self.id)
 
-    def _hear(self, channel: str, payload: str) -> None:
-        del channel
+    def _hear(self, payload: str) -> None:
         if not payload.startswith("{"):  # those are commands to running processes
             self._wake.set()
 
@@ -141,7 +143,7 @@ class Pool:
                         await self._rest(self.settings.tick)
                         await asyncio.sleep(BREATH)
             except (StoreError, OSError) as error:
-                heed_cancellation()
+                raise_if_canceled()
                 log.warning("pool_interrupted", supervisor_id=self.id, error=str(error) or type(error).__name__)
                 await asyncio.sleep(REPAIR_PAUSE)
 

@@ -14,7 +14,7 @@ from secrets import SystemRandom
 from typing import TYPE_CHECKING, Protocol
 
 from interlock.config import FOREVER
-from interlock.postgres.notifier import heed_cancellation
+from interlock.postgres.retry import raise_if_canceled
 from interlock.store.leader import LEADER_LEASE, acquire_leadership, read_clock, resign_leadership
 from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_namespaces
 from interlock.store.retention import Retention
@@ -184,7 +184,7 @@ class Duties:
                         failures = 0
                         await self._contend(connection, stop)
                 except Exception as error:  # noqa: BLE001 - the worker goes on without a leader, and so does this
-                    heed_cancellation()
+                    raise_if_canceled()
                     await self._end_term("leader_lost")
                     failures += 1
                     log.warning("election_failed", worker_id=self._actor, error=str(error) or type(error).__name__)
@@ -242,7 +242,7 @@ class Duties:
                         await self._rest(duty.name, rest)
                         rest = await duty.act(connection)
             except Exception as error:  # noqa: BLE001 - it is tried again; the other duties must not suffer
-                heed_cancellation()
+                raise_if_canceled()
                 failures += 1
                 rest = _retry(failures, most=LONGEST_RETRY)
                 said = str(error) or type(error).__name__
