@@ -60,7 +60,8 @@ class BackgroundService(ABC):
             if not self.is_running:
                 self.stopping.clear()
                 self._canceled = False
-                self._task = asyncio.create_task(_log_errors(self.name, self.run()), name=f"interlock {self.name}")
+                self._task = asyncio.create_task(self.run(), name=f"interlock {self.name}")
+                self._task.add_done_callback(_log_error)
 
     def request_stop(self) -> None:
         """Set `stopping`, for callers that cannot wait, such as signal handlers and `run` itself."""
@@ -70,12 +71,11 @@ class BackgroundService(ABC):
         """Stop the task of the service and wait until it has ended."""
         self.request_stop()
         async with self._lock:
-            task, self._task = self._task, None
-            if task is None or task.done():
-                return
-            if self.stop_timeout_s != 0 and not self._canceled:
-                await asyncio.wait([task], timeout=self.stop_timeout_s)
-            await cancel_and_wait([task])
+            self.request_stop()  # a start that came before may have cleared it
+            if self._task is not None and not self._task.done():
+                if self.stop_timeout_s != 0 and not self._canceled:
+                    await asyncio.wait([self._task], timeout=self.stop_timeout_s)
+                await cancel_and_wait([self._task])
 
     def cancel(self) -> None:
         """Cancel `run` without waiting for it: for callers in a hurry that cannot wait. `stop` waits."""
@@ -93,7 +93,8 @@ class BackgroundTasks:
 
     def spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in a task of its own; an error is logged with the name."""
-        task = asyncio.get_running_loop().create_task(_log_errors(name, coroutine), name=f"interlock {name}")
+        task = asyncio.get_running_loop().create_task(coroutine, name=f"interlock {name}")
+        task.add_done_callback(_log_error)
         self._tasks.add(task)  # asyncio itself keeps only a weak reference
         task.add_done_callback(self._tasks.discard)
 
@@ -102,11 +103,10 @@ class BackgroundTasks:
         await cancel_and_wait(self._tasks)
 
 
-async def _log_errors(name: str, coroutine: Coroutine[Any, Any, None]) -> None:
-    try:
-        await coroutine
-    except Exception as error:  # noqa: BLE001 - logged here, where the name of the service is known
-        log.error("service_failed", service=name, error=str(error) or type(error).__name__, exc_info=True)
+def _log_error(task: asyncio.Task[None]) -> None:
+    error = None if task.cancelled() else task.exception()
+    if error is not None:
+        log.error("service_failed", service=task.get_name(), error=str(error) or type(error).__name__, exc_info=error)
 
 
 async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -72,6 +72,23 @@ async def test_a_service_with_a_stop_timeout_finishes_by_itself() -> None:
     assert service.events == ["started", "finished"]
 
 
+async def test_a_cancel_ends_a_stop_that_waits() -> None:
+    class Stubborn(BackgroundService):
+        stop_timeout_s = None
+
+        async def run(self) -> None:
+            await asyncio.sleep(600)
+
+    service = Stubborn("stubborn")
+    await service.start()
+    stopping = asyncio.create_task(service.stop())
+    await asyncio.sleep(0.01)
+    assert not stopping.done()
+    service.cancel()
+    async with asyncio.timeout(10):
+        await stopping
+
+
 async def test_a_task_that_swallows_its_first_cancel_is_canceled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("interlock.service.CANCEL_INTERVAL_S", 0.01)
     service = Recorder(swallows=2)
