@@ -260,7 +260,7 @@ def test_a_limit_that_makes_no_sense_is_refused_by_name(options: dict[str, Any],
 @pytest.mark.unit
 def test_a_next_start_that_is_near_is_not_told() -> None:
     room = LimitUsage("k", None, 2, SECOND, 0, 2, NOON + SECOND)
-    assert room.reason(NOON) == "limit k: 2 starts per 1 s reached"
+    assert room.hold_detail(NOON) == "2 starts per 1 s reached"
 
 
 @pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])

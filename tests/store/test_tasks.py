@@ -177,7 +177,7 @@ async def test_a_requeued_task_has_new_tries_and_a_higher_fence(database: Connec
 async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_held(database: Connection) -> None:
     waiting = await enqueue(database, 3, limit_key="mail")
     (pending,) = await enqueue(database)
-    assert await hold_pending_tasks(database, [pending], actor="m", reason="paused", held_by="namespace") == [pending]
+    assert await hold_pending_tasks(database, [pending], actor="m", held_by="namespace", detail="busy") == [pending]
     assert await claim(database, "w") == []
     assert set(await release_waiting_tasks(database, [waiting[0], pending], actor="m")) == {waiting[0], pending}
     assert await skip_waiting_tasks(database, waiting[:2], actor="m", reason="other branch") == [waiting[1]]

@@ -109,12 +109,12 @@ class LimitUsage(NamedTuple):
         """Whether the key has a limit at all."""
         return self.max_running is not None or self.max_starts is not None
 
-    def reason(self, now: datetime) -> str:
-        """Say what the tasks of this key wait for."""
+    def hold_detail(self, now: datetime) -> str:
+        """Return the detail in the reason of waiting tasks of this key."""
         if self.max_running is not None and self.running >= self.max_running:
-            return f"limit {self.key}: {self.running} of {self.max_running} running"
+            return f"{self.running} of {self.max_running} running"
         period = 0.0 if self.period is None else self.period.total_seconds()
-        said = f"limit {self.key}: {self.max_starts} starts per {period:g} s reached"
+        said = f"{self.max_starts} starts per {period:g} s reached"
         if self.next_at is not None and self.next_at - now > WORTH_TELLING:
             said += f", next at {self.next_at:%Y-%m-%d %H:%M:%S %Z}"
         return said
@@ -176,8 +176,8 @@ async def _explain(connection: Connection, rooms: Sequence[LimitUsage], now: dat
     """Write into the tasks that come next what they wait for, where it changed."""
     full = [room for room in rooms if room.limited and not room.tasks]
     if full:
-        reasons = [room.reason(now) for room in full]
-        parameters = {"keys": [room.key for room in full], "reasons": reasons, "each": EXPLAINED, "now": now}
+        details = [room.hold_detail(now) for room in full]
+        parameters = {"keys": [room.key for room in full], "details": details, "each": EXPLAINED, "now": now}
         await run(connection, LIMITS["write_limit_reasons"], parameters)
 
 
@@ -211,10 +211,10 @@ async def sweep_limits(connection: Connection, *, actor: str, now: datetime | No
         await run(connection, LIMITS["delete_past_limit_starts"], {"now": moment})
         excess: dict[str, list[UUID]] = {}
         for row in await run(connection, LIMITS["read_excess_tasks"], {"batch": BATCH}):
-            excess.setdefault(f"limit {row['key']}: more than {row['max_running']} running", []).append(row["id"])
+            excess.setdefault(f"more than {row['max_running']} running", []).append(row["id"])
         held = []
-        for reason, ids in excess.items():
-            held += await hold_pending_tasks(connection, ids, actor=actor, reason=reason, held_by="limit", now=moment)
+        for detail, ids in excess.items():
+            held += await hold_pending_tasks(connection, ids, actor=actor, held_by="limit", detail=detail, now=moment)
     return held
 
 
@@ -260,12 +260,11 @@ async def sweep_namespaces(connection: Connection, *, actor: str, now: datetime 
 async def _hold_namespace(
     connection: Connection, name: str, reason: str | None, *, actor: str, now: datetime | None
 ) -> int:
-    why = f"namespace {name} is paused" + (f": {reason}" if reason else "")
     held = 0
-    batch = {"name": name, "batch": BATCH, "reason": why}
+    batch = {"name": name, "batch": BATCH, "detail": reason}
     while ids := [row["id"] for row in await run(connection, LIMITS["read_pending_of_namespace"], batch)]:
         async with transaction(connection):
-            ids = await hold_pending_tasks(connection, ids, actor=actor, reason=why, held_by="namespace", now=now)
+            ids = await hold_pending_tasks(connection, ids, actor=actor, held_by="namespace", detail=reason, now=now)
             held += len(ids)
             await _ask_for_admission(connection, await run(connection, LIMITS["read_capped_jobs"], {"ids": ids}))
     return held + await _pass_steps(connection, "move_hold_from_limit_to_namespace", batch)

@@ -6,7 +6,7 @@ Invariant: each act gives the tasks that it moved; the others were not in a stat
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from interlock.errors import StatementError
 from interlock.postgres.connection import UNIQUE_VIOLATION, transaction
@@ -52,8 +52,7 @@ async def requeue_ended_tasks(
         rows = await run(connection, TASKS["requeue_ended_tasks"], parameters)
         limited = [row["id"] for row in rows if row["limit_key"] is not None]
         if limited:
-            why = "requeued, waits for its limit"
-            await hold_pending_tasks(connection, limited, actor=actor, reason=why, held_by="limit", now=now)
+            await hold_pending_tasks(connection, limited, actor=actor, held_by="limit", detail="requeued", now=now)
             await run(connection, TASKS["notify_duties"], {"duties": ["limits"]})
         if rows:
             await run(connection, TASKS["notify_tasks"], {"namespaces": [row["namespace"] for row in rows]})
@@ -65,12 +64,15 @@ async def hold_pending_tasks(
     ids: Sequence[UUID],
     *,
     actor: str,
-    reason: str,
-    held_by: str,
+    held_by: Literal["namespace", "limit"],
+    detail: str | None = None,
     now: datetime | None = None,
 ) -> list[UUID]:
-    """Keep pending tasks from being claimed, with the reason; give those that were pending."""
-    parameters = {"ids": list(ids), "actor": actor, "reason": reason, "held_by": held_by, "now": now}
+    """Hold pending tasks for their namespace or their limit; return those that were pending.
+
+    The database makes the reason of `held_by` and `detail`.
+    """
+    parameters = {"ids": list(ids), "actor": actor, "held_by": held_by, "detail": detail, "now": now}
     return [row["id"] for row in await run(connection, TASKS["hold_pending_tasks"], parameters)]
 
 

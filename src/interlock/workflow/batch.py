@@ -138,8 +138,7 @@ class Batch:
         given = None if refused is None else {"refused": refused}
         sleeps = run_at is not None and self.moment is not None and run_at > self.moment
         if job.worker_count is not None and not sleeps:
-            reason = f"the job runs at most {job.worker_count} step{'s' if job.worker_count > 1 else ''} at once"
-            self.wait(step.id, held_by="worker_count", reason=reason, run_at=run_at, input=given)
+            self.wait(step.id, held_by="worker_count", run_at=run_at, input=given)
             job.changed = True
         else:
             self.let_go(Release(step.id, step.namespace, run_at, given), step.limit_key)
@@ -147,13 +146,11 @@ class Batch:
     def let_go(self, step: Release, limit_key: str | None) -> None:
         """Let a step be claimed, unless its namespace is paused; one with a limit is let in by that."""
         if step.namespace in self.paused:
-            held_by, reason = "namespace", f"namespace {step.namespace} is paused"
+            self.wait(step.id, held_by="namespace", run_at=step.run_at, input=step.input)
         elif limit_key is not None:
-            held_by, reason = "limit", f"limit {limit_key}"
+            self.wait(step.id, held_by="limit", run_at=step.run_at, input=step.input)
         else:
             self.releases.append(step)
-            return
-        self.wait(step.id, held_by=held_by, reason=reason, run_at=step.run_at, input=step.input)
 
     def wait(self, step_id: UUID, *, unresolved: int = 0, **known: Any) -> None:
         """Let a step wait on, with what is known of it by now."""

@@ -24,7 +24,7 @@ create or replace function interlock.enqueue(
 #variable_conflict use_variable
 declare
     wanted uuid := coalesce(task_id, interlock.new_id());
-    paused text;
+    pause_reason text;
     hold text;
     why text;
     kind text;
@@ -35,13 +35,13 @@ begin
     end if;
     if limit_key is not null then
         hold := 'limit';
-        why := format('limit %s', limit_key);
+        why := interlock.hold_reason('limit', limit_key);
     end if;
-    select coalesce(': ' || n.reason, '') into paused
+    select n.reason into pause_reason
     from interlock.namespaces n where n.name = namespace and n.paused_at is not null;
     if found then
         hold := 'namespace';
-        why := format('namespace %s is paused%s', namespace, paused);
+        why := interlock.hold_reason('namespace', namespace, pause_reason);
     end if;
     loop
         insert into interlock.tasks as t (id, namespace, type, state, held_by, reason, priority, run_at, max_tries,
@@ -63,7 +63,7 @@ begin
         where t.id = task_id or t.request_id = request_id
             or t.unique_key = unique_key and t.state in ('waiting', 'pending', 'running')
         limit 1;
-        -- The other may have ended since: then the key is free, and the next round takes it.
+        -- Not found: that task has ended in the meantime, the key is free, and the next round takes it.
         exit when found;
     end loop;
     if not created and kind is distinct from type then

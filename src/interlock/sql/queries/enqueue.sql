@@ -35,8 +35,8 @@ select task.task_id, task.namespace, task.type,
     case when paused.name is not null then 'namespace' when task.limit_key is not null then 'limit' end,
     case
         when paused.name is not null
-            then format('namespace %%s is paused%%s', task.namespace, ': ' || paused.reason)
-        when task.limit_key is not null then format('limit %%s', task.limit_key)
+            then interlock.hold_reason('namespace', task.namespace, paused.reason)
+        when task.limit_key is not null then interlock.hold_reason('limit', task.limit_key)
     end,
     task.priority, coalesce(task.run_at, now() + coalesce(task.delay, '0')),
     task.max_tries, task.timeout_seconds, task.backoff, task.unique_key, task.request_id, task.limit_key, task.tags,

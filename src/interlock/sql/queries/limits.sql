@@ -110,8 +110,9 @@ returning limit_starts.key
 update interlock.tasks
 set reason = told.reason
 from (
-    select found.id, blocked.reason
-    from unnest(%(keys)s::text[], %(reasons)s::text[]) as blocked (key, reason)
+    select found.id, hold.reason
+    from unnest(%(keys)s::text[], %(details)s::text[]) as blocked (key, detail)
+        cross join lateral (select interlock.hold_reason('limit', blocked.key, blocked.detail) as reason) as hold
         cross join lateral (
             select id, reason
             from interlock.tasks
@@ -120,7 +121,7 @@ from (
             order by priority desc, run_at, id
             limit %(each)s
         ) as found
-    where found.reason is distinct from blocked.reason
+    where found.reason is distinct from hold.reason
 ) as told
 where tasks.id = told.id and tasks.state = 'waiting' and tasks.held_by = 'limit'
 returning tasks.id
@@ -217,7 +218,11 @@ limit %(batch)s
 -- Steps of jobs that run only so many at once: each goes on when there is room for it. What sleeps or undoes something
 -- takes up no room: it is let go as it is, if it was held after that was done, by the sweep.
 update interlock.tasks
-set held_by = 'worker_count', reason = 'waits for room in its job'
+set held_by = 'worker_count', reason = (
+        select interlock.hold_reason('worker_count', worker_count::text)
+        from interlock.jobs
+        where jobs.id = tasks.job_id
+    )
 where id = any (array(
         select id
         from interlock.tasks
@@ -245,7 +250,7 @@ where id = any (%(ids)s::uuid[]) and capped
 -- Tasks that wait for a limit now wait for the namespace instead, and steps leave the room to others that they had in
 -- their jobs.
 update interlock.tasks
-set held_by = 'namespace', reason = %(reason)s
+set held_by = 'namespace', reason = interlock.hold_reason('namespace', namespace, %(detail)s::text)
 where id = any (array(
         select id
         from interlock.tasks
@@ -258,7 +263,7 @@ returning job_id, capped
 -- name: move_hold_from_namespace_to_limit
 -- And back again: the limit decides when each of them goes on. What its job must find room for first comes to it then.
 update interlock.tasks
-set held_by = 'limit', reason = format('limit %%s', limit_key)
+set held_by = 'limit', reason = interlock.hold_reason('limit', limit_key)
 where id = any (array(
         select id
         from interlock.tasks

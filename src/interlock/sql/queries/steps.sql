@@ -14,12 +14,11 @@ select namespace, type, case when goes and paused is null and limit_key is null 
         else 'start'
     end,
     case
-        when goes and paused is not null then format('namespace %%s is paused%%s', paused, ': ' || pause_reason)
-        when goes and limit_key is not null then format('limit %%s', limit_key)
+        when goes and paused is not null then interlock.hold_reason('namespace', paused, pause_reason)
+        when goes and limit_key is not null then interlock.hold_reason('limit', limit_key)
         when goes then null
         when edges > 0 then waits_for
-        when may_go then format('the job runs at most %%s step%%s at once', worker_count,
-            case when worker_count > 1 then 's' end)
+        when may_go then interlock.hold_reason('worker_count', worker_count::text)
         else 'waits for the job to start'
     end,
     priority, coalesce(%(now)s::timestamptz, now()), max_tries, timeout_seconds, backoff, limit_key, tags,
@@ -113,12 +112,9 @@ from interlock.tasks as map
                 when steps.limit_key is not null then 'limit'
             end as held_by,
             case
-                when map.capped
-                    then format('the job runs at most %%s step%%s at once', jobs.worker_count,
-                        case when jobs.worker_count > 1 then 's' end)
-                when paused.name is not null
-                    then format('namespace %%s is paused%%s', paused.name, ': ' || paused.reason)
-                when steps.limit_key is not null then format('limit %%s', steps.limit_key)
+                when map.capped then interlock.hold_reason('worker_count', jobs.worker_count::text)
+                when paused.name is not null then interlock.hold_reason('namespace', paused.name, paused.reason)
+                when steps.limit_key is not null then interlock.hold_reason('limit', steps.limit_key)
             end as reason
     ) as hold
     cross join lateral interlock.map_items(interlock.map_source(map.job_id, steps.spec)) as items
@@ -126,11 +122,24 @@ where map.id = any (%(ids)s::uuid[])
 order by map.id, items.index
 
 -- name: update_waiting_steps
--- Steps that go on waiting: what they know by now, or what they wait for next.
+-- Steps that go on waiting: their counters, or their next wait. The reason of a hold follows from `held_by`.
 update interlock.tasks
 set unresolved = coalesce(given.unresolved, tasks.unresolved), taken = coalesce(given.taken, tasks.taken),
     failed = coalesce(given.failed, tasks.failed), held_by = coalesce(given.held_by, tasks.held_by),
-    reason = coalesce(given.reason, tasks.reason), wait_until = coalesce(given.wait_until, tasks.wait_until),
+    reason = coalesce(given.reason, case given.held_by
+            when 'namespace' then (
+                select interlock.hold_reason('namespace', name, namespaces.reason)
+                from interlock.namespaces
+                where name = tasks.namespace
+            )
+            when 'limit' then interlock.hold_reason('limit', tasks.limit_key)
+            when 'worker_count' then (
+                select interlock.hold_reason('worker_count', worker_count::text)
+                from interlock.jobs
+                where jobs.id = tasks.job_id
+            )
+        end, tasks.reason),
+    wait_until = coalesce(given.wait_until, tasks.wait_until),
     run_at = coalesce(given.run_at, tasks.run_at), input = coalesce(given.input, tasks.input)
 from jsonb_to_recordset(%(steps)s::jsonb) as given (id uuid, unresolved int, taken int, failed int, held_by text,
     reason text, wait_until timestamptz, run_at timestamptz, input jsonb)

@@ -29,7 +29,10 @@ group by namespace
 -- name: hold_pending_tasks
 -- moves: task pending -hold-> waiting
 update interlock.tasks
-set state = 'waiting', event = 'hold', reason = %(reason)s, held_by = %(held_by)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set state = 'waiting', event = 'hold', held_by = %(held_by)s,
+    reason = interlock.hold_reason(%(held_by)s::text,
+        case %(held_by)s::text when 'namespace' then namespace else limit_key end, %(detail)s::text),
+    updated_at = coalesce(%(now)s::timestamptz, now())
 where id = any (%(ids)s::uuid[]) and state = 'pending'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
