@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from interlock.lifecycle import TASK_TRANSITIONS, WORKER_TRANSITIONS, TaskEvent, TaskState, WorkerEvent, WorkerState
     from interlock.model.backoff import Backoff
     from interlock.worker.attempt import TaskResult, TaskStateMachine
-    from interlock.worker.process import WorkerStateMachine
+    from interlock.worker.process import WorkerContext, WorkerStateMachine
     from interlock.worker.run import run_worker, serving
-    from interlock.worker.runner import WorkerContext
     from interlock.worker.settings import WorkerSettings
 
 _HOMES = {
@@ -64,7 +63,7 @@ _HOMES = {
     "TaskStatus": "interlock.client.task_handle",
     "UnknownJobError": "interlock.errors",
     "UnknownTaskError": "interlock.errors",
-    "WorkerContext": "interlock.worker.runner",
+    "WorkerContext": "interlock.worker.process",
     "WorkerEvent": "interlock.lifecycle",
     "WorkerState": "interlock.lifecycle",
     "WorkerSettings": "interlock.worker.run",

@@ -198,7 +198,7 @@ async def test_a_database_that_refuses_every_claim_is_not_stormed(url: str, data
     async with serving(url, poll_base=0.05) as worker:
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         await database.execute("alter table interlock.tasks rename to hidden")
-        worker.parts.claims.reread_paused_namespaces()
+        worker.components.fetcher.reread_paused_namespaces()
         await until(lambda: worker.context.backoff_count >= 4)
         connects = [move for move in worker.history if move.event is WorkerEvent.CONNECTED]
         assert len(connects) <= 7, "each refusal makes the next pause longer"

@@ -22,7 +22,7 @@ from interlock.store.remote_commands import (
     send_answer,
     send_command,
 )
-from interlock.worker.registration import Control
+from interlock.worker.registration import RemoteCommands
 from notifier_support import notifier_at, record
 from worker_support import until
 
@@ -74,9 +74,9 @@ class Worker:
         self.seen.append(f"enable {enabled}")
 
 
-def controlled() -> tuple[Worker, Control]:
+def controlled() -> tuple[Worker, RemoteCommands]:
     worker = Worker()
-    return worker, Control("w1", orchestration=worker, handlers=worker, system=worker)
+    return worker, RemoteCommands("w1", worker)
 
 
 @pytest.mark.unit
@@ -114,18 +114,18 @@ def test_a_command_that_makes_no_sense_is_refused_with_what_would(payload: str, 
     with pytest.raises(InputError, match=told):
         parse_command(payload, "w1")
     worker, control = controlled()
-    assert control.hear(payload) is None
+    assert control.handle(payload) is None
     assert worker.seen == []
 
 
 @pytest.mark.unit
 def test_each_group_reaches_its_own_side_and_is_answered() -> None:
     worker, control = controlled()
-    answers = [control.hear(encode_command(command, "w1", "t")) for command in EVERY]
+    answers = [control.handle(encode_command(command, "w1", "t")) for command in EVERY]
     assert worker.seen == ["subscribe", "unsubscribe", "event_status", "status", "refresh", "enable False"]
     documents = [answer.document for answer in answers if answer is not None]
     assert documents[2:] == [{"dispatched": 3}, {"state": "running"}, {"refreshed": True}, {"enabled": False}]
-    refused = control.hear(encode_command(Unsubscribe("default"), "w1", "t"))
+    refused = control.handle(encode_command(Unsubscribe("default"), "w1", "t"))
     assert refused == ("t", {"error": "a worker needs at least one namespace"})
 
 
@@ -135,7 +135,7 @@ async def test_a_command_travels_and_so_does_its_answer(url: str, database: Conn
     waiting: set[asyncio.Task[None]] = set()
 
     def on_control(payload: str) -> None:
-        answer = control.hear(payload)
+        answer = control.handle(payload)
         if answer is not None and answer.token is not None:
             waiting.add(asyncio.create_task(send_answer(database, answer.token, "w1", answer.document)))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from interlock.postgres.connection import connect
 from interlock.postgres.query import run
 from interlock.store.workers import (
     WORKERS,
@@ -20,13 +19,11 @@ from interlock.store.workers import (
     record_heartbeat,
     register_worker,
 )
-from interlock.worker.registration import Presence
+from interlock.worker.registration import Heartbeat
 from notifier_support import notifier_at, record
 from worker_support import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.store
@@ -86,25 +83,28 @@ async def test_a_new_worker_wakes_the_orchestrators(url: str, database: Connecti
         await until(lambda: received == ["catch-up", "workers"])
 
 
-@pytest.fixture
-async def stop() -> AsyncIterator[asyncio.Event]:
-    event = asyncio.Event()
-    yield event
-    event.set()
+class Owner:
+    """The process that a heartbeat speaks for, which keeps every status it is told."""
+
+    def __init__(self) -> None:
+        self.statuses: list[str] = []
+
+    def now(self) -> None:
+        return None
+
+    def statistics_document(self) -> dict[str, Any]:
+        return {"handlers": {"dispatched": 7}}
+
+    def on_status(self, status: str) -> None:
+        self.statuses.append(status)
 
 
-async def test_a_worker_keeps_its_row_until_it_stops(url: str, database: Connection, stop: asyncio.Event) -> None:
-    told: list[str] = []
-    presence = Presence(
-        lambda: connect(url),
-        WORKER,
-        statistics=lambda: {"handlers": {"dispatched": 7}},
-        told=told.append,
-        lease=timedelta(seconds=30),
-    )
-    running = asyncio.create_task(presence.run(stop))
-    await until(lambda: told == ["RUNNING"])
-    presence.serve(("other",))
+async def test_a_worker_keeps_its_row_until_it_stops(url: str, database: Connection) -> None:
+    owner = Owner()
+    heartbeat = Heartbeat(url, WORKER, owner, lease=timedelta(seconds=30))
+    await heartbeat.start()
+    await until(lambda: owner.statuses == ["RUNNING"])
+    heartbeat.serve(("other",))
 
     async def namespaces() -> list[list[str]]:
         return [process.namespaces for process in await list_live_workers(database)]
@@ -114,21 +114,18 @@ async def test_a_worker_keeps_its_row_until_it_stops(url: str, database: Connect
     (found,) = await list_live_workers(database)
     assert found.statistics == {"handlers": {"dispatched": 7}}
     await run(database, WORKERS["pause_running_worker"], {"id": "w1", "reason": "x", "actor": "ada", "now": None})
-    presence.poke()
-    await until(lambda: told == ["RUNNING", "PAUSED"])
+    heartbeat.beat_now()
+    await until(lambda: owner.statuses == ["RUNNING", "PAUSED"])
     await run(database, WORKERS["resume_paused_worker"], {"id": "w1", "reason": "x", "actor": "ada", "now": None})
-    stop.set()
-    await running
+    await heartbeat.stop()
     assert await read_worker_status(database, "w1") == "COMPLETED"
 
 
-async def test_a_worker_whose_connection_dies_says_again_that_it_is_here(
-    url: str, database: Connection, stop: asyncio.Event
-) -> None:
-    told: list[str] = []
-    presence = Presence(lambda: connect(url), WORKER, told=told.append, lease=timedelta(seconds=0.3))
-    running = asyncio.create_task(presence.run(stop))
-    await until(lambda: told == ["RUNNING"])
+async def test_a_worker_whose_connection_dies_registers_again(url: str, database: Connection) -> None:
+    owner = Owner()
+    heartbeat = Heartbeat(url, WORKER, owner, lease=timedelta(seconds=0.3))
+    await heartbeat.start()
+    await until(lambda: owner.statuses == ["RUNNING"])
     await deregister_worker(database, "w1")
     await database.execute("delete from interlock.workers")
     await database.execute(
@@ -137,15 +134,13 @@ async def test_a_worker_whose_connection_dies_says_again_that_it_is_here(
     )
     while not await list_live_workers(database):
         await asyncio.sleep(0.01)
-    stop.set()
-    await running
+    await heartbeat.stop()
     assert await read_worker_status(database, "w1") == "COMPLETED"
 
 
-async def test_a_worker_that_never_reached_the_database_stops_all_the_same(stop: asyncio.Event) -> None:
-    presence = Presence(lambda: connect("postgresql://nobody@127.0.0.1:1/nowhere"), WORKER)
-    running = asyncio.create_task(presence.run(stop))
+async def test_a_heartbeat_that_never_reached_the_database_stops_all_the_same() -> None:
+    heartbeat = Heartbeat("postgresql://nobody@127.0.0.1:1/nowhere", WORKER, Owner())
+    await heartbeat.start()
     await asyncio.sleep(0)
-    stop.set()
     async with asyncio.timeout(60):
-        await running
+        await heartbeat.stop()

@@ -44,7 +44,7 @@ async def test_a_worker_an_orchestrator_and_results_share_one_listen_connection(
 
     async with app, serving(app, WorkerSettings()) as worker, orchestrating(app) as orchestrator:
         waiting = asyncio.create_task((await sleep.enqueue()).result(60))
-        await until(lambda: worker._parts and worker.parts.is_listening and orchestrator.is_listening)  # noqa: SLF001 - not connected yet
+        await until(lambda: worker._components and worker.components.is_listening and orchestrator.is_listening)  # noqa: SLF001 - not connected yet
         await until(lambda: "interlock_done" in app.notifier.channels)
         assert await count_listeners(database) == 1
         worker.request_shutdown()

@@ -26,7 +26,7 @@ from interlock.store.limits import (
 )
 from interlock.store.task_admin import requeue_ended_tasks
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
-from interlock.worker.maintenance.leader import SWEEP, Limits
+from interlock.worker.maintenance.leader import SWEEP_INTERVAL_S, LimitsDuty
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -227,18 +227,18 @@ async def test_past_starts_are_forgotten(database: Connection) -> None:
 
 
 async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the_sweep(database: Connection) -> None:
-    duty = Limits("leader", clock=lambda: NOON)
-    assert await duty.act(database) == SWEEP
+    duty = LimitsDuty("leader")
+    assert await duty.run_once(database, now=NOON) == SWEEP_INTERVAL_S
     await put_limits(database, [Limit("mail", max_starts=1, period=2 * SECOND)])
     await enqueue(database, 2)
-    assert await duty.act(database) == 2
+    assert await duty.run_once(database, now=NOON) == 2
     await put_limits(database, [Limit("many", max_running=5000)])
     await database.execute(
         "insert into interlock.tasks (type, state, held_by, limit_key)"
         " select 'x', 'waiting', 'limit', 'unlimited' from generate_series(1, 1500)"
     )
-    assert await duty.act(database) == 0, "there is more to let in"
-    assert await duty.act(database) == 2
+    assert await duty.run_once(database, now=NOON) == 0, "there is more to let in"
+    assert await duty.run_once(database, now=NOON) == 2
 
 
 @pytest.mark.unit

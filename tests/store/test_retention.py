@@ -18,7 +18,7 @@ from interlock.store.retention import (
     first_id_at,
     maintain_record_partitions,
 )
-from interlock.worker.maintenance.retention import PAUSE, ROUND, RetentionDuty
+from interlock.worker.maintenance.retention import BATCH_PAUSE_S, ROUND_INTERVAL_S, RetentionDuty
 from support import run_sql
 
 if TYPE_CHECKING:
@@ -87,20 +87,22 @@ async def test_the_duty_walks_in_stretches_and_only_as_far_as_tasks_can_be_old_e
     for number in range(5):
         await ended(database, "done", 10 * DAY + number * timedelta(hours=1))
     young = {await ended(database, "done", DAY) for _ in range(4)}
-    duty = RetentionDuty(Retention(), clock=lambda: NOW, stretch=3)
-    rests = [await duty.act(database) for _ in range(4)]
-    assert rests == [PAUSE, PAUSE, PAUSE, ROUND], "the first walk goes over everything: nine tasks, then none"
+    duty = RetentionDuty(Retention(), batch_size=3)
+    rests = [await duty.run_once(database, now=NOW) for _ in range(4)]
+    assert rests == [BATCH_PAUSE_S, BATCH_PAUSE_S, BATCH_PAUSE_S, ROUND_INTERVAL_S], (
+        "the first walk goes over everything: nine tasks, then none"
+    )
     assert await tasks(database) == young
-    assert await duty.act(database) == ROUND, "the next one does not even look at the young"
+    assert await duty.run_once(database, now=NOW) == ROUND_INTERVAL_S, "the next one does not even look at the young"
 
 
 async def test_ids_that_somebody_chose_himself_are_found_by_the_walk_over_everything(database: Connection) -> None:
     await ended(database, "done", 10 * DAY, UUID("ffffffff-0000-4000-8000-000000000000"))
-    duty = RetentionDuty(Retention(), clock=lambda: NOW)
-    await duty.act(database)
+    duty = RetentionDuty(Retention())
+    await duty.run_once(database, now=NOW)
     assert await tasks(database) == set()
     late = await ended(database, "done", 10 * DAY, UUID("ffffffff-0000-4000-8000-000000000001"))
-    await duty.act(database)
+    await duty.run_once(database, now=NOW)
     assert await tasks(database) == {late}, "until the next day's"
 
 
@@ -187,9 +189,9 @@ async def test_a_role_that_owns_nothing_says_so_once_and_goes_on(
     await ended(database, "done", 10 * DAY)
     async with connect(url) as runner:
         await runner.execute("set role retention_runner")
-        duty = RetentionDuty(Retention(), clock=lambda: NOW)
+        duty = RetentionDuty(Retention())
         with capture_logs() as logs:
-            assert await duty.act(runner) == ROUND
+            assert await duty.run_once(runner, now=NOW) == ROUND_INTERVAL_S
     assert [line["event"] for line in logs] == ["record_partitions_not_renewed"]
     assert await tasks(database) == set()
 

@@ -10,7 +10,7 @@ import pytest
 from interlock.store.retention import Retention, delete_ended_jobs, delete_ended_tasks, delete_ended_workers
 from interlock.store.workers import RegisteredProcess, deregister_worker, read_worker_status, register_worker
 from interlock.store.workflows import put_workflow
-from interlock.worker.maintenance.retention import PAUSE, ROUND, RetentionDuty
+from interlock.worker.maintenance.retention import BATCH_PAUSE_S, ROUND_INTERVAL_S, RetentionDuty
 from interlock.workflow.signals import send_signal
 from workflow_support import Failed, Hand, serve, step, workflow
 
@@ -86,9 +86,9 @@ async def test_a_large_job_goes_in_small_batches(hand: Hand) -> None:
     await hand.run()
     small = await hand.submit(step("a"), name="small")
     await hand.run()
-    duty = RetentionDuty(Retention(), clock=lambda: in_days(100), stretch=10)
+    duty = RetentionDuty(Retention(), batch_size=10)
     left = []
-    while await duty.act(hand.connection) == PAUSE:
+    while await duty.run_once(hand.connection, now=in_days(100)) == BATCH_PAUSE_S:
         left.append(await count(hand.connection, "tasks"))
         assert (await hand.job(small))["status"] == "COMPLETED", "the larger one is older"
     assert left == [27, 27, 17, 7], "the tasks are looked at first"
@@ -135,6 +135,6 @@ async def test_a_round_of_the_duty_sees_to_jobs_and_workers(hand: Hand) -> None:
     await hand.submit(step("a"))
     await hand.run()
     await register_worker(hand.connection, RegisteredProcess("vanished"), now=in_days(-8))
-    duty = RetentionDuty(Retention(), clock=lambda: in_days(8))
-    assert await duty.act(hand.connection) == ROUND
+    duty = RetentionDuty(Retention())
+    assert await duty.run_once(hand.connection, now=in_days(8)) == ROUND_INTERVAL_S
     assert [await count(hand.connection, table) for table in ("jobs", "tasks", "workers")] == [0, 0, 0]

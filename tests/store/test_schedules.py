@@ -23,7 +23,7 @@ from interlock.store.schedules import (
     put_schedules,
     resume_schedules,
 )
-from interlock.worker.maintenance.leader import IDLE, Schedules
+from interlock.worker.maintenance.leader import SCHEDULE_POLL_INTERVAL_S, SchedulesDuty
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
@@ -145,8 +145,8 @@ async def test_a_broken_schedule_says_why_and_holds_up_no_other(database: Connec
     await database.execute("update interlock.schedules set cron = 'nonsense' where name = 'broken'")
     await database.execute("""update interlock.schedules set options = '{"max_tries": 0}' where name = 'bad'""")
     with capture_logs() as logs:
-        rest = await Schedules("leader", clock=lambda: NOON + HOUR).act(database)
-    assert rest == IDLE
+        rest = await SchedulesDuty("leader").run_once(database, now=NOON + HOUR)
+    assert rest == SCHEDULE_POLL_INTERVAL_S
     assert {(line["event"], line.get("schedule")) for line in logs} == {
         ("schedule_failed", "broken"),
         ("schedule_failed", "bad"),
@@ -159,10 +159,10 @@ async def test_a_broken_schedule_says_why_and_holds_up_no_other(database: Connec
 
 
 async def test_the_duty_rests_until_the_next_tick(database: Connection) -> None:
-    duty = Schedules("leader", clock=lambda: NOON)
-    assert await duty.act(database) == IDLE
+    duty = SchedulesDuty("leader")
+    assert await duty.run_once(database, now=NOON) == SCHEDULE_POLL_INTERVAL_S
     await put_schedules(database, [Schedule("soon", "x", every=timedelta(seconds=7))], now=NOON)
-    assert await duty.act(database) == 7
+    assert await duty.run_once(database, now=NOON) == 7
 
 
 @pytest.mark.unit

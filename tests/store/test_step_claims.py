@@ -21,7 +21,7 @@ from interlock.store.task_admin import recover_expired_tasks
 from interlock.store.tasks import Outcome, read_task_history, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.worker.attempt import TaskStateMachine
-from interlock.worker.cancellation import end
+from interlock.worker.cancellation import cancel_tasks
 from interlock.worker.settler import Settler
 from interlock.workflow.cancel import cancel_job
 from worker_support import until
@@ -283,12 +283,18 @@ async def test_a_step_whose_outcome_the_database_refuses_has_a_document(hand: Ha
     def handler() -> None: ...
 
     answers: list[bool] = []
-    settler = Settler("w_1", lambda _, written: answers.append(written), largest=100)
+
+    class Owner:
+        def finish(self, _: TaskStateMachine, *, written: bool) -> None:
+            answers.append(written)
+
+    settler = Settler(Owner(), "w_1", max_batch=100)
     attempt = TaskStateMachine.of_claim(claimed, "w_1", handler, lease_until=0.0)
-    settler.report(attempt, Outcome(claimed.id, claimed.attempt, TaskRowEvent.SUCCEED, {"result": "\0"}))
+    attempt.outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.SUCCEED, {"result": "\0"})
+    settler.add(attempt)
     running = asyncio.create_task(settler.run(hand.connection))
     await until(lambda: answers == [True])
-    await end(running)
+    await cancel_tasks(running)
     row = (await hand.steps(job))["a"]
     assert row["state"] == "error"
     assert row["error"]["message"].startswith("the outcome could not be stored")

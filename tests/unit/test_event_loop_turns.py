@@ -16,7 +16,7 @@ from interlock.store.task_admin import recover_expired_tasks
 from interlock.store.tasks import claim_pending_tasks
 from interlock.worker.outcome import Interruption
 from interlock.worker.run import serving
-from interlock.worker.runner import TURN
+from interlock.worker.runner import MAX_LOOP_HOLD_S
 from interlock.worker.settings import WorkerSettings
 from mishap_support import gated_app
 from worker_support import until
@@ -125,7 +125,7 @@ async def test_handlers_that_compute_let_the_loop_have_its_turn_between_them(url
 
         loop = asyncio.get_running_loop()
         loop.call_soon(count)
-        until_then = loop.time() + TURN
+        until_then = loop.time() + MAX_LOOP_HOLD_S
         while loop.time() <= until_then:
             pass
         if number == MANY - 1:
@@ -146,7 +146,7 @@ async def test_an_attempt_that_is_interrupted_before_its_turn_does_not_run(url: 
         claimed = await claim_pending_tasks(database, actor="w", types=["it"], limit=2)
     async with serving(app, SETTINGS) as worker:
         await until(lambda: worker.context.backoff_count > 0)
-        worker.parts.running.start(claimed, asyncio.get_running_loop().time() + 30)
+        worker.components.runner.start(claimed, asyncio.get_running_loop().time() + 30)
         first, second = list(worker.context.active.values())
         second.interrupt(Interruption.LEASE_LOST)
         await until(lambda: not worker.context.active)
@@ -165,7 +165,7 @@ async def test_a_worker_that_claims_its_own_task_anew_stops_the_attempt_that_los
         (first,) = worker.context.active.values()
         await database.execute("update interlock.tasks set lease_expires_at = now() - interval '1 s'")
         await recover_expired_tasks(database, actor="somebody")
-        worker.parts.registration.refresh()
+        worker.components.registration.refresh()
         await gate.entered[2].wait()
         await until(first.is_terminal)
         (second,) = worker.context.active.values()

@@ -18,7 +18,7 @@ from interlock.lifecycle import TASK, WORKER, TaskEvent, WorkerEvent
 from interlock.machine import StateMachine
 from interlock.store.stats import StateCount
 from interlock.telemetry import TaskTelemetry, TaskTypeSeries, WorkerTelemetry, series_of
-from interlock.worker.stats import show
+from interlock.worker.stats import set_queue_gauges
 
 pytestmark = pytest.mark.unit
 
@@ -209,9 +209,9 @@ def test_logs_for_people_name_the_event_and_both_states() -> None:
 
 def test_the_gauges_of_a_namespace_that_ran_empty_go_back_to_zero(name: str) -> None:
     seen: set[str] = set()
-    show([StateCount(name, "pending", 3, datetime.now(UTC) - timedelta(seconds=60))], seen)
+    set_queue_gauges([StateCount(name, "pending", 3, datetime.now(UTC) - timedelta(seconds=60))], seen)
     assert sample("queue_depth", namespace=name, state="pending") == 3
     assert sample("oldest_pending_age_seconds", namespace=name) == pytest.approx(60, abs=30)
-    show([], seen)
+    set_queue_gauges([], seen)
     assert sample("queue_depth", namespace=name, state="pending") == 0
     assert sample("oldest_pending_age_seconds", namespace=name) == 0

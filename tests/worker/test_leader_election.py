@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Self
 
@@ -16,7 +16,7 @@ from interlock.postgres.connection import connect
 from interlock.store.enqueue import enqueue_task
 from interlock.store.leader import acquire_leadership, duty_transaction, read_leader, resign_leadership
 from interlock.store.limits import Limit, put_limits
-from interlock.worker.maintenance.leader import Duties, DutySettings
+from interlock.worker.maintenance.leader import Maintenance, MaintenanceSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.store
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
-QUICK = DutySettings(lease=timedelta(seconds=2))
+QUICK = MaintenanceSettings(lease=timedelta(seconds=2))
 
 
 async def until(look: Callable[[], bool], within: float = 60) -> None:
@@ -83,39 +83,29 @@ class Team:
     """Several workers' duties over one database."""
 
     def __init__(self, url: str, size: int) -> None:
-        self.url = url
-        self.stops = [asyncio.Event() for _ in range(size)]
-        self.members = [Duties(self.connect, actor=f"w{n}", settings=QUICK) for n in range(size)]
-        self.tasks: list[asyncio.Task[None]] = []
-
-    def connect(self) -> AbstractAsyncContextManager[Connection]:
-        return connect(self.url)
+        self.members = [Maintenance(url, actor=f"w{n}", settings=QUICK) for n in range(size)]
 
     @property
     def leading(self) -> list[int]:
-        return [number for number, member in enumerate(self.members) if member.leads]
+        return [number for number, member in enumerate(self.members) if member.is_leader]
 
     async def __aenter__(self) -> Self:
-        self.tasks = [
-            asyncio.create_task(member.run(stop)) for member, stop in zip(self.members, self.stops, strict=True)
-        ]
+        for member in self.members:
+            await member.start()
         await until(lambda: len(self.leading) == 1)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for stop in self.stops:
-            stop.set()
         async with asyncio.timeout(30):
-            await asyncio.gather(*self.tasks, return_exceptions=True)
+            await asyncio.gather(*(member.stop() for member in self.members))
 
 
 async def test_a_leader_that_stops_resigns_and_another_takes_over(url: str, database: Connection) -> None:
     async with Team(url, 3) as team:
         (first,) = team.leading
-        team.stops[first].set()
         async with asyncio.timeout(30):
-            await team.tasks[first]
-        assert not team.members[first].leads
+            await team.members[first].stop()
+        assert not team.members[first].is_leader
         await until(lambda: len(team.leading) == 1 and team.leading != [first])
     assert await read_leader(database) is None, "the last one has resigned too"
 
@@ -124,7 +114,7 @@ async def test_a_leader_that_stops_resigns_and_another_takes_over(url: str, data
 async def test_a_leader_that_is_killed_is_replaced(url: str) -> None:
     async with Team(url, 3) as team:
         (first,) = team.leading
-        team.tasks[first].cancel()
+        team.members[first].cancel()
         await until(lambda: team.leading not in ([], [first]))
 
 
@@ -139,7 +129,7 @@ async def test_leaders_whose_connections_are_cut_stop_leading_and_are_elected_ag
                 " and datname = current_database()"
             )
             await until(lambda: len(team.leading) == 1)
-        assert not any(task.done() for task in team.tasks)
+        assert all(member.is_running for member in team.members)
 
 
 @pytest.mark.chaos
@@ -158,30 +148,30 @@ async def test_an_error_in_one_duty_stops_no_other(url: str, database: Connectio
 
 
 @pytest.mark.chaos
-async def test_a_database_that_is_away_at_first_is_tried_again(url: str) -> None:
+async def test_a_database_that_is_away_at_first_is_tried_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     @asynccontextmanager
-    async def connect_later() -> AsyncIterator[Connection]:
+    async def connect_later(_: str) -> AsyncIterator[Connection]:
         tried.append(len(tried))
         if len(tried) < 3:
             raise StoreError("cannot connect")
         async with connect(url) as connection:
             yield connection
 
-    duties, stop = Duties(connect_later, actor="w", settings=QUICK), asyncio.Event()
-    running = asyncio.create_task(duties.run(stop))
-    await until(lambda: duties.leads)
-    stop.set()
-    await running
+    monkeypatch.setattr("interlock.worker.maintenance.leader.connect", connect_later)
+    maintenance = Maintenance(url, actor="w", settings=QUICK)
+    await maintenance.start()
+    await until(lambda: maintenance.is_leader)
+    await maintenance.stop()
 
 
 @pytest.mark.unit
 def test_the_settings_of_duties_come_from_the_configuration_and_hide_the_secret() -> None:
     environment = {"INTERLOCK_CALLBACK_SECRET": "hunter2", "INTERLOCK_CALLBACK_ALLOW_PRIVATE": "yes"}
     config = Config.load(environment=environment)
-    settings = DutySettings.of(config)
-    assert (settings.callbacks.secret, settings.callbacks.allow_private) == ("hunter2", True)
+    settings = MaintenanceSettings.of(config)
+    assert (settings.webhooks.secret, settings.webhooks.allow_private) == ("hunter2", True)
     assert "hunter2" not in f"{settings!r} {config!r}"
     with pytest.raises(ConfigError, match="CALLBACK_ALLOW_PRIVATE: callback_allow_private must be true or false"):
         Config.load(environment={"INTERLOCK_CALLBACK_ALLOW_PRIVATE": "maybe"})

@@ -90,7 +90,7 @@ async def test_renewals_go_on_over_a_new_connection_after_one_that_hung(url: str
             (attempt,) = worker.context.active.values()
             until_then = attempt.lease_until
             network.weather = Weather.HANGING
-            worker.parts.keeper.poke()
+            worker.components.leases.renew_now()
             await until(lambda: time.monotonic() > until_then - 7.5)  # by then the renewal is on its way
             network.weather = Weather.FINE  # for new connections; what was swallowed never comes
             await until(lambda: attempt.lease_until > until_then)
@@ -155,7 +155,7 @@ async def test_a_loss_that_the_keeper_and_the_report_find_is_counted_once(url: s
         (attempt,) = worker.context.active.values()
         await until(attempt.is_terminal)
         await taking
-        assert worker.parts.statistics.tasks.mismatched == 1, "it was reported, and fenced off"
+        assert worker.components.statistics.tasks.mismatched == 1, "it was reported, and fenced off"
     assert lost() - before == 1
 
 

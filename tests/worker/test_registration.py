@@ -49,7 +49,7 @@ async def move(database: Connection, statement: str, worker: WorkerStateMachine)
 
 
 async def hearing(worker: WorkerStateMachine) -> None:
-    await until(lambda: worker.state is WorkerState.BACKING_OFF and worker.parts.is_listening)
+    await until(lambda: worker.state is WorkerState.BACKING_OFF and worker.components.is_listening)
 
 
 async def test_a_worker_says_that_it_is_here_until_it_stops(url: str, database: Connection) -> None:
@@ -85,7 +85,7 @@ async def test_a_paused_worker_rests_until_it_is_resumed(url: str, database: Con
         await hearing(worker)
         await seen(database)
         await move(database, "pause_running_worker", worker)
-        await until(lambda: not worker.parts.registration.takes_tasks)
+        await until(lambda: not worker.components.registration.accepts_tasks)
         await enqueue_task(database, ADD, actor="me")
         looks = worker.context.backoff_count
         await until(lambda: worker.context.backoff_count > looks + 5)
@@ -97,7 +97,7 @@ async def test_a_paused_worker_rests_until_it_is_resumed(url: str, database: Con
 async def test_a_paused_worker_keeps_what_it_runs(url: str, database: Connection) -> None:
     await enqueue_task(database, NewTask("nap", {"seconds": 3600}), actor="me")
     async with serving(url, grace=0, poll_base=60, poll_cap=60) as worker:
-        await until(lambda: worker.context.active and worker.parts.is_listening)
+        await until(lambda: worker.context.active and worker.components.is_listening)
         await seen(database)
         await move(database, "pause_running_worker", worker)
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
@@ -147,7 +147,7 @@ async def test_a_refresh_forgets_what_was_read_of_the_database(url: str, databas
     async with serving(url, poll_base=60, poll_cap=60, recovery_interval=3600) as worker:
         await hearing(worker)
         await pause_namespace(database, "default", None, "ada")
-        await until(lambda: worker.parts.claims._paused)  # noqa: SLF001 - it has read of the pause
+        await until(lambda: worker.components.fetcher._paused)  # noqa: SLF001 - it has read of the pause
         await database.execute("update interlock.namespaces set paused_at = null")  # behind everybody's back
         await enqueue_task(database, ADD, actor="me")
         await ask(url, Refresh(), worker.worker_id)
@@ -165,7 +165,7 @@ async def test_what_went_through_the_event_systems_is_counted(url: str, database
         await enqueue_task(database, ADD, actor="me")
         await enqueue_task(database, NewTask("fail_for_good", {}), actor="me")
         await until(lambda: worker.context.tasks_processed == 2)
-        counted = worker.parts.statistics.document()
+        counted = worker.components.statistics.document()
     tasks = counted["orchestration"]
     assert (tasks["received"], tasks["dispatched"], tasks["completed"], tasks["failed"]) == (2, 2, 2, 1)
     assert tasks["mismatched"] == 0
@@ -180,4 +180,4 @@ async def test_tasks_that_no_notification_told_of_are_counted(url: str, database
         await hearing(worker)
         await database.execute("select interlock.enqueue('add', '{\"a\": 1, \"b\": 1}', delay => '0.2 s')")
         await until(lambda: worker.context.tasks_processed == 1)
-        assert worker.parts.statistics.tasks.fallback_hits == 1
+        assert worker.components.statistics.tasks.fallback_hits == 1

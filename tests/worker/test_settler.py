@@ -20,12 +20,12 @@ from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import recover_expired_tasks
 from interlock.store.tasks import Outcome, claim_pending_tasks, read_task_history, read_tasks, settle_running_tasks
 from interlock.worker.attempt import TaskStateMachine
-from interlock.worker.cancellation import end
+from interlock.worker.cancellation import cancel_tasks
 from interlock.worker.executors.base import HandlerError
-from interlock.worker.outcome import described, error_document
+from interlock.worker.outcome import describe_error, error_document
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
-from interlock.worker.settler import Settler, largest_batch
+from interlock.worker.settler import Settler, max_batch_size
 from mishap_support import Network, blocked_by, fail_with_nul, gated_app, kill, locked
 from worker_support import until
 
@@ -104,7 +104,7 @@ async def test_an_outcome_whose_answer_is_lost_on_the_way_counts_as_written(
             gate.opened[1].set()
             await until(attempt.is_terminal)
             assert network.fatal is None, "it was settled twice"
-            assert worker.parts.statistics.tasks.mismatched == 0
+            assert worker.components.statistics.tasks.mismatched == 0
     assert attempt.state is TaskState.COMPLETED
     assert await events(database, task) == ["create", "claim", "succeed"]
     assert await notices(database) == ([(task, 1, "done")] if callback else [])
@@ -146,10 +146,20 @@ async def test_a_batch_that_is_written_is_not_written_again_when_the_hint_about_
         gate.opened[2].set()  # what is claimed just when the connection is lost is returned, and claimed again
         later = await enqueue(database)
         await until(lambda: worker.context.tasks_processed == 2)
-        assert worker.parts.statistics.tasks.mismatched == 0
+        assert worker.components.statistics.tasks.mismatched == 0
     assert attempt.state is TaskState.COMPLETED
     assert await events(database, task) == ["create", "claim", "succeed"]
     assert (await row(database, later))["state"] == "done"
+
+
+class Answers:
+    """The owner of attempts that a settler has settled: their attempt number, and whether the outcome was written."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[int, bool]] = []
+
+    def finish(self, attempt: TaskStateMachine, *, written: bool) -> None:
+        self.written.append((attempt.key[1], written))
 
 
 async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str, database: Connection) -> None:
@@ -157,23 +167,24 @@ async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str,
     app, _ = gated_app(url)
     definition = app.tasks["gated"]
     await enqueue(database)
-    answers: list[tuple[int, bool]] = []
-    settler = Settler("w", lambda attempt, written: answers.append((attempt.key[1], written)), largest=100)
+    answers = Answers()
+    settler = Settler(answers, "w", max_batch=100)
     for lease in (timedelta(milliseconds=1), timedelta(minutes=1)):
         (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"], lease=lease)
         attempt = TaskStateMachine.of_claim(claimed, "w", definition, lease_until=0)
-        settler.report(attempt, Outcome(*attempt.key, TaskRowEvent.SUCCEED, output=claimed.attempt))
+        attempt.outcome = Outcome(*attempt.key, TaskRowEvent.SUCCEED, output=claimed.attempt)
+        settler.add(attempt)
         await recover_expired_tasks(database, actor="w")
     running = asyncio.create_task(settler.run(database))
-    await until(lambda: len(answers) == 2)
-    await end(running)
-    assert answers == [(1, False), (2, True)]
+    await until(lambda: len(answers.written) == 2)
+    await cancel_tasks(running)
+    assert answers.written == [(1, False), (2, True)]
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("slots", "outcomes"), [(1, 100), (299, 100), (600, 200), (1500, 500), (100_000, 500)])
 def test_a_batch_leaves_two_thirds_of_many_slots_to_what_is_claimed_and_what_runs(slots: int, outcomes: int) -> None:
-    assert largest_batch(slots) == outcomes
+    assert max_batch_size(slots) == outcomes
 
 
 @pytest.mark.parametrize("kind", ["process", "command"])
@@ -188,7 +199,7 @@ async def test_nul_characters_in_the_error_of_a_child_are_stored_as_something_el
     other = await enqueue(database, kind, max_tries=1)
     async with serving(app, QUICK) as worker:
         await until(lambda: worker.context.tasks_processed == 2)
-        assert worker.parts.statistics.tasks.completed == 2
+        assert worker.components.statistics.tasks.completed == 2
     for id_ in (task, other):
         failed = await row(database, id_)
         assert failed["state"] == "error"
@@ -220,13 +231,13 @@ async def test_another_worker_hears_at_once_of_a_task_that_is_returned(url: str,
     (leaving, gate), (staying, other_gate) = gated_app(url), gated_app(url)
     other_gate.opened[2].set()
     async with serving(staying, PATIENT) as heir:
-        await until(lambda: heir.state is WorkerState.BACKING_OFF and heir.parts.is_listening)
-        heir.parts.registration.enable(enabled=False)
+        await until(lambda: heir.state is WorkerState.BACKING_OFF and heir.components.is_listening)
+        heir.components.registration.enable(enabled=False)
         task = await enqueue(database)
         async with serving(leaving, replace(QUICK, grace=0)):
             await gate.entered[1].wait()
             looked = heir.context.backoff_count
-            heir.parts.registration.enable(enabled=True)
+            heir.components.registration.enable(enabled=True)
             await until(lambda: heir.context.backoff_count > looked and heir.state is WorkerState.BACKING_OFF)
         await until(lambda: heir.context.tasks_processed == 1)
     assert await events(database, task) == ["create", "claim", "return", "claim", "succeed"]
@@ -260,7 +271,7 @@ def test_what_a_handler_says_at_great_length_is_stored_in_short() -> None:
         document = error_document(error)
         assert document["message"].endswith("x… (1,000,000 characters in all)")
         assert all(len(str(value)) < 21_000 for value in document.values())
-        assert len(described(error)) < 11_000
+        assert len(describe_error(error)) < 11_000
     assert error_document(HandlerError("Error", "short", trace="the end", retryable=True)) == {
         "type": "Error",
         "message": "short",

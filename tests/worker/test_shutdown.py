@@ -195,7 +195,7 @@ async def test_what_is_returned_has_not_failed(url: str, database: Connection) -
         await gate.entered[1].wait()
         await until(lambda: worker.context.tasks_failed == 1)
     assert (worker.context.tasks_processed, worker.context.tasks_failed) == (2, 1)
-    assert worker.parts.statistics.tasks.failed == 1
+    assert worker.components.statistics.tasks.failed == 1
     returned = await row(database, task)
     assert (returned["state"], returned["tries"]) == ("pending", 0)
     assert await events(database, task) == ["create", "claim", "return"]

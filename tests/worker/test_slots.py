@@ -174,7 +174,7 @@ async def test_whatever_breaks_around_an_attempt_its_slot_comes_back(url: str, m
             raise OSError("nothing goes")
 
         with monkeypatch.context() as patch:
-            patch.setattr(worker.parts.settler, "report", broken)
+            patch.setattr(worker.components.settler, "add", broken)
             handle = await app.tasks["fine"].enqueue()
             await until(lambda: worker.context.tasks_processed == 2)
         assert not worker.context.active

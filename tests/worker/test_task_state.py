@@ -58,10 +58,13 @@ class Answers:
             raise self.error
         return self.output
 
-    async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
+    async def settle(self, attempt: TaskStateMachine) -> None:
         assert attempt.state is TaskState.REPORTING
-        self.outcome = outcome
-        return self.written
+        self.outcome = attempt.outcome
+        attempt.finish(written=self.written)
+
+    async def abandon(self, attempt: TaskStateMachine) -> None:
+        assert attempt.state is TaskState.ABANDONED
 
 
 class Endless(Answers):
@@ -107,15 +110,18 @@ async def test_task_processing_failure_to_reporting() -> None:
 
 
 async def test_task_reporting_success_to_completed() -> None:
-    result = await processing().execute(Answers(output=1))
+    attempt = processing()
+    await attempt.execute(Answers(output=1))
+    result = attempt.result()
     assert result.final_state is TaskState.COMPLETED
     assert (result.output, result.error) == (1, None)
     assert result.duration_ms is not None
 
 
 async def test_task_reporting_failure_to_failed() -> None:
-    result = await processing().execute(Answers(output=1, written=False))
-    assert result.final_state is TaskState.FAILED
+    attempt = processing()
+    await attempt.execute(Answers(output=1, written=False))
+    assert attempt.result().final_state is TaskState.FAILED
 
 
 async def test_task_lease_expired_to_abandoned() -> None:
@@ -124,8 +130,8 @@ async def test_task_lease_expired_to_abandoned() -> None:
     attempt.running = asyncio.create_task(attempt.execute(answers))
     await answers.started.wait()
     attempt.interrupt(Interruption.LEASE_LOST)
-    result = await attempt.running
-    assert result.final_state is TaskState.ABANDONED
+    await attempt.running
+    assert attempt.result().final_state is TaskState.ABANDONED
     assert answers.outcome is None, "nothing is written"
 
 
@@ -142,7 +148,10 @@ async def test_task_shutdown_during_processing() -> None:
 
 
 def test_task_shutdown_during_claiming() -> None:
-    assert machine(TaskEvent.CLAIM_REQUESTED, TaskEvent.SHUTDOWN_REQUESTED).state is TaskState.ABANDONED
+    attempt = TaskStateMachine.not_started(claimed(), "w")
+    assert attempt.state is TaskState.ABANDONED
+    assert attempt.outcome is not None
+    assert attempt.outcome.event is TaskRowEvent.RETURN
 
 
 def test_task_is_terminal_completed() -> None:
@@ -185,9 +194,9 @@ async def test_task_reporting_has_output_or_error() -> None:
     seen = []
 
     class Look(Answers):
-        async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
+        async def settle(self, attempt: TaskStateMachine) -> None:
             seen.append((attempt.context.output_data, attempt.context.error))
-            return await super().settle(attempt, outcome)
+            await super().settle(attempt)
 
     await processing().execute(Look(output={"a": 1}))
     await processing().execute(Look(error=ValueError("no")))

@@ -28,7 +28,7 @@ async def test_a_notification_wakes_an_idle_worker_long_before_it_would_look(
     url: str, database: Connection, mode: WakeMode
 ) -> None:
     async with serving(url, mode=mode, poll_base=60, poll_cap=60) as worker:
-        await until(lambda: worker._parts and worker.parts.is_listening)  # noqa: SLF001 - it is not connected yet
+        await until(lambda: worker._components and worker.components.is_listening)  # noqa: SLF001 - it is not connected yet
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         await enqueue_task(database, ADD, actor="me")
         await until(lambda: worker.context.tasks_processed == 1)
@@ -39,7 +39,7 @@ async def test_polling_alone_finds_tasks_too(url: str, database: Connection) -> 
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         await enqueue_task(database, ADD, actor="me")
         await until(lambda: worker.context.tasks_processed == 1)
-        assert not worker.parts.is_listening
+        assert not worker.components.is_listening
 
 
 async def test_a_task_for_later_is_run_when_it_is_due(url: str, database: Connection) -> None:

@@ -26,7 +26,7 @@ from interlock.store.callbacks import (
 )
 from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import cancel_unfinished_tasks
-from interlock.worker.maintenance.callbacks import IDLE, Callbacks, CallbackSettings, is_public, signature
+from interlock.worker.maintenance.callbacks import POLL_INTERVAL_S, WebhooksDuty, WebhookSettings, is_public, signature
 from receiver import Receiver
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ class Post:
     def __init__(self, **settings: Any) -> None:
         self.now = NOON
         settings = {"secret": SECRET, "allow_private": True, **settings}
-        self.duty = Callbacks(CallbackSettings(**settings), clock=lambda: self.now)
+        self.duty = WebhooksDuty(WebhookSettings(**settings))
 
     async def act(self, database: Connection, later: timedelta = timedelta(0)) -> float:
         self.now += later
-        return await self.duty.act(database)
+        return await self.duty.run_once(database, now=self.now)
 
 
 async def notice(database: Connection, url: str) -> UUID:
@@ -69,7 +69,7 @@ async def left(database: Connection, columns: str = "tries, error, given_up_at")
 async def test_a_notice_is_posted_signed_and_struck_off(database: Connection) -> None:
     async with Receiver().listen() as receiver:
         task = await notice(database, f"http://ada:pw@127.0.0.1:{receiver.port}/hook?token=t")
-        assert await Post().act(database) == IDLE
+        assert await Post().act(database) == POLL_INTERVAL_S
     (got,) = receiver.received
     assert got.line == "POST /hook?token=t HTTP/1.1"
     assert json.loads(got.body) == {"task_id": str(task), "state": "canceled", "attempt": 0}
@@ -260,7 +260,7 @@ async def test_neither_the_secret_nor_the_url_is_logged_or_kept_in_an_error(data
 
 @pytest.mark.unit
 def test_delays_grow_threefold_up_to_the_last_try_and_the_signature_is_stable() -> None:
-    settings = CallbackSettings(secret=SECRET)
+    settings = WebhookSettings(secret=SECRET)
     for tries in range(1, 8):
         assert 5 * 3 ** (tries - 1) <= (settings.delay(tries) or 0) <= 10 * 3 ** (tries - 1)
     assert settings.delay(8) is None

@@ -76,7 +76,7 @@ async def test_worker_recovers_expired_lease_from_other_worker(url: str, databas
     async with serving(url, recovery_interval=0.01) as rescuer:
         await until(lambda: rescuer.context.active)
         assert (await row(database, task))["attempt"] == 2
-        rescuer._hurry.set()  # noqa: SLF001 - nobody needs to wait an hour
+        rescuer.stop_now.set()
         rescuer.request_shutdown()
     events = [record.event for record in await read_task_history(database, task)]
     assert events == ["create", "claim", "expire", "claim", "return"]

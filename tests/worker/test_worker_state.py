@@ -130,7 +130,7 @@ async def test_worker_shutting_down_rejects_new_tasks(url: str, database: Connec
         await enqueue_task(database, NewTask("add", {"a": 1, "b": 2}), actor="me")
         (claimed,) = await claim_pending_tasks(database, actor="w", types=["add"])
         with pytest.raises(InvariantError):
-            worker._start([claimed], time.monotonic() + 30)  # noqa: SLF001 - the rule is inside
+            await worker._start([claimed], time.monotonic() + 30)  # noqa: SLF001 - the rule is inside
     assert worker.context.tasks_processed == 0
 
 

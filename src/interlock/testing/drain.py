@@ -18,18 +18,12 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import transaction
 from interlock.postgres.ids import new_id
 from interlock.store.limits import admit_limited_tasks
-from interlock.store.tasks import (
-    ClaimedTask,
-    Outcome,
-    claim_pending_tasks,
-    insert_callbacks,
-    notify_ended,
-    save_checkpoint,
-    settle_running_tasks,
-)
+from interlock.store.tasks import ClaimedTask, Outcome, claim_pending_tasks, save_checkpoint
 from interlock.store.workers import RegisteredProcess, deregister_worker, register_worker
 from interlock.testing.inline import call
 from interlock.worker.attempt import TaskStateMachine
+from interlock.worker.outcome import failed_outside_handler
+from interlock.worker.settler import settle
 from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.signals import expire_overdue_signals
 
@@ -137,43 +131,36 @@ class _Runner:
         until = time.monotonic() + LEASE.total_seconds()
         attempt = TaskStateMachine.of_claim(claimed, self._actor, task, lease_until=until, line=line)
         async with self._app.connection() as connection:
-            outcome = await self._attempted(connection, attempt, claimed)
+            outcome = await self._attempted(connection, attempt)
         if outcome is None:
             return Ran(claimed.id, claimed.type, claimed.attempt, "lost", None)
         return Ran(claimed.id, claimed.type, claimed.attempt, outcome.event.value, outcome.error)
 
-    async def _attempted(
-        self, connection: Connection, attempt: TaskStateMachine, claimed: ClaimedTask
-    ) -> Outcome | None:
+    async def _attempted(self, connection: Connection, attempt: TaskStateMachine) -> Outcome | None:
         """Run the handler and settle in one transaction; what a handler that failed wrote is undone before."""
         try:
             async with transaction(connection):
                 outcome = _succeeded(await attempt.process(_Inline(connection)))
-                await self._settle(connection, claimed, outcome)
+                await self._settle(connection, attempt, outcome)
         except _LostError:
             return None
         except _UndoneError as undone:
             failed = undone.outcome
         except StoreError as error:  # what it wrote cannot be committed
-            failed = attempt.failed_after_all(error)
+            failed = failed_outside_handler(attempt, error)
         else:
             return outcome
         if failed is not None:
             with suppress(_LostError):
                 async with transaction(connection):
-                    await self._settle(connection, claimed, failed)
+                    await self._settle(connection, attempt, failed)
         return failed
 
-    async def _settle(self, connection: Connection, claimed: ClaimedTask, outcome: Outcome) -> None:
-        largest = self._app.config.largest_result
-        awaited, lost = await settle_running_tasks(
-            connection, [outcome], actor=self._actor, largest=largest, now=self._app.now()
-        )
-        if lost:
+    async def _settle(self, connection: Connection, attempt: TaskStateMachine, outcome: Outcome) -> None:
+        attempt.outcome = outcome
+        limit = self._app.config.largest_result
+        if await settle(connection, [attempt], actor=self._actor, max_result_size=limit, now=self._app.now()):
             raise _LostError
-        if claimed.own("callback_url") is not None:
-            await insert_callbacks(connection, [claimed.id])
-        await notify_ended(connection, awaited=awaited, limited=claimed.own("limit_key") is not None)
 
 
 class _LostError(Exception):
@@ -209,10 +196,6 @@ class _Inline:
         given = attempt.claimed.input
         arguments = task.decode(given) if attempt.job is None else bind(task, given, attempt.job)
         return task.encode_result(await call(task, context, arguments))
-
-    async def settle(self, _: TaskStateMachine, __: Outcome, /) -> bool:
-        """Say no: whoever drains settles by himself, in the handler's transaction."""
-        return False
 
 
 class _Saver:

@@ -1,6 +1,6 @@
 """The worker process: claims tasks, runs their handlers and settles the outcomes.
 
-Names are imported on first use: the child processes that run handlers need almost none of them.
+Exported names are imported on first use: a child process that only runs handlers imports none of them.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interlock.postgres.notifier import WakeMode
     from interlock.worker.attempt import TaskResult, TaskStateMachine
-    from interlock.worker.process import WorkerStateMachine
+    from interlock.worker.process import WorkerContext, WorkerStateMachine
     from interlock.worker.run import run_worker, serving
-    from interlock.worker.runner import WorkerContext
     from interlock.worker.settings import WorkerSettings, get_instance_name
 
 _MODULES = {
     "TaskResult": "interlock.worker.attempt",
     "TaskStateMachine": "interlock.worker.attempt",
     "WakeMode": "interlock.postgres.notifier",
-    "WorkerContext": "interlock.worker.runner",
+    "WorkerContext": "interlock.worker.process",
     "WorkerSettings": "interlock.worker.settings",
     "WorkerStateMachine": "interlock.worker.process",
     "get_instance_name": "interlock.worker.settings",

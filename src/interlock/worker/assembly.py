@@ -1,228 +1,165 @@
-"""The parts of a worker that live as long as its process, made when the database is first reached.
+"""The components and connections of a worker: how they are wired, started and stopped.
 
-Invariant: every background task of the worker is started here and ended here.
+Invariant: every background service of the worker is started and stopped here. Outcomes are settled over one connection
+at a time; when that is lost, the worker is told once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import WakeMode
-from interlock.store.workers import RegisteredProcess
 from interlock.telemetry import log
-from interlock.worker.cancellation import COURTESY, end, within
-from interlock.worker.fetcher import Claims
-from interlock.worker.leases import LeaseKeeper
-from interlock.worker.maintenance.leader import Duties
+from interlock.worker.cancellation import CANCEL_REPLY_TIMEOUT_S, cancel_tasks, run_within
+from interlock.worker.fetcher import Fetcher
+from interlock.worker.loop_thread import LoopThread
+from interlock.worker.maintenance.leader import Maintenance
 from interlock.worker.registration import Registration
-from interlock.worker.runner import AttemptServices, Running
-from interlock.worker.settler import Settler, largest_batch
-from interlock.worker.stats import WorkerStatistics, keep_gauges
+from interlock.worker.runner import Runner
+from interlock.worker.stats import QueueGauges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
     from interlock.postgres.notifier import Subscription
-    from interlock.worker.runner import WorkerContext
-    from interlock.worker.settings import WorkerSettings
+    from interlock.service import Service
+    from interlock.worker.process import WorkerStateMachine
+    from interlock.worker.settler import Settler
+
+ALL_NAMESPACES = "*"
+ALL_WORKERS = "*"
 
 
-class Parts:
-    """What a worker is made of."""
+class WorkerComponents:
+    """The parts of a worker that live from its first connection to its end, across reconnects."""
 
-    def __init__(
-        self,
-        app: Interlock,
-        worker_id: str,
-        settings: WorkerSettings,
-        context: WorkerContext,
-        *,
-        wake: asyncio.Event,
-        slot_freed: asyncio.Event,
-        dismissed: Callable[[], None],
-        describe: Callable[[], dict[str, Any]],
-    ) -> None:
+    def __init__(self, worker: WorkerStateMachine, app: Interlock) -> None:
+        settings = worker.settings
         self.url = app.url
-        self._worker_id = worker_id
-        self._settings = settings
-        self._types = app.tasks
-        self._wake = wake
-        self._slot_freed = slot_freed
-        self.running = Running(
-            self,
-            context,
-            worker_id=worker_id,
-            cancel_grace=settings.cancel_grace,
-            wake=wake,
-            slot_freed=slot_freed,
-        )
-        self._callback_url = app.config.callback_url
-        self.claims = Claims(worker_id, settings, self._types, self._callback_url)
-        self.settler = Settler(
-            worker_id, self.running.reported, largest_batch(settings.concurrency), settings.largest_result
-        )
-        self.services = AttemptServices(app, settings, self.settler, self.url)
-        self._notifier = app.notifier
-        self.subscription: Subscription | None = None
-        self.statistics = WorkerStatistics(self.services.events.statistics)
-        self._row = RegisteredProcess(
-            settings.row or worker_id,
-            namespaces=settings.namespaces,
-            types=tuple(sorted(self._types)),
-            generation=settings.generation,
-        )
-        self.registration = Registration(
-            self._row,
-            self.statistics,
-            connect=lambda: connect(self.url),
-            clock=app.now,
-            changed=self._change,
-            dismissed=dismissed,
-            describe=describe,
-        )
-        self.keeper = LeaseKeeper(
-            self.url, settings, context.active, self.running.cancel, beside=self.registration.keep
-        )
-        self._duties = Duties(lambda: connect(self.url), actor=worker_id, config=app.config)
-        self._stop_duties = asyncio.Event()
-        self._background: set[asyncio.Task[Any]] = set()
+        self._worker = worker
+        self._app = app
+        self._thread = LoopThread("interlock-leases")
+        self.fetcher = Fetcher(worker.worker_id, settings, app.tasks, app.config.callback_url)
+        self.runner = Runner(worker, app, self._thread)
+        self.settler = self.runner.settler
+        self.leases = self.runner.leases
+        self.statistics = self.runner.statistics
+        self.registration = Registration(worker, app, self.statistics, self._thread)
+        self._thread.host(self.leases, self.registration.heartbeat)
+        self._maintenance = Maintenance(app.url, actor=worker.worker_id, config=app.config)
+        self._services: list[Service] = [self._thread]
+        if settings.duties:
+            self._services.append(self._maintenance)
+        if settings.gauges:
+            self._services.append(QueueGauges(app.url))
+        self._subscription: Subscription | None = None
 
-    def start(self) -> None:
-        """Start what runs beside the worker's own loop."""
-        self.keeper.start()
-        if self._settings.mode is not WakeMode.POLLING:
-            self.subscription = self._notifier.subscribe(
+    async def start(self) -> None:
+        """Start the background services and subscribe to notifications."""
+        for service in self._services:
+            await service.start()
+        if self._worker.settings.mode is not WakeMode.POLLING:
+            self._subscription = self._app.notifier.subscribe(
                 {
                     "interlock_tasks": self._on_tasks,
-                    "interlock_control": self._obey,
-                    "interlock_duties": self._duties.wake,
+                    "interlock_control": self._on_control,
+                    "interlock_duties": self._maintenance.wake,
                 },
-                self._look_once,
+                self._worker.wake.set,
             )
-        if self._settings.duties:
-            self._spawn(self._duties.run(self._stop_duties))
-        if self._settings.gauges:
-            self._spawn(keep_gauges(lambda: connect(self.url)))
-
-    def _look_once(self) -> None:
-        """Find what was sent while nobody listened."""
-        self._on_tasks("*")
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run something in the background until it ends or the worker does."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-
-    def _change(self) -> None:
-        """Deal with the queue otherwise from now on, as the registration says; nothing that was read before counts."""
-        settings = replace(self._settings, namespaces=self.registration.namespaces)
-        self.claims = Claims(self._worker_id, settings, self._types, self._callback_url)
-        self._wake.set()
-        self._slot_freed.set()
 
     @property
     def is_listening(self) -> bool:
         """Whether notifications arrive, as far as is known."""
-        return self.subscription is not None and self.subscription.is_listening
+        return self._subscription is not None and self._subscription.is_listening
 
-    def _on_tasks(self, payload: str) -> None:
-        if payload == "*" or payload in self.registration.namespaces:
-            self._wake.set()
+    def _on_tasks(self, namespace: str) -> None:
+        if namespace == ALL_NAMESPACES or namespace in self.registration.namespaces:
+            self._worker.wake.set()
 
-    def _obey(self, payload: str) -> None:
-        if payload in {self._worker_id, self._row.id}:
-            self.keeper.poke()
-            self.registration.poke()
-        elif payload == "*":
-            self.claims.reread_paused_namespaces()
-            self._wake.set()
+    def _on_control(self, payload: str) -> None:
+        """React to a changed row or a cancellation request (a worker's id), a changed pause ("*"), or a command."""
+        if payload in {self._worker.worker_id, self.registration.row_id}:
+            self.leases.renew_now()
+            self.registration.reread()
+        elif payload == ALL_WORKERS:
+            self.fetcher.reread_paused_namespaces()
+            self._worker.wake.set()
         else:
-            answer = self.registration.hear(payload)
-            if answer is not None:
-                self._spawn(self.registration.answer(answer))
+            self.registration.handle_command(payload)
 
     def resign(self) -> None:
-        """Give up leadership, so that another worker can take the duties over."""
-        self._stop_duties.set()
+        """Give up leadership without waiting, so that another worker takes over maintenance."""
+        self._maintenance.request_stop()
 
-    async def close(self, seconds: float) -> None:
-        """End everything, within a time; safe twice."""
-        if self.subscription is not None:
-            self.subscription.close()
-        for task in self._background:
-            task.cancel()
+    async def stop(self, seconds: float) -> None:
+        """Stop everything within a time; safe twice."""
+        if self._subscription is not None:
+            self._subscription.close()
+        self.registration.heartbeat.stop_timeout_s = seconds / 2
         with suppress(TimeoutError):
-            await within(seconds, self._end(seconds))
+            await run_within(seconds, self._stop())
 
-    async def _end(self, seconds: float) -> None:
+    async def _stop(self) -> None:
         try:
-            await asyncio.gather(self.keeper.stop(seconds), *self._background, return_exceptions=True)
+            stops = (self.registration.stop(), *(service.stop() for service in self._services))
+            await asyncio.gather(*stops, return_exceptions=True)
         finally:
-            await self.services.close()
+            await self.runner.close()
 
 
-# SECTION worker/connections
-# The two connections of a worker's own loop: one to claim over and one to settle over, because the two overlap.
-#
-# Invariant: outcomes are settled over one connection at a time; when that is lost, the worker is told, once.
+class WorkerConnections:
+    """The two connections of the worker's loop, opened and closed together: claims and settles overlap."""
 
-
-class Connections:
-    """Both connections: open or closed together."""
-
-    def __init__(self, told: Callable[[Exception], None]) -> None:
-        self._told = told
+    def __init__(self, worker: WorkerStateMachine) -> None:
+        self._worker = worker
         self._stack = AsyncExitStack()
-        self._settler: asyncio.Task[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
         self.claiming: Connection | None = None
         self.lost = asyncio.Event()
 
     @property
-    def are_up(self) -> bool:
+    def are_open(self) -> bool:
         """Whether both are open, as far as is known."""
         return self.claiming is not None and not self.lost.is_set()
 
-    async def open(self, url: str, settle: Callable[[Connection], Coroutine[Any, Any, None]]) -> Connection:
-        """Connect anew, begin to settle, and give the connection for claiming."""
+    async def open(self, url: str, settler: Settler) -> Connection:
+        """Open new connections, start to settle over one, and return the other, for claiming."""
         await self.close()
         async with AsyncExitStack() as stack:
             claiming = await stack.enter_async_context(connect(url, few_statements=True))
             settling = await stack.enter_async_context(connect(url, few_statements=True))
             self.lost.clear()
-            self._settler = asyncio.create_task(self._guard(settle(settling)))
-            stack.push_async_callback(_hang_up, claiming, settling)
+            self._settling = asyncio.create_task(self._settle(settler, settling))
+            stack.push_async_callback(_close_silently, claiming, settling)
             self.claiming = claiming
             self._stack = stack.pop_all()
         return claiming
 
-    async def close(self, courtesy: float = COURTESY) -> None:
-        """Close both, soon; safe twice, and before they were open."""
+    async def close(self, reply_timeout_s: float = CANCEL_REPLY_TIMEOUT_S) -> None:
+        """Close both; safe twice and before they were opened."""
         self.claiming = None
-        if self._settler is not None:
-            await end(self._settler, courtesy=courtesy)  # before its connection is closed under it
+        if self._settling is not None:
+            await cancel_tasks(self._settling, reply_timeout_s=reply_timeout_s)  # before its connection is closed
         await self._stack.aclose()
 
-    async def _guard(self, settling: Coroutine[Any, Any, None]) -> None:
+    async def _settle(self, settler: Settler, connection: Connection) -> None:
         try:
-            await settling
-        except Exception as error:  # noqa: BLE001 - whatever ended it, a new connection is a new beginning
+            await settler.run(connection)
+        except Exception as error:  # noqa: BLE001 - any error is answered with a new connection
             log.warning("settling_interrupted", error=str(error) or type(error).__name__)
-            self.lose(error)
+            self.mark_lost(error)
 
-    def lose(self, error: Exception) -> None:
-        """Hear that a connection is gone, or is of no use."""
+    def mark_lost(self, error: Exception) -> None:
+        """Make the worker reconnect, because a connection is gone or of no use."""
         self.lost.set()
-        self._told(error)
+        self._worker.on_connection_lost(error)
 
 
-async def _hang_up(*connections: Connection) -> None:
-    """Close connections without a word to a server that may be gone."""
+async def _close_silently(*connections: Connection) -> None:
+    """Close connections without a message to a server that may be gone."""
     for connection in connections:
         await connection.close()

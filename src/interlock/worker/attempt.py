@@ -1,12 +1,13 @@
-"""One claimed attempt at a task, from the claim to the settled outcome: the TaskStateMachine.
+"""The TaskStateMachine: one claimed attempt at a task, from the claim to the settled outcome.
 
-Invariant: an attempt reports at most once, only while it holds its lease, and its slot is taken until the database
-has acknowledged what became of it. An attempt that lost its lease is ABANDONED and writes nothing.
+Invariant: an attempt is settled at most once, only while it holds its lease, and it occupies its slot until the
+database has acknowledged the settle. An attempt that lost its lease is ABANDONED and writes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,8 +19,15 @@ from interlock.client.step_context import StepContext
 from interlock.lifecycle import TASK, TaskEvent, TaskState
 from interlock.machine import StateMachine
 from interlock.model.graph import chosen_branches
-from interlock.telemetry import TaskTelemetry, series_of
-from interlock.worker.outcome import Interruption, described, failed_around, succeeded, unsuccessful
+from interlock.telemetry import TaskTelemetry, leases_lost_total, log, series_of
+from interlock.worker.outcome import (
+    Interruption,
+    describe_error,
+    failed_outside_handler,
+    returned,
+    succeeded,
+    unsuccessful,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -28,14 +36,14 @@ if TYPE_CHECKING:
     from interlock.client.task import Task
     from interlock.store.tasks import ClaimedTask, Outcome
 
+TAKEN_OVER = "another has it"
 
-# SECTION worker/interruption
-# Why a handler is stopped before it is done.
+_losing = threading.Lock()
 
 
 @dataclass(slots=True)
 class TaskResult:
-    """How an attempt ended, for whoever ran it."""
+    """How an attempt ended."""
 
     task_id: str
     final_state: TaskState
@@ -45,25 +53,32 @@ class TaskResult:
     duration_ms: int | None = None
 
 
-class Services(Protocol):
-    """What an attempt needs of the worker that runs it."""
+class HandlerRunner(Protocol):
+    """Runs the handler of an attempt."""
 
     async def run_handler(self, attempt: TaskStateMachine, /) -> Any:
-        """Run the handler to its end and give its output, ready for JSON."""
+        """Run the handler to its end and return its output as a JSON value."""
 
-    async def settle(self, attempt: TaskStateMachine, outcome: Outcome, /) -> bool:
-        """Write the outcome; False when the attempt is lost."""
+
+class AttemptRunner(HandlerRunner, Protocol):
+    """Runs an attempt's handler and settles its outcome."""
+
+    async def settle(self, attempt: TaskStateMachine, /) -> None:
+        """Write `attempt.outcome`, or queue it for a batch; call `attempt.finish` when it is acknowledged."""
+
+    async def abandon(self, attempt: TaskStateMachine, /) -> None:
+        """Undo the uncommitted writes of an attempt that lost its lease, and release its slot."""
 
 
 class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
-    """One attempt: its state, its context, and the way from the claim to the outcome."""
+    """One attempt: its state, its handler's context and its outcome."""
 
     __slots__ = (
         "_completed",
         "_context",
         "_id",
         "_line",
-        "answer",
+        "cancel_requested",
         "chosen",
         "claimed",
         "definition",
@@ -71,12 +86,11 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "is_lost",
         "job",
         "lease_until",
-        "number",
         "outcome",
         "output",
         "running",
+        "slot_key",
         "task_type",
-        "unwanted",
         "worker_id",
     )
 
@@ -94,21 +108,19 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         telemetry = TaskTelemetry(task_id, series_of(task_type))
         super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState))
         self._id = task_id
-        self.number = 0 if claimed is None else claimed.id.int  # of the task: its hash is Python's own, and fast
+        self.slot_key = 0 if claimed is None else claimed.id.int  # an int hashes in C; a UUID's hash is Python code
         self.task_type = task_type
         self.worker_id = worker_id
         self.definition = definition
         self.claimed = claimed
-        # for a step, what it has to know of its job
+        # The job document of a step; None for a standalone task.
         self.job: dict[str, Any] | None = None if claimed is None or claimed.extras is None else claimed.extras["job"]
-        self.chosen: list[str] | None = None  # by a decision, of its branches
-        self.lease_until = lease_until  # by this process's own monotonic clock, whatever the server's shows
+        self.chosen: list[str] | None = None  # branches, if the step is a decision
+        self.lease_until = lease_until  # on this process's monotonic clock, independent of the server's clock
         self.running: asyncio.Task[Any] | None = None
-        self.unwanted = False  # somebody asked for the task's cancellation
-        self.is_lost = False  # it is known, and counted, that the attempt holds the task no more
-        # what is to be reported, and who, besides the worker, wants to know whether it was
+        self.cancel_requested = False
+        self.is_lost = False  # the lost lease has been counted
         self.outcome: Outcome | None = None
-        self.answer: asyncio.Future[bool] | None = None
         self.interruption: Interruption | None = None
         self._context: TaskContext | None = None
         self._line = line
@@ -125,7 +137,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         lease_until: float,
         line: Line | None = None,
     ) -> TaskStateMachine:
-        """Make the machine of a task that was just claimed; it is about to be processed."""
+        """Make the attempt of a task that was just claimed, in PROCESSING."""
         attempt = cls(
             claimed.id,
             claimed.type,
@@ -139,14 +151,182 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         attempt.transition(TaskEvent.CLAIM_SUCCEEDED)
         return attempt
 
+    @classmethod
+    def not_started(cls, claimed: ClaimedTask, worker_id: str) -> TaskStateMachine:
+        """Make the attempt of a task that was claimed during a shutdown: ABANDONED, to be returned to the queue."""
+        attempt = cls(claimed.id, claimed.type, worker_id, claimed=claimed)
+        attempt.transition(TaskEvent.CLAIM_REQUESTED)
+        attempt.transition(TaskEvent.SHUTDOWN_REQUESTED)
+        attempt.outcome = returned(attempt)
+        return attempt
+
+    # --- the run: handler, outcome, settle
+
+    async def execute(self, runner: AttemptRunner) -> None:
+        """Run the handler and settle its outcome.
+
+        The runner may settle in a batch with other attempts: the final state is reached in `finish`.
+        """
+        try:
+            outcome = await self.process(runner)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any failure is an outcome
+            outcome = self._fail_outside_handler(error)
+        if outcome is None:
+            await runner.abandon(self)
+        else:
+            self.outcome = outcome
+            await runner.settle(self)
+
+    async def process(self, runner: HandlerRunner) -> Outcome | None:
+        """Run the handler and return the outcome to settle; None if the lease is lost."""
+        output: Any = None
+        error: BaseException | None = None
+        timeout = self.timeout
+        try:
+            if self.interruption is not None:  # interrupted before it started
+                raise asyncio.CancelledError(self.interruption.value)  # noqa: TRY301 - as if the handler were cancelled
+            if timeout is None:
+                output = await runner.run_handler(self)
+            else:
+                async with asyncio.timeout(timeout):
+                    output = await runner.run_handler(self)
+            self._record_choice(output)
+        except BaseException as raised:  # noqa: BLE001 - whatever a handler raises is an outcome
+            output, error = None, self._cause(raised, timeout)
+        if error is not None and self.cancel_requested and self.interruption is not Interruption.LEASE_LOST:
+            self.interruption = Interruption.CANCELED  # also when the worker shuts down meanwhile
+        if self.interruption is Interruption.LEASE_LOST:
+            self.context.error = "the lease was lost"
+            self.transition(TaskEvent.LEASE_EXPIRED)
+            return None
+        self._conclude(output, error)
+        return succeeded(self) if error is None else unsuccessful(self, error)
+
+    def finish(self, *, written: bool) -> None:
+        """Reach the final state: the outcome was written, or refused because the attempt is lost."""
+        self.transition(TaskEvent.REPORT_SUCCEEDED if written else TaskEvent.REPORT_FAILED)
+
+    def _fail_outside_handler(self, error: BaseException) -> Outcome | None:
+        """Return the outcome of a failure in the engine around the handler; None if the lease is lost."""
+        self.interruption = None
+        if self.state is TaskState.PROCESSING:
+            self.transition(TaskEvent.PROCESSING_FAILED)
+        if self.state is not TaskState.REPORTING:
+            return None
+        return failed_outside_handler(self, error)
+
+    def _cause(self, raised: BaseException, timeout: float | None) -> BaseException:
+        """Return the error that ended the handler; a TimeoutError past the deadline is the task's own timeout."""
+        if isinstance(raised, asyncio.CancelledError):
+            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # this code runs in a task
+        elif isinstance(raised, TimeoutError):
+            deadline = self.context.deadline
+            if deadline is not None and datetime.now(UTC) >= deadline:
+                return TimeoutError(f"the handler was still running after {timeout:g} s")
+        return raised
+
+    def _record_choice(self, output: Any) -> None:
+        """Validate and keep the branches that a decision step chose."""
+        if self.job is not None and self.job.get("kind") == "decision":
+            self.chosen = chosen_branches(self.job.get("branches") or (), output)
+
+    def _conclude(self, output: Any, error: BaseException | None) -> None:
+        """Move from PROCESSING to REPORTING."""
+        self._completed = time.time()
+        if error is None:
+            self.output = output
+            self.interruption = None  # the handler finished although it was interrupted
+            if self._context is not None:
+                self._set_result(self._context)
+            self.transition(TaskEvent.PROCESSING_SUCCEEDED)
+            return
+        context = self.context
+        self._set_result(context)
+        if self.interruption is Interruption.SHUTDOWN:
+            context.error = "the worker shut down before the handler was done"
+            self.transition(TaskEvent.SHUTDOWN_REQUESTED)
+        else:
+            context.error = context.cancel_reason if self.interruption else describe_error(error)
+            self.transition(TaskEvent.PROCESSING_FAILED)
+
+    # --- stopping the handler
+
+    def request_cancel(self, reason: str | None) -> bool:
+        """Set the cancellation flag that a cooperative handler polls; False if it was set before."""
+        if self.cancel_requested:
+            return False
+        self.cancel_requested = self.context.cancelled = True
+        self.context.cancel_reason = reason or Interruption.CANCELED.value
+        return True
+
+    def interrupt(self, why: Interruption, reason: str | None = None) -> None:
+        """Stop the handler as far as its executor can. A lost lease overrides any earlier interruption."""
+        if self.state is not TaskState.PROCESSING:
+            return
+        if self.interruption is None or why is Interruption.LEASE_LOST:
+            self.interruption = why
+        self.context.cancelled = True
+        self.context.cancel_reason = self.context.cancel_reason or reason or why.value
+        if self.running is not None:
+            self.running.cancel(why.value)
+
+    def record_lost_lease(self, reason: str = TAKEN_OVER) -> None:
+        """Count and log that the attempt no longer holds its task, once.
+
+        The lease keeper's thread and the settle on the worker's loop may find out at the same time.
+        """
+        with _losing:
+            if self.is_lost:
+                return
+            self.is_lost = True
+        leases_lost_total.inc()
+        log.warning("lease_lost", task_id=self.task_id, attempt=self.key[1], reason=reason)
+
+    # --- what is known of the attempt
+
     @property
     def task_id(self) -> str:
         """The id of the task."""
         return str(self._id)
 
     @property
+    def key(self) -> tuple[UUID, int]:
+        """Task id and attempt number: the fence of every write for this attempt."""
+        if self.claimed is None:
+            raise RuntimeError("an attempt that was never claimed has no fence")
+        return self.claimed.id, self.claimed.attempt
+
+    @property
+    def step(self) -> str:
+        """The name of the step; empty for a standalone task."""
+        return "" if self.claimed is None else self.claimed.step or ""
+
+    @property
+    def is_transactional(self) -> bool:
+        """Whether the outcome commits together with the handler's own writes."""
+        return self.definition is not None and self.definition.transactional
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that the handler may run: the task's own option, else its definition's."""
+        claimed = self.claimed
+        own = None if claimed is None or claimed.extras is None else claimed.extras["timeout_seconds"]
+        return own if own is not None or self.definition is None else self.definition.timeout
+
+    @property
+    def started_at(self) -> datetime:
+        """When the attempt entered PROCESSING, which is when it was claimed."""
+        began = next((move for move in self.history if move.to_state is TaskState.PROCESSING), None)
+        return datetime.now(UTC) if began is None else began.at
+
+    @property
+    def completed_at(self) -> datetime | None:
+        """When the handler ended."""
+        return datetime.fromtimestamp(self._completed, UTC) if self._completed else None
+
+    @property
     def context(self) -> TaskContext:
-        """What the handler is told, made when somebody first asks: most handlers never do."""
+        """The handler's context, created on first use: most handlers take none."""
         if self._context is None:
             claimed = self.claimed
             self._context = TaskContext(task_type=self.task_type) if claimed is None else self._context_of(claimed)
@@ -154,18 +334,31 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     @property
     def has_context(self) -> bool:
-        """Whether somebody has asked for the context."""
+        """Whether the context was created."""
         return self._context is not None
 
     @property
     def latest_progress(self) -> dict[str, Any] | None:
-        """What the handler said last of how far it is."""
+        """The progress that the handler reported last."""
         return None if self._context is None else self._context.latest_progress
 
     @property
     def has_failed(self) -> bool:
-        """Whether something went wrong with the attempt."""
+        """Whether the handler raised, was stopped, or the engine failed around it."""
         return self._context is not None and self._context.error is not None
+
+    def result(self) -> TaskResult:
+        """Return the attempt's current state with its output or error."""
+        context = self.context
+        started, completed = context.processing_started_at, context.processing_completed_at
+        return TaskResult(
+            self.task_id,
+            self.state,
+            output=context.output_data,
+            error=context.error,
+            cost=context.cost,
+            duration_ms=int((completed - started).total_seconds() * 1000) if started and completed else None,
+        )
 
     def _context_of(self, claimed: ClaimedTask) -> TaskContext:
         kind = TaskContext if self.job is None else partial(StepContext, job=self.job)
@@ -190,159 +383,10 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         timeout = self.timeout
         if timeout is not None:
             context.deadline = started + timedelta(seconds=timeout)
-        self._tell_result(context)
+        self._set_result(context)
         return context
 
-    def _tell_result(self, context: TaskContext) -> None:
+    def _set_result(self, context: TaskContext) -> None:
         if self._completed:
             context.output_data = self.output
             context.processing_completed_at = self.completed_at
-
-    @property
-    def step(self) -> str:
-        """The name of the step that the task is; none is an empty name."""
-        return "" if self.claimed is None else self.claimed.step or ""
-
-    @property
-    def started_at(self) -> datetime:
-        """When the attempt began to be processed, which is as soon as it was claimed."""
-        began = next((move for move in self.history if move.to_state is TaskState.PROCESSING), None)
-        return datetime.now(UTC) if began is None else began.at
-
-    @property
-    def completed_at(self) -> datetime | None:
-        """When the handler had ended."""
-        return datetime.fromtimestamp(self._completed, UTC) if self._completed else None
-
-    @property
-    def timeout(self) -> float | None:
-        """The seconds that the handler has: the task's own, else its definition's."""
-        claimed = self.claimed
-        own = None if claimed is None or claimed.extras is None else claimed.extras["timeout_seconds"]
-        return own if own is not None or self.definition is None else self.definition.timeout
-
-    async def execute(self, services: Services) -> TaskResult:
-        """Run the handler, report what came of it, and tell how it ended."""
-        outcome = await self.process(services)
-        if outcome is not None:
-            self.reported(written=await services.settle(self, outcome))
-        return self.result()
-
-    async def process(self, services: Services) -> Outcome | None:
-        """Run the handler; give what is to be reported, or nothing when the lease is lost."""
-        output: Any = None
-        error: BaseException | None = None
-        timeout = self.timeout
-        try:
-            if self.interruption is not None:  # before it had its turn
-                raise asyncio.CancelledError(self.interruption.value)  # noqa: TRY301 - as it would be in its turn
-            if timeout is None:
-                output = await services.run_handler(self)
-            else:
-                async with asyncio.timeout(timeout):
-                    output = await services.run_handler(self)
-            self._decide(output)
-        except BaseException as raised:  # noqa: BLE001 - whatever a handler raises is an outcome
-            output, error = None, self._stopped_by(raised, timeout)
-        if error is not None and self.unwanted and self.interruption is not Interruption.LEASE_LOST:
-            self.interruption = Interruption.CANCELED  # it was asked to stop, and did; a shutdown changes nothing
-        if self.interruption is Interruption.LEASE_LOST:
-            self.context.error = "the lease was lost"
-            self.transition(TaskEvent.LEASE_EXPIRED)
-            return None
-        self._conclude(output, error)
-        return succeeded(self) if error is None else unsuccessful(self, error)
-
-    def fail(self, error: BaseException) -> Outcome | None:
-        """Make an outcome of whatever went wrong around the handler itself; nothing when the lease is lost."""
-        self.interruption = None
-        if self.state is TaskState.PROCESSING:
-            self.transition(TaskEvent.PROCESSING_FAILED)
-        if self.state is not TaskState.REPORTING:
-            return None
-        return self.failed_after_all(error)
-
-    def failed_after_all(self, error: BaseException) -> Outcome:
-        """Make the outcome of an attempt that failed outside its handler; it is tried again if it may be."""
-        return failed_around(self, error)
-
-    def reported(self, *, written: bool) -> None:
-        """Hear whether the outcome was written."""
-        self.transition(TaskEvent.REPORT_SUCCEEDED if written else TaskEvent.REPORT_FAILED)
-
-    def _stopped_by(self, raised: BaseException, timeout: float | None) -> BaseException:
-        """Tell what stopped the handler, by what came out of it."""
-        if isinstance(raised, asyncio.CancelledError):
-            asyncio.current_task().uncancel()  # type: ignore[union-attr]  # this code runs in a task
-        elif isinstance(raised, TimeoutError):
-            deadline = self.context.deadline
-            if deadline is not None and datetime.now(UTC) >= deadline:
-                return TimeoutError(f"the handler was still running after {timeout:g} s")
-        return raised
-
-    def _decide(self, output: Any) -> None:
-        """See to it that a decision has chosen among its branches."""
-        if self.job is not None and self.job.get("kind") == "decision":
-            self.chosen = chosen_branches(self.job.get("branches") or (), output)
-
-    def ask_to_stop(self, reason: str | None) -> bool:
-        """Tell the handler that its work is not wanted any more; False when it was told before."""
-        if self.unwanted:
-            return False
-        self.unwanted = self.context.cancelled = True
-        self.context.cancel_reason = reason or Interruption.CANCELED.value
-        return True
-
-    def interrupt(self, why: Interruption, reason: str | None = None) -> None:
-        """Stop the handler, as far as its executor can; what then happens depends on why."""
-        if self.state is not TaskState.PROCESSING:
-            return
-        if self.interruption is None or why is Interruption.LEASE_LOST:
-            self.interruption = why
-        self.context.cancelled = True
-        self.context.cancel_reason = self.context.cancel_reason or reason or why.value
-        if self.running is not None:
-            self.running.cancel(why.value)
-
-    def _conclude(self, output: Any, error: BaseException | None) -> None:
-        self._completed = time.time()
-        if error is None:
-            self.output = output
-            self.interruption = None  # it finished all the same, and what is done is done
-            if self._context is not None:
-                self._tell_result(self._context)
-            self.transition(TaskEvent.PROCESSING_SUCCEEDED)
-            return
-        context = self.context
-        self._tell_result(context)
-        if self.interruption is Interruption.SHUTDOWN:
-            context.error = "the worker shut down before the handler was done"
-            self.transition(TaskEvent.SHUTDOWN_REQUESTED)
-        else:
-            context.error = context.cancel_reason if self.interruption else described(error)
-            self.transition(TaskEvent.PROCESSING_FAILED)
-
-    @property
-    def is_transactional(self) -> bool:
-        """Whether the outcome commits with what the handler wrote."""
-        return self.definition is not None and self.definition.transactional
-
-    def result(self) -> TaskResult:
-        """Tell how the attempt stands."""
-        context = self.context
-        started, completed = context.processing_started_at, context.processing_completed_at
-        return TaskResult(
-            self.task_id,
-            self.state,
-            output=context.output_data,
-            error=context.error,
-            cost=context.cost,
-            duration_ms=int((completed - started).total_seconds() * 1000) if started and completed else None,
-        )
-
-    @property
-    def key(self) -> tuple[UUID, int]:
-        """Task and attempt: what everything written about this attempt is fenced by."""
-        if self.claimed is None:
-            raise RuntimeError("an attempt that was never claimed has no fence")
-        return self.claimed.id, self.claimed.attempt

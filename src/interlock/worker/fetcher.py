@@ -1,33 +1,34 @@
-"""What a worker takes from the queue and puts back: claims in fair shares, recovery, and how long to rest.
+"""The Fetcher: claims tasks in fair shares of the namespaces, recovers expired leases, and finds the next due time.
 
 Invariant: whether a task may run was decided before it became pending; claiming decides only who runs it.
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from interlock.errors import DisconnectedError, StatementError
-from interlock.lifecycle import TaskRowEvent
 from interlock.store.limits import paused_namespaces
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.tasks import Outcome, claim_pending_tasks, notify_tasks, settle_running_tasks, until_next_run
+from interlock.store.tasks import claim_pending_tasks, until_next_run
 from interlock.telemetry import claim_batch_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from interlock.postgres.connection import Connection
     from interlock.store.tasks import ClaimedTask
     from interlock.worker.settings import WorkerSettings
 
+MIN_REST_S = 0.001
 
-class Claims:
-    """One worker's dealings with the queue."""
+
+class Fetcher:
+    """One worker's reads and claims of the queue."""
 
     def __init__(
         self, worker_id: str, settings: WorkerSettings, types: Iterable[str], callback_url: str | None = None
@@ -35,23 +36,32 @@ class Claims:
         self._worker_id = worker_id
         self._callback_url = callback_url
         self._settings = settings
+        self._namespaces = settings.namespaces
         self._types = sorted(types)
         self._paused: set[str] = set()
         self._reread_paused = True
         self._rotation = 0
-        self._recovered_at = -1e9
-        self.is_exhausted = False  # the latest claim found all that was due
+        self._recovered_at = -math.inf
+        self.is_exhausted = False  # the last claim took every due task
+
+    def serve(self, namespaces: tuple[str, ...]) -> None:
+        """Claim from these namespaces from now on, and forget everything read before."""
+        self._namespaces = namespaces
+        self._paused = set()
+        self._reread_paused = True
+        self._recovered_at = -math.inf
+        self.is_exhausted = False
 
     def reread_paused_namespaces(self) -> None:
-        """Have the next look find out which namespaces are paused."""
+        """Read again before the next claim which namespaces are paused."""
         self._reread_paused = True
 
     async def claim(self, connection: Connection, free: int) -> list[ClaimedTask]:
-        """Claim up to so many tasks of the namespaces that are not paused."""
-        namespaces = [name for name in self._settings.namespaces if name not in self._paused]
+        """Claim up to `free` tasks from the namespaces that are not paused."""
+        namespaces = [name for name in self._namespaces if name not in self._paused]
         if not namespaces:
             return []
-        # A share that is smaller than the number of namespaces begins with another one every time.
+        # With fewer free slots than namespaces, each claim starts with another namespace.
         self._rotation = (self._rotation + 1) % len(namespaces)
         claimed = await claim_pending_tasks(
             connection,
@@ -68,44 +78,34 @@ class Claims:
         self.is_exhausted = all(count < share for count in found.values())
         return claimed
 
-    async def give_back(self, connection: Connection | None, claimed: Sequence[ClaimedTask]) -> None:
-        """Return tasks that will not be run here after all; they have used up no try."""
-        reason = f"returned by {self._worker_id}, which shuts down"
-        outcomes = [Outcome(task.id, task.attempt, TaskRowEvent.RETURN, reason=reason) for task in claimed]
-        if outcomes and connection is not None:
-            # if it cannot be written, the lease runs out and recovery does the same
-            with suppress(DisconnectedError, StatementError):
-                await settle_running_tasks(connection, outcomes, actor=self._worker_id)
-                await notify_tasks(connection, {task.namespace for task in claimed})
-
     async def recover(self, connection: Connection) -> bool:
-        """Take back what dead workers held; False when that was looked after a moment ago."""
-        due = time.monotonic() - self._recovered_at >= self._settings.recovery_interval
-        if due:
+        """Recover tasks with expired leases, at most once per recovery interval; False if it is not due."""
+        is_due = time.monotonic() - self._recovered_at >= self._settings.recovery_interval
+        if is_due:
             while await recover_expired_tasks(connection, actor=self._worker_id):
                 pass
             self._recovered_at = time.monotonic()
-        if due or self._reread_paused:
+        if is_due or self._reread_paused:
             self._reread_paused = False
             self._paused = await paused_namespaces(connection)
-        return due
+        return is_due
 
-    async def until_next(self, connection: Connection | None, longest: float) -> float:
-        """Seconds until the next pending task is due, at most `longest`."""
+    async def seconds_until_due(self, connection: Connection | None, limit: float) -> float:
+        """Return the seconds until the next pending task is due, at most `limit`."""
         if connection is None:
-            return longest
+            return limit
         try:
-            remaining = await until_next_run(connection, types=self._types, namespaces=self._settings.namespaces)
+            remaining = await until_next_run(connection, types=self._types, namespaces=self._namespaces)
         except DisconnectedError:
-            return 0.0  # the next claim finds out what is wrong
+            return 0.0  # the next claim reports the error
         except StatementError:
-            return longest  # and not at once again and again
+            return limit  # no immediate repetition
         if remaining is None:
-            return longest
-        return min(longest, max(remaining.total_seconds(), 0.001))
+            return limit
+        return min(limit, max(remaining.total_seconds(), MIN_REST_S))
 
 
-def backoff(settings: WorkerSettings, empty_looks: int) -> float:
-    """Seconds to rest after so many empty looks: twice as long each time, up to a cap, and never in step."""
-    grown: float = settings.poll_base * 2 ** min(empty_looks, 20)
-    return min(grown, settings.poll_cap) * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+def poll_interval(settings: WorkerSettings, empty_polls: int) -> float:
+    """Return the seconds to wait after so many empty polls: exponential up to `poll_cap`, with 20 % jitter."""
+    interval: float = settings.poll_base * 2 ** min(empty_polls, 20)
+    return min(interval, settings.poll_cap) * random.uniform(0.8, 1.2)  # noqa: S311 - jitter

@@ -1,7 +1,8 @@
-"""What a worker is to others: a row that says for whom it works, and somebody who can be told to work otherwise.
+"""A worker's row in the database: its registration, heartbeat and deregistration, and the remote commands to it.
 
-Invariant: a worker that is paused or disabled takes no new tasks; those that it has are not touched. One whose row has
-ended shuts down.
+Invariant: a paused or disabled worker claims no new tasks and keeps those it runs. A worker whose row has reached a
+final state shuts down. A failed heartbeat costs the worker no task: it goes on working and registers again as soon as
+the database can be reached.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from interlock.errors import InputError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
-from interlock.postgres.retry import raise_if_canceled
+from interlock.postgres.connection import connect
+from interlock.postgres.retry import RetryState, keep_connected
+from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.remote_commands import (
     Enable,
     EventStatus,
@@ -28,6 +31,7 @@ from interlock.store.workers import (
     HEARTBEAT_LEASE,
     HEARTBEATS_PER_LEASE,
     RUNNING,
+    RegisteredProcess,
     deregister_worker,
     detach_process,
     ensure_registered,
@@ -36,161 +40,146 @@ from interlock.store.workers import (
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Mapping, Sequence
     from datetime import datetime, timedelta
 
+    from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
-    from interlock.store.remote_commands import Command, HandlerCommand, OrchestrationCommand, SystemCommand
-    from interlock.store.workers import RegisteredProcess
+    from interlock.store.remote_commands import Command
+    from interlock.worker.loop_thread import LoopThread
+    from interlock.worker.process import WorkerStateMachine
     from interlock.worker.stats import WorkerStatistics
 
-
-# SECTION worker/presence
-# Keeps the worker's row in the database: says that it is here, for whom it works, and in the end that it has gone.
-#
-# Invariant: a heartbeat that fails costs the worker no task: it goes on working, and says again that it is here as soon
-# as the database can be reached.
-
-LAST_WORD = 2.0  # seconds that the farewell may take
+DEREGISTER_TIMEOUT_S = 2.0
 
 
-class Presence:
-    """One worker's row. `run` it as a task until `stop`; `poke` it when what the worker serves has changed."""
+class HeartbeatOwner(Protocol):
+    """The process that a heartbeat speaks for."""
+
+    def now(self) -> datetime | None:
+        """Return the time of a controlled clock; None for the server's clock."""
+
+    def statistics_document(self) -> Mapping[str, Any]:
+        """Return the statistics to store in the row."""
+
+    def on_status(self, status: str, /) -> None:
+        """Receive the status of the row whenever a heartbeat finds it changed."""
+
+
+class Heartbeat(BackgroundService):
+    """Registers a process, renews its row's liveness, and ends the row when it is stopped."""
+
+    stop_timeout_s = DEREGISTER_TIMEOUT_S
 
     def __init__(
-        self,
-        connect: Callable[[], AbstractAsyncContextManager[Connection]],
-        process: RegisteredProcess,
-        *,
-        statistics: Callable[[], Mapping[str, Any]] = dict,
-        told: Callable[[str], None] = lambda _: None,
-        lease: timedelta = HEARTBEAT_LEASE,
-        clock: Callable[[], datetime | None] = lambda: None,
+        self, url: str, process: RegisteredProcess, owner: HeartbeatOwner, *, lease: timedelta = HEARTBEAT_LEASE
     ) -> None:
-        self._connect = connect
+        super().__init__("heartbeat")
+        self._url = url
         self.process = process
-        self._statistics = statistics
-        self._told = told
+        self._owner = owner
         self._lease = lease
-        self._clock = clock
-        self._poked = asyncio.Event()
-        self.status: str | None = None  # of the row, as the latest heartbeat found it
+        self._beat_requested = asyncio.Event()
+        self._retries = RetryState()
+        self.status: str | None = None  # of the row, as the last heartbeat found it
 
     def serve(self, namespaces: tuple[str, ...]) -> None:
-        """Serve other namespaces from now on, and say so at once."""
+        """Register other namespaces at once."""
         self.process = replace(self.process, namespaces=namespaces)
-        self.poke()
+        self.beat_now()
 
-    def poke(self) -> None:
-        """Have the next heartbeat come at once."""
-        self._poked.set()
+    def beat_now(self) -> None:
+        """Send the next heartbeat at once."""
+        self._beat_requested.set()
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Say that the worker is here, again and again, until `stop`; then end its row."""
-        stopping = asyncio.create_task(stop.wait())
-        stopping.add_done_callback(lambda _: self.poke())
-        try:
-            while not stop.is_set():
-                try:
-                    async with self._connect() as connection:
-                        await self._beat(connection, stop)
-                except (StoreError, OSError, TimeoutError) as error:
-                    raise_if_canceled()
-                    log.warning("heartbeat_failed", worker_id=self.process.id, error=str(error) or "it took too long")
-                    if not stop.is_set():
-                        self._poked.clear()  # it was not heard, and is not to be repeated without a pause
-                        await self._rest()
-        finally:
-            stopping.cancel()
+    def request_stop(self) -> None:
+        """Set `stopping` and end the pause between heartbeats."""
+        super().request_stop()
+        self.beat_now()
 
-    async def _beat(self, connection: Connection, stop: asyncio.Event) -> None:
-        while not stop.is_set():
-            self._poked.clear()
-            said = replace(self.process, statistics=self._statistics())
-            async with asyncio.timeout(self._lease.total_seconds()):
-                status = await ensure_registered(connection, said, lease=self._lease, now=self._clock())
-            if status != self.status:
-                log.info("worker_presence", worker_id=self.process.id, status=status)
-                if status == RUNNING and (self.status is not None or self.process.generation is not None):
-                    await notify_jobs_of_worker(connection)  # no row was made for it, which would have told of it
-                self.status = status
-                self._told(status)
-            await self._rest()
-        with suppress(StoreError, TimeoutError):  # without it, the row is not live for long anyway
-            async with asyncio.timeout(LAST_WORD):
-                await self._leave(connection)
+    async def run(self) -> None:
+        """Send heartbeats until `stopping`, then end the row."""
+        await keep_connected(
+            lambda: connect(self._url),
+            self._beat_until_stopped,
+            on_failure=self._on_failure,
+            state=self._retries,
+            retry_on=(Exception,),  # a live worker must stay registered, whatever went wrong
+            stopping=self.stopping,
+        )
 
-    async def _leave(self, connection: Connection) -> None:
-        if self.process.generation is None:
-            await deregister_worker(connection, self.process.id, now=self._clock())
-        else:
-            await detach_process(connection, self.process, now=self._clock())
+    async def _beat_until_stopped(self, connection: Connection) -> None:
+        while not self.stopping.is_set():
+            self._beat_requested.clear()
+            await self._beat(connection)
+            self._retries.reset()
+            if not self.stopping.is_set():
+                await wait_for_event(self._beat_requested, self._lease.total_seconds() / HEARTBEATS_PER_LEASE)
+        with suppress(StoreError, TimeoutError):  # without it the row expires soon
+            async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
+                if self.process.generation is None:
+                    await deregister_worker(connection, self.process.id, now=self._owner.now())
+                else:
+                    await detach_process(connection, self.process, now=self._owner.now())
 
-    async def _rest(self) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(self._lease.total_seconds() / HEARTBEATS_PER_LEASE):
-                await self._poked.wait()
+    async def _beat(self, connection: Connection) -> None:
+        process = replace(self.process, statistics=self._owner.statistics_document())
+        async with asyncio.timeout(self._lease.total_seconds()):
+            status = await ensure_registered(connection, process, lease=self._lease, now=self._owner.now())
+        if status == self.status:
+            return
+        log.info("worker_presence", worker_id=process.id, status=status)
+        if status == RUNNING and (self.status is not None or process.generation is not None):
+            await notify_jobs_of_worker(connection)  # only the insert of a new row notifies the orchestrators by itself
+        self.status = status
+        self._owner.on_status(status)
 
-
-# SECTION worker/control
-# What a running worker can be told over NOTIFY, each group of commands answered by the side that it concerns.
-#
-# Invariant: the two event systems stay apart: a command of the orchestration side never reaches the handler side,
-# nor the
-# other way round; whatever a command asks for, it is answered, an error included.
+    def _on_failure(self, error: Exception, _: float) -> None:
+        log.warning("heartbeat_failed", worker_id=self.process.id, error=str(error) or type(error).__name__)
 
 
-class OrchestrationSide(Protocol):
-    """Event system 1: which tasks come to this worker."""
+class CommandTarget(Protocol):
+    """Executes remote commands.
+
+    `subscribe` and `unsubscribe` concern event system 1 (which tasks come to the worker), `event_status` event system 2
+    (the worker and its handlers), the others the process as a whole.
+    """
 
     def subscribe(self, namespace: str, /) -> Sequence[str]:
-        """Take tasks of a namespace too; give all namespaces that are served now."""
+        """Claim from one more namespace; return all that are served."""
 
     def unsubscribe(self, namespace: str, /) -> Sequence[str]:
-        """Take no more tasks of a namespace; give those that are still served. InputError if none would be."""
-
-
-class HandlerSide(Protocol):
-    """Event system 2: what goes on between this worker and its handlers."""
+        """Claim no more from a namespace; return those that are still served. InputError if none would be left."""
 
     def event_status(self) -> dict[str, Any]:
-        """Give the statistics of the event system."""
-
-
-class SystemSide(Protocol):
-    """The process as a whole."""
+        """Return the statistics of the event system between the worker and its handlers."""
 
     def status(self) -> dict[str, Any]:
-        """Tell how the worker is."""
+        """Describe the worker."""
 
     def refresh(self) -> None:
-        """Read anew what is kept in memory of the database, and look for tasks."""
+        """Drop what was read from the database, and poll."""
 
-    def enable(self, enabled: bool, /) -> None:  # noqa: FBT001 - the one word of the command
-        """Take on new tasks, or none until told otherwise."""
+    def enable(self, enabled: bool, /) -> None:  # noqa: FBT001 - the command's only argument
+        """Claim new tasks, or none until enabled again."""
 
 
 class Answer(NamedTuple):
-    """What is to be said to whoever asked; without a token nobody waits for it."""
+    """The reply to a remote command; without a token the sender does not wait for it."""
 
     token: str | None
     document: dict[str, Any]
 
 
-class Control:
-    """Takes the commands of one worker and hands each to its side."""
+class RemoteCommands:
+    """Reads the commands to one worker from notifications, executes and answers them; an error is an answer too."""
 
-    def __init__(
-        self, worker_id: str, *, orchestration: OrchestrationSide, handlers: HandlerSide, system: SystemSide
-    ) -> None:
+    def __init__(self, worker_id: str, target: CommandTarget) -> None:
         self._worker_id = worker_id
-        self._orchestration = orchestration
-        self._handlers = handlers
-        self._system = system
+        self._target = target
 
-    def hear(self, payload: str) -> Answer | None:
-        """Obey a notification that is a command to this worker; None when it is not."""
+    def handle(self, payload: str) -> Answer | None:
+        """Execute the command in a notification and return the answer; None if it is not for this worker."""
         try:
             request = parse_command(payload, self._worker_id)
         except InputError as error:
@@ -206,128 +195,112 @@ class Control:
         return Answer(request.token, document)
 
     def execute(self, command: Command) -> dict[str, Any]:
-        """Hand a command to the side that it concerns, and give the answer."""
+        """Execute a command and return the document of the answer."""
+        target = self._target
         match command:
-            case Subscribe() | Unsubscribe():
-                return self._of_orchestration(command)
+            case Subscribe(namespace):
+                return {"namespaces": list(target.subscribe(namespace))}
+            case Unsubscribe(namespace):
+                return {"namespaces": list(target.unsubscribe(namespace))}
             case EventStatus():
-                return self._of_handlers(command)
-            case Status() | Refresh() | Enable():
-                return self._of_system(command)
-
-    def _of_orchestration(self, command: OrchestrationCommand) -> dict[str, Any]:
-        act = self._orchestration.subscribe if isinstance(command, Subscribe) else self._orchestration.unsubscribe
-        return {"namespaces": list(act(command.namespace))}
-
-    def _of_handlers(self, _: HandlerCommand) -> dict[str, Any]:
-        return self._handlers.event_status()
-
-    def _of_system(self, command: SystemCommand) -> dict[str, Any]:
-        if isinstance(command, Status):
-            return self._system.status()
-        if isinstance(command, Refresh):
-            self._system.refresh()
-            return {"refreshed": True}
-        self._system.enable(command.enabled)
-        return {"enabled": command.enabled}
-
-
-REPAIR_PAUSE = 1.0
+                return target.event_status()
+            case Status():
+                return target.status()
+            case Refresh():
+                target.refresh()
+                return {"refreshed": True}
+            case Enable(enabled):
+                target.enable(enabled)
+                return {"enabled": enabled}
 
 
 class Registration:
-    """The row of one worker, and the three sides of it that commands reach."""
+    """What others see and change of one worker: its row, its namespaces, and whether it claims tasks.
+
+    The heartbeat runs in a LoopThread, so that a handler which blocks the worker's loop does not make it look dead.
+    """
 
     def __init__(
-        self,
-        row: RegisteredProcess,
-        statistics: WorkerStatistics,
-        *,
-        connect: Callable[[], AbstractAsyncContextManager[Connection]],
-        clock: Callable[[], datetime | None],
-        changed: Callable[[], None],
-        dismissed: Callable[[], None],
-        describe: Callable[[], dict[str, Any]],
+        self, worker: WorkerStateMachine, app: Interlock, statistics: WorkerStatistics, thread: LoopThread
     ) -> None:
-        self._worker_id = row.id
-        self.namespaces = row.namespaces
+        settings = worker.settings
+        self._worker = worker
+        self._app = app
         self._statistics = statistics
-        self._connect = connect
-        self._changed = changed
-        self._dismissed = dismissed
-        self._describe = describe
+        self._thread = thread
+        self.row_id = settings.row or worker.worker_id
+        self.namespaces = settings.namespaces
+        self.heartbeat = Heartbeat(
+            app.url,
+            RegisteredProcess(
+                self.row_id,
+                namespaces=settings.namespaces,
+                types=tuple(sorted(app.tasks)),
+                generation=settings.generation,
+            ),
+            self,
+        )
+        self._commands = RemoteCommands(self.row_id, self)
+        self._answers = BackgroundTasks()
         self._enabled = True
         self._paused = False
-        self._control = Control(row.id, orchestration=self, handlers=self, system=self)
-        self._presence = Presence(
-            connect,
-            row,
-            statistics=statistics.document,
-            told=self._hear_status,
-            clock=clock,
-        )
-        self._home = asyncio.get_running_loop()
-        self._away: asyncio.AbstractEventLoop | None = None  # where the heartbeat is
 
     @property
-    def takes_tasks(self) -> bool:
+    def accepts_tasks(self) -> bool:
         """Whether new tasks are to be claimed."""
         return self._enabled and not self._paused
 
-    # --- the row
+    async def stop(self) -> None:
+        """Cancel the answers that are still being sent."""
+        await self._answers.stop()
 
-    async def keep(self, stop: asyncio.Event) -> None:
-        """Keep the row until `stop`, and then end it. Runs in a loop that no handler can block."""
-        self._away = asyncio.get_running_loop()
-        while not stop.is_set():
-            try:
-                await self._presence.run(stop)
-            except Exception as error:  # noqa: BLE001 - a worker that is here has to say so
-                raise_if_canceled()
-                log.error("heartbeat_failed", worker_id=self._worker_id, error=str(error) or type(error).__name__)
-                await asyncio.sleep(REPAIR_PAUSE)
+    # --- the row; called by the heartbeat, in its thread
 
-    def poke(self) -> None:
-        """Look at the row now, because somebody may have changed it."""
-        self._beside(self._presence.poke)
+    def now(self) -> datetime | None:
+        """Return the time of the app's clock; None for the server's clock."""
+        return self._app.now()
 
-    def _beside(self, function: Callable[..., None], *arguments: Any) -> None:
-        if self._away is not None:
-            with suppress(RuntimeError):  # its loop is closed: the row has ended
-                self._away.call_soon_threadsafe(function, *arguments)
+    def statistics_document(self) -> Mapping[str, Any]:
+        """Return the worker's statistics."""
+        return self._statistics.document()
 
-    def _hear_status(self, status: str) -> None:
-        with suppress(RuntimeError):  # the worker's loop is closed
-            self._home.call_soon_threadsafe(self._heed, SupervisedWorkerState(status))
+    def on_status(self, status: str) -> None:
+        """Apply a changed status in the worker's loop."""
+        self._thread.call_home(self._apply_status, SupervisedWorkerState(status))
 
-    def _heed(self, status: SupervisedWorkerState) -> None:
+    def _apply_status(self, status: SupervisedWorkerState) -> None:
         if status in SUPERVISED_WORKER.final:
-            log.warning("worker_dismissed", worker_id=self._worker_id, status=status.value)
-            self._dismissed()
+            log.warning("worker_dismissed", worker_id=self.row_id, status=status.value)
+            if not self._worker.context.shutdown_requested:
+                self._worker.request_shutdown()
         paused = status is SupervisedWorkerState.PAUSED
         if paused is not self._paused:
             self._paused = paused
-            self._changed()
+            self._worker.reset_polling()
 
-    # --- commands
+    def reread(self) -> None:
+        """Read the row now, because it may have changed."""
+        self._thread.call(self.heartbeat.beat_now)
 
-    def hear(self, payload: str) -> Answer | None:
-        """Obey a notification that is a command to this worker; give the answer."""
-        return self._control.hear(payload)
+    # --- remote commands
 
-    async def answer(self, answer: Answer) -> None:
-        """Say to whoever asked what came of it."""
-        if answer.token is not None:
-            with suppress(StoreError, OSError):  # whoever asked asks again
-                async with self._connect() as connection:
-                    await send_answer(connection, answer.token, self._worker_id, answer.document)
+    def handle_command(self, payload: str) -> None:
+        """Execute a notification that is a command to this worker, and send the answer in the background."""
+        answer = self._commands.handle(payload)
+        if answer is not None and answer.token is not None:
+            self._answers.spawn("answer", self._send_answer(answer.token, answer.document))
+
+    async def _send_answer(self, token: str, document: dict[str, Any]) -> None:
+        with suppress(StoreError, OSError):  # the sender asks again
+            async with connect(self._app.url) as connection:
+                await send_answer(connection, token, self.row_id, document)
 
     def subscribe(self, namespace: str) -> tuple[str, ...]:
-        """Take tasks of a namespace too; give all namespaces that are served now."""
+        """Claim from one more namespace; return all that are served."""
         return self._serve((*self.namespaces, namespace) if namespace not in self.namespaces else self.namespaces)
 
     def unsubscribe(self, namespace: str) -> tuple[str, ...]:
-        """Take no more tasks of a namespace; give those that are still served."""
+        """Claim no more from a namespace; return those that are still served."""
         left = tuple(name for name in self.namespaces if name != namespace)
         if not left:
             raise InputError(f"a worker needs at least one namespace, and {namespace!r} is its last one")
@@ -336,31 +309,31 @@ class Registration:
     def _serve(self, namespaces: tuple[str, ...]) -> tuple[str, ...]:
         if namespaces != self.namespaces:
             self.namespaces = namespaces
-            self._beside(self._presence.serve, namespaces)
-            self._changed()
+            self._thread.call(self.heartbeat.serve, namespaces)
+            self._worker.reset_polling()
         return namespaces
 
     def event_status(self) -> dict[str, Any]:
-        """Give the statistics of the event system between the worker and its handlers."""
+        """Return the statistics of the event system between the worker and its handlers."""
         return self._statistics.document()["handlers"]
 
     def status(self) -> dict[str, Any]:
-        """Tell how the worker is."""
+        """Describe the worker."""
         return {
             "role": "worker",
             "enabled": self._enabled,
             "paused": self._paused,
             "namespaces": list(self.namespaces),
             "statistics": self._statistics.document(),
-            **self._describe(),
+            **self._worker.describe(),
         }
 
     def refresh(self) -> None:
-        """Read anew what is kept in memory of the database, and look for tasks."""
-        self.poke()
-        self._changed()
+        """Drop what was read from the database, and poll."""
+        self.reread()
+        self._worker.reset_polling()
 
-    def enable(self, enabled: bool) -> None:  # noqa: FBT001 - the one word of the command
-        """Take on new tasks, or none until told otherwise."""
+    def enable(self, enabled: bool) -> None:  # noqa: FBT001 - the command's only argument
+        """Claim new tasks, or none until enabled again."""
         self._enabled = enabled
-        self._changed()
+        self._worker.reset_polling()

@@ -1,7 +1,8 @@
-"""The attempts that a worker has under way, from their start to what came of their report.
+"""The Runner: starts claimed attempts, runs their handlers, settles their outcomes and releases their slots.
 
-Invariant: an attempt takes a slot from its start until the database has acknowledged its outcome, or it is known to be
-lost; whatever happens around its handler, the slot does not leak.
+Invariant: an attempt occupies a slot from its start until the database has acknowledged its outcome, or it is known to
+be lost; whatever fails around its handler, the slot is released. A transactional task's own writes and its outcome
+commit together or not at all.
 """
 
 from __future__ import annotations
@@ -11,211 +12,55 @@ import time
 from collections import deque
 from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interlock.client.step_context import bind
 from interlock.errors import DisconnectedError, InvariantError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import connect, translated
-from interlock.store.task_admin import cancel_unfinished_tasks
-from interlock.store.tasks import insert_callbacks, notify_ended, settle_running_tasks
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.executors.dispatch import Executors, contain_error
 from interlock.worker.executors.events import HandlerEvents
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
-from interlock.worker.leases import count_lost
-from interlock.worker.outcome import Interruption
+from interlock.worker.leases import LeaseKeeper
+from interlock.worker.outcome import Interruption, failed_outside_handler
+from interlock.worker.settler import Settler, max_batch_size, settle
+from interlock.worker.stats import WorkerStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from datetime import datetime
     from uuid import UUID
 
     from interlock.client.app import Interlock
     from interlock.client.task import Task
     from interlock.postgres.connection import Connection
-    from interlock.store.tasks import ClaimedTask, Outcome
-    from interlock.worker.assembly import Parts
-    from interlock.worker.settings import WorkerSettings
-    from interlock.worker.settler import Settler
+    from interlock.store.tasks import ClaimedTask
+    from interlock.worker.loop_thread import LoopThread
+    from interlock.worker.process import WorkerStateMachine
+
+CLAIMED_AGAIN = "this worker has claimed the task anew"
+MAX_LOOP_HOLD_S = 0.004  # how long attempts that never wait may keep other tasks from the event loop
+RESULT_LINE_OVERHEAD = 1024 * 1024  # bytes that a child process's line may have besides the result
 
 
-ANEW = "this worker has claimed the task anew"
-TURN = 0.004  # seconds for which attempts that do not wait may keep others from the loop
-
-
-@dataclass(slots=True)
-class WorkerContext:
-    """What a worker process has at hand."""
-
-    connection: Connection | None = None
-    backoff_count: int = 0
-    last_recovery_time: datetime | None = None
-    shutdown_requested: bool = False
-    current_task_sm: TaskStateMachine | None = None
-    tasks_processed: int = 0
-    tasks_failed: int = 0
-    # all attempts under way, by their number;
-    # at the default concurrency of 1 that is current_task_sm and nothing else
-    active: dict[int, TaskStateMachine] = field(default_factory=dict)
-
-
-class Running:
-    """Runs attempts. `slot_freed` is set whenever one has ended, `wake` when its task may be due again."""
-
-    def __init__(
-        self,
-        parts: Parts,
-        context: WorkerContext,
-        *,
-        worker_id: str,
-        cancel_grace: float,
-        wake: asyncio.Event,
-        slot_freed: asyncio.Event,
-    ) -> None:
-        self._parts = parts
-        self._context = context
-        self._worker_id = worker_id
-        self._cancel_grace = cancel_grace
-        self._wake = wake
-        self._slot_freed = slot_freed
-
-    def start(self, claimed: Iterable[ClaimedTask], lease_until: float) -> None:
-        """Start attempts. An earlier one of the same task, which must have lost its lease, is stopped."""
-        self._begin(deque([self._attempt_at(task, lease_until) for task in claimed]))
-
-    def _attempt_at(self, claimed: ClaimedTask, lease_until: float) -> TaskStateMachine:
-        active, parts = self._context.active, self._parts
-        definition = parts.services.definition(claimed.type)
-        attempt = TaskStateMachine.of_claim(
-            claimed, self._worker_id, definition, lease_until=lease_until, line=parts.keeper
-        )
-        number = attempt.number
-        if number in active:
-            count_lost(active[number], ANEW)
-            active[number].interrupt(Interruption.LEASE_LOST, ANEW)
-        active[number] = self._context.current_task_sm = attempt
-        parts.statistics.tasks.dispatched += 1
-        if claimed.extras is not None and claimed.extras["unwanted"]:
-            self.cancel(attempt, None)
-        return attempt
-
-    def _begin(self, ready: deque[TaskStateMachine]) -> None:
-        """Run attempts in one task of the loop; as soon as that waits, each of those behind it gets its own."""
-        loop = asyncio.get_running_loop()
-        asyncio.Task(self._run_in_turn(ready), loop=loop)
-        if len(ready) > 1:
-            loop.call_soon(self._part, ready)
-
-    def _part(self, ready: deque[TaskStateMachine]) -> None:
-        while ready:
-            self._begin(deque((ready.popleft(),)))
-
-    async def _run_in_turn(self, ready: deque[TaskStateMachine]) -> None:
-        """Run attempts one after the other, unless one waits, or leaves something behind that is not for the next."""
-        current, clean = asyncio.current_task(), copy_context()
-        if current is None:
-            raise InvariantError("attempts run in a task")
-        until = time.monotonic() + TURN
-        while ready:
-            attempt = ready.popleft()
-            attempt.running = current
-            await self._execute(attempt)
-            if current.cancelling() or copy_context() != clean:
-                return
-            if time.monotonic() > until:
-                self._begin(deque(ready))
-                ready.clear()
-
-    @staticmethod
-    async def give_way() -> None:
-        """Let handlers that never wait be done, and their outcomes be sent, before the worker sees to anything else."""
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-    async def _execute(self, attempt: TaskStateMachine) -> None:
-        """Run one attempt up to its report. A plain outcome is written with others, and heard of in `reported`."""
-        parts = self._parts
-        try:
-            try:
-                outcome = await attempt.process(parts.services)
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, it is an outcome
-                outcome = attempt.fail(error)
-            if outcome is None:
-                await parts.services.abandon(attempt)
-                self._finish(attempt)
-            elif outcome.event is TaskRowEvent.CANCEL or attempt.is_transactional:
-                self.reported(attempt, await parts.services.settle(attempt, outcome))
-            else:
-                parts.settler.report(attempt, outcome)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - whatever it is, the slot must not leak
-            await self._let_go(attempt, error)
-
-    async def _let_go(self, attempt: TaskStateMachine, error: BaseException) -> None:
-        """Give up an attempt of which nothing can be reported: its lease runs out, and recovery decides."""
-        log.error("attempt_let_go", task_id=attempt.task_id, attempt=attempt.key[1], error=repr(error))
-        with suppress(Exception):
-            await self._parts.services.abandon(attempt)
-        if self._context.active.get(attempt.number) is attempt:
-            self._finish(attempt)
-
-    def reported(self, attempt: TaskStateMachine, written: bool) -> None:  # noqa: FBT001 - the settler's one word
-        """Hear whether an outcome was written; False when the attempt was lost."""
-        attempt.reported(written=written)
-        seen = self._parts.statistics.tasks
-        if written:
-            seen.completed += 1
-        else:
-            seen.mismatched += 1
-        self._finish(attempt)
-
-    def _finish(self, attempt: TaskStateMachine) -> None:
-        context, number = self._context, attempt.number
-        if context.active.get(number) is attempt:
-            del context.active[number]
-        if context.current_task_sm is attempt:
-            context.current_task_sm = next(iter(context.active.values()), None)
-        context.tasks_processed += 1
-        if attempt.has_failed and attempt.interruption is not Interruption.SHUTDOWN:
-            context.tasks_failed += 1
-            self._parts.statistics.tasks.failed += 1
-            self._wake.set()  # it may be due again before this worker would look
-        self._slot_freed.set()
-
-    def cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
-        """Tell a handler that it is not wanted any more; stop it if it does not stop by itself."""
-        if attempt.ask_to_stop(reason):
-            self._parts.services.pass_on_cancel(attempt)
-            later = asyncio.get_running_loop().call_later
-            later(self._cancel_grace, attempt.interrupt, Interruption.CANCELED, reason)
-
-
-# SECTION worker/services
-# What an attempt needs of its worker: somebody to run its handler, and a way for its outcome into the database.
-#
-# Invariant: a transactional task's own writes and its outcome commit together or not at all.
-
-AROUND_A_RESULT = 1024 * 1024  # bytes that a line of a handler elsewhere may have besides its result
-
-
-class _Transaction:
+class HandlerTransaction:
     """The connection of one transactional attempt, open from before its handler until after its outcome."""
 
-    __slots__ = ("connection", "stack")
+    __slots__ = ("_stack", "connection")
 
     def __init__(self) -> None:
-        self.stack = AsyncExitStack()
+        self._stack = AsyncExitStack()
         self.connection: Connection | None = None
 
     async def begin(self, url: str) -> Connection:
-        self.connection = await self.stack.enter_async_context(connect(url))
+        """Connect, with a transaction open from the first statement on."""
+        self.connection = await self._stack.enter_async_context(connect(url))
         await self.connection.set_autocommit(False)
         return self.connection
 
     async def end(self, *, commit: bool) -> None:
-        """Commit, which may still be refused, or undo everything, which cannot fail: a lost connection undoes it."""
+        """Commit, which the database may refuse, or roll back, which cannot fail: a lost connection rolls back too."""
         try:
             if commit and self.connection is not None:
                 with translated(self.connection):
@@ -225,121 +70,207 @@ class _Transaction:
                 if self.connection is not None and not self.connection.closed:
                     with translated(self.connection):
                         await self.connection.rollback()
-                await self.stack.aclose()
+                await self._stack.aclose()
 
 
-class AttemptServices:
-    """The tasks of the app, the executors that run their handlers, and the way of their outcomes."""
+class Runner:
+    """The attempts of one worker, their executors, settler and leases."""
 
-    def __init__(self, app: Interlock, settings: WorkerSettings, settler: Settler, url: str) -> None:
+    def __init__(self, worker: WorkerStateMachine, app: Interlock, thread: LoopThread) -> None:
+        settings = worker.settings
+        self._worker = worker
+        self._context = worker.context
         self._tasks = app.tasks
-        self._settler = settler
-        self._url = url
+        self._url = app.url
+        self._max_result_size = settings.largest_result
+        self._transactions: dict[tuple[UUID, int], HandlerTransaction] = {}
         self._executors = Executors(
             threads=settings.concurrency,
             processes=settings.processes,
             app_reference=settings.app_reference,
-            max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + AROUND_A_RESULT),
+            max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + RESULT_LINE_OVERHEAD),
         )
-        self._largest_result = settings.largest_result
-        self._transactions: dict[tuple[UUID, int], _Transaction] = {}
         self.events = HandlerEvents()
+        self.statistics = WorkerStatistics(self.events.statistics)
+        self.settler = Settler(
+            self,
+            worker.worker_id,
+            max_batch=max_batch_size(settings.concurrency),
+            max_result_size=settings.largest_result,
+        )
+        self.leases = LeaseKeeper(app.url, settings, worker.context.active, thread=thread, canceler=self)
 
-    def definition(self, task_type: str) -> Task[..., Any]:
-        """Find the task of a type; the claim asks only for types that are there."""
-        return self._tasks[task_type]
+    # --- starting
+
+    def start(self, claimed: Iterable[ClaimedTask], lease_until: float) -> None:
+        """Start attempts. An earlier attempt at the same task, which must have lost its lease, is stopped."""
+        self._spawn(deque([self._attempt_at(task, lease_until) for task in claimed]))
+
+    def _attempt_at(self, claimed: ClaimedTask, lease_until: float) -> TaskStateMachine:
+        active = self._context.active
+        attempt = TaskStateMachine.of_claim(
+            claimed,
+            self._worker.worker_id,
+            self._tasks[claimed.type],
+            lease_until=lease_until,
+            line=self.leases,
+        )
+        key = attempt.slot_key
+        if key in active:
+            active[key].record_lost_lease(CLAIMED_AGAIN)
+            active[key].interrupt(Interruption.LEASE_LOST, CLAIMED_AGAIN)
+        active[key] = self._context.current_task_sm = attempt
+        self.statistics.tasks.dispatched += 1
+        if claimed.extras is not None and claimed.extras["unwanted"]:
+            self.cancel(attempt, None)
+        return attempt
+
+    def _spawn(self, ready: deque[TaskStateMachine]) -> None:
+        """Run attempts in one asyncio task; as soon as that waits, each attempt behind it gets a task of its own.
+
+        Most handlers of a full queue never wait, and a task for each would cost more than the handler.
+        """
+        loop = asyncio.get_running_loop()
+        asyncio.Task(self._run_attempts(ready), loop=loop)
+        if len(ready) > 1:
+            loop.call_soon(self._spawn_each, ready)
+
+    def _spawn_each(self, ready: deque[TaskStateMachine]) -> None:
+        while ready:
+            self._spawn(deque((ready.popleft(),)))
+
+    async def _run_attempts(self, ready: deque[TaskStateMachine]) -> None:
+        """Run attempts one after the other, until one waits, or leaves a cancellation or context variables behind."""
+        current, clean = asyncio.current_task(), copy_context()
+        if current is None:
+            raise InvariantError("attempts run in a task")
+        until = time.monotonic() + MAX_LOOP_HOLD_S
+        while ready:
+            attempt = ready.popleft()
+            attempt.running = current
+            try:
+                await attempt.execute(self)
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the slot must not leak
+                await self._give_up(attempt, error)
+            if current.cancelling() or copy_context() != clean:
+                return
+            if time.monotonic() > until:
+                self._spawn(deque(ready))
+                ready.clear()
+
+    # --- running: the AttemptRunner of TaskStateMachine.execute
 
     async def run_handler(self, attempt: TaskStateMachine) -> Any:
-        """Run the handler to its end and give its output, ready for JSON."""
+        """Run the handler to its end and return its output as a JSON value."""
         definition = attempt.definition
         if definition is None or attempt.claimed is None:
             raise RuntimeError("an attempt that was never claimed has no handler")
         job, given = attempt.job, attempt.claimed.input
         arguments = definition.decode(given) if job is None else bind(definition, given, job)
-        number = self.events.publish(attempt, definition, arguments)
+        correlation_id = self.events.publish(attempt, definition, arguments)
         try:
             if definition.needs_context:
                 output = await self._run_with_context(attempt, definition, arguments)
             else:
                 output = await definition.function(**arguments)
-        except BaseException as error:  # noqa: BLE001 - it is raised again by complete()
-            return self.events.complete(number, error=contain_error(error))
-        return self.events.complete(number, output)
+        except BaseException as error:  # noqa: BLE001 - complete() raises it again
+            return self.events.complete(correlation_id, error=contain_error(error))
+        return self.events.complete(correlation_id, output)
 
     async def _run_with_context(
         self, attempt: TaskStateMachine, definition: Task[..., Any], arguments: dict[str, Any]
     ) -> Any:
         if definition.transactional:
-            transaction = self._transactions[attempt.key] = _Transaction()
+            transaction = self._transactions[attempt.key] = HandlerTransaction()
             attempt.context.connection = await transaction.begin(self._url)
         return await self._executors.get(definition).run(definition, attempt.context, arguments)
 
-    def pass_on_cancel(self, attempt: TaskStateMachine) -> None:
-        """Let a handler in another process know that it is not wanted any more."""
-        if attempt.definition is not None:
-            self._executors.get(attempt.definition).cancel(attempt.context)
+    async def settle(self, attempt: TaskStateMachine) -> None:
+        """Commit the outcome of a transactional attempt with its writes; queue any other for the settler."""
+        if attempt.is_transactional and not await self._settle_in_transaction(attempt):
+            return
+        self.settler.add(attempt)
 
-    async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
-        """Write the outcome; a transactional one commits with what its handler wrote."""
+    async def _settle_in_transaction(self, attempt: TaskStateMachine) -> bool:
+        """Settle a success in its handler's transaction, roll back any other; True if an outcome is left to settle."""
         transaction = self._transactions.pop(attempt.key, None)
-        if transaction is not None and outcome.event is TaskRowEvent.SUCCEED and transaction.connection is not None:
-            return await self._settle_within(transaction, transaction.connection, attempt, outcome)
-        if transaction is not None:
+        if transaction is None or transaction.connection is None:
+            return True
+        if attempt.outcome is None or attempt.outcome.event is not TaskRowEvent.SUCCEED:
             await transaction.end(commit=False)
-        if outcome.event is TaskRowEvent.CANCEL:
-            return await self._cancel(attempt, outcome)
-        return await self._settler.settle(attempt, outcome)
-
-    async def _settle_within(
-        self, transaction: _Transaction, connection: Connection, attempt: TaskStateMachine, outcome: Outcome
-    ) -> bool:
+            return True
         try:
-            awaited, lost = await settle_running_tasks(
-                connection, [outcome], actor=attempt.worker_id, largest=self._largest_result
+            lost = await settle(
+                transaction.connection,
+                [attempt],
+                actor=attempt.worker_id,
+                max_result_size=self._max_result_size,
             )
-            if not lost:
-                await insert_callbacks(connection, [outcome.id])
-                limited = attempt.claimed is not None and attempt.claimed.own("limit_key") is not None
-                await notify_ended(connection, awaited=awaited, limited=limited)
             await transaction.end(commit=not lost)
         except DisconnectedError:
+            # The server may have committed; if it has not, the lease expires.
             await transaction.end(commit=False)
-            return False  # whether it was committed is not known; if not, the lease runs out
-        except (StatementError, TypeError, ValueError) as error:  # the database's refusal, or the encoder's
-            # what the handler wrote cannot be committed: that is how it failed
+            self.finish(attempt, written=False)
+            return False
+        except (StatementError, TypeError, ValueError) as error:  # refused by the database, or by the encoder
             await transaction.end(commit=False)
-            failed = attempt.failed_after_all(error)
-            return await self._settler.settle(attempt, failed)
-        if lost:
-            count_lost(attempt)
-        return not lost
-
-    async def _cancel(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
-        """Write that the task is canceled, if this attempt still has it."""
-        try:
-            async with connect(self._url) as connection:
-                canceled = await cancel_unfinished_tasks(
-                    connection,
-                    [outcome.id],
-                    attempts=[outcome.attempt],
-                    running=True,
-                    actor=attempt.worker_id,
-                    reason=outcome.reason,
-                )
-        except (DisconnectedError, StatementError):
-            return False  # the request stays in the row: whoever recovers the task hears of it
-        if not canceled:
-            count_lost(attempt)
-        return bool(canceled)
+            attempt.outcome = failed_outside_handler(attempt, error)
+            return True
+        self.finish(attempt, written=not lost)
+        return False
 
     async def abandon(self, attempt: TaskStateMachine) -> None:
-        """Undo what an attempt that lost its task had begun to write."""
+        """Roll back the writes of an attempt that lost its lease, and release its slot."""
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None:
             await transaction.end(commit=False)
+        self._release(attempt)
+
+    def finish(self, attempt: TaskStateMachine, *, written: bool) -> None:
+        """Release the slot of an attempt whose settle was acknowledged (`written`), or that is lost."""
+        attempt.finish(written=written)
+        tasks = self.statistics.tasks
+        if written:
+            tasks.completed += 1
+        else:
+            tasks.mismatched += 1
+        self._release(attempt)
+
+    async def _give_up(self, attempt: TaskStateMachine, error: BaseException) -> None:
+        """Release an attempt that cannot be settled: its lease expires, and recovery decides."""
+        log.error("attempt_let_go", task_id=attempt.task_id, attempt=attempt.key[1], error=repr(error))
+        transaction = self._transactions.pop(attempt.key, None)
+        if transaction is not None:
+            with suppress(Exception):
+                await transaction.end(commit=False)
+        if self._context.active.get(attempt.slot_key) is attempt:
+            self._release(attempt)
+
+    def _release(self, attempt: TaskStateMachine) -> None:
+        context, key = self._context, attempt.slot_key
+        if context.active.get(key) is attempt:
+            del context.active[key]
+        if context.current_task_sm is attempt:
+            context.current_task_sm = next(iter(context.active.values()), None)
+        context.tasks_processed += 1
+        if attempt.has_failed and attempt.interruption is not Interruption.SHUTDOWN:
+            context.tasks_failed += 1
+            self.statistics.tasks.failed += 1
+            self._worker.wake.set()  # the retry may be due before the next poll
+        self._worker.slot_freed.set()
+
+    # --- stopping
+
+    def cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
+        """Ask a handler to stop, and stop it after the cancel grace."""
+        if attempt.request_cancel(reason):
+            if attempt.definition is not None:
+                self._executors.get(attempt.definition).cancel(attempt.context)
+            later = asyncio.get_running_loop().call_later
+            later(self._worker.settings.cancel_grace, attempt.interrupt, Interruption.CANCELED, reason)
 
     async def close(self) -> None:
-        """End the executors and what transactions are left."""
+        """Roll back the transactions that are left, and close the executors."""
         for transaction in self._transactions.values():
             await transaction.end(commit=False)
         self._transactions.clear()

@@ -1,4 +1,4 @@
-"""TODO docstring."""
+"""WorkerSettings: how a worker process claims, runs, wakes and shuts down; and the name of a process start."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from interlock.store.tasks import DEFAULT_MAX_RESULT_BYTES, MAX_JSON_BYTES
 if TYPE_CHECKING:
     from interlock.config import Config
 
-LONGEST_SHUTDOWN = 30.0
+MAX_SHUTDOWN_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What can be chosen about a worker. Times are in seconds."""
+    """The options of a worker. Times are in seconds."""
 
     namespaces: tuple[str, ...] = ("default",)
     concurrency: int = 1
     lease: float = 30.0
-    # how long running tasks may go on after a shutdown was asked for
+    # how long running tasks may go on after a shutdown request
     grace: float = 20.0
-    # how long after that, at most, the worker has stopped, the grace included
-    shutdown_limit: float = LONGEST_SHUTDOWN
-    # after a cooperative cancellation was asked for, until the handler is stopped
+    # by when the process has stopped after a shutdown request, the grace included
+    shutdown_limit: float = MAX_SHUTDOWN_S
+    # from a cooperative cancellation request until the handler is stopped
     cancel_grace: float = 5.0
     mode: WakeMode = WakeMode.HYBRID
     poll_base: float = 0.1
@@ -39,33 +39,34 @@ class WorkerSettings:
     largest_result: int = DEFAULT_MAX_RESULT_BYTES
     processes: int = os.cpu_count() or 1
     app_reference: str | None = None
+    # take part in the election of the leader, which does maintenance for all workers
     duties: bool = True
-    # keep the gauges of the queue, for whoever reads the metrics
+    # measure the queue for the metrics endpoint
     gauges: bool = False
-    # the supervised row that it works for, and which of that row's processes it is; None makes a row of its own
+    # the supervised row that this process works for, and its generation; None registers a row of its own
     row: str | None = None
     generation: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value, least in (
+        for name, value, minimum in (
             ("concurrency", self.concurrency, 1),
             ("lease", self.lease, 0.05),
             ("grace", self.grace, 0),
             ("shutdown_limit", self.shutdown_limit, 0.1),
             ("poll_base", self.poll_base, 0.001),
         ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, not {value}")
+            if value < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {value}")
         if not 0 < self.largest_result <= MAX_JSON_BYTES:
-            raise ValueError(f"largest_result must be from 1 to {MAX_JSON_BYTES} bytes, not {self.largest_result}")
-        if self.shutdown_limit > LONGEST_SHUTDOWN:
-            raise ValueError(f"shutdown_limit must be at most {LONGEST_SHUTDOWN:g}, not {self.shutdown_limit}")
+            raise ValueError(f"largest_result must be from 1 to {MAX_JSON_BYTES} bytes, got {self.largest_result}")
+        if self.shutdown_limit > MAX_SHUTDOWN_S:
+            raise ValueError(f"shutdown_limit must be at most {MAX_SHUTDOWN_S:g}, got {self.shutdown_limit}")
         if not self.namespaces:
-            raise ValueError("a worker needs at least one namespace")
+            raise ValueError("namespaces must have at least one name, got none")
 
     @classmethod
     def of(cls, config: Config) -> WorkerSettings:
-        """Take what a configuration says about workers."""
+        """Take the settings from a configuration."""
         return cls(
             namespaces=config.namespaces,
             concurrency=config.concurrency,
@@ -79,10 +80,10 @@ class WorkerSettings:
 
     @property
     def lease_time(self) -> timedelta:
-        """The lease as SQL takes it."""
+        """The lease as a timedelta, for SQL parameters."""
         return timedelta(seconds=self.lease)
 
 
 def get_instance_name(name: str | None = None) -> str:
-    """Name this process start: a restarted process must never inherit the leases of the one before."""
+    """Return a name unique to this process start: a restarted process must never inherit the leases of the last one."""
     return f"{name or socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"

@@ -1,22 +1,21 @@
-"""Writes outcomes in batches that form by themselves: while one flush is under way, the next outcomes gather.
+"""Settles attempts: one function writes outcomes with everything that follows from them; the Settler batches it.
 
-Invariant: an outcome is either acknowledged by the database, or known to be lost, or still here; a lost connection
-drops none. A row that the database refuses does not hold up the others.
+Invariant: an outcome is acknowledged by the database, or known to be lost, or still queued; a lost connection drops
+none. A row that the database refuses does not hold up the others of its batch.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
-from interlock.client.step_context import step_result
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
-from interlock.postgres.connection import transaction
+from interlock.postgres.connection import is_in_transaction, transaction
+from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.tasks import (
     DEFAULT_MAX_RESULT_BYTES,
-    Outcome,
     insert_callbacks,
     notify_ended,
     notify_tasks,
@@ -24,164 +23,174 @@ from interlock.store.tasks import (
     settle_running_tasks,
 )
 from interlock.telemetry import log, settle_batch_size
-from interlock.worker.leases import count_lost
+from interlock.worker.outcome import refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
+    from collections.abc import Set as AbstractSet
+    from datetime import datetime
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
+    from interlock.store.tasks import Outcome
     from interlock.worker.attempt import TaskStateMachine
 
-SMALLEST_LIMIT, LARGEST_LIMIT = 100, 500
+MIN_BATCH_LIMIT, MAX_BATCH_LIMIT = 100, 500
 
 
-def largest_batch(concurrency: int) -> int:
-    """Tell how many outcomes go into one statement at most.
+async def settle(
+    connection: Connection,
+    attempts: Sequence[TaskStateMachine],
+    *,
+    actor: str,
+    max_result_size: int = DEFAULT_MAX_RESULT_BYTES,
+    unconfirmed: AbstractSet[UUID] = frozenset(),
+    now: datetime | None = None,
+) -> set[UUID]:
+    """Write the outcomes of attempts at different tasks, and return the ids of those whose attempt is lost.
 
-    A third of the slots: while the outcomes of one third are written, another third is claimed, and one runs. Larger
-    batches than of some hundred cost the database no less per task.
+    The settle statement is fenced by task id, state and attempt number: a lost attempt writes nothing and is counted
+    once. Webhooks are stored in the same transaction. Notifications are sent last; they are hints, so after the commit
+    an error in sending one is ignored. A result of more than `max_result_size` bytes raises StatementError before
+    anything is sent. `unconfirmed` are tasks whose earlier settle got no reply: the server may have committed it.
     """
-    return max(SMALLEST_LIMIT, min(LARGEST_LIMIT, concurrency // 3))
+    outcomes = [_outcome_of(attempt) for attempt in attempts]
+    extras = [a.claimed.extras for a in attempts if a.claimed is not None and a.claimed.extras is not None]
+    has_webhooks = any(extra["callback_url"] for extra in extras)
+    if has_webhooks or any(outcome.event is TaskRowEvent.CANCEL for outcome in outcomes):
+        async with transaction(connection):
+            awaited, lost = await _write_all(connection, outcomes, actor, max_result_size, now)
+    else:
+        awaited, lost = await _write(connection, outcomes, actor, max_result_size, now)
+    if lost:
+        if not lost.isdisjoint(unconfirmed):
+            lost -= await _committed_before(connection, outcomes, unconfirmed)
+        for attempt in attempts:
+            if attempt.key[0] in lost:
+                attempt.record_lost_lease()
+    await _notify(connection, attempts, awaited=awaited, limited=any(extra["limit_key"] for extra in extras))
+    return lost
+
+
+async def return_attempts(connection: Connection | None, attempts: Sequence[TaskStateMachine], *, actor: str) -> None:
+    """Put tasks back into the queue at a shutdown; they use up no try.
+
+    If that cannot be written, the leases expire and recovery puts the tasks back.
+    """
+    if attempts and connection is not None:
+        with suppress(DisconnectedError, StatementError):
+            await settle(connection, attempts, actor=actor)
+
+
+def max_batch_size(concurrency: int) -> int:
+    """Return the most outcomes that one statement settles.
+
+    A third of the slots: while the outcomes of one third are written, the next third is claimed and the last runs.
+    Batches of more than a few hundred cost the database no less per task.
+    """
+    return max(MIN_BATCH_LIMIT, min(MAX_BATCH_LIMIT, concurrency // 3))
+
+
+class AttemptOwner(Protocol):
+    """Holds the slots of attempts: the worker's Runner."""
+
+    def finish(self, attempt: TaskStateMachine, /, *, written: bool) -> None:
+        """Release the slot of an attempt whose settle was acknowledged (`written`), or that is lost."""
 
 
 class Settler:
-    """The way of all outcomes into the database."""
+    """Settles queued attempts in batches that form by themselves: outcomes gather while a flush is in flight."""
 
     def __init__(
-        self,
-        worker_id: str,
-        reported: Callable[[TaskStateMachine, bool], None],
-        largest: int,
-        largest_result: int = DEFAULT_MAX_RESULT_BYTES,
+        self, owner: AttemptOwner, worker_id: str, *, max_batch: int, max_result_size: int = DEFAULT_MAX_RESULT_BYTES
     ) -> None:
+        self._owner = owner
         self._worker_id = worker_id
-        self._largest = largest
-        self._largest_result = largest_result
-        self._reported = reported
-        self._waiting: list[TaskStateMachine] = []
-        self._uncertain: set[UUID] = set()
-        self._wake = asyncio.Event()
+        self._max_batch = max_batch
+        self._max_result_size = max_result_size
+        self._queue: list[TaskStateMachine] = []
+        self._unconfirmed: set[UUID] = set()
+        self._added = asyncio.Event()
 
-    def report(self, attempt: TaskStateMachine, outcome: Outcome) -> None:
-        """Take an outcome to be written along with whatever else there is; `reported` hears what came of it."""
-        attempt.outcome = outcome
-        self._waiting.append(attempt)
-        self._wake.set()
-
-    async def settle(self, attempt: TaskStateMachine, outcome: Outcome) -> bool:
-        """Write an outcome along with whatever else there is; False when the attempt is lost."""
-        attempt.answer = asyncio.get_running_loop().create_future()
-        self.report(attempt, outcome)
-        return await attempt.answer
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether everything was acknowledged."""
-        return not self._waiting
+    def add(self, attempt: TaskStateMachine) -> None:
+        """Queue an attempt that has its outcome; the owner's `finish` is called when the database has answered."""
+        self._queue.append(attempt)
+        self._added.set()
 
     async def run(self, connection: Connection) -> None:
-        """Flush over this connection until it is lost or this task is canceled."""
+        """Flush over this connection until it is lost or this task is cancelled."""
         while True:
-            # Reports first: those of the connection before may be waiting, and nobody rings for them again.
-            while self._waiting:
+            # The queue first: attempts kept from the connection before this one set no event.
+            while self._queue:
                 await self._flush(connection, self._next_batch())
-            await self._wake.wait()
-            self._wake.clear()
+            await self._added.wait()
+            self._added.clear()
 
     def _next_batch(self) -> list[TaskStateMachine]:
-        """Take what waits, but of no task two attempts: the answer to a batch is by task."""
-        batch = self._waiting[: self._largest]
-        tasks = {attempt.number for attempt in batch}
+        """Return the head of the queue with at most one attempt per task: a batch is answered by task id."""
+        batch = self._queue[: self._max_batch]
+        tasks = {attempt.slot_key for attempt in batch}
         if len(tasks) == len(batch):
             return batch
-        return list({attempt.number: attempt for attempt in reversed(batch)}.values())[::-1]
+        return list({attempt.slot_key: attempt for attempt in reversed(batch)}.values())[::-1]
 
     async def _flush(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
         settle_batch_size.observe(len(batch))
         try:
             try:
-                await self._write(connection, batch)
-            except (StatementError, TypeError, ValueError) as error:  # the database's refusal, or the encoder's
-                await self._write_singly(connection, batch, error)
+                await self._settle(connection, batch)
+            except (StatementError, TypeError, ValueError) as error:  # refused by the database, or by the encoder
+                await self._settle_singly(connection, batch, error)
         except (DisconnectedError, asyncio.CancelledError):
-            # Whether the server committed is not known; the fence makes it safe to ask again.
-            waiting = {attempt.key[0] for attempt in self._waiting}
-            self._uncertain.update(waiting & {attempt.key[0] for attempt in batch})
+            # The server may have committed; the fence makes it safe to send the batch again.
+            queued = {attempt.key[0] for attempt in self._queue}
+            self._unconfirmed.update(queued & {attempt.key[0] for attempt in batch})
             raise
 
-    async def _write(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
-        outcomes = [_outcome_of(attempt) for attempt in batch]
-        extras = _extras_of(batch)
-        if any(extra["callback_url"] for extra in extras):
-            async with transaction(connection):
-                awaited, missing = await self._settle(connection, outcomes)
-                await insert_callbacks(connection, [o.id for o in outcomes if o.id not in missing])
-        else:
-            awaited, missing = await self._settle(connection, outcomes)
-        if missing & self._uncertain:
-            missing -= await self._written_before(connection, outcomes)
-        self._answer(batch, missing)
-        with suppress(StatementError):  # hints: what they are about is written
-            await notify_ended(connection, awaited=awaited, limited=any(extra["limit_key"] for extra in extras))
-            await _notify_of_returned(connection, batch)
-
-    async def _settle(self, connection: Connection, outcomes: list[Outcome]) -> tuple[list[UUID], set[UUID]]:
-        awaited, lost = await settle_running_tasks(
-            connection, outcomes, actor=self._worker_id, largest=self._largest_result
+    async def _settle(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
+        lost = await settle(
+            connection,
+            batch,
+            actor=self._worker_id,
+            max_result_size=self._max_result_size,
+            unconfirmed=self._unconfirmed,
         )
-        return awaited, {row.id for row in lost}
+        self._acknowledge(batch, lost)
 
-    async def _written_before(self, connection: Connection, outcomes: list[Outcome]) -> set[UUID]:
-        """Find the outcomes that a lost connection had written all the same."""
-        said = {outcome.id: (outcome.attempt, outcome.event) for outcome in outcomes}
-        rows = await read_tasks(connection, list(self._uncertain & said.keys()))
-        return {row["id"] for row in rows if (row["attempt"], row["event"]) == said[row["id"]]}
-
-    def _answer(self, batch: list[TaskStateMachine], missing: set[UUID]) -> None:
-        """Let go of a batch; who waits for it is told as soon as the next one is under way."""
-        self._forget(batch)
-        asyncio.get_running_loop().call_soon(self._tell, batch, missing)
-
-    def _tell(self, batch: list[TaskStateMachine], missing: set[UUID]) -> None:
-        for attempt in batch:
-            written = not missing or attempt.key[0] not in missing
-            if not written:
-                count_lost(attempt)
-            answer = attempt.answer
-            if answer is None:
-                self._reported(attempt, written)
-            elif not answer.done():
-                answer.set_result(written)
-
-    def _forget(self, batch: list[TaskStateMachine]) -> None:
-        if self._waiting[: len(batch)] == batch:  # as always, unless something went wrong half-way
-            del self._waiting[: len(batch)]
-        else:
-            answered = {id(attempt) for attempt in batch}
-            self._waiting = [attempt for attempt in self._waiting if id(attempt) not in answered]
-        if self._uncertain:
-            self._uncertain.difference_update(attempt.key[0] for attempt in batch)
-
-    async def _write_singly(self, connection: Connection, batch: list[TaskStateMachine], error: Exception) -> None:
-        """Find the row that the database refuses: it fails, the others are settled as they are."""
+    async def _settle_singly(self, connection: Connection, batch: list[TaskStateMachine], error: Exception) -> None:
+        """Settle a refused batch one by one, so that only the refused row fails."""
         for attempt in batch:
             try:
-                await self._write(connection, [attempt])
-            except (StatementError, TypeError, ValueError) as refused:
-                log.error("outcome_refused", task_id=attempt.task_id, error=str(refused), batch_error=str(error))
-                await self._write_refusal(connection, attempt, refused)
+                await self._settle(connection, [attempt])
+            except (StatementError, TypeError, ValueError) as refusal:
+                log.error("outcome_refused", task_id=attempt.task_id, error=str(refusal), batch_error=str(error))
+                await self._settle_refused(connection, attempt, refusal)
 
-    async def _write_refusal(self, connection: Connection, attempt: TaskStateMachine, refused: Exception) -> None:
-        reason = f"the outcome could not be stored: {refused}"
-        document = {"type": "StatementError", "message": reason, "traceback": None, "retryable": False}
-        output = None if attempt.job is None else _step_result(attempt, document)
-        attempt.outcome = Outcome(*attempt.key, TaskRowEvent.FAIL, output, error=document, reason=reason)
+    async def _settle_refused(self, connection: Connection, attempt: TaskStateMachine, refusal: Exception) -> None:
+        if _outcome_of(attempt).event is TaskRowEvent.CANCEL:
+            # The request stays in the row: recovery cancels the task after the lease has expired.
+            self._acknowledge([attempt], {attempt.key[0]})
+            return
+        attempt.outcome = refused(attempt, refusal)
         try:
-            await self._write(connection, [attempt])
-        except StatementError:
-            # Nothing can be written of it: the lease runs out, and recovery decides.
-            self._answer([attempt], {attempt.key[0]})
+            await self._settle(connection, [attempt])
+        except StatementError:  # recovery decides after the lease has expired
+            self._acknowledge([attempt], {attempt.key[0]})
+
+    def _acknowledge(self, batch: list[TaskStateMachine], lost: set[UUID]) -> None:
+        """Remove a batch from the queue; its slots are released while the next flush is in flight."""
+        if self._queue[: len(batch)] == batch:  # always, unless the batch was settled singly
+            del self._queue[: len(batch)]
+        else:
+            acknowledged = {id(attempt) for attempt in batch}
+            self._queue = [attempt for attempt in self._queue if id(attempt) not in acknowledged]
+        if self._unconfirmed:
+            self._unconfirmed.difference_update(attempt.key[0] for attempt in batch)
+        asyncio.get_running_loop().call_soon(self._finish, batch, lost)
+
+    def _finish(self, batch: list[TaskStateMachine], lost: set[UUID]) -> None:
+        for attempt in batch:
+            self._owner.finish(attempt, written=not lost or attempt.key[0] not in lost)
 
 
 def _outcome_of(attempt: TaskStateMachine) -> Outcome:
@@ -190,25 +199,63 @@ def _outcome_of(attempt: TaskStateMachine) -> Outcome:
     return attempt.outcome
 
 
-def _step_result(attempt: TaskStateMachine, error: dict[str, Any]) -> dict[str, Any]:
-    """Make the document of a step without anything that its handler said, as some of that cannot be stored."""
-    return step_result(
-        attempt.step,
-        success=False,
-        error=error,
-        started_at=attempt.started_at,
-        completed_at=attempt.completed_at,
-        worker_id=attempt.worker_id,
-        attempt=attempt.key[1],
-    )
+async def _write(
+    connection: Connection, outcomes: Sequence[Outcome], actor: str, max_result_size: int, now: datetime | None
+) -> tuple[Sequence[UUID], set[UUID]]:
+    """Write outcomes in one statement; return the tasks that clients wait for, and those whose attempt is lost."""
+    awaited, lost = await settle_running_tasks(connection, outcomes, actor=actor, largest=max_result_size, now=now)
+    return awaited, {row.id for row in lost}
 
 
-def _extras_of(batch: list[TaskStateMachine]) -> list[dict[str, Any]]:
-    return [a.claimed.extras for a in batch if a.claimed is not None and a.claimed.extras is not None]
+async def _write_all(
+    connection: Connection, outcomes: Sequence[Outcome], actor: str, max_result_size: int, now: datetime | None
+) -> tuple[Sequence[UUID], set[UUID]]:
+    """Write outcomes with their webhooks, and cancellations, which have a statement of their own."""
+    canceled = [outcome for outcome in outcomes if outcome.event is TaskRowEvent.CANCEL]
+    others = [outcome for outcome in outcomes if outcome.event is not TaskRowEvent.CANCEL]
+    awaited: Sequence[UUID] = ()
+    lost: set[UUID] = set()
+    if others:
+        awaited, lost = await _write(connection, others, actor, max_result_size, now)
+        await insert_callbacks(connection, [outcome.id for outcome in others if outcome.id not in lost])
+    for outcome in canceled:
+        written = await cancel_unfinished_tasks(
+            connection,
+            [outcome.id],
+            attempts=[outcome.attempt],
+            running=True,
+            actor=actor,
+            reason=outcome.reason,
+            now=now,
+        )
+        if not written:
+            lost.add(outcome.id)
+    return awaited, lost
 
 
-async def _notify_of_returned(connection: Connection, batch: list[TaskStateMachine]) -> None:
-    """Tell idle workers of what this one gives back."""
-    returned = {a.claimed.namespace for a in batch if a.claimed and _outcome_of(a).event is TaskRowEvent.RETURN}
-    if returned:
-        await notify_tasks(connection, returned)
+async def _notify(
+    connection: Connection, attempts: Sequence[TaskStateMachine], *, awaited: Sequence[UUID], limited: bool
+) -> None:
+    """Wake clients that wait for these tasks, the admission under limits, and idle workers for returned tasks."""
+    returned = {
+        attempt.claimed.namespace
+        for attempt in attempts
+        if _outcome_of(attempt).event is TaskRowEvent.RETURN and attempt.claimed is not None
+    }
+    in_transaction = is_in_transaction(connection)
+    try:
+        await notify_ended(connection, awaited=awaited, limited=limited)
+        if returned:
+            await notify_tasks(connection, returned)
+    except (StatementError, DisconnectedError):
+        if in_transaction:  # the caller's transaction is aborted, and the settle with it
+            raise
+
+
+async def _committed_before(
+    connection: Connection, outcomes: Sequence[Outcome], unconfirmed: AbstractSet[UUID]
+) -> set[UUID]:
+    """Return the tasks whose outcome was committed although the reply was lost with the connection."""
+    sent = {outcome.id: (outcome.attempt, outcome.event) for outcome in outcomes if outcome.id in unconfirmed}
+    rows = await read_tasks(connection, list(sent))
+    return {row["id"] for row in rows if (row["attempt"], row["event"]) == sent[row["id"]]}

@@ -1,7 +1,9 @@
-"""The end of a worker: running tasks get their grace, the others are returned, and everything is closed.
+"""The end of a worker: the bounded shutdown, and the watchdog that ends a process which does not manage it.
 
-Invariant: it ends within the limit, whatever handlers and the database do. While there is time, a database that is lost
-is looked for, so that what is finished can be reported; what could not be written is left to its lease.
+Invariant: a shutdown ends within the limit, whatever handlers and the database do. While there is time, a lost database
+is reconnected, so that finished attempts can be settled; the rest is left to its leases. The watchdog receives signals
+in a thread of its own, so that a handler which blocks the event loop does not delay them. It acts only after a shutdown
+was requested, and passes every signal on to the loop.
 """
 
 from __future__ import annotations
@@ -19,137 +21,116 @@ from typing import TYPE_CHECKING, Self
 
 from interlock.errors import StoreError
 from interlock.lifecycle import TaskState
+from interlock.postgres.retry import raise_if_canceled
+from interlock.service import wait_for_event
 from interlock.telemetry import log
-from interlock.worker.cancellation import end, within
-from interlock.worker.fetcher import backoff
-from interlock.worker.outcome import Interruption
+from interlock.worker.cancellation import cancel_tasks, run_within
+from interlock.worker.fetcher import poll_interval
+from interlock.worker.outcome import Interruption, returned
+from interlock.worker.settler import return_attempts
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    from interlock.worker.assembly import Connections, Parts
     from interlock.worker.attempt import TaskStateMachine
-    from interlock.worker.settings import WorkerSettings
+    from interlock.worker.process import WorkerStateMachine
 
-
-LAST_PART = 1 / 6  # of the limit, kept for stopping handlers, reporting and closing
-TICK = 0.1
+SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
+FINAL_SHARE = 1 / 6  # of the limit, kept for stopping handlers, settling and closing
+CHECK_INTERVAL_S = 0.1
+WATCHDOG_EXIT_CODE = 1
+LOOP_REPLY_TIMEOUT_S = 1.0  # for the event loop to react after a second signal
+LOG_TIMEOUT_S = 1.0  # for the watchdog's log record: the log may be what is blocked
+NO_SIGNAL = b"\0"  # requests a shutdown without a signal; no signal has this number
 
 
 class Shutdown:
     """One worker's way from SHUTTING_DOWN to STOPPED."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        settings: WorkerSettings,
-        active: dict[int, TaskStateMachine],
-        connections: Connections,
-        *,
-        asked_at: float,
-        connect: Callable[[], Awaitable[object]],
-        hurry: asyncio.Event,
-        changed: asyncio.Event,
-    ) -> None:
-        self._parts = parts
-        self._settings = settings
-        self._active = active
-        self._connections = connections
-        self._deadline = asked_at + settings.shutdown_limit
-        self._asked_at = asked_at
-        self._connect = connect
-        self._hurry = hurry
-        self._changed = changed
+    def __init__(self, worker: WorkerStateMachine, requested_at: float) -> None:
+        self._worker = worker
+        self._components = worker.components
+        self._connections = worker.connections
+        self._active = worker.context.active
+        self._requested_at = requested_at
+        self._deadline = requested_at + worker.settings.shutdown_limit
 
     async def run(self) -> None:
-        """Wind everything up."""
-        self._parts.resign()
-        looking = asyncio.create_task(self._stay_connected())
-        kept = self._settings.shutdown_limit * LAST_PART
-        await self._until(self._is_idle, min(self._asked_at + self._settings.grace, self._deadline - kept))
-        # An event loop that was blocked may have left less of the time than was to be kept.
-        part = max(min(kept, self._deadline - time.monotonic()), 0.0) / 10
+        """Wait for running tasks, interrupt those left after the grace, return what does not stop, close everything."""
+        settings = self._worker.settings
+        self._components.resign()
+        reconnecting = asyncio.create_task(self._stay_connected())
+        final_s = settings.shutdown_limit * FINAL_SHARE
+        await self._wait_until(self._is_idle, min(self._requested_at + settings.grace, self._deadline - final_s))
+        # A blocked event loop may have left less time than was to be kept.
+        tenth_s = max(min(final_s, self._deadline - time.monotonic()), 0.0) / 10
         for attempt in list(self._active.values()):
             attempt.interrupt(Interruption.SHUTDOWN)
-        await self._until(self._is_idle, time.monotonic() + 4 * part, in_a_hurry_too=True)
-        await self._until(self._is_reported, self._deadline - 6 * part)
-        await end(looking, courtesy=part / 2)
-        await self._return_the_rest(part)
-        await self._parts.close(3 * part)
-        await self._connections.close(courtesy=part / 2)
-
-    # --- what is waited for
+        await self._wait_until(self._is_idle, time.monotonic() + 4 * tenth_s, even_if_forced=True)
+        await self._wait_until(self._is_settled, self._deadline - 6 * tenth_s)
+        await cancel_tasks(reconnecting, reply_timeout_s=tenth_s / 2)
+        await self._return_unstoppable(tenth_s)
+        await self._components.stop(3 * tenth_s)
+        await self._connections.close(reply_timeout_s=tenth_s / 2)
 
     def _is_idle(self) -> bool:
         return not self._active
 
-    def _is_reported(self) -> bool:
-        """Whether all there is left to do is to return those that cannot be stopped, and that can be done."""
-        return self._is_idle() or (len(self._running()) == len(self._active) and self._connections.are_up)
+    def _is_settled(self) -> bool:
+        """Tell whether only attempts that do not stop are left, and can be returned."""
+        return self._is_idle() or (len(self._processing()) == len(self._active) and self._connections.are_open)
 
-    def _running(self) -> list[TaskStateMachine]:
+    def _processing(self) -> list[TaskStateMachine]:
         return [attempt for attempt in self._active.values() if attempt.state is TaskState.PROCESSING]
 
-    async def _until(self, seen: Callable[[], bool], moment: float, *, in_a_hurry_too: bool = False) -> None:
-        """Wait for something, at most until a moment, and in a hurry only where that makes sense."""
-        while not seen() and (left := moment - time.monotonic()) > 0:
-            if self._hurry.is_set() and not in_a_hurry_too:
+    async def _wait_until(self, holds: Callable[[], bool], deadline: float, *, even_if_forced: bool = False) -> None:
+        """Wait for a condition until a deadline; a forced shutdown waits only where it is told so."""
+        slot_freed = self._worker.slot_freed
+        while not holds() and (left := deadline - time.monotonic()) > 0:
+            if self._worker.stop_now.is_set() and not even_if_forced:
                 return
-            self._changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(TICK, left)):
-                    await self._changed.wait()
-
-    # --- the database
+            slot_freed.clear()
+            await wait_for_event(slot_freed, min(CHECK_INTERVAL_S, left))
 
     async def _stay_connected(self) -> None:
-        """Look for the database whenever it is lost, with growing pauses."""
+        """Reconnect whenever the database is lost, with backoff."""
         failures = 0
         while True:
-            if self._connections.are_up:
+            if self._connections.are_open:
                 failures = 0
                 await self._connections.lost.wait()
             try:
-                await self._connect()
+                await self._worker.open_connections()
             except (StoreError, OSError) as error:
+                raise_if_canceled()
                 failures += 1
                 log.warning("shutdown_without_database", error=str(error) or type(error).__name__)
-                await asyncio.sleep(backoff(self._settings, failures))
+                await asyncio.sleep(poll_interval(self._worker.settings, failures))
 
-    async def _return_the_rest(self, seconds: float) -> None:
-        """Put back what could not be stopped: a thread that will not end, a coroutine that swallows everything."""
-        claimed = [attempt.claimed for attempt in self._running() if attempt.claimed is not None]
+    async def _return_unstoppable(self, seconds: float) -> None:
+        """Return the tasks of handlers that do not stop: threads, and coroutines that swallow their cancellation."""
+        attempts = [attempt for attempt in self._processing() if attempt.claimed is not None]
+        for attempt in attempts:
+            attempt.outcome = returned(attempt)
         with suppress(TimeoutError):
-            await within(seconds, self._parts.claims.give_back(self._connections.claiming, claimed))
-
-
-# SECTION worker/watchdog
-# Ends the process when a shutdown was asked for and the worker does not manage it in time.
-#
-# Invariant: it hears signals by itself, in a thread of its own, so that a handler that blocks the event loop keeps
-# nobody
-# from being heard. It acts only after a shutdown was asked for, and passes on every signal that it hears.
-
-SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
-EXIT_CODE = 1
-SHORT_MOMENT = 1.0  # for the loop to show that it lives, once somebody is in a hurry
-LAST_WORDS = 1.0  # for the log, which may be just what is blocked
-ASKED_OTHERWISE = b"\0"  # no signal has this number
+            await run_within(
+                seconds, return_attempts(self._connections.claiming, attempts, actor=self._worker.worker_id)
+            )
 
 
 class Watchdog:
-    """Watches over a process that is one worker's alone, for as long as the context lasts."""
+    """Ends a process that belongs to one worker, if it does not stop within the limit; used as a context manager."""
 
     def __init__(self, worker_id: str, limit: float) -> None:
         self._worker_id = worker_id
         self._limit = limit
-        self._ear, self._mouth = socket.socketpair()
-        self._mouth.settimeout(0)  # who writes to it must never wait
+        self._receiver, self._sender = socket.socketpair()
+        self._sender.settimeout(0)  # a signal handler must never block
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._loops_own: int | None = None
-        self._answered = threading.Event()
-        self._answer_due: float | None = None
-        self.asked_at: float | None = None  # when the shutdown was first asked for, by the monotonic clock
+        self._loop_wakeup_fd: int | None = None
+        self._loop_replied = threading.Event()
+        self._reply_due: float | None = None
+        self.requested_at: float | None = None  # of the first shutdown request, on the monotonic clock
         self._thread = threading.Thread(target=self._watch, name="interlock-watchdog", daemon=True)
 
     def __enter__(self) -> Self:
@@ -157,95 +138,90 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ValueError):  # not the main thread, which has no signals to give back
-            other = signal.set_wakeup_fd(-1)
-            if other not in {-1, self._mouth.fileno()}:
-                signal.set_wakeup_fd(other)
-        self._mouth.close()
+        with suppress(ValueError):  # not the main thread, which alone has a wakeup descriptor
+            current = signal.set_wakeup_fd(-1)
+            if current not in {-1, self._sender.fileno()}:
+                signal.set_wakeup_fd(current)
+        self._sender.close()
         self._thread.join()
-        self._ear.close()
-        if self._loops_own is not None:
-            os.close(self._loops_own)
+        self._receiver.close()
+        if self._loop_wakeup_fd is not None:
+            os.close(self._loop_wakeup_fd)
 
-    def overhear(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hear the signals of a loop before it does, also while it is blocked. It has its handlers already."""
-        with suppress(ValueError):  # not the main thread: there are none to be heard
-            before = signal.set_wakeup_fd(self._mouth.fileno())
+    def intercept_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receive the signals of a loop before it does, also while it is blocked; it must have its handlers already."""
+        with suppress(ValueError):  # not the main thread: it receives no signals
+            before = signal.set_wakeup_fd(self._sender.fileno())
             self._loop = loop
-            self._loops_own = None if before == -1 else os.dup(before)  # our own, which nobody closes under us
+            # A duplicate, which asyncio does not close under us.
+            self._loop_wakeup_fd = None if before == -1 else os.dup(before)
 
     def arm(self) -> None:
-        """Hear that a shutdown was asked for otherwise than by a signal."""
+        """Record a shutdown request that did not come by a signal."""
         with suppress(OSError):
-            self._mouth.send(ASKED_OTHERWISE)
+            self._sender.send(NO_SIGNAL)
 
     # --- the thread
 
     def _watch(self) -> None:
         while True:
-            self._ear.settimeout(self._patience())
+            self._receiver.settimeout(self._seconds_until_check())
             try:
-                heard = self._ear.recv(64)
+                received = self._receiver.recv(64)
             except TimeoutError:
-                self._judge(time.monotonic())
+                self._check(time.monotonic())
                 continue
-            if not heard:
+            if not received:
                 return  # the context has ended
-            for number in heard:
-                self._note(number, time.monotonic())
-            self._pass_on(heard)
+            for number in received:
+                self._record(number, time.monotonic())
+            if self._loop_wakeup_fd is not None:
+                with suppress(OSError):
+                    os.write(self._loop_wakeup_fd, received)
 
-    def _patience(self) -> float | None:
-        """Seconds until it is time to judge; None while nobody has asked for anything."""
-        if self.asked_at is None:
+    def _seconds_until_check(self) -> float | None:
+        """Return the seconds until the next check; None before a shutdown is requested."""
+        if self.requested_at is None:
             return None
-        due = self.asked_at + self._limit
-        if self._answer_due is not None:
-            due = min(due, self._answer_due)
+        due = self.requested_at + self._limit
+        if self._reply_due is not None:
+            due = min(due, self._reply_due)
         return max(due - time.monotonic(), 0.001)
 
-    def _pass_on(self, heard: bytes) -> None:
-        if self._loops_own is not None:
-            with suppress(OSError):
-                os.write(self._loops_own, heard)
-
-    def _note(self, number: int, now: float) -> None:
-        if self.asked_at is None and (number in SIGNALS or number == ASKED_OTHERWISE[0]):
-            self.asked_at = now
+    def _record(self, number: int, now: float) -> None:
+        """Record the first request; at the next signal, test whether the event loop still runs."""
+        if self.requested_at is None and (number in SIGNALS or number == NO_SIGNAL[0]):
+            self.requested_at = now
         elif number in SIGNALS:
-            self._ask_for_life(now)
+            self._loop_replied.clear()
+            self._reply_due = now + LOOP_REPLY_TIMEOUT_S
+            if self._loop is not None:
+                with suppress(RuntimeError):  # it is closed
+                    self._loop.call_soon_threadsafe(self._loop_replied.set)
 
-    def _ask_for_life(self, now: float) -> None:
-        """Somebody is in a hurry: a loop that lives hurries by itself, and shows so."""
-        self._answered.clear()
-        self._answer_due = now + SHORT_MOMENT
-        if self._loop is not None:
-            with suppress(RuntimeError):  # it is closed: there is nothing left but the way out
-                self._loop.call_soon_threadsafe(self._answered.set)
-
-    def _judge(self, now: float) -> None:
-        if self._answer_due is not None and now >= self._answer_due:
-            if not self._answered.is_set():
+    def _check(self, now: float) -> None:
+        if self._reply_due is not None and now >= self._reply_due:
+            if not self._loop_replied.is_set():
                 self._kill("a second signal came while the event loop was blocked")
-            self._answer_due = None
-        if self.asked_at is not None and now >= self.asked_at + self._limit:
+            self._reply_due = None
+        if self.requested_at is not None and now >= self.requested_at + self._limit:
             self._kill(f"the worker has not stopped within {self._limit:g} s")
 
     def _kill(self, reason: str) -> None:
-        speaking = threading.Thread(target=self._say, args=(reason,), daemon=True)
-        speaking.start()
-        speaking.join(LAST_WORDS)
-        os._exit(EXIT_CODE)
+        logging = threading.Thread(target=self._log, args=(reason,), daemon=True)
+        logging.start()
+        logging.join(LOG_TIMEOUT_S)
+        os._exit(WATCHDOG_EXIT_CODE)
 
-    def _say(self, reason: str) -> None:
+    def _log(self, reason: str) -> None:
         log.error("worker_killed_by_watchdog", worker_id=self._worker_id, reason=reason, blocked_in=_main_thread())
         sys.stdout.flush()
         sys.stderr.flush()
 
 
 def _main_thread() -> str | None:
-    """Tell what the main thread is doing."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - the one way to see it
+    """Return the function and line that the main thread executes."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 - the only way to see it
     if frame is None:
         return None
     place = traceback.extract_stack(frame, limit=1)[-1]

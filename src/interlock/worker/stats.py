@@ -1,7 +1,6 @@
-"""What went through the two event systems of a worker, as numbers and as metrics.
+"""What went through a worker's two event systems, as numbers and as metrics, and the gauges of the queue.
 
-Invariant: each thing is counted once, as a plain number; what `status` shows and what Prometheus scrapes are the same
-figures.
+Invariant: each event is counted once, as a plain number; `status` and Prometheus show the same figures.
 """
 
 from __future__ import annotations
@@ -16,54 +15,57 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from interlock.errors import StoreError
-from interlock.lifecycle import TaskRowState
+from interlock.lifecycle import TASK_ROW
+from interlock.postgres.connection import connect
 from interlock.postgres.retry import raise_if_canceled
+from interlock.service import BackgroundService
 from interlock.store.stats import count_unfinished_tasks
 from interlock.telemetry import log, oldest_pending_age_seconds, queue_depth
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Iterator, Sequence
 
     from prometheus_client import Metric
 
-    from interlock.postgres.connection import Connection
     from interlock.store.stats import StateCount
     from interlock.worker.executors.events import HandlerEventStatistics
+
+GAUGE_INTERVAL_S = 15.0
+UNFINISHED = tuple(state for state in TASK_ROW.states if state not in TASK_ROW.final)
 
 
 @dataclass(slots=True)
 class TaskStatistics:
-    """Event system 1, as one worker sees it: the tasks that came to it."""
+    """Event system 1, as one worker sees it: the tasks it claimed."""
 
-    received: int = 0  # tasks that it claimed
-    dispatched: int = 0  # attempts that it started
-    completed: int = 0  # outcomes that it wrote
-    failed: int = 0  # attempts in which something went wrong
-    mismatched: int = 0  # outcomes that were refused, because the attempt was lost
-    fallback_hits: int = 0  # tasks that no notification told it of
+    received: int = 0  # claimed tasks
+    dispatched: int = 0  # started attempts
+    completed: int = 0  # written outcomes
+    failed: int = 0  # attempts whose handler failed or was stopped
+    mismatched: int = 0  # outcomes refused because the attempt was lost
+    fallback_hits: int = 0  # tasks found by polling, without a notification
 
 
 class WorkerStatistics:
-    """Both systems of one worker, by name."""
+    """The figures of both event systems of one worker."""
 
     __slots__ = ("handlers", "tasks")
 
     def __init__(self, handlers: HandlerEventStatistics) -> None:
         self.tasks = TaskStatistics()
         self.handlers = handlers
-        _every_worker.append(self)
+        _all_workers.append(self)
 
     def document(self) -> dict[str, dict[str, Any]]:
-        """Give the figures by the name of their event system."""
+        """Return the figures by event system."""
         return {"orchestration": asdict(self.tasks), "handlers": asdict(self.handlers)}
 
 
-_every_worker: list[WorkerStatistics] = []
+_all_workers: list[WorkerStatistics] = []
 
 
 class _EventMetrics(Collector):
-    """Shows the sum over all workers of this process."""
+    """Exports the sum over all workers of this process."""
 
     def describe(self) -> list[Metric]:
         return [self._counter()]
@@ -71,7 +73,7 @@ class _EventMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         counter = self._counter()
         sums: dict[tuple[str, str], int] = {}
-        for worker in _every_worker:
+        for worker in _all_workers:
             for system, figures in worker.document().items():
                 for kind, count in figures.items():
                     sums[system, kind] = sums.get((system, kind), 0) + count
@@ -81,38 +83,38 @@ class _EventMetrics(Collector):
 
     @staticmethod
     def _counter() -> CounterMetricFamily:
-        about = "What went through a worker's event systems, by system and what became of it"
-        return CounterMetricFamily("worker_events_total", about, labels=["system", "kind"])
+        help_text = "What went through a worker's event systems, by system and what became of it"
+        return CounterMetricFamily("worker_events_total", help_text, labels=["system", "kind"])
 
 
 REGISTRY.register(_EventMetrics())
 
 
-# SECTION worker/gauges
-# Shows how long the queue is, and how old its oldest due task, for whoever scrapes this worker's metrics.
+class QueueGauges(BackgroundService):
+    """Measures the depth of the queue and the age of its oldest due task, for this process's metrics endpoint."""
 
-INTERVAL = 15.0
-UNFINISHED = (TaskRowState.WAITING, TaskRowState.PENDING, TaskRowState.RUNNING)
+    def __init__(self, url: str) -> None:
+        super().__init__("queue gauges")
+        self._url = url
+        self._namespaces: set[str] = set()
+
+    async def run(self) -> None:
+        """Measure at an interval, until cancelled."""
+        while True:
+            try:
+                async with connect(self._url) as connection:
+                    set_queue_gauges(await count_unfinished_tasks(connection), self._namespaces)
+            except (StoreError, OSError) as error:
+                raise_if_canceled()
+                log.warning("queue_not_measured", error=str(error))
+            await asyncio.sleep(GAUGE_INTERVAL_S)
 
 
-async def keep_gauges(connect: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
-    """Measure the queue every now and then, until this task is canceled."""
-    seen: set[str] = set()
-    while True:
-        try:
-            async with connect() as connection:
-                show(await count_unfinished_tasks(connection), seen)
-        except (StoreError, OSError) as error:
-            raise_if_canceled()
-            log.warning("queue_not_measured", error=str(error))
-        await asyncio.sleep(INTERVAL)
-
-
-def show(counts: Sequence[StateCount], seen: set[str]) -> None:
-    """Set the gauges of all namespaces that have tasks, or had some when they were last looked at."""
+def set_queue_gauges(counts: Sequence[StateCount], namespaces: set[str]) -> None:
+    """Set the gauges of all namespaces with unfinished tasks, and of those that had some at an earlier measurement."""
     now = datetime.now(UTC)
-    seen.update(count.namespace for count in counts)
-    for namespace in seen:
+    namespaces.update(count.namespace for count in counts)
+    for namespace in namespaces:
         for state in UNFINISHED:
             queue_depth.labels(namespace, state.value).set(0)
         oldest_pending_age_seconds.labels(namespace).set(0)

@@ -36,7 +36,7 @@ from interlock.supervisor.http.middleware import LOOPBACK_NAMES, Door, Rules
 from interlock.supervisor.http.problems import CODES, MEDIA_TYPE, Problem, answer_problem
 from interlock.supervisor.http.responses import Problem as ProblemDocument
 from interlock.telemetry import log
-from interlock.worker.stats import keep_gauges
+from interlock.worker.stats import QueueGauges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -253,7 +253,7 @@ async def _serve(
 
 
 def _duties(app: Interlock) -> list[Coroutine[Any, Any, None]]:
-    return [_sweep(app), keep_gauges(app.connection)]
+    return [_sweep(app), QueueGauges(app.url).run()]
 
 
 async def _sweep(app: Interlock) -> None:

@@ -21,7 +21,7 @@ from interlock.lifecycle import SupervisedWorkerState
 from interlock.supervisor.pool import settings as metrics
 from interlock.supervisor.pool.reconcile import Sight, stop_limit
 from interlock.telemetry import log
-from interlock.worker.run import LONGEST_WORD, UNRECOVERABLE, Assignment
+from interlock.worker.run import MAX_EXIT_REASON_BYTES, UNRECOVERABLE, Assignment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -185,7 +185,7 @@ class Child:
         said = b""
         if self.heard is not None:
             with suppress(BlockingIOError):  # a program that a handler has started may still have the other end
-                said = os.read(self.heard, LONGEST_WORD)
+                said = os.read(self.heard, MAX_EXIT_REASON_BYTES)
         return said.decode(errors="replace").strip()
 
     def _send(self, number: signal.Signals) -> None:

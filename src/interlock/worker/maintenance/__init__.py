@@ -1,1 +1,1 @@
-"""Maintenance work that one elected worker does: limits, schedules, webhooks, retention."""
+"""Maintenance that one worker, the leader, does for all: limits, schedules, webhooks and retention."""

@@ -1,121 +1,103 @@
-"""What one worker does for all: it takes part in the election of a leader, and does the duties while it leads.
+"""Leader election among the workers, and the maintenance duties that the leader runs.
 
-Invariant: duties run only while this worker's lead holds; an error in one of them stops neither the others nor the
-worker.
+Invariant: duties run only while this worker holds the lead; an error in one stops neither the others nor the worker.
+Each run of a duty is complete in itself: hints and timers only decide how soon the next one comes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from secrets import SystemRandom
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from interlock.config import FOREVER
-from interlock.postgres.retry import raise_if_canceled
-from interlock.store.leader import LEADER_LEASE, acquire_leadership, read_clock, resign_leadership
+from interlock.model.backoff import Backoff
+from interlock.postgres.connection import connect
+from interlock.postgres.retry import RetryState, keep_connected, retry
+from interlock.service import BackgroundService, cancel_and_wait, wait_for_event
+from interlock.store.leader import LEADER_LEASE, acquire_leadership, resign_leadership
 from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_namespaces
 from interlock.store.retention import Retention
 from interlock.store.schedules import fire_due_schedules, next_schedule_at
 from interlock.telemetry import log
-from interlock.worker.maintenance.callbacks import Callbacks, CallbackSettings
+from interlock.worker.maintenance.callbacks import WebhooksDuty, WebhookSettings
+from interlock.worker.maintenance.duty import seconds_until
 from interlock.worker.maintenance.retention import RetentionDuty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
 
     from interlock.config import Config
     from interlock.postgres.connection import Connection
+    from interlock.worker.maintenance.duty import Duty
+
+SWEEP_INTERVAL_S = 5.0
+SCHEDULE_POLL_INTERVAL_S = 30.0  # finds schedules that were written without a hint
+KEEP_CONNECTION_S = 60.0  # a duty that rests longer closes its connection meanwhile
+RESIGN_TIMEOUT_S = 1.0
+RETRY_BASE_S = 0.5
+DUTY_BACKOFF = Backoff.exponential(RETRY_BASE_S, cap=60.0, jitter=0.5)
+_random = SystemRandom()
 
 
-# SECTION worker/limits
-# Lets limited tasks in when there is room, and keeps paused namespaces still.
-#
-# Invariant: every round is complete in itself; hints and timers only decide how soon it comes.
-
-SWEEP = 5.0  # seconds
-
-
-class Limits:
-    """The duty: admit at every hint and whenever a window frees a start; every few seconds look at everything."""
+class LimitsDuty:
+    """Admits limited tasks at each hint and whenever a rate window frees a start; sweeps everything every 5 s."""
 
     name = "limits"
 
-    def __init__(self, actor: str, *, clock: Callable[[], datetime | None] = lambda: None) -> None:
+    def __init__(self, actor: str) -> None:
         self._actor = actor
-        self._clock = clock
         self._next_sweep = 0.0
 
-    async def act(self, connection: Connection) -> float:
-        """Do one round; give the seconds until the next one."""
-        now = self._clock()
+    async def run_once(self, connection: Connection, *, now: datetime | None = None) -> float:
+        """Sweep if that is due, and admit one batch; return the seconds until the next run."""
         sweeps = time.monotonic() >= self._next_sweep
         if sweeps:
             await sweep_namespaces(connection, actor=self._actor, now=now)
             await sweep_limits(connection, actor=self._actor, now=now)
-            self._next_sweep = time.monotonic() + SWEEP
+            self._next_sweep = time.monotonic() + SWEEP_INTERVAL_S
         admission = await admit_limited_tasks(connection, actor=self._actor, explain=sweeps, now=now)
         if admission.more:
             return 0.0
-        if admission.next_at is None:
-            return SWEEP
-        rest = (admission.next_at - await read_clock(connection, now=self._clock())).total_seconds()
-        return min(max(rest, 0.0), SWEEP)
+        return await seconds_until(connection, admission.next_at, limit=SWEEP_INTERVAL_S, now=now)
 
 
-# SECTION worker/schedules
-# Fires schedules when they are due.
-#
-# Invariant: a schedule that cannot be fired says why in its row and in the log, and holds up no other.
+class SchedulesDuty:
+    """Enqueues the tasks of due schedules.
 
-IDLE = 30.0  # seconds between looks, so that a schedule written without a hint is found too
-
-
-class Schedules:
-    """The duty: enqueue what is due, then rest until the next tick."""
+    A schedule that cannot be fired records the error in its row and in the log, and holds up no other.
+    """
 
     name = "schedules"
 
-    def __init__(self, actor: str, *, clock: Callable[[], datetime | None] = lambda: None) -> None:
+    def __init__(self, actor: str) -> None:
         self._actor = actor
-        self._clock = clock
 
-    async def act(self, connection: Connection) -> float:
-        """Fire a batch; give the seconds until the next one."""
-        for fired in await fire_due_schedules(connection, actor=self._actor, now=self._clock()):
+    async def run_once(self, connection: Connection, *, now: datetime | None = None) -> float:
+        """Fire one batch of due schedules; return the seconds until the next run."""
+        for fired in await fire_due_schedules(connection, actor=self._actor, now=now):
             if fired.error is not None:
                 log.error("schedule_failed", schedule=fired.name, error=fired.error)
             else:
                 log.debug("schedule_fired", schedule=fired.name, tasks=len(fired.tasks))
         due = await next_schedule_at(connection)
-        if due is None:
-            return IDLE
-        now = await read_clock(connection, now=self._clock())
-        return min(max((due - now).total_seconds(), 0.0), IDLE)
-
-
-# A duty that rests longer than this gives its connection back meanwhile.
-KEEP_CONNECTION = 60.0
-LONGEST_RETRY = 60.0
-_random = SystemRandom()
+        return await seconds_until(connection, due, limit=SCHEDULE_POLL_INTERVAL_S, now=now)
 
 
 @dataclass(frozen=True, slots=True)
-class DutySettings:
-    """How long a lead lasts unless renewed, how long things are kept, and how notices are posted."""
+class MaintenanceSettings:
+    """The lease of the lead, retention ages, and webhook settings."""
 
     lease: timedelta = LEADER_LEASE
     retention: Retention = field(default_factory=Retention)
-    callbacks: CallbackSettings = field(default_factory=CallbackSettings)
+    webhooks: WebhookSettings = field(default_factory=WebhookSettings)
 
     @classmethod
-    def of(cls, config: Config) -> DutySettings:
-        """Take from the configuration what it says about duties."""
-        kept = {
+    def of(cls, config: Config) -> MaintenanceSettings:
+        """Take the settings from the configuration."""
+        ages = {
             name: None if age == FOREVER else age
             for name, age in (
                 ("done", config.retention_done),
@@ -126,139 +108,129 @@ class DutySettings:
             )
         }
         return cls(
-            retention=Retention(**kept),
-            callbacks=CallbackSettings(secret=config.callback_secret, allow_private=config.callback_allow_private),
+            retention=Retention(**ages),
+            webhooks=WebhookSettings(secret=config.callback_secret, allow_private=config.callback_allow_private),
         )
 
 
-class Duty(Protocol):
-    """Something that only the leader does, a step at a time."""
+class Maintenance(BackgroundService):
+    """One worker's part in the election, and its duties while it leads; `stop` resigns the lead."""
 
-    @property
-    def name(self) -> str:
-        """What hints call it."""
-
-    async def act(self, connection: Connection, /) -> float:
-        """Do one step; give the seconds until the next one, unless a hint comes before."""
-
-
-class Duties:
-    """One worker's part in what is done once for all. `run` it as a task; `wake` it by hints from the database."""
+    stop_timeout_s = RESIGN_TIMEOUT_S
 
     def __init__(
-        self,
-        connect: Callable[[], AbstractAsyncContextManager[Connection]],
-        *,
-        actor: str,
-        config: Config | None = None,
-        settings: DutySettings | None = None,
-        clock: Callable[[], datetime | None] = lambda: None,
+        self, url: str, *, actor: str, config: Config | None = None, settings: MaintenanceSettings | None = None
     ) -> None:
-        self._connect = connect
+        super().__init__("maintenance")
+        self._url = url
         self._actor = actor
-        self._settings = settings or (DutySettings() if config is None else DutySettings.of(config))
-        self._clock = clock
+        self._settings = settings or (MaintenanceSettings() if config is None else MaintenanceSettings.of(config))
         self._hints = {name: asyncio.Event() for name in ("leader", "limits", "schedules", "callbacks", "retention")}
-        self._term: list[asyncio.Task[None]] = []
+        self._retries = RetryState(
+            Backoff.exponential(RETRY_BASE_S, cap=self._settings.lease.total_seconds(), jitter=0.5)
+        )
+        self._duties: list[asyncio.Task[None]] = []
 
     @property
-    def leads(self) -> bool:
-        """Whether this worker does the duties now."""
-        return bool(self._term)
+    def is_leader(self) -> bool:
+        """Whether this worker runs the duties now."""
+        return bool(self._duties)
 
     def wake(self, duty: str) -> None:
-        """Hear a hint that a duty has something to do; unknown names are no concern of this release."""
+        """Run a duty now; a name that this release does not know is ignored."""
         hint = self._hints.get(duty)
         if hint is not None:
             hint.set()
 
-    async def run(self, stop: asyncio.Event) -> None:
-        """Contend for the lead and do the duties while holding it, until `stop`; then resign."""
-        stopping = asyncio.create_task(stop.wait())
-        stopping.add_done_callback(lambda _: self.wake("leader"))
-        failures = 0
+    def request_stop(self) -> None:
+        """Set `stopping` and end the pause between renewals of the lead."""
+        super().request_stop()
+        self.wake("leader")
+
+    async def run(self) -> None:
+        """Take part in the election, and run the duties while leading, until `stopping`; then resign."""
+        await keep_connected(
+            lambda: connect(self._url),
+            self._campaign,
+            on_failure=self._on_election_failed,
+            state=self._retries,
+            retry_on=(Exception,),  # the worker goes on without a leader
+            stopping=self.stopping,
+        )
+
+    async def _campaign(self, connection: Connection) -> None:
+        """Take or renew the lead each third of its lease; a renewal that hangs so long ends the lead in time."""
+        third_s = self._settings.lease.total_seconds() / 3
         try:
-            while not stop.is_set():
-                try:
-                    async with self._connect() as connection:
-                        failures = 0
-                        await self._contend(connection, stop)
-                except Exception as error:  # noqa: BLE001 - the worker goes on without a leader, and so does this
-                    raise_if_canceled()
-                    await self._end_term("leader_lost")
-                    failures += 1
-                    log.warning("election_failed", worker_id=self._actor, error=str(error) or type(error).__name__)
-                    await self._rest("leader", _retry(failures, most=self._settings.lease.total_seconds()))
+            while not self.stopping.is_set():
+                async with asyncio.timeout(third_s):
+                    leads = await acquire_leadership(connection, self._actor, lease=self._settings.lease)
+                self._retries.reset()
+                if leads and not self.is_leader:
+                    self._start_duties()
+                elif not leads:
+                    await self._stop_duties("leader_lost")
+                await self._wait("leader", third_s if leads else third_s * _random.uniform(1, 1.3))
+            if self.is_leader:
+                await self._stop_duties("leader_resigned")
+                async with asyncio.timeout(third_s):
+                    await resign_leadership(connection, self._actor)
         finally:
-            stopping.cancel()
-            await self._end_term("leader_lost")
+            await self._stop_duties("leader_lost")
 
-    async def _contend(self, connection: Connection, stop: asyncio.Event) -> None:
-        """Take or renew the lead at a third of its lease. A renewal that hangs as long again ends the term in time."""
-        third = self._settings.lease.total_seconds() / 3
-        while not stop.is_set():
-            async with asyncio.timeout(third):
-                leads = await acquire_leadership(connection, self._actor, lease=self._settings.lease, now=self._clock())
-            if leads and not self.leads:
-                self._begin_term()
-            elif not leads:
-                await self._end_term("leader_lost")
-            await self._rest("leader", third if leads else third * _random.uniform(1, 1.3))
-        if self.leads:
-            await self._end_term("leader_resigned")
-            async with asyncio.timeout(third):
-                await resign_leadership(connection, self._actor)
+    def _on_election_failed(self, error: Exception, _: float) -> None:
+        log.warning("election_failed", worker_id=self._actor, error=str(error) or type(error).__name__)
 
-    def _begin_term(self) -> None:
+    def _start_duties(self) -> None:
         log.info("leader_elected", worker_id=self._actor)
         duties: list[Duty] = [
-            Limits(self._actor, clock=self._clock),
-            Schedules(self._actor, clock=self._clock),
-            Callbacks(self._settings.callbacks, clock=self._clock),
-            RetentionDuty(self._settings.retention, clock=self._clock),
+            LimitsDuty(self._actor),
+            SchedulesDuty(self._actor),
+            WebhooksDuty(self._settings.webhooks),
+            RetentionDuty(self._settings.retention),
         ]
-        self._term = [asyncio.create_task(self._perform(duty), name=f"duty {duty.name}") for duty in duties]
+        self._duties = [asyncio.create_task(self._keep_running(duty), name=f"duty {duty.name}") for duty in duties]
 
-    async def _end_term(self, event: str) -> None:
-        """Stop all duties and wait until they have: what they had begun is rolled back."""
-        if not self._term:
-            return
-        ended, self._term = set(self._term), []
-        while ended:
-            for task in ended:
-                task.cancel()
-            _, ended = await asyncio.wait(ended, timeout=1)
-        log.info(event, worker_id=self._actor)
+    async def _stop_duties(self, event: str) -> None:
+        """Cancel all duties and wait until they have ended; their open transactions are rolled back."""
+        if self._duties:
+            duties, self._duties = self._duties, []
+            await cancel_and_wait(duties)
+            log.info(event, worker_id=self._actor)
 
-    async def _perform(self, duty: Duty) -> None:
-        """Do one duty for as long as the term lasts, whatever goes wrong in it."""
-        failures = 0
+    async def _keep_running(self, duty: Duty) -> None:
+        """Run one duty again and again, with backoff after errors."""
+        retries = RetryState(DUTY_BACKOFF)
+
+        def on_failure(error: Exception, delay_s: float) -> None:
+            log.warning(
+                "duty_failed",
+                duty=duty.name,
+                worker_id=self._actor,
+                error=str(error) or type(error).__name__,
+                retry_in=round(delay_s, 1),
+            )
+
         while True:
-            try:
-                async with self._connect() as connection:
-                    rest = await duty.act(connection)
-                    failures = 0
-                    while rest <= KEEP_CONNECTION:
-                        await self._rest(duty.name, rest)
-                        rest = await duty.act(connection)
-            except Exception as error:  # noqa: BLE001 - it is tried again; the other duties must not suffer
-                raise_if_canceled()
-                failures += 1
-                rest = _retry(failures, most=LONGEST_RETRY)
-                said = str(error) or type(error).__name__
-                log.warning("duty_failed", duty=duty.name, worker_id=self._actor, error=said, retry_in=round(rest, 1))
-                await asyncio.sleep(rest)
-            else:
-                await self._rest(duty.name, rest)
+            await retry(
+                lambda: self._run_connected(duty, retries),
+                on_failure=on_failure,
+                state=retries,
+                retry_on=(Exception,),  # the other duties must not suffer
+            )
 
-    async def _rest(self, name: str, seconds: float) -> None:
+    async def _run_connected(self, duty: Duty, retries: RetryState) -> None:
+        """Run a duty over one connection until it rests for long; then close the connection and rest."""
+        async with connect(self._url) as connection:
+            rest_s = await duty.run_once(connection)
+            retries.reset()
+            while rest_s <= KEEP_CONNECTION_S:
+                await self._wait(duty.name, rest_s)
+                rest_s = await duty.run_once(connection)
+        await self._wait(duty.name, rest_s)
+
+    async def _wait(self, name: str, seconds: float) -> None:
         """Wait for a hint, at most so long."""
         hint = self._hints[name]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await hint.wait()
+        await wait_for_event(hint, seconds)
         hint.clear()
-
-
-def _retry(failures: int, *, most: float) -> float:
-    return min(0.5 * 2.0 ** min(failures, 20), most) * _random.uniform(0.5, 1)

@@ -1,7 +1,7 @@
-"""Deletes what is past its age, a stretch at a time, and keeps the partitions of the records in order.
+"""The retention duty: deletes ended tasks and jobs past their age in batches, and maintains the audit partitions.
 
-Invariant: it remembers how far it came, and goes no further by id than where tasks could be old enough; only once a
-day does it walk everything, for ids that somebody chose himself.
+Invariant: it resumes where the last batch ended, and by id goes no further than where tasks can be old enough. Once a
+day it scans everything, for ids that clients chose themselves.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from interlock.store.retention import (
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
     from interlock.store.retention import RetentionBatch
 
-DAY = 86_400.0
-ROUND = 600.0  # seconds from the end of one walk to the beginning of the next
-PAUSE = 0.05  # seconds between stretches, so that the work of others goes first
+DAY_S = 86_400.0
+ROUND_INTERVAL_S = 600.0  # from the end of one scan to the start of the next
+BATCH_PAUSE_S = 0.05  # between batches, so that other work goes first
 
 
-class Walk(Protocol):
-    """One of the walks of a round: over tasks, then over jobs."""
+class DeleteBatch(Protocol):
+    """Deletes the next batch of a scan: over tasks, then over jobs."""
 
     async def __call__(
         self,
@@ -50,71 +49,68 @@ class Walk(Protocol):
         stretch: int,
         now: datetime | None,
     ) -> RetentionBatch:
-        """Do the next stretch, and tell how far that came."""
+        """Delete one batch, and return how far the scan came."""
 
 
 class RetentionDuty:
-    """The duty: one stretch of the walk at a time."""
+    """Deletes one batch per run."""
 
     name = "retention"
 
-    def __init__(
-        self, retention: Retention, *, clock: Callable[[], datetime | None] = lambda: None, stretch: int = BATCH_SIZE
-    ) -> None:
+    def __init__(self, retention: Retention, *, batch_size: int = BATCH_SIZE) -> None:
         self._retention = retention
-        self._clock = clock
-        self._stretch = stretch
+        self._batch_size = batch_size
         self._after: UUID | None = None
-        self._left: list[Walk] = []  # of this round
-        self._whole = False
-        # All due at once: a new leader does not know what the one before it did.
-        self._next_whole = 0.0
+        self._scans: list[DeleteBatch] = []  # left of this round
+        self._scans_all = False
+        # All due at once: a new leader does not know what the previous one did.
+        self._next_full_scan = 0.0
         self._next_partitions = 0.0
-        self._told = False
+        self._warned = False
 
-    async def act(self, connection: Connection) -> float:
-        """Do the next stretch; give the seconds until the one after it."""
+    async def run_once(self, connection: Connection, *, now: datetime | None = None) -> float:
+        """Delete the next batch; return the seconds until the one after it."""
         if time.monotonic() >= self._next_partitions:
-            await self._renew_partitions(connection)
-            self._next_partitions = time.monotonic() + DAY
-        if not self._left:
-            await delete_expired(connection, self._retention, now=self._clock())
-            await delete_ended_workers(connection, self._retention, now=self._clock())
-            self._whole = time.monotonic() >= self._next_whole
-            self._left = [delete_ended_tasks, delete_ended_jobs]
-        while self._left:
-            if await self._walk(connection, self._left[0]) >= self._stretch:
-                return PAUSE
+            await self._renew_partitions(connection, now)
+            self._next_partitions = time.monotonic() + DAY_S
+        if not self._scans:
+            await delete_expired(connection, self._retention, now=now)
+            await delete_ended_workers(connection, self._retention, now=now)
+            self._scans_all = time.monotonic() >= self._next_full_scan
+            self._scans = [delete_ended_tasks, delete_ended_jobs]
+        while self._scans:
+            if await self._delete_batch(connection, self._scans[0], now) >= self._batch_size:
+                return BATCH_PAUSE_S
             self._after = None
-            del self._left[0]
-        if self._whole:
-            self._next_whole = time.monotonic() + DAY
-        return ROUND
+            del self._scans[0]
+        if self._scans_all:
+            self._next_full_scan = time.monotonic() + DAY_S
+        return ROUND_INTERVAL_S
 
-    async def _walk(self, connection: Connection, walk: Walk) -> int:
+    async def _delete_batch(self, connection: Connection, delete_batch: DeleteBatch, now: datetime | None) -> int:
         shortest = self._retention.shortest
         if shortest is None:
             return 0
         before = None
-        if not self._whole:
-            before = first_id_at(await read_clock(connection, now=self._clock()) - shortest + CLOCK_SLACK)
-        stretch = await walk(
+        if not self._scans_all:
+            before = first_id_at(await read_clock(connection, now=now) - shortest + CLOCK_SLACK)
+        scanned = await delete_batch(
             connection,
             self._retention,
             after=self._after,
             before=before,
-            stretch=self._stretch,
-            now=self._clock(),
+            stretch=self._batch_size,
+            now=now,
         )
-        self._after = stretch.last
-        return stretch.walked
+        self._after = scanned.last
+        return scanned.walked
 
-    async def _renew_partitions(self, connection: Connection) -> None:
-        dropped = await maintain_record_partitions(connection, self._retention, now=self._clock())
+    async def _renew_partitions(self, connection: Connection, now: datetime | None) -> None:
+        dropped = await maintain_record_partitions(connection, self._retention, now=now)
         if dropped:
             log.info("records_dropped", partitions=dropped)
-        elif dropped is None and not self._told:
-            self._told = True
+        elif dropped is None and not self._warned:
+            self._warned = True
             log.warning(
                 "record_partitions_not_renewed",
                 hint="this role may not, or the tables were busy; `interlock migrate` as their owner does it too",
