@@ -1,4 +1,4 @@
-"""What can go wrong around a handler: no slot is lost, no lease is kept for nothing, no request is forgotten."""
+"""Failures around a handler: no slot leaks, no lease is held for nothing, no request is forgotten."""
 
 from __future__ import annotations
 

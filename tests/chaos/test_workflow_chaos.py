@@ -1,4 +1,4 @@
-"""Workers and orchestrators that are killed all the time lose no result, and end no job twice."""
+"""Workers and orchestrators that are killed at random lose no result and finalize no job twice."""
 
 from __future__ import annotations
 

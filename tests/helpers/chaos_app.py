@@ -1,4 +1,4 @@
-"""The workflows that are run while processes die, and how each of their jobs must end: that depends on `n` alone."""
+"""The workflows of the chaos runs, and the expected end of each job, which depends on `n` alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = Interlock()
 
 
 async def work() -> None:
-    """Take a moment, so that there is something to interrupt."""
+    """Sleep for a moment, so that there is something to interrupt."""
     await asyncio.sleep(random.uniform(0, 0.02))  # noqa: S311 - how long does not matter
 
 
@@ -182,12 +182,12 @@ WIDTH = 6  # parts of a fan
 
 
 def input_of(workflow: str, n: int) -> dict[str, Any]:
-    """Give the input of a job."""
+    """Return the input of a job."""
     return {"n": n, "items": [n + i for i in range(WIDTH)]} if workflow == "fan" else {"n": n}
 
 
 def expected(workflow: str, n: int) -> tuple[str, dict[str, Any] | None, tuple[str, ...]]:
-    """Tell how a job ends: its status, its output, and which of its steps are undone."""
+    """Return the expected end of a job: status, output, and the compensated steps."""
     if workflow == "order":
         packed = sum(item + n for item in range(n % 4))
         failed = ("FAILED", None, ("price", "reserve"))
@@ -205,7 +205,7 @@ def expected(workflow: str, n: int) -> tuple[str, dict[str, Any] | None, tuple[s
 
 
 def steps_of(workflow: str, n: int) -> int:
-    """Tell how many steps a job has in the end, with its parts, compensations and children."""
+    """Return the number of steps a job ends with, including map parts, compensations and children."""
     if workflow == "order":
         return 9 + n % 4 + (2 if n % 5 == 0 else 0)
     return {"chain": 3, "mend": 3, "family": 5, "gate": 3, "bumpy": 1, "fan": 2 + WIDTH}[workflow]

@@ -1,4 +1,4 @@
-"""Workers and orchestrators as processes that are killed at random while they carry jobs on, and what is left then."""
+"""Chaos runs: worker and orchestrator processes that are killed at random, and the check of what is left."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ HARMS = {"kill": 60, "cut": 20, "freeze": 10, "repeat": 10}
 
 @dataclass(slots=True)
 class Running:
-    """One process of ours."""
+    """One worker or orchestrator process."""
 
     role: str
     name: str
@@ -49,7 +49,7 @@ class Running:
 
 @dataclass(slots=True)
 class Findings:
-    """What is left when all is done. Everything but the first two must be empty, or nothing was shown."""
+    """The findings of a run. All but the first two must be empty."""
 
     jobs: int = 0
     steps: int = 0
@@ -61,14 +61,14 @@ class Findings:
 
     @property
     def faults(self) -> list[str]:
-        """Say what is wrong, at most a few of each kind."""
+        """Describe the violations, at most a few of each kind."""
         said = [f"job {id_} has not ended" for id_ in self.missing[:5]] + self.wrong[:5] + self.ends[:5]
         said += [f"{count} {what} left" for what, count in self.left.items() if count]
         return said + [f"none of {self.idle_deaths} killed workers had anything to do"] * (self.idle_deaths >= MANY)
 
 
 class Chaos:
-    """Keeps so many workers and orchestrators running, and sees to it that they do not run for long."""
+    """Keeps a number of workers and orchestrators running, and kills them at random."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Chaos:
             self._replace()
 
     async def _harm(self, connection: Connection, harm: str) -> bool:
-        """Do a harm; tell whether it met somebody."""
+        """Inject a fault; tell whether it hit a process."""
         act = {"kill": self._kill, "cut": self._cut, "freeze": self._freeze, "repeat": self._repeat}[harm]
         has_met = await act(connection)
         self.counts["harms"] += has_met
@@ -177,7 +177,7 @@ class Chaos:
     # --- the processes
 
     def _replace(self) -> None:
-        """Start as many processes as are missing."""
+        """Start the missing processes."""
         self._running = [each for each in self._running if each.process.poll() is None]
         missing = Counter(self._wanted) - Counter(each.role for each in self._running)
         for role in missing.elements():
@@ -216,7 +216,7 @@ class Chaos:
         self._running = []
 
     async def _victim(self, connection: Connection) -> Running | None:
-        """Choose a process that has come to work, or now and then one that has not; of each kind as often."""
+        """Choose a process, usually one that has registered, with both kinds equally likely."""
         rows = await (
             await connection.execute("select split_part(id, '-', 1) as name from interlock.workers")
         ).fetchall()
@@ -238,7 +238,7 @@ class Chaos:
         return True
 
     async def _cut(self, connection: Connection) -> bool:
-        """Cut some connections, whoever has them."""
+        """Terminate some backends at random."""
         rows = await (
             await connection.execute(
                 "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid() "
@@ -251,7 +251,7 @@ class Chaos:
         return bool(rows)
 
     async def _freeze(self, connection: Connection) -> bool:
-        """Stop a process for longer than its leases last; then let it go on, as if nothing had happened."""
+        """Freeze a process (SIGSTOP) for longer than its leases last, then let it continue."""
         victim = await self._victim(connection)
         if victim is None or victim.frozen:
             return False
@@ -270,7 +270,7 @@ class Chaos:
         victim.frozen = False
 
     async def _repeat(self, connection: Connection) -> bool:
-        """Send messages again that were taken long ago, or are about to be."""
+        """Send queue messages again that were processed, or are about to be."""
         rows = await (
             await connection.execute(
                 "select pgmq.send(orchestration_queue, jsonb_build_object('job_id', job_id, 'task_id', ended.id)) "

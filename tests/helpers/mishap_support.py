@@ -1,4 +1,4 @@
-"""Ways to disturb a worker on purpose: locked rows, killed backends, and a network that swallows, hangs or breaks."""
+"""Faults to inject: locked rows, killed backends, and a network that drops, hangs or breaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Where the handler of a gated task waits until the test lets it through: each attempt at a door of its own."""
+    """Events by attempt number: the handler of a gated task sets `entered` and waits for `opened`."""
 
     def __init__(self) -> None:
         self.entered: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
@@ -44,7 +44,7 @@ def gated_app(url: str) -> tuple[Interlock, Gate]:
 
 
 def fail_with_nul() -> None:
-    """Be a handler, in a process of its own, whose error PostgreSQL would not take as it is."""
+    """Raise an error with NUL characters, which PostgreSQL cannot store; a handler for the process executor."""
     raise ValueError("a \0")
 
 
@@ -57,7 +57,7 @@ async def locked(url: str, task: UUID) -> AsyncIterator[Connection]:
 
 
 async def blocked_by(watcher: Connection, holder: Connection, *, but: int = 0) -> int:
-    """Wait until a backend, but not that one, waits for what another holds; give its process id."""
+    """Wait until a backend other than `but` waits for a lock of another; return its process id."""
     query = "select pid from pg_stat_activity where %s = any (pg_blocking_pids(pid)) and pid <> %s"
     async with asyncio.timeout(60):
         while True:
@@ -68,7 +68,7 @@ async def blocked_by(watcher: Connection, holder: Connection, *, but: int = 0) -
 
 
 async def until_no_transaction_is_open(watcher: Connection) -> None:
-    """Wait until nobody is idle in a transaction: others may be between two statements of theirs for a moment."""
+    """Wait until no backend is idle in a transaction; one may be so for a moment between two statements."""
     query = "select from pg_stat_activity where datname = current_database() and state like 'idle in transaction%'"
     async with asyncio.timeout(60):
         while await (await watcher.execute(query)).fetchall():
@@ -76,12 +76,12 @@ async def until_no_transaction_is_open(watcher: Connection) -> None:
 
 
 async def kill(watcher: Connection, backend: int) -> None:
-    """End a backend as an administrator would."""
+    """Terminate a backend."""
     await watcher.execute("select pg_terminate_backend(%s)", [backend])
 
 
 class Weather(Enum):
-    """What becomes of what is sent through a Network."""
+    """How a Network treats traffic."""
 
     FINE = "it arrives"
     HANGING = "nothing arrives, and nobody is told"
@@ -89,7 +89,7 @@ class Weather(Enum):
 
 
 class Network:
-    """A network between a worker and its server, in which the test makes the weather."""
+    """A proxy between a worker and its server, with faults that the test injects."""
 
     def __init__(self, url: str) -> None:
         parts = conninfo_to_dict(url)
@@ -104,7 +104,7 @@ class Network:
 
     @property
     def url(self) -> str:
-        """The server, seen through this network."""
+        """The URL of the server through this proxy."""
         return f"postgresql://{quote(self._user)}@127.0.0.1:{self._port}/{quote(self._database)}?sslmode=disable"
 
     async def __aenter__(self) -> Self:

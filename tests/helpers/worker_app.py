@@ -70,7 +70,7 @@ async def too_slow() -> None:
 
 @app.task
 async def careful(ctx: TaskContext) -> int:
-    """Go on from the last checkpoint, and die once on the way."""
+    """Resume from the last checkpoint, and kill the process once on the way."""
     done: int = ctx.restore(0)
     if done == 0:
         await ctx.checkpoint(3)
@@ -92,7 +92,7 @@ async def costly(ctx: TaskContext) -> None:
 
 @app.task
 async def obedient(ctx: TaskContext) -> str:
-    """Run until someone asks for a cancellation, and then end by itself."""
+    """Run until a cancellation is requested, then return."""
     while not ctx.cancelled:
         await asyncio.sleep(0.01)
     raise RuntimeError("stopped because it was asked to")
@@ -152,7 +152,7 @@ async def stubborn() -> None:
 
 @app.task
 async def grow(megabytes: int, seconds: float) -> int:
-    """Take memory, and keep it for a while."""
+    """Allocate memory and hold it for a while."""
     taken = bytearray(megabytes * 1_000_000)
     taken[::4096] = b"x" * len(taken[::4096])  # untouched pages do not count
     await asyncio.sleep(seconds)

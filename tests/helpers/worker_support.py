@@ -26,28 +26,28 @@ TESTS = Path(__file__).parent
 
 
 def app_at(url: str, **settings: Any) -> Interlock:
-    """Give the tasks of worker_app on another database."""
+    """Return an app with the tasks of worker_app on another database."""
     here = Interlock(config=Config(database_url=url, **settings))
     here._tasks.update(app.tasks)  # noqa: SLF001 - the same tasks, another place
     return here
 
 
 async def until(seen: Callable[[], Any], within: float = 60) -> None:
-    """Wait for something that another part of this process does."""
+    """Wait for a condition that another task of this process fulfils."""
     async with asyncio.timeout(within):
         while not seen():
             await asyncio.sleep(0.002)
 
 
 def serving(url: str, **settings: Any) -> AbstractAsyncContextManager[WorkerStateMachine]:
-    """Run a worker in this process until the block ends, without duties unless asked for."""
+    """Run a worker in this process until the block ends, by default without maintenance."""
     app = app_at(url, worker_name="test-worker")
     return serve_app(app, WorkerSettings(**{"duties": False, **settings}))
 
 
 @contextmanager
 def worker_process(url: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `python -m interlock.worker` on the tasks of worker_app, and kill what is left of it at the end."""
+    """Run `python -m interlock.worker` on the tasks of worker_app; kill it at the end if it still runs."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
     environment |= {
         "INTERLOCK_DATABASE_URL": url,

@@ -1,4 +1,4 @@
-"""Attempts that share a task of the event loop: nothing of one handler reaches the next, and none waits for another."""
+"""Attempts that share an asyncio task: no handler sees the context of another, and none waits for another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def app_with(url: str, handler: Callable[..., Any]) -> Interlock:
 
 
 async def run_many(app: Interlock, tasks: int = MANY) -> list[str]:
-    """Have tasks claimed in one batch, as they are there before the worker; give their states."""
+    """Enqueue tasks before the worker starts, so that it claims them in one batch; return their states."""
     async with app:
         handles = await app.tasks["it"].enqueue_many({"number": number} for number in range(tasks))
     async with serving(app, SETTINGS) as worker:

@@ -1,4 +1,4 @@
-"""One leader at a time: elected, renewed, replaced when it dies, and never in the way of the worker it lives in."""
+"""Leader election: one leader at a time, replaced when it dies, and no disturbance of its worker."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_two_who_both_believe_to_lead_act_one_after_the_other(url: str) ->
 
 
 class Team:
-    """Several workers' duties over one database."""
+    """The maintenance of several workers over one database."""
 
     def __init__(self, url: str, size: int) -> None:
         self.members = [Maintenance(url, actor=f"w{n}", settings=QUICK) for n in range(size)]

@@ -1,4 +1,4 @@
-"""Leases that run out, whatever the renewals do: the handler is stopped in time, and nothing is written."""
+"""Expired leases: the handler is stopped in time and its attempt writes nothing, whatever the renewals do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ EXPIRE = "update interlock.tasks set state = 'pending', event = 'expire', lease_
 
 
 async def test_a_lease_runs_out_in_time_while_its_renewal_hangs(url: str, database: Connection) -> None:
-    """The renewal waits for a row that somebody else has locked; the end of the lease is noticed all the same."""
+    """The renewal waits for a row lock; the expiry of the lease is noticed all the same."""
     task = await enqueue(database)
     app, gate = gated_app(url)
     async with serving(app, WorkerSettings(duties=False, lease=6, recovery_interval=3600)) as worker:
@@ -130,7 +130,7 @@ async def test_a_worker_that_claims_its_own_lost_task_anew_runs_the_second_attem
 
 
 async def test_a_loss_that_the_keeper_and_the_report_find_is_counted_once(url: str, database: Connection) -> None:
-    """The handler blocks the loop, so that it is done before it can be stopped, and is reported in vain."""
+    """The handler blocks the loop, so that it returns before it can be stopped; its settle is fenced off."""
     app = Interlock(url)
     entered, released = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""A worker as others see it: its row in the database, and what it can be told while it runs."""
+"""A worker's registration, heartbeat and remote commands."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADD = NewTask("add", {"a": 1, "b": 2})
 
 
 async def seen(database: Connection) -> LiveProcess:
-    """Wait until there is one live process, and give it."""
+    """Wait until there is one live process, and return it."""
     async with asyncio.timeout(60):
         while not (found := await list_live_workers(database)):
             await asyncio.sleep(0.01)
@@ -41,7 +41,7 @@ async def seen(database: Connection) -> LiveProcess:
 
 
 async def move(database: Connection, statement: str, worker: WorkerStateMachine) -> None:
-    """Change the row of a worker as a supervisor would, and give a hint."""
+    """Change the row of a worker as a supervisor does, and notify the worker."""
     await run(
         database, WORKERS[statement], {"id": worker.worker_id, "reason": "for a test", "actor": "ada", "now": None}
     )

@@ -1,4 +1,4 @@
-"""How outcomes reach the database when something goes wrong on the way: each is written once, and none is lost."""
+"""Settling under failures: each outcome is written once, and none is lost."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_flush_whose_backend_is_killed_is_repeated_and_written_once(
 async def test_an_outcome_whose_answer_is_lost_on_the_way_counts_as_written(
     url: str, database: Connection, callback: str | None, last_words: bytes
 ) -> None:
-    """The server has committed; the worker cannot know, asks again, and finds its own outcome there."""
+    """The server has committed, but the reply is lost: the repeated settle finds its own outcome."""
     task = await enqueue(database, callback_url=callback)
     async with Network(url) as network:
         app, gate = gated_app(network.url)
@@ -129,7 +129,7 @@ $$;
 async def test_a_batch_that_is_written_is_not_written_again_when_the_hint_about_it_fails(
     url: str, database: Connection, failure: str
 ) -> None:
-    """A function in the way of the server's own makes every NOTIFY fail for those who wait, or kills its backend."""
+    """A pg_notify() that shadows the server's own makes the first notification fail, or kills its backend."""
     await database.execute(FAILING_HINT.format(failure=failure).encode())
     name = database.info.dbname
     await database.execute(f'alter database "{name}" set search_path = public, pg_catalog'.encode())
@@ -163,7 +163,7 @@ class Answers:
 
 
 async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str, database: Connection) -> None:
-    """The outcome of the first was kept for too long; meanwhile this worker itself has run the second."""
+    """The outcome of the first attempt was queued for too long; this worker has run the second meanwhile."""
     app, _ = gated_app(url)
     definition = app.tasks["gated"]
     await enqueue(database)

@@ -1,4 +1,4 @@
-"""Shutting down when the database is away or does not answer: the grace is kept, and so is the limit."""
+"""Shutdown while the database is away or does not answer: the grace and the limit are kept."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ async def test_a_database_that_does_not_come_back_keeps_no_worker_beyond_its_lim
 async def test_a_network_that_swallows_everything_keeps_no_worker_beyond_its_limit(
     url: str, database: Connection, mode: WakeMode
 ) -> None:
-    """Not even one that waits for the answer to a claim just then."""
+    """Also while the worker waits for the reply to a claim."""
     task = await enqueue(database)
     async with Network(url) as network:
         app, gate = gated_app(network.url)
@@ -182,7 +182,7 @@ def test_a_limit_that_makes_no_sense_is_refused(limit: float) -> None:
 
 
 async def test_what_is_returned_has_not_failed(url: str, database: Connection) -> None:
-    """A handler that was stopped by a shutdown is processed, and no failure; one that raised is both."""
+    """A handler stopped by a shutdown counts as processed, not as failed; one that raised counts as both."""
     app, gate = gated_app(url)
 
     @app.task(max_tries=1)

@@ -1,4 +1,4 @@
-"""A handler that blocks the event loop: the signal is heard all the same, and the process ends in time."""
+"""The watchdog: a process whose event loop is blocked by a handler still reacts to signals and ends in time."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ async def test_a_worker_beside_other_work_has_no_watchdog_and_leaves_signals_alo
 
 
 def test_a_worker_in_a_thread_runs_without_signals(url: str) -> None:
-    """Not the main thread: there are no signals to hear."""
+    """Outside the main thread there are no signals to receive."""
     run_sql(url, "select interlock.enqueue('leave')")
     done = subprocess.run(
         [sys.executable, "-c", WORKER + IN_A_THREAD, "30", "30"],

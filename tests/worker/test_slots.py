@@ -1,4 +1,4 @@
-"""A slot of a worker comes back, whatever a handler raises, returns or says, and whatever breaks around it."""
+"""Slots are released, whatever a handler raises, returns or reports, and whatever fails around it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PATIENT = WorkerSettings(duties=False, lease=3600, cancel_grace=0.05)
 
 
 class OwnError(BaseException):
-    """As the panics of some extensions are."""
+    """Derived from BaseException, as the panics of some extension modules are."""
 
 
 RAISED = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit, GeneratorExit, OwnError)}
 
 
 def seventeen_mebibytes() -> str:
-    """Be a handler in a process of its own."""
+    """Return 17 MiB; a handler for the process executor."""
     return "y" * 17 * 1024 * 1024
 
 

@@ -1,4 +1,4 @@
-"""The machine of one attempt: the moves and invariants that the requirements name, on the real class."""
+"""TaskStateMachine: the transitions and invariants of seed 000 on the real class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def claimed(task_type: str = "add", **fields: Any) -> ClaimedTask:
 
 
 def processing(task_type: str = "add", **fields: Any) -> TaskStateMachine:
-    """Make an attempt that was claimed and is about to run its handler."""
+    """Return a claimed attempt in PROCESSING."""
     until = time.monotonic() + 30
     return TaskStateMachine.of_claim(claimed(task_type, **fields), "w", app.tasks[task_type], lease_until=until)
 
@@ -44,7 +44,7 @@ CLAIMED = (TaskEvent.CLAIM_REQUESTED, TaskEvent.CLAIM_SUCCEEDED)
 
 
 class Answers:
-    """The worker's side of one attempt: what its handler does, and whether its outcome is written."""
+    """A runner whose handler returns or raises as given, and whose settle is acknowledged or lost."""
 
     def __init__(self, *, output: Any = None, error: Exception | None = None, written: bool = True) -> None:
         self.output = output
@@ -68,7 +68,7 @@ class Answers:
 
 
 class Endless(Answers):
-    """A handler that never ends by itself."""
+    """A runner whose handler never returns."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How an idle worker learns of new tasks: at once when it listens, by looking when it does not, and fairly."""
+"""Wake modes: notifications wake an idle worker at once, polling finds tasks without them; fair claims."""
 
 from __future__ import annotations
 

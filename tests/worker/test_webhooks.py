@@ -1,4 +1,4 @@
-"""Completion notices: signed, posted until taken, durable, and never to where they must not go."""
+"""Webhooks: signed, durable, retried until accepted or given up, and never sent to private addresses."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 class Post:
-    """The duty with a clock that the test moves."""
+    """The webhooks duty with a clock that the test advances."""
 
     def __init__(self, **settings: Any) -> None:
         self.now = NOON
@@ -55,7 +55,7 @@ class Post:
 
 
 async def notice(database: Connection, url: str) -> UUID:
-    """End a task that wants to be told of: its notice is written with the outcome."""
+    """End a task with a callback URL: its webhook is stored with the outcome."""
     task = (await enqueue_task(database, NewTask("x", {}, callback_url=url), actor="me")).id
     await cancel_unfinished_tasks(database, [task], actor="me")
     return task
@@ -143,7 +143,7 @@ async def test_only_http_urls_with_a_host_are_posted_to(database: Connection, ta
 
 
 def resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
-    """Let the name receiver.test have these addresses; give the names that are asked for."""
+    """Resolve receiver.test to these addresses; return the list of names that are looked up."""
     asked: list[str] = []
     real = socket.getaddrinfo
 

@@ -1,4 +1,4 @@
-"""Workers and PostgreSQL together: real processes, real signals, killed, starved and cut off on purpose."""
+"""Workers and PostgreSQL together: real processes, signals, kills, blocked loops and cut connections."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_task_lease_renewal_during_long_processing(url: str, database: Con
 
 
 async def test_worker_reconnects_after_db_failure(url: str, database: Connection) -> None:
-    """Every connection of the worker is cut while its handler runs: the outcome is kept, and written afterwards."""
+    """Every connection of the worker is cut while its handler runs: the outcome is kept and written later."""
     task = await enqueue(database, "nap", seconds=0.4)
     async with serving(url, poll_base=0.01) as worker:
         await until(lambda: worker.context.active)
@@ -134,7 +134,7 @@ async def test_worker_reconnects_after_db_failure(url: str, database: Connection
 
 
 async def test_notify_api_called_on_task_completion(url: str, database: Connection) -> None:
-    """Whoever waits is woken by a notification, and a task with a callback leaves a notice in its transaction."""
+    """Waiting clients are notified, and a task with a callback URL stores a webhook in the settle's transaction."""
     app = app_at(url)
     async with app, serving(url, mode="polling", poll_base=0.001, poll_cap=0.01):
         new = NewTask("add", {"a": 20, "b": 22}, callback_url="https://example.org/done", delay=timedelta(seconds=0.2))

@@ -1,4 +1,4 @@
-"""What is done about each kind of trouble with a worker, and with the worker of a job, by real processes."""
+"""Recovery from each kind of worker failure, with real processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fleet(url: str) -> Iterator[Fleet]:
 
 
 class Clock:
-    """The server's own time until somebody puts it forward."""
+    """The server's time, until the test advances it."""
 
     def __init__(self) -> None:
         self.ahead = timedelta()

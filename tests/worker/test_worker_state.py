@@ -1,4 +1,4 @@
-"""The machine of a worker process: the moves and invariants that the requirements name, on the real class."""
+"""WorkerStateMachine: the transitions and invariants of seed 000 on the real class."""
 
 from __future__ import annotations
 
