@@ -20,7 +20,7 @@ from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import Notifier
 from interlock.store.enqueue import enqueue_task
-from interlock.store.remote_commands import Status, ask
+from interlock.store.remote_commands import Status, call_processes
 from interlock.store.workers import WorkerSpec, create_worker, move_worker
 from interlock.supervisor.pool.pool import Pool
 from interlock.supervisor.pool.processes import birth_of
@@ -128,7 +128,7 @@ class Fleet:
     async def obeys(self, worker_id: str, *, paused: bool, within: float = 60) -> None:
         """Wait until a process says that it takes tasks, or none."""
         async with asyncio.timeout(within):
-            while (await ask(self.url, Status(), worker_id))[worker_id]["paused"] is not paused:
+            while (await call_processes(self.url, Status(), worker_id))[worker_id]["paused"] is not paused:
                 await asyncio.sleep(0.02)
 
     async def state_of(self, task_id: Any, *states: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from interlock.orchestrator.settings import OrchestratorSettings
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import WakeMode
 from interlock.postgres.query import run
-from interlock.store.remote_commands import Enable, Refresh, Status, Subscribe, ask
+from interlock.store.remote_commands import Enable, Refresh, Status, Subscribe, call_processes
 from interlock.store.workers import WORKERS, list_live_workers, read_worker_status
 from jobs_support import app_at, hands_at, orchestrator_at, process_of, say_that_a_worker_is_here
 from support import eventually
@@ -176,20 +176,20 @@ async def test_stopping_at_once_rolls_back_what_is_under_way(url: str, database:
 async def test_a_running_orchestrator_can_be_asked_and_told(url: str, database: Connection, jobs: Interlock) -> None:
     async with orchestrator_at(url) as running, hands_at(database):
         await until(lambda: running.is_listening)
-        answer = (await ask(url, Status(), running.id))[running.id]
+        answer = (await call_processes(url, Status(), running.id))[running.id]
         assert (answer["role"], answer["enabled"], answer["mode"], answer["hearing"]) == (
             "orchestrator", True, "hybrid", True,
         )  # fmt: skip
-        refused = (await ask(url, Subscribe("mail"), running.id))[running.id]
+        refused = (await call_processes(url, Subscribe("mail"), running.id))[running.id]
         assert "it takes status, refresh and enable" in refused["error"]
-        assert not (await ask(url, Enable(enabled=False), running.id))[running.id]["enabled"]
+        assert not (await call_processes(url, Enable(enabled=False), running.id))[running.id]["enabled"]
         job = await jobs.submit("chain")
         with pytest.raises(TimeoutError):
             await job.wait(0.7)
         assert running.statistics.received == 0
-        assert (await ask(url, Enable(enabled=True), running.id))[running.id]["enabled"]
+        assert (await call_processes(url, Enable(enabled=True), running.id))[running.id]["enabled"]
         await job.wait(30)
-        await ask(url, Refresh(), running.id)
+        await call_processes(url, Refresh(), running.id)
 
 
 async def test_an_orchestrator_heeds_what_its_row_says(url: str, database: Connection, jobs: Interlock) -> None:

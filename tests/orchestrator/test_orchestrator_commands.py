@@ -16,7 +16,7 @@ from interlock.store.remote_commands import (
     Status,
     Subscribe,
     Unsubscribe,
-    ask,
+    call_processes,
     encode_command,
     parse_command,
     send_answer,
@@ -142,10 +142,10 @@ async def test_a_command_travels_and_so_does_its_answer(url: str, database: Conn
     async with notifier_at(url) as notifier:
         notifier.subscribe({"interlock_control": on_control})
         await until(lambda: notifier.is_listening)
-        assert await ask(url, Status(), "w1") == {"w1": {"state": "running"}}
-        assert await ask(url, Subscribe("mail"), "w1") == {"w1": {"namespaces": ["default", "mail"]}}
-        assert await ask(url, Status(), "w2", seconds=0.1) == {}
-        assert await ask(url, Status(), "*", seconds=2) == {"w1": {"state": "running"}}
+        assert await call_processes(url, Status(), "w1") == {"w1": {"state": "running"}}
+        assert await call_processes(url, Subscribe("mail"), "w1") == {"w1": {"namespaces": ["default", "mail"]}}
+        assert await call_processes(url, Status(), "w2", seconds=0.1) == {}
+        assert await call_processes(url, Status(), "*", seconds=2) == {"w1": {"state": "running"}}
 
 
 @pytest.mark.store

@@ -111,7 +111,7 @@ async def test_results_that_lead_to_nothing_and_messages_set_aside_are_told(data
     await database.execute("update pgmq.q_orchestration_step_results set enqueued_at = now() - interval '10 minutes'")
     found = await wrong(database)
     assert set(found) == {"queue", "results"}
-    assert found["results"].found == "1 step of 1 job ended and led to nothing, the first 600 s ago"
+    assert found["results"].found == "1 step of 1 job ended without advancing their jobs, the first 600 s ago"
     assert found["queue"].found.startswith("orchestration_step_results: ")
     assert found["queue"].found.endswith(", the oldest for 600 s")
     await hand.advance()
@@ -150,8 +150,8 @@ async def test_leases_that_nobody_recovers_and_processes_that_vanished_are_told(
     await database.execute("update interlock.workers set seen_until = now() - interval '10 minutes'")
     found = await wrong(database)
     assert set(found) == {"leases", "vanished"}
-    assert found["leases"].found == "1 lease ran out and nobody recovered the task, the first 120 s ago"
-    assert found["vanished"].found.startswith("worker worker-1 was last heard of 600 s ago")
+    assert found["leases"].found == "1 lease expired and no task was recovered, the first 120 s ago"
+    assert found["vanished"].found.startswith("worker worker-1 has sent no heartbeat for 600 s")
     await database.execute("update interlock.workers set seen_until = now() - interval '2 days'")
     assert "vanished" not in await wrong(database), "long ago is no news"
 
@@ -167,7 +167,7 @@ async def test_broken_schedules_and_notices_given_up_are_told(database: Connecti
     )
     found = await wrong(database)
     assert found["schedule"].found == "nightly is stopped: no such zone"
-    assert found["callbacks"].found == "1 notice given up, the latest for: refused"
+    assert found["callbacks"].found == "1 webhook given up, the latest error: refused"
 
 
 async def test_a_missing_queue_is_told(database: Connection) -> None:

@@ -21,9 +21,9 @@ from interlock.store.limits import (
     admit_limited_tasks,
     delete_limits,
     put_limits,
-    read_limits,
     sweep_limits,
 )
+from interlock.store.stats import list_limits
 from interlock.store.task_admin import requeue_ended_tasks
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
 from interlock.worker.maintenance.leader import SWEEP_INTERVAL_S, LimitsDuty
@@ -169,7 +169,7 @@ async def test_a_limit_that_is_lifted_or_changed_is_so_for_what_waits(database: 
     assert await admit(database) == 1
     await put_limits(database, [Limit("mail", max_running=3)])
     assert await admit(database) == 2
-    assert await read_limits(database) == [Limit("mail", max_running=3)]
+    assert [(limit.key, limit.max_running) for limit in await list_limits(database)] == [("mail", 3)]
     assert await delete_limits(database, ["mail", "other"]) == ["mail"]
     assert await admit(database) == 2
 
@@ -245,11 +245,11 @@ async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "limit 'k' limits nothing"),
+        ({}, "limit 'k': give max_running, or max_starts and period"),
         ({"max_running": 0}, "max_running must be a whole number from 1 to 2147483647, not 0"),
-        ({"max_starts": 3}, "max_starts and period go together"),
-        ({"period": MINUTE}, "max_starts and period go together"),
-        ({"max_starts": 3, "period": -MINUTE}, "must be longer than nothing"),
+        ({"max_starts": 3}, "max_starts and period must be given together"),
+        ({"period": MINUTE}, "max_starts and period must be given together"),
+        ({"max_starts": 3, "period": -MINUTE}, "period must be greater than 0, got -1 day, 23:59:00"),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused_by_name(options: dict[str, Any], message: str) -> None:

@@ -68,7 +68,7 @@ async def test_what_runs_goes_on_while_its_namespace_is_paused(database: Connect
 
 
 async def test_pausing_goes_in_batches_and_says_how_many(database: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BATCH", 10)
+    monkeypatch.setattr(limits, "BATCH_SIZE", 10)
     await database.execute(
         "insert into interlock.tasks (type, namespace) select 'x', 'mail' from generate_series(1, 35)"
     )

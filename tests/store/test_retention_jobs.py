@@ -128,7 +128,7 @@ async def test_processes_that_ended_or_vanished_are_forgotten_and_live_ones_are_
     assert await workers(database) == [("left", "COMPLETED"), ("live", "RUNNING"), ("supervised", "IDLE")]
     query = "select event, actor, reason from interlock.worker_state_transitions where worker_id = 'vanished'"
     last = (await (await database.execute(query)).fetchall())[-1]
-    assert tuple(last.values()) == ("terminate", "retention", "not seen any more: the process ended without a word")
+    assert tuple(last.values()) == ("terminate", "retention", "no heartbeat: the process ended without deregistering")
 
 
 async def test_a_round_of_the_duty_sees_to_jobs_and_workers(hand: Hand) -> None:

@@ -144,7 +144,7 @@ async def test_rows_that_are_bound_to_a_supervisor_are_taken_by_no_other_and_end
     assert silent.id == worker
     row = await read_worker(database, worker)
     assert row["status"] == "TERMINATED"
-    assert row["reason"] == "no heartbeat for 50 s, and one, which it belonged to, is gone"
+    assert row["reason"] == "no heartbeat for 50 s, and its supervisor one is gone"
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["that vanished", "that vanished and was ended"])

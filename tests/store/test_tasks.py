@@ -12,6 +12,7 @@ import pytest
 from interlock.lifecycle import TaskRowEvent
 from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
+from interlock.postgres.query import run
 from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import (
     cancel_unfinished_tasks,
@@ -19,9 +20,9 @@ from interlock.store.task_admin import (
     recover_expired_tasks,
     release_waiting_tasks,
     requeue_ended_tasks,
-    skip_waiting_tasks,
 )
 from interlock.store.tasks import (
+    TASKS,
     ClaimedTask,
     HeldAttempt,
     LostAttempt,
@@ -180,7 +181,9 @@ async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_h
     assert await hold_pending_tasks(database, [pending], actor="m", held_by="namespace", detail="busy") == [pending]
     assert await claim(database, "w") == []
     assert set(await release_waiting_tasks(database, [waiting[0], pending], actor="m")) == {waiting[0], pending}
-    assert await skip_waiting_tasks(database, waiting[:2], actor="m", reason="other branch") == [waiting[1]]
+    skips = {"ids": waiting[:2], "reasons": ["other branch"] * 2, "poisoned": [False] * 2, "errors": [None] * 2}
+    skipped = await run(database, TASKS["skip_waiting_tasks"], {**skips, "actor": "m", "now": None})
+    assert [row["id"] for row in skipped] == [waiting[1]]
     canceled = await cancel_unfinished_tasks(database, waiting, actor="ada", reason="changed my mind")
     assert set(canceled) == {waiting[0], waiting[2]}
     states = [(await row(database, task))["state"] for task in [*waiting, pending]]

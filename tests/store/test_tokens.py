@@ -44,7 +44,7 @@ async def test_a_token_is_stored_as_a_hash_and_recognised_until_it_is_revoked_or
     assert (await list_tokens(database))[0].last_used_at is not None
     assert await authenticate_token(database, secret + "x") is None
     assert await authenticate_token(database, "\ud800") is None
-    with pytest.raises(InputError, match="there is a token 'ci' already"):
+    with pytest.raises(InputError, match="a token 'ci' exists already"):
         await create_token(database, "ci", Scope.READ, actor="ada")
     with pytest.raises(InputError, match="printable"):
         await create_token(database, "a\nb", Scope.READ, actor="ada")

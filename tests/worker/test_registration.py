@@ -15,7 +15,7 @@ from interlock.postgres.notifier import WakeMode
 from interlock.postgres.query import run
 from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import pause_namespace
-from interlock.store.remote_commands import Enable, EventStatus, Refresh, Status, Subscribe, Unsubscribe, ask
+from interlock.store.remote_commands import Enable, EventStatus, Refresh, Status, Subscribe, Unsubscribe, call_processes
 from interlock.store.workers import WORKERS, list_live_workers, read_worker_status
 from support import eventually
 from worker_support import serving, until, worker_process
@@ -118,7 +118,7 @@ async def test_a_worker_obeys_commands_and_answers(url: str, database: Connectio
         await hearing(worker)
 
         async def tell(command: Any) -> dict[str, Any]:
-            return (await ask(url, command, worker.worker_id))[worker.worker_id]
+            return (await call_processes(url, command, worker.worker_id))[worker.worker_id]
 
         status = await tell(Status())
         assert (status["role"], status["state"], status["enabled"], status["active"]) == (
@@ -150,7 +150,7 @@ async def test_a_refresh_forgets_what_was_read_of_the_database(url: str, databas
         await until(lambda: worker.components.fetcher._paused)  # noqa: SLF001 - it has read of the pause
         await database.execute("update interlock.namespaces set paused_at = null")  # behind everybody's back
         await enqueue_task(database, ADD, actor="me")
-        await ask(url, Refresh(), worker.worker_id)
+        await call_processes(url, Refresh(), worker.worker_id)
         await until(lambda: worker.context.tasks_processed == 1)
 
 

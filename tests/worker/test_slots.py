@@ -118,7 +118,7 @@ async def test_what_cannot_be_stored_is_how_its_task_failed(
 async def test_results_that_are_too_large_together_are_written_singly_and_one_alone_is_refused(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interlock.store.tasks.LARGEST_TOGETHER", 5_000)
+    monkeypatch.setattr("interlock.store.tasks.MAX_BATCH_CHARACTERS", 5_000)
     app = app_at(url)
     large = app.tasks["large"]
     async with app, serving(app, WorkerSettings(duties=False, concurrency=40, largest_result=10_000)) as worker:
@@ -127,7 +127,7 @@ async def test_results_that_are_too_large_together_are_written_singly_and_one_al
         results = await asyncio.gather(*(handle.result(timeout=60) for handle in handles), return_exceptions=True)
         await until(lambda: not worker.context.active)
     assert [len(result) if isinstance(result, str) else 0 for result in results] == [3_000] * 30 + [4_999, 0]
-    with pytest.raises(TaskFailedError, match=r"has 10,002 bytes of JSON, and at most 10,000 are stored \(`larg"):
+    with pytest.raises(TaskFailedError, match=r"has 10,002 bytes of JSON, and at most 10,000 are stored \(sett"):
         raise results[-1]
 
 

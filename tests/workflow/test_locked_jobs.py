@@ -188,5 +188,5 @@ async def test_the_doctor_tells_who_holds_a_job_and_since_when(hand: Hand, url: 
         late = datetime.now(UTC) + timedelta(minutes=2)
         (found,) = [finding for finding in await diagnose(hand.connection, now=late) if finding.about == "locks"]
         assert "(interlock, idle in transaction) has been open for 1" in found.found
-        assert "and has locked or written jobs: they stand still" in found.found
+        assert "and locks rows of jobs, which are blocked" in found.found
         assert str(found.todo).endswith(f"select pg_terminate_backend({found.details['pid']})")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.client.job_handle import job_id
 from interlock.errors import UnknownTaskError
-from interlock.store.explain import OPEN, read_explanation
+from interlock.lifecycle import JOB
+from interlock.store.explain import read_explanation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -267,7 +268,7 @@ def _around(row: dict[str, Any]) -> list[str]:
 
 def _job_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     row = cause.row
-    if row["status"] not in OPEN:
+    if row["status"] in JOB.final:
         facts = [str(row["reason"])] if row["reason"] else []
         return facts + (_moves(seen) if is_root else [])
     facts = _start_facts(row, seen) if row["status"] != "RUNNING" else _course_facts(cause, seen, is_root=is_root)

@@ -1,7 +1,10 @@
-"""Tokens: who may use the API, and what for.
+"""API tokens and idempotency keys.
 
-Invariant: a token is shown once, to whoever makes it. What is stored is its SHA-256, from which it cannot be found: it
-is 256 bits of chance, and no word that somebody could guess.
+Invariant: the secret of a token is returned once, by `create_token`. Only its SHA-256 is stored; a slow hash is not
+needed, because the secret is 256 random bits.
+
+Invariant: an idempotency key and the effect of its request commit together or not at all. A row without a response is
+visible only to the transaction that writes it.
 """
 
 from __future__ import annotations
@@ -21,88 +24,30 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
 
-
-# SECTION store/idempotency
-# Keys of requests: what was answered to one is kept, and given again to whoever sends the same request.
-#
-# Invariant: a key and the effect of its request commit together or not at all. A row whose answer is missing is seen by
-# nobody but the transaction that writes it.
-
 ACCESS = load_statements("access")
 RETENTION = load_statements("retention")
-STRETCH = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class IdempotentRequest:
-    """A request that is to be carried out once: its key, where it goes, and what it says, as a digest."""
-
-    key: str
-    endpoint: str
-    digest: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoredResponse:
-    """What was answered to a key; `fits` when it was the same request."""
-
-    status: int
-    body: str
-    fits: bool
-
-
-async def claim_idempotency_key(
-    connection: Connection, request: IdempotentRequest, *, lifetime: timedelta, now: datetime | None = None
-) -> StoredResponse | None:
-    """Take a key for the connection's transaction; give the answer instead if the key has one.
-
-    Whoever comes while another transaction has the key waits for its end: then there is an answer, or the key is free.
-    """
-    parameters = {"request_id": request.key, "endpoint": request.endpoint, "request_hash": request.digest}
-    while True:
-        if await run(connection, ACCESS["claim_idempotency_key"], {**parameters, "lifetime": lifetime, "now": now}):
-            return None
-        rows = await run(connection, ACCESS["read_idempotency_key"], {"request_id": request.key})
-        if rows:  # else it was removed in between
-            fits = rows[0]["endpoint"] == request.endpoint and rows[0]["request_hash"] == request.digest
-            return StoredResponse(rows[0]["response_status"], rows[0]["response_body"], fits)
-
-
-async def store_idempotent_response(connection: Connection, key: str, status: int, body: str) -> None:
-    """Keep the answer to a key that this transaction has taken."""
-    parameters = {"request_id": key, "response_status": status, "response_body": body}
-    await run(connection, ACCESS["store_idempotent_response"], parameters)
-
-
-async def delete_expired_idempotency_keys(connection: Connection, *, now: datetime | None = None) -> int:
-    """Delete the keys whose time is over, some at a time; give how many. The leader among the workers does so too."""
-    deleted = 0
-    while rows := await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": STRETCH, "now": now}):
-        deleted += len(rows)
-    return deleted
-
-
-PREFIX = "il_"
-BYTES = 32
-LONGEST_NAME = 100
+BATCH_SIZE = 1000  # idempotency keys that one statement deletes
+TOKEN_PREFIX = "il_"  # noqa: S105 - marks a token in logs and secret scanners; it is no secret
+TOKEN_BYTES = 32
+MAX_TOKEN_NAME_LENGTH = 100
 
 
 class Scope(StrEnum):
-    """What a token allows; each includes those before it."""
+    """The rights of a token; each scope includes those before it."""
 
     READ = "read"
     OPERATE = "operate"
     ADMIN = "admin"
 
     def includes(self, other: Scope) -> bool:
-        """Tell whether this scope allows what the other one does."""
+        """Tell whether this scope grants everything that the other one does."""
         order = list(Scope)
         return order.index(self) >= order.index(other)
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is stored of a token."""
+    """The stored row of a token."""
 
     id: UUID
     name: str
@@ -117,7 +62,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever sent a good token: its name, which the records show, and its scope."""
+    """An authenticated caller: the name of its token, which records show as the actor, and its scope."""
 
     name: str
     scope: Scope
@@ -132,37 +77,37 @@ async def create_token(
     lifetime: timedelta | None = None,
     now: datetime | None = None,
 ) -> tuple[Token, str]:
-    """Make a token; give what is stored of it, and the token itself, which nobody can read again."""
-    if not name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
-        raise InputError(f"the name of a token must be 1 to {LONGEST_NAME} printable characters, not {name!r}")
-    secret = PREFIX + secrets.token_urlsafe(BYTES)
+    """Create a token; return its row and the secret, which cannot be read again."""
+    if not name.strip() or not name.isprintable() or len(name) > MAX_TOKEN_NAME_LENGTH:
+        raise InputError(f"the name of a token must be 1 to {MAX_TOKEN_NAME_LENGTH} printable characters, not {name!r}")
+    secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
     parameters = {
         "name": name,
         "scope": str(scope),
-        "token_hash": hashed(secret),
+        "token_hash": hash_token(secret),
         "actor": actor,
         "lifetime": lifetime,
         "now": now,
     }
     rows = await run(connection, ACCESS["insert_token"], parameters)
     if not rows:
-        raise InputError(f"there is a token {name!r} already; revoke it first, or take another name")
+        raise InputError(f"a token {name!r} exists already; revoke it first, or choose another name")
     return Token(**rows[0]), secret
 
 
 async def revoke_token(connection: Connection, name: str, *, actor: str, now: datetime | None = None) -> bool:
-    """Let a token open nothing from now on; False when none of this name is in use."""
+    """Revoke a token; False when no unrevoked token has this name."""
     return bool(await run(connection, ACCESS["revoke_token"], {"name": name, "actor": actor, "now": now}))
 
 
 async def list_tokens(connection: Connection, *, revoked: bool = False) -> list[Token]:
-    """List tokens, oldest first; revoked ones too if asked for."""
+    """List tokens, oldest first; with `revoked`, revoked ones too."""
     return [Token(**row) for row in await run(connection, ACCESS["list_tokens"], {"revoked": revoked})]
 
 
 async def authenticate_token(connection: Connection, secret: str, *, now: datetime | None = None) -> Principal | None:
-    """Tell whose token this is; None when it is unknown, revoked or expired."""
-    parameters = {"token_hash": hashed(secret), "now": now}
+    """Return the principal of a token; None when the token is unknown, revoked or expired."""
+    parameters = {"token_hash": hash_token(secret), "now": now}
     rows = await run(connection, ACCESS["authenticate_token"], parameters)
     if not rows:
         return None
@@ -172,12 +117,63 @@ async def authenticate_token(connection: Connection, secret: str, *, now: dateti
 
 
 async def count_usable_tokens(connection: Connection, *, now: datetime | None = None) -> int:
-    """Count the tokens that open something."""
+    """Count the tokens that are neither revoked nor expired."""
     (row,) = await run(connection, ACCESS["count_usable_tokens"], {"now": now})
     tokens: int = row["tokens"]
     return tokens
 
 
-def hashed(secret: str) -> bytes:
-    """Give what is stored of a token."""
+def hash_token(secret: str) -> bytes:
+    """Return the hash under which a token is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotentRequest:
+    """A request to execute once: its idempotency key, its endpoint and the digest of its body."""
+
+    key: str
+    endpoint: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """The response stored for a key; `fits` when the stored request equals the present one."""
+
+    status: int
+    body: str
+    fits: bool
+
+
+async def claim_idempotency_key(
+    connection: Connection, request: IdempotentRequest, *, lifetime: timedelta, now: datetime | None = None
+) -> StoredResponse | None:
+    """Claim a key for the connection's transaction (None), or return the response that is stored for it.
+
+    While another transaction holds the key, the statement waits for its end: afterwards the key has a response or is
+    free.
+    """
+    parameters = {"request_id": request.key, "endpoint": request.endpoint, "request_hash": request.digest}
+    while True:
+        if await run(connection, ACCESS["claim_idempotency_key"], {**parameters, "lifetime": lifetime, "now": now}):
+            return None
+        rows = await run(connection, ACCESS["read_idempotency_key"], {"request_id": request.key})
+        if rows:  # otherwise the key was deleted between the two statements
+            fits = rows[0]["endpoint"] == request.endpoint and rows[0]["request_hash"] == request.digest
+            return StoredResponse(rows[0]["response_status"], rows[0]["response_body"], fits)
+
+
+async def store_idempotent_response(connection: Connection, key: str, status: int, body: str) -> None:
+    """Store the response for a key that this transaction has claimed."""
+    parameters = {"request_id": key, "response_status": status, "response_body": body}
+    await run(connection, ACCESS["store_idempotent_response"], parameters)
+
+
+async def delete_expired_idempotency_keys(connection: Connection, *, now: datetime | None = None) -> int:
+    """Delete expired keys in batches; return their number. Retention does the same on the leading worker."""
+    deleted = 0
+    parameters = {"batch": BATCH_SIZE, "now": now}
+    while rows := await run(connection, RETENTION["delete_expired_idempotency_keys"], parameters):
+        deleted += len(rows)
+    return deleted

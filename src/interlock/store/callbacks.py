@@ -1,7 +1,9 @@
-"""Completion notices between the outcome that wrote them and the receiver that takes them.
+"""Webhooks: completion notices that wait in table `callbacks` until they are delivered.
 
-Invariant: a notice leaves the table only when it was delivered, or with its age after it was given up; whoever posts
-one holds it by its number of tries, so that a late poster changes nothing.
+A webhook that fails too often is given up: it stays as a dead letter until it is retried or retention deletes it.
+
+Invariant: a webhook is deleted only after delivery, or by retention after it was given up. Its number of tries fences
+it: a sender whose visibility timeout has passed changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ VISIBILITY_TIMEOUT = timedelta(seconds=30)
 
 
 class Webhook(NamedTuple):
-    """One completion notice to post, and which try this is."""
+    """A claimed webhook; `tries` counts this delivery too."""
 
     id: int
     task_id: UUID
@@ -35,7 +37,7 @@ class Webhook(NamedTuple):
 
 
 class GivenUpWebhook(NamedTuple):
-    """A notice that could not be delivered, and why."""
+    """A dead letter: a webhook that is not tried again, and its last error."""
 
     id: int
     task_id: UUID
@@ -48,7 +50,7 @@ class GivenUpWebhook(NamedTuple):
 
 
 class FailedDelivery(NamedTuple):
-    """A notice that was not taken: to be tried again after `delay` seconds, or never (None)."""
+    """A failed delivery; `delay` is the backoff in seconds, None gives the webhook up."""
 
     notice: Webhook
     error: str
@@ -58,13 +60,13 @@ class FailedDelivery(NamedTuple):
 async def claim_due_callbacks(
     connection: Connection, *, limit: int, visibility: timedelta = VISIBILITY_TIMEOUT, now: datetime | None = None
 ) -> list[Webhook]:
-    """Take notices that are due; unless settled, they come due again after `visibility`."""
+    """Claim due webhooks; unless settled, they become due again after the visibility timeout."""
     parameters = {"limit": limit, "visibility": visibility, "now": now}
     return [Webhook(**row) for row in await run(connection, CALLBACKS["claim_due_callbacks"], parameters)]
 
 
 async def delete_delivered_callbacks(connection: Connection, notices: Sequence[Webhook]) -> int:
-    """Strike off what was delivered; give how many of them were still held."""
+    """Delete delivered webhooks; return the number that were still held by this sender."""
     if not notices:
         return 0
     parameters = {"ids": [notice.id for notice in notices], "tries": [notice.tries for notice in notices]}
@@ -74,7 +76,7 @@ async def delete_delivered_callbacks(connection: Connection, notices: Sequence[W
 async def postpone_failed_callbacks(
     connection: Connection, failures: Sequence[FailedDelivery], *, now: datetime | None = None
 ) -> int:
-    """Note why these were not taken and when to try again, if ever; give how many of them were still held."""
+    """Store errors and the times of the next tries; return the number that were still held by this sender."""
     if not failures:
         return 0
     parameters = {
@@ -88,22 +90,21 @@ async def postpone_failed_callbacks(
 
 
 async def next_callback_at(connection: Connection) -> datetime | None:
-    """Tell when the next notice is due."""
+    """Return the time at which the next webhook is due."""
     rows = await run(connection, CALLBACKS["next_callback_at"], {})
     return rows[0]["next_try_at"] if rows else None
 
 
 async def list_given_up_callbacks(connection: Connection, *, limit: int = 100) -> list[GivenUpWebhook]:
-    """List notices that could not be delivered, oldest first."""
-    return [
-        GivenUpWebhook(**row) for row in await run(connection, CALLBACKS["list_given_up_callbacks"], {"limit": limit})
-    ]
+    """List dead letters, oldest first."""
+    rows = await run(connection, CALLBACKS["list_given_up_callbacks"], {"limit": limit})
+    return [GivenUpWebhook(**row) for row in rows]
 
 
 async def retry_given_up_callbacks(
     connection: Connection, ids: Sequence[int] | None = None, *, now: datetime | None = None
 ) -> int:
-    """Post notices that were given up once more, all or these; give how many."""
+    """Make dead letters due again, all or those of `ids`; return their number."""
     parameters = {"ids": None if ids is None else list(ids), "now": now}
     retried = len(await run(connection, CALLBACKS["retry_given_up_callbacks"], parameters))
     if retried:

@@ -1,7 +1,7 @@
-"""Why a task or a job does not move: itself, and behind it what it waits for, down to what waits for nothing else.
+"""Reads why a task or a job does not move: the tree of the tasks and jobs that block it, down to the root causes.
 
-Invariant: looking changes nothing; everything is read in one transaction, each thing is told once, and however large a
-job is, only so much is told of it.
+Invariant: the functions only read, in one transaction. Each task and job appears once in a tree, and the size of a tree
+is bounded.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlock.lifecycle import JOB
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import load_statements, run
 from interlock.store.leader import read_clock
@@ -25,55 +26,54 @@ if TYPE_CHECKING:
     from interlock.store.workers import LiveProcess
 
 EXPLAIN = load_statements("explain")
-CAUSES = 10  # that are told of one task or job
-DEEPEST = 16  # causes behind causes
-MOST = 100  # tasks and jobs in one answer
-MOVES = 3
-OPEN = frozenset({"SUBMITTED", "PENDING", "RUNNING"})
+MAX_CAUSES = 10  # of one task or job
+MAX_DEPTH = 16
+MAX_NODES = 100  # of one tree
+LAST_MOVES = 3
 
 
 @dataclass(slots=True)
 class Cause:
-    """A task or a job in an answer: its row, the steps that lie between it and what it holds up, and its own causes."""
+    """A node of the tree: a task or job, the steps between it and the node it blocks (`through`), and its causes."""
 
     kind: str
     row: dict[str, Any]
     through: tuple[str, ...] = ()
     causes: list[Cause] = field(default_factory=list)
-    # some of its causes stand elsewhere in the answer already
+    # some of its causes appear elsewhere in the tree
     shared: bool = False
-    # there are more causes than these
+    # the causes are cut off
     more: bool = False
 
 
 class Link(NamedTuple):
-    """What holds something up, before it is read."""
+    """An edge of the tree: the id of a cause that is not read yet."""
 
     id: UUID
     through: tuple[str, ...] = ()
 
 
 class Explained(NamedTuple):
-    """An answer, and what was going on around it at that moment."""
+    """The tree, and the state of the installation at the same moment."""
 
     now: datetime
     root: Cause
     processes: list[LiveProcess]
-    running: dict[str, int]  # how many tasks each worker runs
+    running: dict[str, int]  # running tasks by worker
     queue: dict[str, Any]
-    steps: list[dict[str, Any]]  # of a job that is open: how many of its steps wait for what
+    steps: list[dict[str, Any]]  # of an unfinished job: the number of steps by what they wait for
     moves: list[dict[str, Any]]
 
 
 async def read_explanation(connection: Connection, id_: UUID, *, now: datetime | None = None) -> Explained | None:
-    """Read why a task or a job is where it is; None when there is neither of this id."""
+    """Read the tree of a task or a job; None when no task or job has this id."""
     async with transaction(connection):
         found = await _read(connection, [id_], now)
         if not found:
             return None
         root = found[id_]
-        await _grow(connection, root, id_, now)
-        is_open_job = root.kind == "job" and root.row["status"] in OPEN
+        await _grow_tree(connection, root, id_, now)
+        is_open_job = root.kind == "job" and root.row["status"] not in JOB.final
         return Explained(
             now=await read_clock(connection, now=now),
             root=root,
@@ -81,17 +81,17 @@ async def read_explanation(connection: Connection, id_: UUID, *, now: datetime |
             running=await count_running_by_worker(connection),
             queue=await read_queue(connection),
             steps=await run(connection, EXPLAIN["count_open_steps"], {"job_id": id_}) if is_open_job else [],
-            moves=await run(connection, EXPLAIN["read_last_moves"], {"id": id_, "limit": MOVES}),
+            moves=await run(connection, EXPLAIN["read_last_moves"], {"id": id_, "limit": LAST_MOVES}),
         )
 
 
 async def count_running_by_worker(connection: Connection) -> dict[str, int]:
-    """Count the tasks that each worker runs."""
+    """Count the running tasks of each worker."""
     return {row["worker_id"]: row["tasks"] for row in await run(connection, EXPLAIN["count_running_by_worker"], {})}
 
 
 async def read_queue(connection: Connection) -> dict[str, Any]:
-    """Tell whether PGMQ and the queue are there, what waits in it, and how many messages were set aside."""
+    """Read whether PGMQ and its queue exist, the waiting messages, and the number of archived ones."""
     (place,) = await run(connection, EXPLAIN["read_queue_place"], {})
     if not place["installed"] or not place["there"]:
         return {**place, "waiting": 0, "oldest_age": None, "archived": 0}
@@ -99,7 +99,7 @@ async def read_queue(connection: Connection) -> dict[str, Any]:
 
 
 async def _read(connection: Connection, ids: Sequence[UUID], now: datetime | None) -> dict[UUID, Cause]:
-    """Read tasks and jobs by id, whichever they are."""
+    """Read tasks and jobs by id."""
     found = {}
     if ids:
         parameters = {"ids": list(ids), "now": now}
@@ -109,66 +109,66 @@ async def _read(connection: Connection, ids: Sequence[UUID], now: datetime | Non
     return found
 
 
-async def _grow(connection: Connection, root: Cause, id_: UUID, now: datetime | None) -> None:
-    """Find what is behind the root, and what is behind that; each level is read at once."""
-    told = {id_}
+async def _grow_tree(connection: Connection, root: Cause, id_: UUID, now: datetime | None) -> None:
+    """Add causes below the root, level by level; each level is read by one statement per kind."""
+    included = {id_}
     level = [root]
-    for _ in range(DEEPEST):
+    for _ in range(MAX_DEPTH):
         links = [(cause, link) for cause in level for link in await _links(connection, cause)]
-        found = await _read(connection, list({link.id for _, link in links} - told), now)
-        level = _joined(links, found, told)
-        if not level or len(told) > MOST:
+        found = await _read(connection, list({link.id for _, link in links} - included), now)
+        level = _attach(links, found, included)
+        if not level or len(included) > MAX_NODES:
             break
-    for cause in level:  # where it was broken off
-        cause.more = _goes_on(cause)
+    for cause in level:  # cut off by the bounds
+        cause.more = _can_have_causes(cause)
 
 
-def _joined(links: Iterable[tuple[Cause, Link]], found: dict[UUID, Cause], told: set[UUID]) -> list[Cause]:
-    """Put what was found behind what it holds up, each once, and give it."""
+def _attach(links: Iterable[tuple[Cause, Link]], found: dict[UUID, Cause], included: set[UUID]) -> list[Cause]:
+    """Attach found causes to the nodes they block, each once; return them."""
     level = []
     for cause, link in links:
-        if link.id in told:
+        if link.id in included:
             cause.shared = True
         elif link.id in found:
-            told.add(link.id)
-            behind = found[link.id]
-            behind.through = link.through
-            cause.causes.append(behind)
-            level.append(behind)
+            included.add(link.id)
+            child = found[link.id]
+            child.through = link.through
+            cause.causes.append(child)
+            level.append(child)
     return level
 
 
 async def _links(connection: Connection, cause: Cause) -> list[Link]:
     row = cause.row
-    if not _goes_on(cause):
+    if not _can_have_causes(cause):
         return []
     if cause.kind == "job":
-        asked = {"job_id": row["id"], "limit": CAUSES + 1}
+        asked = {"job_id": row["id"], "limit": MAX_CAUSES + 1}
         found = await run(connection, EXPLAIN["read_open_causes"], asked)
         return _bounded(cause, [Link(step["id"]) for step in found])
     if row["held_by"] == "dependency":
         asked = {"id": row["id"], "job_id": row["job_id"], "step": row["step"]}
         edges = await run(connection, EXPLAIN["read_open_ancestors"], asked)
-        return _bounded(cause, list(_ways(row["step"], edges)))
-    asked = {"id": row["id"], "limit": CAUSES + 1}
+        return _bounded(cause, list(_root_steps(row["step"], edges)))
+    asked = {"id": row["id"], "limit": MAX_CAUSES + 1}
     found = await run(connection, EXPLAIN["read_causes"], asked)
-    return _bounded(cause, [Link(behind["id"]) for behind in found])
+    return _bounded(cause, [Link(child["id"]) for child in found])
 
 
-def _goes_on(cause: Cause) -> bool:
-    """Tell whether something else can be behind this."""
+def _can_have_causes(cause: Cause) -> bool:
+    """Tell whether another task or job can block this one."""
     if cause.kind == "job":
         return bool(cause.row["status"] == "RUNNING")
     return bool(cause.row["state"] == "waiting" and cause.row["held_by"] not in {"limit", "namespace", "signal"})
 
 
 def _bounded(cause: Cause, links: list[Link]) -> list[Link]:
-    cause.more = len(links) > CAUSES
-    return links[:CAUSES]
+    cause.more = len(links) > MAX_CAUSES
+    return links[:MAX_CAUSES]
 
 
-def _ways(step: str, edges: Iterable[dict[str, Any]]) -> Iterable[Link]:
-    """Give the steps that wait for no other, nearest first, each with the shortest way to it."""
+def _root_steps(step: str, edges: Iterable[dict[str, Any]]) -> Iterable[Link]:
+    """Yield the unfinished ancestors that wait for no other step, nearest first, each with the shortest path to it."""
     upstreams: dict[str, list[dict[str, Any]]] = {}
     for edge in edges:
         upstreams.setdefault(edge["downstream"], []).append(edge)
@@ -183,11 +183,11 @@ def _ways(step: str, edges: Iterable[dict[str, Any]]) -> Iterable[Link]:
             reached_from[name] = place
             queue.append(name)
             if edge["root"]:
-                yield Link(edge["id"], _way(reached_from, place))
+                yield Link(edge["id"], _path(reached_from, place))
 
 
-def _way(reached_from: dict[str, str | None], place: str) -> tuple[str, ...]:
-    """Name the steps from the first one, which is left out, to this one."""
+def _path(reached_from: dict[str, str | None], place: str) -> tuple[str, ...]:
+    """Name the steps between the start, which is left out, and this one."""
     names = []
     step: str | None = place
     while step is not None:

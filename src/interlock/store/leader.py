@@ -1,7 +1,7 @@
-"""The lead over duties that only one worker may do at a time, as a lease in the database.
+"""Leader election for maintenance duties (schedules, limits, retention, webhooks), by a lease in table `leaders`.
 
-Invariant: at any time at most one holder has a lead that has not run out; and since a holder may not notice that its
-lead did, every transaction of a duty runs under a lock of its own.
+Invariant: at most one holder has an unexpired lease. A holder may not notice that its lease has expired, so every
+transaction of a duty also takes the duty's lock.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAINTENANCE = "maintenance"
 
 
 class Leader(NamedTuple):
-    """Who holds a lead, and until when unless it is renewed."""
+    """The current leader and the time at which its lease expires."""
 
     holder: str
     expires_at: datetime
@@ -40,13 +40,13 @@ async def acquire_leadership(
     lease: timedelta = LEADER_LEASE,
     now: datetime | None = None,
 ) -> bool:
-    """Take the lead or prolong it; False while another holds it."""
+    """Acquire or renew the lease; False while another process holds it."""
     parameters = {"duty": duty, "holder": holder, "lease": lease, "now": now}
     return bool(await run(connection, LEADERS["acquire_leadership"], parameters))
 
 
 async def resign_leadership(connection: Connection, holder: str, *, duty: str = MAINTENANCE) -> bool:
-    """Give the lead up, and wake who may take it; False when it was not held any more."""
+    """Release the lease and notify the candidates; False when it was no longer held."""
     resigned = bool(await run(connection, LEADERS["resign_leadership"], {"duty": duty, "holder": holder}))
     if resigned:
         await run(connection, TASKS["notify_duties"], {"duties": ["leader"]})
@@ -54,7 +54,7 @@ async def resign_leadership(connection: Connection, holder: str, *, duty: str = 
 
 
 async def read_leader(connection: Connection, *, duty: str = MAINTENANCE, now: datetime | None = None) -> Leader | None:
-    """Tell who leads; None when nobody does."""
+    """Return the current leader; None when the lease is free or expired."""
     rows = await run(connection, LEADERS["read_leader"], {"duty": duty, "now": now})
     return Leader(**rows[0]) if rows else None
 
@@ -63,14 +63,14 @@ async def read_leader(connection: Connection, *, duty: str = MAINTENANCE, now: d
 async def duty_transaction(
     connection: Connection, duty: str, *, now: datetime | None = None
 ) -> AsyncIterator[datetime]:
-    """Open a transaction in which nobody else does this duty, and give the time at which it became so."""
+    """Open a transaction that holds the lock of a duty; yield the server's time once the lock is held."""
     async with transaction(connection):
         await run(connection, LEADERS["lock_duty"], {"duty": duty})
         yield await read_clock(connection, now=now)
 
 
 async def read_clock(connection: Connection, *, now: datetime | None = None) -> datetime:
-    """Ask the server for the time; all processes go by this one clock."""
+    """Read the server's time, the one clock that all processes use."""
     (row,) = await run(connection, LEADERS["read_clock"], {"now": now})
     moment: datetime = row["now"]
     return moment

@@ -1,8 +1,8 @@
-"""Commands to running processes, as they travel over NOTIFY: grouped by the side of a process that they concern.
+"""Remote commands to running processes over NOTIFY, and their answers.
 
-Invariant: a command is a hint like every notification: whoever sends one hears by the answer whether it arrived, and
-what nobody addressed to a process, or it cannot read, changes nothing in it. It carries no authority: every role that
-may connect can send one, so none may touch data, run code or open a file.
+Invariant: a command is a hint like every notification. The answer tells the sender that it arrived; a command for
+another process, or one that cannot be parsed, changes nothing. Commands carry no authority: every role that may connect
+can send one, so no command may touch data, run code or open a file.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 ALL_PROCESSES = "*"
-LONGEST = 7_900  # bytes; PostgreSQL refuses payloads of 8000
+MAX_PAYLOAD_BYTES = 7_900  # PostgreSQL refuses payloads of 8000 bytes
+ANSWER_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Orchestration side: take tasks of this namespace too."""
+    """Orchestration side: claim tasks of this namespace too."""
 
     namespace: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Orchestration side: take no more tasks of this namespace; those that run go on."""
+    """Orchestration side: claim no more tasks of this namespace; running ones continue."""
 
     namespace: str
 
 
 @dataclass(frozen=True, slots=True)
 class EventStatus:
-    """Handler side: what went through the event system between the process and its handlers."""
+    """Handler side: report the counters of the event system between the process and its handlers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """System: how the process is."""
+    """System: report the state of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """System: look again at everything that is kept in memory of the database, and for work."""
+    """System: drop cached database state and look for work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Enable:
-    """System: take on new work, or none until told otherwise."""
+    """System: claim new tasks, or none until enabled again."""
 
     enabled: bool
 
@@ -77,7 +78,7 @@ COMMANDS: Mapping[str, type[Command]] = {
     "refresh": Refresh,
     "enable": Enable,
 }
-_WANTED: Mapping[type[Command], Mapping[str, type]] = {
+_FIELDS: Mapping[type[Command], Mapping[str, type]] = {
     Subscribe: {"namespace": str},
     Unsubscribe: {"namespace": str},
     Enable: {"enabled": bool},
@@ -86,76 +87,76 @@ _NAMES = {kind: name for name, kind in COMMANDS.items()}
 
 
 class Request(NamedTuple):
-    """A command that reached a process, and the token under which its answer is waited for."""
+    """A received command and the token of its answer; None when no answer is expected."""
 
     command: Command
     token: str | None
 
 
 def encode_command(command: Command, to: str, token: str | None = None) -> str:
-    """Write a command as it travels."""
-    said = {"to": to, "command": _NAMES[type(command)], **asdict(command)}
-    return orjson.dumps(said if token is None else {**said, "token": token}).decode()
+    """Encode a command as a NOTIFY payload."""
+    document = {"to": to, "command": _NAMES[type(command)], **asdict(command)}
+    return orjson.dumps(document if token is None else {**document, "token": token}).decode()
 
 
 def parse_command(payload: str, me: str) -> Request | None:
-    """Read a command; None when it is something else, or for somebody else. InputError when it makes no sense."""
+    """Parse a payload; None when it is no command or addresses another process, InputError when it is invalid."""
     if not payload.startswith("{"):
         return None
     try:
-        said = dict(orjson.loads(payload))
+        document = dict(orjson.loads(payload))
     except (orjson.JSONDecodeError, TypeError, ValueError):
         raise InputError(f"a command must be a JSON object, not {payload!r}") from None
-    if said.pop("to", None) not in {me, ALL_PROCESSES}:
+    if document.pop("to", None) not in {me, ALL_PROCESSES}:
         return None
-    token, name = said.pop("token", None), said.pop("command", None)
+    token, name = document.pop("token", None), document.pop("command", None)
     kind = COMMANDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise InputError(f"unknown command {name!r}; known are {', '.join(COMMANDS)}")
-    return Request(_made(str(name), kind, said), None if token is None else str(token))
+    return Request(_build_command(str(name), kind, document), None if token is None else str(token))
 
 
-def _made(name: str, kind: type[Command], given: Mapping[str, Any]) -> Command:
-    wanted = _WANTED.get(kind, {})
-    fits = given.keys() == wanted.keys() and all(_fits(given[field], type_) for field, type_ in wanted.items())
-    if not fits:
-        needs = ", ".join(f"{field} ({type_.__name__})" for field, type_ in wanted.items()) or "nothing"
+def _build_command(name: str, kind: type[Command], given: Mapping[str, Any]) -> Command:
+    fields = _FIELDS.get(kind, {})
+    is_valid = given.keys() == fields.keys() and all(
+        isinstance(given[field], type_) and given[field] != "" for field, type_ in fields.items()
+    )
+    if not is_valid:
+        needs = ", ".join(f"{field} ({type_.__name__})" for field, type_ in fields.items()) or "nothing"
         raise InputError(f"the command {name} takes {needs}; it was given {', '.join(map(repr, given)) or 'nothing'}")
     return kind(**given)
-
-
-def _fits(value: Any, type_: type) -> bool:
-    return isinstance(value, type_) and value != ""
 
 
 async def send_command(
     connection: Connection, command: Command, to: str = ALL_PROCESSES, token: str | None = None
 ) -> None:
-    """Send a command to one process, or to all."""
+    """Send a command to one process, or to all, without waiting for an answer."""
     await run(connection, WORKERS["notify_control"], {"payload": encode_command(command, to, token)})
 
 
 async def send_answer(connection: Connection, token: str, me: str, answer: Mapping[str, Any]) -> None:
-    """Answer a command; an answer that is too long says so instead."""
+    """Answer a command; an answer that exceeds the payload limit is replaced by an error."""
     payload = orjson.dumps({"token": token, "from": me, "answer": answer}, default=str)
-    if len(payload) > LONGEST:
+    if len(payload) > MAX_PAYLOAD_BYTES:
         payload = orjson.dumps({"token": token, "from": me, "answer": {"error": "the answer is too long to be sent"}})
     await run(connection, WORKERS["notify_answer"], {"payload": payload.decode()})
 
 
-async def ask(url: str, command: Command, to: str, *, seconds: float = 5.0) -> dict[str, dict[str, Any]]:
-    """Send a command and gather the answers by process; the first one ends the wait, unless everybody was asked."""
+async def call_processes(
+    url: str, command: Command, to: str, *, seconds: float = ANSWER_TIMEOUT_S
+) -> dict[str, dict[str, Any]]:
+    """Send a command and collect the answers by process; one addressed to a single process ends with its answer."""
     token = secrets.token_hex(8)
     answers: dict[str, dict[str, Any]] = {}
 
-    def heard(_: str, payload: str) -> bool:
-        said = orjson.loads(payload)
-        if said["token"] == token:
-            answers[said["from"]] = said["answer"]
+    def collect(_: str, payload: str) -> bool:
+        document = orjson.loads(payload)
+        if document["token"] == token:
+            answers[document["from"]] = document["answer"]
         return bool(answers) and to != ALL_PROCESSES
 
     async with connect(url) as connection:
         await listen(connection, ("interlock_answers",))
         await send_command(connection, command, to, token)
-        await receive(connection, seconds, heard)
+        await receive(connection, seconds, collect)
     return answers

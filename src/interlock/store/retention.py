@@ -1,7 +1,7 @@
-"""Deletes what is no longer needed: ended tasks, jobs and workers, expired keys and waiters, old records.
+"""Retention: deletes ended tasks, jobs and workers, expired idempotency keys and waiters, dead letters and old records.
 
-Invariant: each call touches a bounded number of rows in its own transaction; nothing that is unfinished, or that an
-unfinished job needs, is deleted; a job and its steps go together.
+Invariant: each call touches a bounded number of rows in its own transaction. Unfinished rows, and rows that an
+unfinished job needs, are never deleted. A job and its steps are deleted together.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 RETENTION = load_statements("retention")
 BATCH_SIZE = 1_000
-UNSEEN = "not seen any more: the process ended without a word"
-# An id tells when its maker thought that it was; clocks may differ by this much.
+VANISHED_REASON = "no heartbeat: the process ended without deregistering"
+# Ids carry the time of the clock of the process that made them; clocks may differ by this much.
 CLOCK_SLACK = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long what has ended is kept, per state; None keeps it for good, zero deletes it with the next round.
+    """How long ended rows are kept, per state; None keeps them forever, zero deletes them in the next round.
 
-    Jobs go like tasks: COMPLETED ones like `done`, CANCELED like `canceled`, FAILED like `error`; workers like `done`.
+    Jobs follow the ages of tasks: COMPLETED `done`, CANCELED `canceled`, FAILED `error`. Workers follow `done`.
     """
 
     done: timedelta | None = timedelta(days=7)
@@ -45,13 +45,13 @@ class Retention:
 
     @property
     def shortest(self) -> timedelta | None:
-        """The least age at which any task goes; None when all are kept."""
+        """The lowest age at which any task is deleted; None when all are kept."""
         ages = [age for age in (self.done, self.canceled, self.skipped, self.error) if age is not None]
         return min(ages, default=None)
 
 
 class RetentionBatch(NamedTuple):
-    """What one step of the walk saw, deleted, and where the next step begins."""
+    """The result of one batch: rows looked at, rows deleted, and the id after which the next batch begins."""
 
     walked: int
     deleted: int
@@ -67,7 +67,7 @@ async def delete_ended_tasks(
     stretch: int = BATCH_SIZE,
     now: datetime | None = None,
 ) -> RetentionBatch:
-    """Look at the next tasks by id, and delete those that are past their age."""
+    """Look at the next batch of tasks by id, and delete those that are past their age."""
     async with duty_transaction(connection, "retention", now=now) as moment:
         parameters = {
             "after": after,
@@ -92,9 +92,9 @@ async def delete_ended_jobs(
     stretch: int = BATCH_SIZE,
     now: datetime | None = None,
 ) -> RetentionBatch:
-    """Look at the next jobs by id, and delete those that are past their age, with their steps and signals.
+    """Look at the next batch of jobs by id, and delete those past their age with their steps and signals.
 
-    Jobs with more steps than one call deletes are gone on with by the next call, which begins where this one did.
+    When the jobs have more steps than one call deletes, the next call begins at the same id and continues.
     """
     async with duty_transaction(connection, "retention", now=now) as moment:
         parameters = {
@@ -116,17 +116,17 @@ async def delete_ended_jobs(
 
 
 async def delete_ended_workers(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
-    """Delete the rows of processes that ended long ago; one that only vanished is said to be terminated first."""
+    """Delete the rows of processes that ended long ago; rows of vanished processes are terminated first."""
     async with duty_transaction(connection, "retention", now=now) as moment:
         parameters = {"age": retention.done, "batch": BATCH_SIZE, "now": moment}
         for row in await run(connection, RETENTION["read_unseen_workers"], parameters):
-            ended = {"id": row["id"], "reason": UNSEEN, "actor": "retention", "now": moment}
+            ended = {"id": row["id"], "reason": VANISHED_REASON, "actor": "retention", "now": moment}
             await run(connection, WORKERS["terminate_worker"], ended)
         return len(await run(connection, RETENTION["delete_ended_workers"], parameters))
 
 
 async def delete_expired(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
-    """Delete expired idempotency keys and waiters, old notices given up and messages of no job; give how many."""
+    """Delete expired idempotency keys and waiters, old dead letters and failed messages of no job; return the count."""
     async with duty_transaction(connection, "retention", now=now) as moment:
         keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": BATCH_SIZE, "now": moment})
         waiters = await run(connection, RETENTION["delete_expired_waiters"], {"now": moment})
@@ -142,9 +142,9 @@ async def delete_expired(connection: Connection, retention: Retention, *, now: d
 async def maintain_record_partitions(
     connection: Connection, retention: Retention, *, now: datetime | None = None
 ) -> list[str] | None:
-    """Make the partitions of the months to come and drop those past their age; give the dropped ones.
+    """Create the record partitions of the coming months and drop those past their age; return the dropped ones.
 
-    None when this role has no right to, or when their tables are too busy to be locked: nothing is lost by that.
+    None when the role lacks the privilege or the tables could not be locked in time; the next round tries again.
     """
     try:
         async with duty_transaction(connection, "retention", now=now) as moment:
@@ -162,5 +162,5 @@ async def maintain_record_partitions(
 
 
 def first_id_at(moment: datetime) -> UUID:
-    """Give the least id that a task created at this time can have, as ids that sort by time are made."""
+    """Return the lowest id (UUIDv7) that a task created at this time can have."""
     return UUID(int=max(int(moment.timestamp() * 1000), 0) << 80)

@@ -1,7 +1,7 @@
-"""Periodic tasks: declared by name, and enqueued when their rhythm says so.
+"""Schedules: periodic tasks that are enqueued at the ticks of a cron expression or a fixed interval.
 
-Invariant: a tick is enqueued at most once, whoever fires it: the firing and the step to the next tick commit together
-under one lock, and the tick is part of the task's request id.
+Invariant: a tick is enqueued at most once. Enqueueing and the advance to the next tick commit together under one lock,
+and the tick is part of the task's request id.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 SCHEDULES = load_statements("schedules")
-MISSED = ("skip", "once", "all")
-MOST_MISSED = 1_000
-# A tick that is fired later than this was missed: what happens then is the schedule's own choice.
-ON_TIME = timedelta(seconds=60)
+MISSED_POLICIES = ("skip", "once", "all")
+MAX_MISSED_TICKS = 1_000  # ticks that one round catches up on
+# A tick that is fired later than this counts as missed; `missed` of the schedule decides what happens then.
+MISSED_AFTER = timedelta(seconds=60)
 OPTIONS = frozenset(option.column for option in options_in(Scope.SCHEDULE))
 
 _COLUMNS = (
@@ -62,8 +62,9 @@ class Schedule:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.missed not in MISSED:
-            raise ConfigError(f"schedule {self.name!r}: missed must be one of {', '.join(MISSED)}, not {self.missed!r}")
+        if self.missed not in MISSED_POLICIES:
+            policies = ", ".join(MISSED_POLICIES)
+            raise ConfigError(f"schedule {self.name!r}: missed must be one of {policies}, not {self.missed!r}")
         unknown = sorted(self.options.keys() - OPTIONS)
         if unknown:
             known = ", ".join(sorted(OPTIONS))
@@ -71,14 +72,14 @@ class Schedule:
         self.rhythm()
 
     def rhythm(self) -> Rhythm:
-        """Give the rhythm, or raise an error that names the schedule."""
+        """Return the rhythm; ConfigError names the schedule when the rhythm is invalid."""
         try:
             return Rhythm(cron=self.cron, timezone=self.timezone, every=self.every)
         except ConfigError as error:
             raise ConfigError(f"schedule {self.name!r}: {error}") from None
 
     def task(self, tick: datetime) -> NewTask:
-        """Make the task of one tick."""
+        """Build the task of one tick."""
         options = dict(self.options)
         if options.get("tags") is not None:
             options["tags"] = tuple(options["tags"])
@@ -87,7 +88,7 @@ class Schedule:
 
 
 class ScheduleState(NamedTuple):
-    """A stored schedule as it stands; unlike a declared one, it may be broken."""
+    """A stored schedule with its next and last tick; unlike a declared one, it may be invalid."""
 
     name: str
     type: str
@@ -104,12 +105,12 @@ class ScheduleState(NamedTuple):
     error: str | None
 
     def declared(self) -> Schedule:
-        """Give it as it was declared, or raise when somebody stored nonsense."""
+        """Return the declared schedule; ConfigError when the stored values are invalid."""
         return Schedule(*self[:9])
 
 
-class Fired(NamedTuple):
-    """What became of a due schedule: the tasks that it enqueued, or why it could not."""
+class FiredSchedule(NamedTuple):
+    """The result of firing a due schedule: the enqueued tasks, or the error."""
 
     name: str
     tasks: list[UUID]
@@ -119,7 +120,7 @@ class Fired(NamedTuple):
 async def put_schedules(
     connection: Connection, schedules: Iterable[Schedule], *, now: datetime | None = None
 ) -> list[str]:
-    """Store schedules by name; give those that are new or changed. An unchanged rhythm keeps its next tick."""
+    """Store schedules by name; return the new and changed ones. An unchanged rhythm keeps its next tick."""
     wanted = list({schedule.name: schedule for schedule in schedules}.values())
     if not wanted:
         return []
@@ -128,7 +129,7 @@ async def put_schedules(
     parameters = {**dict(zip(_COLUMNS, columns, strict=True)), "now": moment}
     changed = [row["name"] for row in await run(connection, SCHEDULES["put_schedules"], parameters)]
     if changed:
-        await _tell(connection)
+        await run(connection, TASKS["notify_duties"], {"duties": ["schedules"]})
     return changed
 
 
@@ -148,18 +149,18 @@ def _row(schedule: Schedule, now: datetime) -> tuple[Any, ...]:
 
 
 async def delete_schedules(connection: Connection, names: Iterable[str]) -> list[str]:
-    """Forget schedules; give those that there were."""
+    """Delete schedules; return the names that existed."""
     return [row["name"] for row in await run(connection, SCHEDULES["delete_schedules"], {"names": list(names)})]
 
 
 async def pause_schedules(connection: Connection, names: Iterable[str], *, now: datetime | None = None) -> list[str]:
-    """Fire these no more until they are resumed; give those that there are."""
+    """Stop firing schedules until they are resumed; return the names that exist."""
     parameters = {"names": list(names), "now": now}
     return [row["name"] for row in await run(connection, SCHEDULES["pause_schedules"], parameters)]
 
 
 async def resume_schedules(connection: Connection, names: Iterable[str], *, now: datetime | None = None) -> list[str]:
-    """Fire paused schedules again, from their next tick on; give those that were paused."""
+    """Fire paused schedules again from their next tick on; return those that were paused."""
     wanted = set(names)
     moment = await read_clock(connection, now=now)
     known = [state for state in await list_schedules(connection) if state.name in wanted]
@@ -169,50 +170,50 @@ async def resume_schedules(connection: Connection, names: Iterable[str], *, now:
     }
     resumed = [row["name"] for row in await run(connection, SCHEDULES["resume_schedules"], parameters)]
     if resumed:
-        await _tell(connection)
+        await run(connection, TASKS["notify_duties"], {"duties": ["schedules"]})
     return resumed
 
 
 async def list_schedules(connection: Connection) -> list[ScheduleState]:
-    """List all schedules, with when each fired last and when it fires next."""
+    """List all schedules by name, with their last and next ticks."""
     return [ScheduleState(**row) for row in await run(connection, SCHEDULES["list_schedules"], {})]
 
 
 async def next_schedule_at(connection: Connection) -> datetime | None:
-    """Tell when the next schedule is due."""
+    """Return the time at which the next schedule is due."""
     rows = await run(connection, SCHEDULES["next_schedule_at"], {})
     return rows[0]["next_at"] if rows else None
 
 
 async def fire_due_schedules(
     connection: Connection, *, actor: str, limit: int = 100, now: datetime | None = None
-) -> list[Fired]:
-    """Enqueue what is due and step to the next ticks, in one transaction under the lock of this duty."""
+) -> list[FiredSchedule]:
+    """Enqueue the tasks of due schedules and advance to the next ticks, in one transaction under the duty's lock."""
     async with duty_transaction(connection, "schedules", now=now) as moment:
         due = await run(connection, SCHEDULES["read_due_schedules"], {"limit": limit, "now": moment})
         return [await _fire(connection, ScheduleState(**row), actor, moment) for row in due]
 
 
-async def _fire(connection: Connection, state: ScheduleState, actor: str, now: datetime) -> Fired:
+async def _fire(connection: Connection, state: ScheduleState, actor: str, now: datetime) -> FiredSchedule:
     try:
         schedule = state.declared()
         rhythm = schedule.rhythm()
     except ConfigError as error:
         parameters = {"name": state.name, "error": str(error), "now": now}
         await run(connection, SCHEDULES["stop_broken_schedule"], parameters)
-        return Fired(state.name, [], str(error))
-    ticks = rhythm.due(state.next_at, now, MOST_MISSED)
+        return FiredSchedule(state.name, [], str(error))
+    ticks = rhythm.due(state.next_at, now, MAX_MISSED_TICKS)
     wanted = wanted_ticks(ticks, schedule.missed, now)
     failure = None
     tasks: list[UUID] = []
     try:
-        # A savepoint: one schedule that cannot be enqueued must not keep the others from it.
+        # A savepoint: a schedule whose task is refused must not undo the others.
         async with transaction(connection):
             tasks = [(await enqueue_task(connection, schedule.task(tick), actor=actor)).id for tick in wanted]
     except InputError as error:
         failure = str(error)
     except StatementError as error:
-        # What the schedule itself asks for is refused; anything else is not its fault, and undoes the whole batch.
+        # Only data the schedule itself supplied counts as its error; any other failure undoes the whole batch.
         if error.sqlstate[:2] not in {DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS}:
             raise
         failure = str(error)
@@ -223,17 +224,13 @@ async def _fire(connection: Connection, state: ScheduleState, actor: str, now: d
         "error": failure,
     }
     await run(connection, SCHEDULES["advance_schedule"], step)
-    return Fired(state.name, tasks, failure)
+    return FiredSchedule(state.name, tasks, failure)
 
 
 def wanted_ticks(ticks: Sequence[datetime], missed: str, now: datetime) -> Sequence[datetime]:
-    """Choose which of the due ticks are fired: all, the latest, or the latest unless it is too late."""
+    """Choose the due ticks to fire: all, the latest, or the latest unless it was missed."""
     if missed == "all":
         return ticks
-    if missed == "skip" and now - ticks[-1] > ON_TIME:
+    if missed == "skip" and now - ticks[-1] > MISSED_AFTER:
         return ()
     return ticks[-1:]
-
-
-async def _tell(connection: Connection) -> None:
-    await run(connection, TASKS["notify_duties"], {"duties": ["schedules"]})

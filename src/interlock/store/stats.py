@@ -1,6 +1,8 @@
-"""The queue as a person wants to see it: each function runs the statement of the same name in `sql/status.sql`.
+"""Counts and lists of the whole installation: the overview of `interlock status`, and transition counts for metrics.
 
-Invariant: looking changes nothing, and a table with millions of finished tasks is not read through unless asked for.
+Invariant: every function only reads. A large table of ended tasks is scanned only on request (`whole`). Transitions are
+counted from the records, for every client; a window is counted once its end is older than the longest transaction
+(`lag`), so that no record of it can still appear.
 """
 
 from __future__ import annotations
@@ -25,11 +27,12 @@ if TYPE_CHECKING:
 
 
 STATUS = load_statements("status")
-SMALL = 256 * 1024 * 1024  # bytes of a table that is read through in a moment: about a million plain tasks
+MOVES = load_statements("moves")
+MAX_FULL_COUNT_BYTES = 256 * 1024 * 1024  # size of `tasks` up to which all rows are counted: about a million plain ones
 
 
 class StateCount(NamedTuple):
-    """How many tasks of a namespace are in a state, and since when the oldest that is due waits for a worker."""
+    """The number of tasks of a namespace in a state, and the time since which the oldest due one waits."""
 
     namespace: str
     state: str
@@ -38,7 +41,7 @@ class StateCount(NamedTuple):
 
 
 class JobCount(NamedTuple):
-    """How many jobs of a namespace are in a state."""
+    """The number of jobs of a namespace in a state."""
 
     namespace: str
     status: str
@@ -46,7 +49,7 @@ class JobCount(NamedTuple):
 
 
 class PausedNamespace(NamedTuple):
-    """A namespace that lets no task start."""
+    """A paused namespace: none of its tasks is claimed."""
 
     name: str
     paused_at: datetime
@@ -55,7 +58,7 @@ class PausedNamespace(NamedTuple):
 
 
 class LimitUse(NamedTuple):
-    """A limit, and how much of it is used: `taken` are pending or running, `starts` fall into its period."""
+    """A limit and its use: `taken` tasks are pending or running, `starts` fall into the current period."""
 
     key: str
     max_running: int | None
@@ -68,7 +71,7 @@ class LimitUse(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    """The whole queue at one moment. Without `complete`, only what has not ended was counted."""
+    """A snapshot of the installation. Without `complete`, only unfinished tasks and jobs are counted."""
 
     now: datetime
     schema: str
@@ -84,11 +87,11 @@ class Overview:
 
 
 async def read_overview(connection: Connection, *, whole: bool = False, now: datetime | None = None) -> Overview:
-    """Read how the queue is; `whole` counts what has ended even where that takes long."""
+    """Read the overview in one transaction; `whole` counts ended tasks and jobs even in a large table."""
     async with transaction(connection):
         moment = await read_clock(connection, now=now)
         (size,) = await run(connection, STATUS["read_tasks_size"], {})
-        complete = whole or size["bytes"] <= SMALL
+        complete = whole or size["bytes"] <= MAX_FULL_COUNT_BYTES
         applied = await applied_migrations(connection)
         return Overview(
             now=moment,
@@ -111,12 +114,12 @@ async def count_all_tasks(connection: Connection, *, now: datetime | None = None
 
 
 async def count_unfinished_tasks(connection: Connection, *, now: datetime | None = None) -> list[StateCount]:
-    """Count what has not ended, by namespace and state, without a look at what has."""
+    """Count unfinished tasks by namespace and state from partial indexes; of waiting ones, those that are held."""
     counts: dict[tuple[str, str], StateCount] = {}
     for row in await run(connection, STATUS["count_unfinished_tasks"], {"now": now}):
         count = StateCount(**row)
         before = counts.get(count[:2])
-        # a namespace that is waited in for two reasons comes twice
+        # tasks held by a pause and tasks held by a limit are counted by two indexes: a namespace may appear twice
         counts[count[:2]] = count if before is None else count._replace(tasks=count.tasks + before.tasks)
     return list(counts.values())
 
@@ -127,68 +130,58 @@ async def count_all_jobs(connection: Connection) -> list[JobCount]:
 
 
 async def count_unfinished_jobs(connection: Connection) -> list[JobCount]:
-    """Count the jobs that have not ended, by namespace and state, without a look at those that have."""
+    """Count unfinished jobs by namespace and state, by a partial index only."""
     return [JobCount(**row) for row in await run(connection, STATUS["count_unfinished_jobs"], {})]
 
 
 async def list_paused_namespaces(connection: Connection) -> list[PausedNamespace]:
-    """List the namespaces that are paused."""
+    """List paused namespaces."""
     return [PausedNamespace(**row) for row in await run(connection, STATUS["list_paused_namespaces"], {})]
 
 
 async def list_limits(connection: Connection, *, now: datetime | None = None) -> list[LimitUse]:
-    """List all limits with their use; those that most tasks wait for come first."""
+    """List all limits with their use; those with the most waiting tasks come first."""
     return [LimitUse(**row) for row in await run(connection, STATUS["list_limits"], {"now": now})]
 
 
 async def read_task_details(connection: Connection, task_id: UUID) -> dict[str, Any] | None:
-    """Read everything that is stored of a task; None when there is none."""
+    """Read the whole row of a task with its webhook; None when the task does not exist."""
     rows = await run(connection, STATUS["read_task_details"], {"id": task_id})
     return rows[0] if rows else None
 
 
-def jobs_by_namespace(seen: Overview) -> dict[str, dict[str, int]]:
-    """Count the jobs of each namespace by state."""
+def jobs_by_namespace(overview: Overview) -> dict[str, dict[str, int]]:
+    """Group the job counts by namespace and state."""
     counted: dict[str, dict[str, int]] = {}
-    for count in seen.jobs:
+    for count in overview.jobs:
         counted.setdefault(count.namespace, {})[count.status] = count.jobs
     return counted
 
 
-def overview_document(seen: Overview) -> dict[str, Any]:
-    """Give the whole queue as a document, complete."""
+def overview_document(overview: Overview) -> dict[str, Any]:
+    """Return the overview as a JSON document."""
     counted: dict[str, dict[str, Any]] = {}
-    for count in seen.counts:
+    for count in overview.counts:
         entry = counted.setdefault(count.namespace, {"oldest_due_at": None, "tasks": {}})
         entry["tasks"][count.state] = count.tasks
         entry["oldest_due_at"] = count.oldest_due_at or entry["oldest_due_at"]
     return {
-        "now": seen.now,
-        "schema": seen.schema,
-        "leader": None if seen.leader is None else seen.leader._asdict(),
+        "now": overview.now,
+        "schema": overview.schema,
+        "leader": None if overview.leader is None else overview.leader._asdict(),
         "namespaces": counted,
-        "ended_are_counted": seen.complete,
-        "paused": [paused._asdict() for paused in seen.paused],
-        "limits": [limit._asdict() for limit in seen.limits],
-        "schedules": [schedule._asdict() for schedule in seen.schedules],
-        "jobs": jobs_by_namespace(seen),
-        "orchestration": seen.orchestration,
-        "processes": [{**process._asdict(), "role": process.role} for process in seen.processes],
+        "ended_are_counted": overview.complete,
+        "paused": [paused._asdict() for paused in overview.paused],
+        "limits": [limit._asdict() for limit in overview.limits],
+        "schedules": [schedule._asdict() for schedule in overview.schedules],
+        "jobs": jobs_by_namespace(overview),
+        "orchestration": overview.orchestration,
+        "processes": [{**process._asdict(), "role": process.role} for process in overview.processes],
     }
 
 
-# SECTION store/moves
-# Moves of workers and jobs as figures: how many, and how long the state before each of them lasted.
-#
-# Invariant: what is counted are the records, whoever made the move. A stretch of time is counted once its end has
-# passed
-# by as long as a transaction may take, so that none of its records is still to come.
-
-MOVES = load_statements("moves")
-
-
 class CountedMove(NamedTuple):
-    """Moves between two states that took about as long: `bucket` is how many of the bounds they reached."""
+    """A histogram bucket of one transition: `bucket` bounds were reached by the time spent in `from_state`."""
 
     from_state: str
     to_state: str
@@ -198,7 +191,7 @@ class CountedMove(NamedTuple):
 
 
 async def read_complete_until(connection: Connection, lag: timedelta) -> datetime:
-    """Give the moment up to which all records are there."""
+    """Return the time up to which every record is visible: `lag` before the server's time."""
     (row,) = await run(connection, MOVES["read_complete_until"], {"lag": lag})
     moment: datetime = row["moment"]
     return moment
@@ -207,6 +200,6 @@ async def read_complete_until(connection: Connection, lag: timedelta) -> datetim
 async def count_moves(
     connection: Connection, machine: str, *, since: datetime, until: datetime, bounds: Sequence[float]
 ) -> list[CountedMove]:
-    """Count the moves of workers, or of jobs, that were recorded in a stretch of time."""
+    """Count the recorded moves of workers or jobs between two times."""
     parameters = {"since": since, "until": until, "bounds": list(bounds)}
     return [CountedMove(**row) for row in await run(connection, MOVES[f"count_{machine}_moves"], parameters)]

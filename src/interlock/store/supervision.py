@@ -1,7 +1,7 @@
-"""Rows of supervised workers, as a supervisor keeps them: a lease on each, and what is known of its one process.
+"""A supervisor's side of `workers`: it leases rows, and records the one process that it runs for each.
 
-Invariant: whatever a supervisor writes of a row, it holds the row's lease, and what it knows of the process is of the
-row's present generation; else nothing is written, and it is told so.
+Invariant: a supervisor writes to a row only while it holds the row's lease and names the row's present generation.
+Otherwise nothing is written, and the result says so.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUPERVISION_LEASE = timedelta(seconds=10)
 
 
 class HeldWorker(NamedTuple):
-    """A row that this supervisor keeps."""
+    """A row that this supervisor has leased."""
 
     id: str
     status: str
@@ -42,12 +42,12 @@ class HeldWorker(NamedTuple):
     heartbeat_at: datetime | None
     crashes: int
     restart_at: datetime | None
-    moment: datetime  # the server's clock when this was read
-    holds: int  # tasks that its process still runs, if it is paused
+    moment: datetime  # the server's time of the read
+    holds: int  # tasks that the process of a paused worker still runs
 
 
 class SilentWorker(NamedTuple):
-    """A row that was ended because its process was not heard of."""
+    """A row that was terminated because its process sent no heartbeat."""
 
     id: str
     instance: str | None
@@ -57,31 +57,31 @@ class SilentWorker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Supervision:
-    """One supervisor's hand in the rows."""
+    """The statements of one supervisor."""
 
     supervisor: str
     host: str
     lease: timedelta = SUPERVISION_LEASE
 
     async def lease_workers(self, connection: Connection, *, limit: int, now: datetime | None = None) -> list[str]:
-        """Take up to so many rows that nobody keeps and that need somebody; give their ids."""
+        """Lease up to `limit` rows that need a process and whose lease is free or expired; return their ids."""
         given = self._given(now) | {"lease": self.lease, "host": self.host, "limit": limit}
         return [row["id"] for row in await run(connection, SUPERVISION["lease_workers"], given)]
 
     async def renew_leases(self, connection: Connection, *, now: datetime | None = None) -> None:
-        """Prolong the leases of all rows that are still this supervisor's."""
+        """Renew the leases of all rows that this supervisor still holds."""
         await run(connection, SUPERVISION["renew_held_workers"], self._given(now) | {"lease": self.lease})
 
     async def read_held_workers(self, connection: Connection, *, now: datetime | None = None) -> list[HeldWorker]:
-        """Read the rows that this supervisor keeps, with the server's clock."""
+        """Read the rows that this supervisor holds, with the server's time."""
         rows = await run(connection, SUPERVISION["read_held_workers"], self._given(now))
-        # anybody may have written the spec: one that is no object asks for nothing
+        # any client can write the spec: one that is not an object means an empty spec
         return [HeldWorker(**row | {"spec": row["spec"] if isinstance(row["spec"], dict) else {}}) for row in rows]
 
     async def announce_process(
         self, connection: Connection, worker: HeldWorker, instance: str, *, now: datetime | None = None
     ) -> int | None:
-        """Announce a new process; give its generation, or None when it must not be started after all."""
+        """Record that a process is about to start; return its generation, or None when it must not be started."""
         given = self._of(worker, now) | {"instance": instance, "host": self.host}
         rows = await run(connection, SUPERVISION["announce_process"], given)
         return rows[0]["generation"] if rows else None
@@ -89,17 +89,17 @@ class Supervision:
     async def record_process(
         self, connection: Connection, worker_id: str, generation: int, pid: int, birth: str | None
     ) -> None:
-        """Write which process it is."""
+        """Record the pid and start time of a process."""
         given = {"id": worker_id, "generation": generation, "pid": pid, "birth": birth, "supervisor": self.supervisor}
         await run(connection, SUPERVISION["record_process"], given)
 
     async def record_memory(self, connection: Connection, used: Mapping[str, int]) -> None:
-        """Write how much memory processes use."""
+        """Record the memory that processes use, in bytes by worker id."""
         given = {"ids": list(used), "bytes": list(used.values()), "supervisor": self.supervisor}
         await run(connection, SUPERVISION["record_memory"], given)
 
     async def reset_crashes(self, connection: Connection, worker: HeldWorker) -> None:
-        """Write that a process has run long enough for what was before not to count."""
+        """Set the crash count to 0 after a process has run long enough."""
         await run(connection, SUPERVISION["reset_crashes"], self._of(worker, None))
 
     async def record_process_end(
@@ -112,7 +112,7 @@ class Supervision:
         delay: float | None = None,
         now: datetime | None = None,
     ) -> None:
-        """Write that the process is gone, and let others have the tasks that it held. Must run in a transaction."""
+        """Record the end of a process and recover the tasks that it held. Must run in a transaction."""
         given = self._of(worker, now) | {"note": note, "crashes": crashes, "delay": delay}
         if await run(connection, SUPERVISION["record_process_end"], given) and worker.instance is not None:
             await recover_tasks_of(connection, [worker.instance], actor=self.supervisor, now=now)
@@ -121,20 +121,20 @@ class Supervision:
     async def lock_held_worker(
         self, connection: Connection, worker: HeldWorker, *, now: datetime | None = None
     ) -> AsyncIterator[bool]:
-        """Open a transaction in which the row is locked; tell whether it is still as it was read."""
+        """Open a transaction that locks the row; yield whether lease, status and generation are still as read."""
         async with transaction(connection):
             yield bool(await run(connection, SUPERVISION["lock_held_worker"], self._of(worker, now)))
 
     async def pause(self, connection: Connection, worker: HeldWorker, reason: str, *, now: datetime | None) -> bool:
-        """Have a worker take nothing new."""
+        """Pause a worker: it claims nothing new."""
         return await self._move(connection, "pause_running_worker", worker.id, reason, now)
 
     async def fail(self, connection: Connection, worker: HeldWorker, reason: str, *, now: datetime | None) -> bool:
-        """Give a worker up."""
+        """Fail a worker; it is not restarted."""
         return await self._move(connection, "fail_running_worker", worker.id, reason, now)
 
     async def terminate(self, connection: Connection, worker: HeldWorker, reason: str, *, now: datetime | None) -> bool:
-        """End a worker, and let others have the tasks that its process holds. Must run in a transaction."""
+        """Terminate a worker and recover the tasks that its process holds. Must run in a transaction."""
         if worker.instance is not None:
             await recover_tasks_of(connection, [worker.instance], actor=self.supervisor, now=now)
         return await self._move(connection, "terminate_worker", worker.id, reason, now)
@@ -142,7 +142,10 @@ class Supervision:
     async def terminate_silent_workers(
         self, connection: Connection, *, patience: timedelta, watched_since: datetime, now: datetime | None = None
     ) -> list[SilentWorker]:
-        """End the rows of processes that were not heard of for too long while somebody listened; free their tasks."""
+        """Terminate rows without a heartbeat for `patience`, counted from `watched_since`; recover their tasks.
+
+        Silence before `watched_since` does not count: the database or all supervisors may have been down.
+        """
         async with transaction(connection):
             given = {"patience": patience, "watched_since": watched_since, "now": now}
             silent = [SilentWorker(**row) for row in await run(connection, SUPERVISION["read_silent_workers"], given)]
@@ -150,7 +153,7 @@ class Supervision:
                 seconds = worker.silent_for.total_seconds()
                 reason = f"no heartbeat for {seconds:.0f} s"
                 if worker.bound_to is not None:
-                    reason += f", and {worker.bound_to}, which it belonged to, is gone"
+                    reason += f", and its supervisor {worker.bound_to} is gone"
                 await self._move(connection, "terminate_worker", worker.id, reason, now)
             holders = [name for worker in silent for name in (worker.id, worker.instance) if name is not None]
             holders += [row["holder"] for row in await run(connection, SUPERVISION["read_ended_holders"], given)]
@@ -160,23 +163,23 @@ class Supervision:
     async def add_bound_worker(
         self, connection: Connection, spec: Mapping[str, Any], *, now: datetime | None = None
     ) -> str:
-        """Make a row that this supervisor alone keeps, and start it; give its id."""
+        """Insert and start a worker that ends with this supervisor; return its id."""
         metadata = as_json({"spec": dict(spec), "bound_to": self.supervisor})
         given = {"id": None, "workspace_id": "default", "metadata": metadata, "actor": self.supervisor, "now": now}
         async with transaction(connection):
             (row,) = await run(connection, WORKERS["insert_worker"], given)
             await self._move(connection, "start_idle_worker", row["id"], "a worker of this supervisor", now)
-        made: str = row["id"]
-        return made
+        worker_id: str = row["id"]
+        return worker_id
 
     async def release_worker(self, connection: Connection, worker: HeldWorker) -> None:
-        """Keep a row no longer that needs nobody."""
+        """Release the lease of a row that needs no process."""
         await run(connection, SUPERVISION["release_held_worker"], self._of(worker, None))
 
     async def release_workers(
         self, connection: Connection, bound: Iterable[str] = (), *, now: datetime | None = None
     ) -> None:
-        """Leave all rows to others; those that are bound to this supervisor end with it."""
+        """Release all leases; the rows of `bound` end with this supervisor."""
         async with transaction(connection):
             for worker_id in bound:
                 await deregister_worker(connection, worker_id, reason="its supervisor has stopped", now=now)
@@ -201,7 +204,7 @@ class Supervision:
 async def recover_tasks_of(
     connection: Connection, holders: Sequence[str], *, actor: str, now: datetime | None = None
 ) -> None:
-    """Take back what processes hold that are gone, or are taken for it; a late word of theirs is fenced off."""
+    """Expire the leases of workers that are gone and recover their tasks; a late settle is refused by the fence."""
     if holders and await run(
         connection, SUPERVISION["expire_leases_of_workers"], {"holders": list(holders), "now": now}
     ):

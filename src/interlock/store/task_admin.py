@@ -1,6 +1,8 @@
-"""What is done to tasks from outside, by people, limits and workflows: release, hold, cancel, skip and requeue.
+"""Moves of task rows that no attempt makes: release, hold, cancel, requeue and the recovery of expired leases.
 
-Invariant: each act gives the tasks that it moved; the others were not in a state for it, and are as they were.
+Invariant: each function returns the tasks that it moved; tasks in any other state are left unchanged. An operation by
+filter is a series of statements by id, so it never locks more than a page, and tasks that changed since they were
+found are left alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
 
+PAGE_SIZE = 500  # tasks that one statement of an operation by filter finds
+
 
 async def release_waiting_tasks(
     connection: Connection,
@@ -30,9 +34,9 @@ async def release_waiting_tasks(
     held_by: str | None = None,
     now: datetime | None = None,
 ) -> list[UUID]:
-    """Let waiting tasks become claimable, and say so to the workers; give those that were waiting.
+    """Make waiting tasks pending and notify workers; return those that were waiting.
 
-    With `held_by`, only those that still wait for just that.
+    With `held_by`, only tasks that are still held by exactly that are released.
     """
     common = {"actor": actor, "reason": reason, "held_by": held_by, "now": now}
     parameters = {"ids": list(ids), "run_ats": [], "inputs": [], **common}
@@ -42,10 +46,10 @@ async def release_waiting_tasks(
 async def requeue_ended_tasks(
     connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None = None, now: datetime | None = None
 ) -> list[UUID]:
-    """Give tasks that ended in error or were canceled a new set of tries; give those that had ended so.
+    """Give tasks in `error` or `canceled` a new set of tries; return those that were in these states.
 
-    Steps are left alone: they belong to their job, which is retried instead. Tasks with a limit wait for it anew: an
-    operator's act must not run past it either.
+    Steps are left alone: their job is retried instead. Tasks with a limit are held for it again, so that a requeue does
+    not exceed the limit.
     """
     parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
     async with transaction(connection):
@@ -86,9 +90,10 @@ async def cancel_unfinished_tasks(
     running: bool = False,
     now: datetime | None = None,
 ) -> list[UUID]:
-    """Cancel tasks that have not ended, running ones only if told so; give those that were canceled.
+    """Cancel unfinished tasks, running ones only with `running`; return those that were canceled.
 
-    A task with a callback is told of in the same transaction, and whoever waits for it is woken.
+    Webhooks are inserted in the same transaction, and result watchers are notified. `attempts` fences the cancellation
+    of running tasks by the worker that holds them.
     """
     parameters = {
         "ids": list(ids),
@@ -103,26 +108,19 @@ async def cancel_unfinished_tasks(
             await run(connection, TASKS["lock_jobs_of_steps"], {"ids": list(ids)})
         rows = await run(connection, TASKS["cancel_unfinished_tasks"], parameters)
         if rows:
-            await _tell_of_canceled(connection, rows)
-        if running and attempts is None:  # else it is the worker itself that says so, or there is none
-            ran = [row["worker_id"] for row in rows if row["worker_id"] is not None]
-            await run(connection, TASKS["notify_worker"], {"workers": ran})
+            await insert_callbacks(connection, [row["id"] for row in rows])
+            awaited = [row["id"] for row in rows if row["awaited"]]
+            await notify_ended(connection, awaited=awaited, limited=any(row["limit_key"] for row in rows))
+        if running and attempts is None:  # with attempts, the caller is the worker itself, or the worker is gone
+            workers = [row["worker_id"] for row in rows if row["worker_id"] is not None]
+            await run(connection, TASKS["notify_worker"], {"workers": workers})
     return [row["id"] for row in rows]
-
-
-async def _tell_of_canceled(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    await insert_callbacks(connection, [row["id"] for row in rows])
-    await notify_ended(
-        connection,
-        awaited=[row["id"] for row in rows if row["awaited"]],
-        limited=any(row["limit_key"] for row in rows),
-    )
 
 
 async def request_cancel_of_running_tasks(
     connection: Connection, ids: Sequence[UUID], *, reason: str | None = None, now: datetime | None = None
 ) -> list[UUID]:
-    """Ask the workers that run these tasks to cancel them; give those that were running."""
+    """Ask the workers that run these tasks to cancel them; return those that were running."""
     parameters = {"ids": list(ids), "reason": reason, "now": now}
     rows = await run(connection, TASKS["request_cancel_of_running_tasks"], parameters)
     if rows:
@@ -130,33 +128,9 @@ async def request_cancel_of_running_tasks(
     return [row["id"] for row in rows]
 
 
-async def skip_waiting_tasks(
-    connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str, now: datetime | None = None
-) -> list[UUID]:
-    """Skip waiting tasks whose branch was not taken; give those that were waiting."""
-    parameters = {
-        "ids": list(ids),
-        "reasons": [reason] * len(ids),
-        "poisoned": [False] * len(ids),
-        "errors": [None] * len(ids),
-        "actor": actor,
-        "now": now,
-    }
-    return [row["id"] for row in await run(connection, TASKS["skip_waiting_tasks"], parameters)]
-
-
-# SECTION store/selection
-# Tasks by filter: finding them page by page, and acting on what was found.
-#
-# Invariant: an act by filter is a series of small statements by id, so that it never locks more than a batch, and what
-# changed since it was found is left alone.
-
-PAGE_SIZE = 500
-
-
 @dataclass(frozen=True, slots=True)
 class TaskFilter:
-    """Which tasks are meant; None means any."""
+    """Conditions on tasks; None means any."""
 
     states: tuple[str, ...] | None = None
     namespace: str | None = None
@@ -167,7 +141,7 @@ class TaskFilter:
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """What a list of tasks tells of each."""
+    """The columns of a task that lists show."""
 
     id: UUID
     namespace: str
@@ -187,13 +161,13 @@ class TaskSummary:
 async def find_tasks(
     connection: Connection, wanted: TaskFilter, *, limit: int = PAGE_SIZE, before: UUID | None = None
 ) -> list[TaskSummary]:
-    """Find tasks, newest first; `before` is the last id of the page before."""
+    """Find one page of tasks, newest first; `before` is the cursor: the last id of the previous page."""
     parameters = _parameters(wanted) | {"limit": limit, "before": before}
     return [TaskSummary(**row) for row in await run(connection, TASKS["find_tasks"], parameters)]
 
 
 async def count_steps(connection: Connection, wanted: TaskFilter) -> int:
-    """Count the tasks of a filter that belong to a job."""
+    """Count the steps among the tasks of a filter."""
     (row,) = await run(connection, TASKS["count_steps"], _parameters(wanted))
     steps: int = row["steps"]
     return steps
@@ -206,7 +180,7 @@ def _parameters(wanted: TaskFilter) -> dict[str, Any]:
 async def iterate_task_pages(
     connection: Connection, wanted: TaskFilter, limit: int | None
 ) -> AsyncIterator[list[TaskSummary]]:
-    """Find all tasks of a filter, a page at a time, up to a limit."""
+    """Yield the tasks of a filter page by page, up to `limit` tasks."""
     left = limit
     before: UUID | None = None
     while left is None or left > 0:
@@ -223,9 +197,12 @@ async def iterate_task_pages(
 async def requeue_unless_duplicate(
     connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None, now: datetime | None
 ) -> list[UUID]:
-    """Requeue tasks; one whose unique key another task has taken stays where it is, and holds up no other."""
+    """Requeue tasks, except those whose unique key another task has by now.
+
+    When a batch hits a unique violation, it is repeated task by task, so that one duplicate does not block the others.
+    """
     try:
-        async with transaction(connection):  # a refusal leaves the caller's transaction, if there is one, as it was
+        async with transaction(connection):  # a savepoint, when the caller is in a transaction
             return await requeue_ended_tasks(connection, ids, actor=actor, reason=reason, now=now)
     except StatementError as error:
         if error.sqlstate != UNIQUE_VIOLATION:
@@ -238,16 +215,8 @@ async def requeue_unless_duplicate(
     return requeued
 
 
-# SECTION store/recovery
-# Taking back what dead workers held.
-#
-# Invariant: a task whose lease ran out gets another try, or ends if it has none left; one that somebody wants
-# canceled is
-# canceled. Whoever waits for it hears of it.
-
-
 class RecoveredTask(NamedTuple):
-    """A task whose lease had run out: `expire` put it back; `exhaust` ended it, or a `cancel` that was asked for."""
+    """A task whose lease expired: `expire` made it pending, `exhaust` ended it in error, `cancel` canceled it."""
 
     id: UUID
     event: str
@@ -258,30 +227,30 @@ class RecoveredTask(NamedTuple):
 async def recover_expired_tasks(
     connection: Connection, *, actor: str, limit: int = 500, now: datetime | None = None
 ) -> list[RecoveredTask]:
-    """Take back tasks whose lease ran out, and tell what became of each: us, and whoever waits for it.
+    """Recover tasks whose lease expired: another try, or the end when no try is left; notify result watchers.
 
-    What somebody wants canceled is canceled: there may be no worker any more that could be asked.
+    Tasks whose cancellation was requested are canceled here, because their worker may be gone.
     """
     parameters = {"limit": limit, "actor": actor, "now": now}
     async with transaction(connection):
-        unwanted = await _cancel_unwanted_tasks(connection, parameters)
+        canceled = await _cancel_expired_tasks(connection, parameters)
         recovered = [RecoveredTask(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
         if recovered:
             ended = [task.id for task in recovered if task.event == "exhaust"]
             await insert_callbacks(connection, ended)
             await notify_ended(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
             await notify_tasks(connection, {task.namespace for task in recovered if task.event == "expire"})
-    return unwanted + recovered
+    return canceled + recovered
 
 
-async def _cancel_unwanted_tasks(connection: Connection, parameters: Mapping[str, Any]) -> list[RecoveredTask]:
+async def _cancel_expired_tasks(connection: Connection, parameters: Mapping[str, Any]) -> list[RecoveredTask]:
     rows = await run(connection, TASKS["lock_expired_tasks_to_cancel"], parameters)
     for reason in {row["reason"] for row in rows}:
-        alike = [row for row in rows if row["reason"] == reason]
+        group = [row for row in rows if row["reason"] == reason]
         await cancel_unfinished_tasks(
             connection,
-            [row["id"] for row in alike],
-            attempts=[row["attempt"] for row in alike],
+            [row["id"] for row in group],
+            attempts=[row["attempt"] for row in group],
             running=True,
             actor=parameters["actor"],
             reason=reason,

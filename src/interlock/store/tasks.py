@@ -1,7 +1,9 @@
-"""The moves of task rows that attempts make: each function runs the statement of the same name in `sql/tasks.sql`.
+"""Task rows: claim, renew, settle and read; each function runs the statement of its name in `tasks.sql`.
 
-Invariant: whoever settles, renews or saves names the attempt that it holds; an attempt that is no longer the one
-that runs is answered with LostAttempt, and has written nothing.
+Invariant: a settle, a renewal and a checkpoint name the attempt that they belong to. An attempt that no longer holds
+the task is returned as LostAttempt and has written nothing.
+
+Result watchers (`waiters`) are hints: without them the end of a task is found by polling, a little later.
 """
 
 from __future__ import annotations
@@ -24,80 +26,21 @@ if TYPE_CHECKING:
     from interlock.lifecycle import TaskRowEvent
     from interlock.postgres.connection import Connection
 
-
-# SECTION store/outcomes
-# Outcomes as the parameters of the statement that writes them.
-#
-# Invariant: what is sent can be read by the server. PostgreSQL holds no larger JSON than MAX_JSON_BYTES, and closes the
-# connection on a message of a gigabyte.
-
-MIB = 1024 * 1024
-MAX_JSON_BYTES = 256 * MIB - 1  # bytes that PostgreSQL holds of one JSON document
-DEFAULT_MAX_RESULT_BYTES = 64 * MIB
-LARGEST_TOGETHER = 64 * MIB  # characters of several outcomes; as many more are as well written one by one
-LARGEST_ALONE = 640 * MIB  # twice the largest document, for what is escaped in it, and something around it
-
-
-def encode_outcomes(outcomes: Sequence[Outcome], largest: int) -> dict[str, str]:
-    """Write outcomes as parameters; StatementError tells of a result of more than `largest` bytes.
-
-    A success is three values, which go in arrays; whatever has more to say goes in one JSON document. The driver is
-    three times slower at arrays of nine columns, and so is the server at documents.
-    """
-    ids: list[UUID] = []
-    attempts: list[int] = []
-    outputs: list[str | None] = []
-    others: list[dict[str, Any]] = []
-    for outcome in outcomes:
-        id_, attempt, event, output, _, _, cost, _, progress = outcome
-        if event == "succeed" and cost is None and progress is None:
-            ids.append(id_)
-            attempts.append(attempt)
-            outputs.append(None if output is None else _json(output))
-        else:
-            others.append(_said(outcome))
-    written = {"ids": _array(ids), "attempts": _array(attempts), "outputs": _array(outputs), "others": _json(others)}
-    size = len(written["outputs"]) + len(written["others"])
-    # four bytes for a character at most: what is less than a quarter need not be looked at
-    if size > min(largest // 4, LARGEST_TOGETHER):
-        _check(outcomes, size, largest)
-    return written
-
-
-def _check(outcomes: Sequence[Outcome], size: int, largest: int) -> None:
-    for outcome in outcomes:
-        result = len(orjson.dumps(outcome.output, default=str))
-        if result > largest:
-            raise StatementError(
-                f"the result has {result:,} bytes of JSON, and at most {largest:,} are stored (`largest_result` of the "
-                "settings); keep it elsewhere, and return where it is"
-            )
-    most = LARGEST_ALONE if len(outcomes) == 1 else LARGEST_TOGETHER
-    if size > most:
-        raise StatementError(f"{size:,} characters are to be stored at once, and at most {most:,} can be")
-
-
-def _json(value: Any) -> str:
-    return orjson.dumps(value, default=str).decode()
-
-
-def _array(values: list[Any]) -> str:
-    """Write an array as PostgreSQL reads it: JSON's, in which only the brackets differ, as no value is one itself."""
-    return "{" + orjson.dumps(values).decode()[1:-1] + "}"
-
-
-def _said(outcome: Outcome) -> dict[str, Any]:
-    return {name: value for name, value in zip(outcome._fields, outcome, strict=True) if value is not None}
-
-
 TASKS = load_statements("tasks")
+WAITERS = load_statements("waiters")
 DEFAULT_LEASE = timedelta(seconds=30)
+MIB = 1024 * 1024
+MAX_JSON_BYTES = 256 * MIB - 1  # of one JSON document in PostgreSQL
+DEFAULT_MAX_RESULT_BYTES = 64 * MIB
+# PostgreSQL closes the connection on a message of one gigabyte, so the size of a settle is bounded, in characters:
+MAX_BATCH_CHARACTERS = 64 * MIB  # of several outcomes; more are settled one by one
+MAX_SINGLE_CHARACTERS = 640 * MIB  # of one outcome: twice the largest document, for its escapes, and some more
 
 
 class ClaimedTask(NamedTuple):
-    """What a worker gets with a claim: the task, and the attempt that fences everything it does to it.
+    """A claimed task; `attempt` is the fence of everything that the worker writes to it.
 
-    What few tasks have comes in one document, `extras`, and is null for the others.
+    Columns that few tasks use come in one JSON document, `extras`, which is null for the others.
     """
 
     id: UUID
@@ -111,28 +54,28 @@ class ClaimedTask(NamedTuple):
 
     @property
     def input(self) -> dict[str, Any]:
-        """The arguments by name; unreadable ones if anything that they depend on is."""
+        """The arguments by name; Unreadable when the stored arguments or a result that they use cannot be decoded."""
         if type(self.extras) is Unreadable:
             return self.extras
         return {} if self.stored_input is None else self.stored_input
 
     def own(self, name: str) -> Any:
-        """Give one of the columns that few tasks use."""
+        """Return a column of `extras`."""
         return None if self.extras is None else self.extras.get(name)
 
     @property
     def job_id(self) -> UUID | None:
-        """The job that the task is a step of."""
+        """The job of a step."""
         return _uuid(self.own("job_id"))
 
     @property
     def step(self) -> str | None:
-        """The name of the step that the task is."""
+        """The name of a step."""
         return None if self.extras is None else self.extras["step"]
 
     @property
     def correlation_id(self) -> UUID | None:
-        """What ties the task to others."""
+        """The correlation id, shared by the tasks of one request."""
         return _uuid(self.own("correlation_id"))
 
 
@@ -141,7 +84,7 @@ def _uuid(text: str | None) -> UUID | None:
 
 
 class Outcome(NamedTuple):
-    """How an attempt ended: one of succeed, fail, retry and return, and what goes with it."""
+    """The outcome of an attempt: succeed, fail, retry or return, with its values."""
 
     id: UUID
     attempt: int
@@ -150,12 +93,12 @@ class Outcome(NamedTuple):
     error: dict[str, Any] | None = None
     reason: str | None = None
     cost: float | None = None
-    delay: float | None = None  # seconds until the next try, by the server's clock
+    delay: float | None = None  # backoff in seconds, added to the server's time
     progress: Any = None
 
 
 class HeldAttempt(NamedTuple):
-    """An attempt whose lease is to be prolonged, and the progress it made since the last time."""
+    """An attempt whose lease to renew, and its progress since the last renewal."""
 
     id: UUID
     attempt: int
@@ -163,7 +106,7 @@ class HeldAttempt(NamedTuple):
 
 
 class RenewedLease(NamedTuple):
-    """An attempt whose lease was prolonged; someone may have asked for its cancellation."""
+    """An attempt whose lease was renewed, and the request to cancel it, if any."""
 
     id: UUID
     cancel_requested_at: datetime | None
@@ -172,7 +115,7 @@ class RenewedLease(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LostAttempt:
-    """An attempt that does not hold the task any more: recovered, canceled or claimed anew in the meantime."""
+    """An attempt that no longer holds the task: it was recovered, canceled or claimed again."""
 
     id: UUID
     attempt: int
@@ -180,7 +123,7 @@ class LostAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TaskRecord:
-    """One line of a task's history."""
+    """One recorded move of a task."""
 
     from_state: str | None
     to_state: str
@@ -204,7 +147,7 @@ async def claim_pending_tasks(
 ) -> list[ClaimedTask]:
     """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces.
 
-    `callback_url` is where steps are told of that name nothing themselves.
+    `callback_url` is the webhook of steps that name none themselves.
     """
     parameters = {
         "namespaces": written(tuple(namespaces)),
@@ -222,7 +165,7 @@ async def claim_pending_tasks(
 async def until_next_run(
     connection: Connection, *, types: Sequence[str], namespaces: Sequence[str], now: datetime | None = None
 ) -> timedelta | None:
-    """Tell how long it is until the next pending task that is not due yet becomes so."""
+    """Return the time until the next scheduled task is due; None when there is none."""
     parameters = {"namespaces": list(namespaces), "types": list(types), "now": now}
     (row,) = await run(connection, TASKS["until_next_run"], parameters)
     remaining: timedelta | None = row["remaining"]
@@ -236,7 +179,7 @@ async def renew_running_tasks(
     lease: timedelta = DEFAULT_LEASE,
     now: datetime | None = None,
 ) -> tuple[list[RenewedLease], list[LostAttempt]]:
-    """Prolong the leases of these attempts and write their progress; give those kept and those lost."""
+    """Renew leases and store progress; return the renewed and the lost attempts."""
     parameters = {
         "ids": [attempt.id for attempt in held],
         "attempts": [attempt.attempt for attempt in held],
@@ -252,7 +195,7 @@ async def renew_running_tasks(
 async def save_checkpoint(
     connection: Connection, task_id: UUID, attempt: int, checkpoint: Any, *, now: datetime | None = None
 ) -> bool:
-    """Store what a later attempt can go on from; False when this attempt is lost."""
+    """Store a checkpoint for later attempts; False when this attempt has lost the task."""
     parameters = {"id": task_id, "attempt": attempt, "checkpoint": as_json(checkpoint), "now": now}
     return bool(await run(connection, TASKS["save_checkpoint"], parameters))
 
@@ -265,7 +208,7 @@ async def settle_running_tasks(
     largest: int = DEFAULT_MAX_RESULT_BYTES,
     now: datetime | None = None,
 ) -> tuple[list[UUID], list[LostAttempt]]:
-    """Write how these attempts ended, in one statement; give the tasks somebody waits for, and the attempts lost.
+    """Settle attempts in one statement; return the tasks that result watchers wait for, and the lost attempts.
 
     A lost attempt has written nothing. A result of more than `largest` bytes is refused before anything is sent.
     """
@@ -277,19 +220,69 @@ async def settle_running_tasks(
     return awaited, [LostAttempt(o.id, o.attempt) for o in outcomes if o.id not in written]
 
 
+def encode_outcomes(outcomes: Sequence[Outcome], largest: int) -> dict[str, str]:
+    """Encode outcomes as statement parameters; StatementError when a result has more than `largest` bytes of JSON.
+
+    A plain success is three values, sent as arrays; every other outcome goes into one JSON document. Arrays of nine
+    columns would be three times slower in the driver, documents for all three times slower in the server.
+    """
+    ids: list[UUID] = []
+    attempts: list[int] = []
+    outputs: list[str | None] = []
+    others: list[dict[str, Any]] = []
+    for outcome in outcomes:
+        id_, attempt, event, output, _, _, cost, _, progress = outcome
+        if event == "succeed" and cost is None and progress is None:
+            ids.append(id_)
+            attempts.append(attempt)
+            outputs.append(None if output is None else _json(output))
+        else:
+            others.append(
+                {name: value for name, value in zip(outcome._fields, outcome, strict=True) if value is not None}
+            )
+    written = {"ids": _array(ids), "attempts": _array(attempts), "outputs": _array(outputs), "others": _json(others)}
+    size = len(written["outputs"]) + len(written["others"])
+    # a character has at most four bytes: below a quarter of the limit no result can exceed it
+    if size > min(largest // 4, MAX_BATCH_CHARACTERS):
+        _check_size(outcomes, size, largest)
+    return written
+
+
+def _check_size(outcomes: Sequence[Outcome], size: int, largest: int) -> None:
+    for outcome in outcomes:
+        result = len(orjson.dumps(outcome.output, default=str))
+        if result > largest:
+            raise StatementError(
+                f"the result has {result:,} bytes of JSON, and at most {largest:,} are stored (setting "
+                "`largest_result`); store it elsewhere and return a reference to it"
+            )
+    limit = MAX_SINGLE_CHARACTERS if len(outcomes) == 1 else MAX_BATCH_CHARACTERS
+    if size > limit:
+        raise StatementError(f"a settle has {size:,} characters, and at most {limit:,} can be sent at once")
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value, default=str).decode()
+
+
+def _array(values: list[Any]) -> str:
+    """Encode a PostgreSQL array: for scalars it differs from a JSON array in the brackets only."""
+    return "{" + orjson.dumps(values).decode()[1:-1] + "}"
+
+
 async def insert_callbacks(connection: Connection, ids: Sequence[UUID]) -> None:
-    """Note the completion notices of settled tasks, in the same transaction as the settle."""
+    """Insert the webhooks of ended tasks, in the transaction that ends them."""
     with translated(connection):
         await connection.execute(TASKS["insert_callbacks"].sql, {"ids": list(ids)})
 
 
 async def notify_tasks(connection: Connection, namespaces: Iterable[str]) -> None:
-    """Tell idle workers that there are tasks to claim in these namespaces."""
+    """Notify idle workers of pending tasks in these namespaces."""
     await run(connection, TASKS["notify_tasks"], {"namespaces": list(namespaces)})
 
 
 async def notify_ended(connection: Connection, *, awaited: Sequence[UUID], limited: bool) -> None:
-    """Wake who waits for these tasks, and who admits the next ones under a limit."""
+    """Notify result watchers of ended tasks, and the leader when a limit has room again."""
     if awaited:
         await run(connection, TASKS["notify_done"], {"ids": [str(id_) for id_ in awaited]})
     if limited:
@@ -302,30 +295,22 @@ async def read_tasks(connection: Connection, ids: Sequence[UUID]) -> list[dict[s
 
 
 async def read_task_history(connection: Connection, task_id: UUID) -> list[TaskRecord]:
-    """Read every move that a task made, oldest first."""
+    """Read the recorded moves of a task, oldest first."""
     return [TaskRecord(**row) for row in await run(connection, TASKS["read_task_history"], {"id": task_id})]
 
 
-# SECTION store/waiters
-# Who waits for the end of which task or job: each function runs the statement of the same name in `sql/waiters.sql`.
-#
-# Invariant: a row here is a hint. Without it the end is found by looking, a little later.
-
-WAITERS = load_statements("waiters")
-
-
 async def insert_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:
-    """Note that somebody waits for these tasks and jobs, or still does."""
-    # sorted, so that two who wait for the same tasks lock their rows in one order
+    """Register or renew a result watcher of these tasks and jobs."""
+    # sorted, so that two watchers of the same tasks lock their rows in one order
     await run_prepared(connection, WAITERS["insert_waiters"], {"ids": sorted(ids), "waiter": waiter}, tuple)
 
 
 async def delete_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:
-    """Forget that somebody waited for these tasks and jobs, and those that have not said so for long."""
+    """Delete a result watcher of these tasks and jobs, and watchers that were not renewed for long."""
     with translated(connection):
         await connection.execute(WAITERS["delete_waiters"].sql, {"ids": sorted(ids), "waiter": waiter})
 
 
 async def find_ended(connection: Connection, ids: Iterable[UUID]) -> list[UUID]:
-    """Tell which of these tasks and jobs have ended, or are gone."""
+    """Return those of these tasks and jobs that have ended or no longer exist."""
     return [id_ for (id_,) in await run_prepared(connection, WAITERS["find_ended"], {"ids": list(ids)}, tuple)]

@@ -1,7 +1,11 @@
-"""The rows of supervised workers: making them, moving them, and telling what became of them.
+"""Rows of `workers`: registration and heartbeats of processes, and the lifecycle of supervised workers.
 
-Invariant: a row is moved under its lock and by the statement of its event alone; what the table does not allow is
-refused with the sentence of the table, before anything is written.
+Invariant: a row is live while it was started, has not ended and `seen_until` lies in the future. Losing a row costs no
+task: the process registers again. A supervised row outlives its processes; a process of an earlier generation has been
+replaced and cannot write to the row.
+
+Invariant: a supervised worker is moved under its row lock, by the statement of its event. A move that
+`lifecycle.SUPERVISED_WORKER` does not allow raises IllegalTransition before anything is written.
 """
 
 from __future__ import annotations
@@ -21,28 +25,30 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
 
-
-# SECTION store/presence
-# Which processes are here: rows of `workers` that say until when they were last heard of.
-#
-# Invariant: a row is live while it was started, has not ended and `seen_until` lies ahead. Losing it costs nobody a
-# task:
-# a process whose row is gone says anew that it is here. A supervised row outlives its processes: one of an earlier
-# generation than the row's has been replaced, and can write nothing of it.
-
 WORKERS = load_statements("workers")
 SUPERVISION = load_statements("supervision")
 HEARTBEAT_LEASE = timedelta(seconds=15)
-HEARTBEATS_PER_LEASE = 3  # heartbeats in the time for which one of them lasts
-RUNNING = "RUNNING"
-ENDED = ("COMPLETED", "FAILED", "TERMINATED")
-UNSTARTED = ("IDLE", "PAUSED")
-REPLACED = "TERMINATED"  # what a supervised process is told whose row has another process by now, or is gone
+HEARTBEATS_PER_LEASE = 3
+GUARD_SQLSTATE = "IL001"  # with which the database guards refuse the same move
+
+Event = SupervisedWorkerEvent
+State = SupervisedWorkerState
+RUNNING = State.RUNNING
+
+STATEMENTS: Mapping[Event, str] = {
+    Event.START_TASK: "start_idle_worker",
+    Event.PAUSE: "pause_running_worker",
+    Event.RESUME: "resume_paused_worker",
+    Event.COMPLETE_TASKS: "complete_running_worker",
+    Event.ERROR_UNRECOVERABLE: "fail_running_worker",
+    Event.TERMINATE: "terminate_worker",
+}
+TARGETS: Mapping[Event, State] = {event: target for _, event, target in SUPERVISED_WORKER.rows}
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredProcess:
-    """A process that says that it is here. An orchestrator serves no namespaces and no types."""
+    """A process that registers itself. An orchestrator serves no namespaces and no types."""
 
     id: str
     role: str = "worker"
@@ -50,12 +56,12 @@ class RegisteredProcess:
     types: tuple[str, ...] = ()
     # by event system: received, dispatched, completed, failed, mismatched, fallback_hits
     statistics: Mapping[str, Any] = field(default_factory=dict)
-    # of a process that a supervisor started for this row; None when the row is the process's own
+    # set for a process that a supervisor started; None when the process registers a row of its own
     generation: int | None = None
 
 
 class LiveProcess(NamedTuple):
-    """A process that was heard of lately."""
+    """A process whose heartbeat has not expired."""
 
     id: str
     status: str
@@ -68,12 +74,12 @@ class LiveProcess(NamedTuple):
 
     @property
     def role(self) -> str:
-        """What it does: it is a worker or an orchestrator."""
+        """`worker` or `orchestrator`."""
         return str(self.metadata.get("role", "worker"))
 
     @property
     def statistics(self) -> dict[str, Any]:
-        """What went through its event systems, as it last said."""
+        """The event-system counters of its last heartbeat."""
         found: dict[str, Any] = self.metadata.get("statistics") or {}
         return found
 
@@ -85,7 +91,7 @@ async def register_worker(
     lease: timedelta = HEARTBEAT_LEASE,
     now: datetime | None = None,
 ) -> bool:
-    """Say that a process is here, and wake the jobs that wait for it; False when a row of its id was there."""
+    """Insert and start the row of a process, and notify jobs that wait for a worker; False when the row exists."""
     async with transaction(connection):
         made = await run(connection, WORKERS["insert_present_worker"], _parameters(process, lease, now))
         if made:
@@ -103,12 +109,15 @@ async def record_heartbeat(
     lease: timedelta = HEARTBEAT_LEASE,
     now: datetime | None = None,
 ) -> str | None:
-    """Say that a process is still here; give the status of its row, None when there is none."""
+    """Extend the heartbeat of a process; return the status of its row, None when there is no row.
+
+    A supervised process whose row has another generation, or is gone, gets TERMINATED: it has been replaced.
+    """
     rows = await run(connection, WORKERS["record_heartbeat"], _parameters(process, lease, now))
     if rows or process.generation is None:
         return rows[0]["status"] if rows else await read_worker_status(connection, process.id)
     status = await read_worker_status(connection, process.id)
-    return status if status in ENDED else REPLACED
+    return status if status in SUPERVISED_WORKER.final else State.TERMINATED
 
 
 async def ensure_registered(
@@ -118,45 +127,46 @@ async def ensure_registered(
     lease: timedelta = HEARTBEAT_LEASE,
     now: datetime | None = None,
 ) -> str:
-    """Say that a process is here, whether its row is there or was lost; give the status that the row has now."""
+    """Extend the heartbeat of a process, registering it again when its row was lost; return the status."""
     status = await record_heartbeat(connection, process, lease=lease, now=now)
     if status is None:
         await register_worker(connection, process, lease=lease, now=now)
         status = await read_worker_status(connection, process.id)
-    return status or "IDLE"
+    return status or State.IDLE
 
 
 async def deregister_worker(
     connection: Connection, worker_id: str, *, reason: str | None = None, now: datetime | None = None
 ) -> None:
-    """End the row of a process that stops; one that has ended, or is gone, is left as it is."""
+    """End the row of a process that stops; an ended or missing row is left alone."""
     ended = {"id": worker_id, "reason": reason or "the process has stopped", "actor": worker_id, "now": now}
     async with transaction(connection):
         if await run(connection, WORKERS["complete_running_worker"], ended):
             return
-        if await read_worker_status(connection, worker_id) in UNSTARTED:  # from there the table knows no completion
+        status = await read_worker_status(connection, worker_id)
+        if status is not None and not SUPERVISED_WORKER.is_terminal(State(status)):  # IDLE, PAUSED: cannot complete
             await run(connection, WORKERS["terminate_worker"], ended)
 
 
 async def notify_jobs_of_worker(connection: Connection) -> None:
-    """Wake the jobs that may wait for a worker that takes tasks from now on."""
+    """Notify jobs that wait for a worker that one takes tasks from now on."""
     await run(connection, WORKERS["notify_of_worker"], {})
 
 
 async def detach_process(connection: Connection, process: RegisteredProcess, *, now: datetime | None = None) -> None:
-    """Say that a supervised process is gone; what becomes of its row is for its supervisor to say."""
-    parted = {"id": process.id, "generation": process.generation, "now": now}
-    await run(connection, SUPERVISION["detach_process"], parted)
+    """End the heartbeat of a supervised process; its supervisor decides about the row."""
+    parameters = {"id": process.id, "generation": process.generation, "now": now}
+    await run(connection, SUPERVISION["detach_process"], parameters)
 
 
 async def read_worker_status(connection: Connection, worker_id: str) -> str | None:
-    """Read the status of a worker's row; None when there is none."""
+    """Read the status of a worker; None when it does not exist."""
     rows = await run(connection, WORKERS["read_worker_status"], {"id": worker_id})
     return rows[0]["status"] if rows else None
 
 
 async def list_live_workers(connection: Connection, *, now: datetime | None = None) -> list[LiveProcess]:
-    """List the processes that were heard of lately, oldest first."""
+    """List live processes, oldest first."""
     return [LiveProcess(**row) for row in await run(connection, WORKERS["list_live_workers"], {"now": now})]
 
 
@@ -173,24 +183,9 @@ def _parameters(process: RegisteredProcess, lease: timedelta, now: datetime | No
     }
 
 
-Event = SupervisedWorkerEvent
-State = SupervisedWorkerState
-
-_STATEMENTS: Mapping[Event, str] = {
-    Event.START_TASK: "start_idle_worker",
-    Event.PAUSE: "pause_running_worker",
-    Event.RESUME: "resume_paused_worker",
-    Event.COMPLETE_TASKS: "complete_running_worker",
-    Event.ERROR_UNRECOVERABLE: "fail_running_worker",
-    Event.TERMINATE: "terminate_worker",
-}
-_TARGETS: Mapping[Event, State] = {event: target for _, event, target in SUPERVISED_WORKER.rows}
-REFUSED = "IL001"  # the SQLSTATE with which the guards refuse such a move
-
-
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What the process of a worker is to be. What is None is left to the settings of its supervisor."""
+    """How a supervised worker's process runs; None leaves a value to the settings of its supervisor."""
 
     app: str | None = None
     namespaces: tuple[str, ...] | None = None
@@ -200,13 +195,13 @@ class WorkerSpec:
     grace: float | None = None
 
     def document(self) -> dict[str, Any]:
-        """Give it as it is stored: under `spec` in the row's metadata."""
+        """Return it as stored under `spec` in the row's metadata."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerMove:
-    """A move that a worker made."""
+    """A move of a worker."""
 
     worker_id: str
     event: str
@@ -224,7 +219,7 @@ async def create_worker(
     actor: str,
     now: datetime | None = None,
 ) -> str:
-    """Make the row of a worker, IDLE until it is started; give its id."""
+    """Insert a supervised worker, IDLE until it is started; return its id."""
     metadata = {"role": "worker", "spec": (spec or WorkerSpec()).document(), "labels": dict(labels or {})}
     parameters = {
         "id": worker_id,
@@ -234,9 +229,9 @@ async def create_worker(
         "now": now,
     }
     async with transaction(connection):
-        (made,) = await run(connection, WORKERS["insert_worker"], parameters)
-        await run(connection, WORKERS["notify_control"], {"payload": made["id"]})
-    return str(made["id"])
+        (row,) = await run(connection, WORKERS["insert_worker"], parameters)
+        await run(connection, WORKERS["notify_control"], {"payload": row["id"]})
+    return str(row["id"])
 
 
 async def move_worker(
@@ -248,7 +243,7 @@ async def move_worker(
     reason: str | None = None,
     now: datetime | None = None,
 ) -> WorkerMove:
-    """Move a worker, and tell its process and its supervisor; IllegalTransition when its table does not allow it."""
+    """Move a worker and notify its process and its supervisor; IllegalTransition when the move is not allowed."""
     async with transaction(connection):
         rows = await run(connection, WORKERS["lock_worker"], {"id": worker_id})
         if not rows:
@@ -257,16 +252,16 @@ async def move_worker(
         if not SUPERVISED_WORKER.can(source, event):
             raise illegal_move(worker_id, source, event)
         parameters = {"id": worker_id, "reason": reason, "actor": actor, "now": now}
-        await run(connection, WORKERS[_STATEMENTS[event]], parameters)
+        await run(connection, WORKERS[STATEMENTS[event]], parameters)
         await run(connection, WORKERS["notify_control"], {"payload": worker_id})
-    return WorkerMove(worker_id, event, source, _TARGETS[event])
+    return WorkerMove(worker_id, event, source, TARGETS[event])
 
 
 def illegal_move(worker_id: str, source: State, event: Event) -> IllegalTransition:
-    """Say why a worker cannot make a move, in the words of its table."""
-    target = _TARGETS[event]
+    """Build the error of a move that the lifecycle of workers does not allow."""
+    target = TARGETS[event]
     sentence = SUPERVISED_WORKER.validate_transition(source, target)
-    if sentence is None:  # another event leads there: a worker that was never started is not resumed
+    if sentence is None:  # another event leads to the target: an IDLE worker is started, not resumed
         instead = ", ".join(SUPERVISED_WORKER.events_between(source, target))
         sentence = f"Invalid state transition: {source} → {target} by {event}. It takes {instead}"
     return IllegalTransition(
@@ -276,7 +271,7 @@ def illegal_move(worker_id: str, source: State, event: Event) -> IllegalTransiti
         from_state=source,
         to_state=target,
         allowed=SUPERVISED_WORKER.allowed_targets(source),
-        sqlstate=REFUSED,
+        sqlstate=GUARD_SQLSTATE,
     )
 
 
@@ -297,7 +292,7 @@ async def find_workers(
     before: tuple[datetime, str] | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """Find workers, newest first; `before` is the time and the id of the last one of the page before."""
+    """Find one page of workers, newest first; `before` is the cursor: created_at and id of the previous page's last."""
     created_at, id_ = before or (None, None)
     parameters = {
         "status": status,
@@ -313,7 +308,7 @@ async def find_workers(
 async def read_worker_moves(
     connection: Connection, worker_id: str, *, after: int = 0, limit: int = 100
 ) -> list[dict[str, Any]]:
-    """Read moves that a worker made, oldest first; `after` is the last id of the page before."""
+    """Read one page of a worker's moves, oldest first; `after` is the cursor: the last id of the previous page."""
     return await run(connection, WORKERS["read_worker_moves"], {"id": worker_id, "after": after, "limit": limit})
 
 

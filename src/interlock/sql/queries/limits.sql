@@ -19,11 +19,6 @@ delete from interlock.limits
 where key = any (%(keys)s::text[])
 returning key
 
--- name: read_limits
-select key, max_running, max_starts, period
-from interlock.limits
-order by key
-
 -- name: read_limit_usage
 -- Every key that tasks wait for, and how much of its limit is taken. The keys are found by skipping from one to the
 -- next in the index, so that a million tasks of one key cost one step.
