@@ -54,7 +54,7 @@ class ClaimedTask(NamedTuple):
 
     @property
     def input(self) -> dict[str, Any]:
-        """The arguments by name; UnreadableJson when the stored arguments or a result that they use cannot be decoded."""
+        """The arguments by name; UnreadableJson when the stored arguments or a result that they use is not readable."""
         if type(self.extras) is UnreadableJson:
             return self.extras
         return {} if self.stored_input is None else self.stored_input
