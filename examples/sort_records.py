@@ -3,10 +3,11 @@
 import tempfile
 from pathlib import Path
 
-from interlock.sort.data.generate import Distribution, Recipe, generate
+from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import open_source
 from interlock.sort.data.validate import validate
 from interlock.sort.engines.local import run_local
+from interlock.sort.settings import Distribution
 
 
 def main() -> None:

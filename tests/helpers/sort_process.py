@@ -1,7 +1,7 @@
-"""A master or worker of a sort as a process of its own, which can be told to kill itself when it reaches a state.
+"""Main program of a master or worker process of a sort that can kill itself when it reaches a state.
 
-Its orders are one JSON argument. `die_at` lists states; at each of them the process dies once, by SIGKILL, as soon as
-the state is saved. A state with a plus sign means: after a first piece of that phase's work is done.
+Its instructions are one JSON argument. `die_at` lists states; at each of them the process sends itself SIGKILL once, as
+soon as the state is saved. A state with a plus sign means: after the first part of that phase's work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from interlock.sort.engines.local import run_local
 from interlock.sort.master.master import run_master
 from interlock.sort.settings import Settings
 from interlock.sort.workdir import Journal
-from interlock.sort.worker.phases import Workshop
+from interlock.sort.worker.phases import PhaseRunner
 from interlock.sort.worker.worker import run_worker
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 
 def mortal(die_at: list[str], marks: Path) -> None:
-    """Make this process die at each of these states, once."""
-    saved, counted = Journal.moved, Workshop.count
+    """Make this process kill itself at each of these states, once."""
+    saved, counted = Journal.moved, PhaseRunner.count
     now = {"state": ""}
 
     def die(state: str) -> None:
@@ -42,46 +42,46 @@ def mortal(die_at: list[str], marks: Path) -> None:
         now["state"] = str(move.to_state)
         die(now["state"])
 
-    def count(self: Workshop, size: int, *, reused: bool = False) -> None:
+    def count(self: PhaseRunner, size: int, *, reused: bool = False) -> None:
         counted(self, size, reused=reused)
         die(f"{now['state']}+")
 
     Journal.moved = moved  # type: ignore[method-assign]
-    Workshop.count = count  # type: ignore[method-assign]
+    PhaseRunner.count = count  # type: ignore[method-assign]
 
 
 def main() -> int:
-    orders = json.loads(sys.argv[1])
-    settings = Settings(**orders["settings"])
-    mortal(orders["die_at"], Path(orders["marks"]))
+    instructions = json.loads(sys.argv[1])
+    settings = Settings(**instructions["settings"])
+    mortal(instructions["die_at"], Path(instructions["marks"]))
     try:
-        if orders["role"] == "master":
-            listening = Path(orders["listening"])
+        if instructions["role"] == "master":
+            address_file = Path(instructions["address_file"])
 
             def tell(address: str) -> None:
-                part = listening.with_name("listening.part")
+                part = address_file.with_name("address.part")
                 part.write_text(address)
-                part.rename(listening)
+                part.rename(address_file)
 
             report = run_master(
-                orders["workers"],
+                instructions["workers"],
                 settings=settings,
-                temp=Path(orders["temp"]),
-                port=orders.get("port", 0),
-                listening=tell,
+                work_dir=Path(instructions["temp"]),
+                port=instructions.get("port", 0),
+                on_listening=tell,
             )
             document = report.json()
-        elif orders["role"] == "local":
-            source, output = Source.of(orders["source"]), Path(orders["output"])
-            document = run_local(source, output, workers=orders["workers"], settings=settings).json()
+        elif instructions["role"] == "local":
+            source, output = Source.from_json(instructions["source"]), Path(instructions["output"])
+            document = run_local(source, output, workers=instructions["workers"], settings=settings).json()
         else:
             document = run_worker(
-                orders["master"],
-                Source.of(orders["source"]),
-                Path(orders["output"]),
+                instructions["master"],
+                Source.from_json(instructions["source"]),
+                Path(instructions["output"]),
                 settings=settings,
-                temp=Path(orders["temp"]),
-                index=orders["index"],
+                work_dir=Path(instructions["temp"]),
+                index=instructions["index"],
             ).json()
     except InterlockError as error:
         sys.stderr.write(f"{error}\n")

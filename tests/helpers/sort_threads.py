@@ -1,4 +1,4 @@
-"""A whole sort inside the test's own process: master and workers in threads, with real calls between them."""
+"""A whole sort in the process of the test: master and workers in threads, with real RPCs between them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,20 @@ def sort_in_threads(
     source: Source,
     place: Path,
     workers: int = 2,
-    told: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     **settings: Any,
 ) -> Report:
     """Sort, each worker into an output directory of its own: place/out-0, place/out-1 and so on."""
-    chosen = Settings(**{"block_records": 500, "window_records": 300, "lost": 20.0, "registering": 20.0, **settings})
+    chosen = Settings(
+        **{"block_records": 500, "window_records": 300, "lost_after_s": 20.0, "register_timeout_s": 20.0, **settings}
+    )
     address: Future[str] = Future()
     stop = threading.Event()
     with ThreadPoolExecutor(workers + 1) as pool:
-        master = pool.submit(run_master, workers, settings=chosen, listening=address.set_result, told=told, stop=stop)
-        crew = [
+        master = pool.submit(
+            run_master, workers, settings=chosen, on_listening=address.set_result, on_progress=on_progress, stop=stop
+        )
+        cluster = [
             pool.submit(
                 run_worker,
                 address.result(20),
@@ -42,7 +46,7 @@ def sort_in_threads(
             )
             for index in range(workers)
         ]
-        for worker in crew:
+        for worker in cluster:
             if worker.exception() is not None and not master.done():
                 stop.set()
         return master.result()

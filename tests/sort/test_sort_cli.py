@@ -1,4 +1,4 @@
-"""The commands of the sort as a person types them: on one machine, on many, and what they print where."""
+"""The commands of the sort: on one machine, on many, and their output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interlock.sort.data.validate import validate
-from sort_support import begun, first_line, make_input, names, sort
+from sort_cli import first_line, make_input, names, sort, started
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ def test_a_whole_round_of_generate_run_and_validate(tmp_path: Path) -> None:
     assert found["largest"] < 1.05
 
 
-def test_the_report_is_json_for_machines_and_tells_phases_and_history(tmp_path: Path) -> None:
+def test_the_json_report_has_phases_and_history(tmp_path: Path) -> None:
     make_input(tmp_path / "in")
     (tmp_path / "temp").mkdir()
     (tmp_path / "temp" / "mine").touch()
@@ -56,16 +56,16 @@ def test_the_report_is_json_for_machines_and_tells_phases_and_history(tmp_path: 
     assert validate([tmp_path / "out"], [tmp_path / "in"]).is_valid
 
 
-def test_many_machines_are_led_by_a_master_that_prints_addresses_alone(tmp_path: Path) -> None:
+def test_a_master_of_many_machines_prints_only_addresses(tmp_path: Path) -> None:
     places = [tmp_path / name for name in ("a", "b", "c")]
     for seed, place in enumerate(places):
         make_input(place / "in", 5_000 * (seed + 1), seed=seed)
     with ExitStack() as stack:
-        master = stack.enter_context(begun("master", 3, "--quiet"))
+        master = stack.enter_context(started("master", 3, "--quiet"))
         address = first_line(master)
         workers = [
             stack.enter_context(
-                begun("worker", address, "-I", place / "in", "-O", place / "out", "--temp", place / "t")
+                started("worker", address, "-I", place / "in", "-O", place / "out", "--temp", place / "t")
             )
             for place in places
         ]
@@ -111,7 +111,7 @@ def test_other_lengths_and_no_records_at_all_are_sorted(tmp_path: Path) -> None:
     assert validate([tmp_path / "empty"]).records == 0
 
 
-def test_validation_ends_with_one_and_names_what_is_wrong(tmp_path: Path) -> None:
+def test_a_failed_validation_exits_with_one_and_names_the_problem(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "partition.0").write_bytes(b"b" * 100 + b"a" * 100)
     found = sort("validate", tmp_path / "out")
@@ -126,7 +126,7 @@ MISTAKES = [
     (["generate", "x", "--size", "1MB", "--key-length", "101"], "a key of 101 bytes in a record of 100"),
     (["run", ".", "-O", "y", "--memory", "lots"], "--memory 'lots' is not a size"),
     (["run", ".", "-O", "y", "--memory", "1MB"], "1,000,000 bytes of memory are too few"),
-    (["run", ".", "-O", "y", "--lost", "0"], "a time limit must be positive; lost is 0"),
+    (["run", ".", "-O", "y", "--lost", "0"], "lost_after_s must be greater than 0, got 0"),
     (["run", ".", "-O", "/dev/null/y"], "the output directory /dev/null/y cannot be made: Not a directory"),
     (["run", ".", "-O", "y", "--engine", "ray"], "--engine ray needs ray: pip install 'interlock[sort,ray]'"),
     (["validate", "x"], "output x is not a directory"),
@@ -152,15 +152,15 @@ def test_mistakes_are_one_line_and_exit_with_two(tmp_path: Path) -> None:
         [sys.executable, "-c", code, given], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert "Traceback" not in done.stderr
-    answers = done.stderr.split("exit 2\n")
-    assert len(answers) == len(MISTAKES) + 1, done.stderr
-    for (_, wrong), answer in zip(MISTAKES, answers, strict=False):
+    response = done.stderr.split("exit 2\n")
+    assert len(response) == len(MISTAKES) + 1, done.stderr
+    for (_, wrong), answer in zip(MISTAKES, response, strict=False):
         assert wrong in answer
         assert len(answer.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_the_extra_the_command_says_what_to_install() -> None:
+def test_without_the_extra_the_error_names_the_package_to_install() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None\n"
         "from interlock.__main__ import main\n"

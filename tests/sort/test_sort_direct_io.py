@@ -1,4 +1,4 @@
-"""What goes past the page cache is in the file whichever way it went; a full disk is known of at once."""
+"""Direct I/O writes and reads the same bytes as ordinary I/O; a full disk is an error at once."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.errors import SortError
-from interlock.sort.io.buffers import Spout
+from interlock.sort.io.buffers import IoThread
 from interlock.sort.io.direct_io import (
-    AT_ONCE,
-    PAGE,
-    ROOM,
+    IO_BUFFER_BYTES,
+    MAX_IO_BYTES,
+    PAGE_BYTES,
     DirectReader,
     DirectWriter,
-    placed,
+    align_rows,
+    io_buffer,
     read_cached,
     read_uncached,
-    room,
 )
-from interlock.sort.io.memory import large_pages
+from interlock.sort.io.memory import allocate_huge_pages
 
 pytestmark = pytest.mark.unit
 
@@ -35,7 +35,7 @@ PLACES = [Path(tempfile.gettempdir()), Path("/dev/shm")]  # noqa: S108 - a file 
 @pytest.mark.parametrize("place", [place for place in PLACES if place.is_dir()])
 @given(st.lists(st.integers(0, 300), max_size=6), st.integers(1, 200), st.randoms(use_true_random=False))
 @settings(max_examples=25, deadline=None)
-def test_pieces_of_any_size_in_any_order_make_the_file(
+def test_ranges_can_be_written_in_any_size_and_order(
     place: Path, counts: list[int], length: int, random: object
 ) -> None:
     whole = np.random.default_rng(len(counts)).integers(0, 256, sum(counts) * length, dtype=np.uint8)
@@ -45,8 +45,8 @@ def test_pieces_of_any_size_in_any_order_make_the_file(
         path = Path(directory, "file")
         file = DirectWriter(path, len(whole))
         for offset, count in pieces:
-            with room() as lent:
-                data = lent[offset % PAGE :][: count * length]
+            with io_buffer() as buffer:
+                data = buffer[offset % PAGE_BYTES :][: count * length]
                 data[:] = whole[offset : offset + count * length]
                 file.write(data.data, offset)
         file.sync()
@@ -55,11 +55,18 @@ def test_pieces_of_any_size_in_any_order_make_the_file(
         assert path.read_bytes() == whole.tobytes()
 
 
-def test_a_piece_is_read_from_any_place_whatever_its_size(tmp_path: Path) -> None:
-    whole = np.random.default_rng(2).integers(0, 256, AT_ONCE + 3 * PAGE + 17, dtype=np.uint8)
+def test_ranges_can_be_read_at_any_offset_and_size(tmp_path: Path) -> None:
+    whole = np.random.default_rng(2).integers(0, 256, MAX_IO_BYTES + 3 * PAGE_BYTES + 17, dtype=np.uint8)
     (tmp_path / "file").write_bytes(whole.tobytes())
     file = DirectReader(tmp_path / "file")
-    for offset, size in [(0, 1), (PAGE - 1, 2), (5, len(whole) - 5), (len(whole) - 1, 1), (7, 0), (PAGE, PAGE)]:
+    for offset, size in [
+        (0, 1),
+        (PAGE_BYTES - 1, 2),
+        (5, len(whole) - 5),
+        (len(whole) - 1, 1),
+        (7, 0),
+        (PAGE_BYTES, PAGE_BYTES),
+    ]:
         into = np.zeros(size, dtype=np.uint8)
         file.read(into.data, offset)
         assert (into == whole[offset : offset + size]).all()
@@ -68,43 +75,43 @@ def test_a_piece_is_read_from_any_place_whatever_its_size(tmp_path: Path) -> Non
     file.close()
 
 
-@pytest.mark.parametrize("way", ["past the page cache", "without such a way", "that is refused"])
-def test_rows_are_read_to_their_place_and_seen_in_a_room_whatever_the_file_system_can_do(
+@pytest.mark.parametrize("way", ["direct", "unsupported", "refused"])
+def test_rows_are_read_in_place_and_viewed_with_and_without_direct_io(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = np.random.default_rng(2).integers(0, 256, AT_ONCE + 3 * PAGE + 17, dtype=np.uint8)
+    whole = np.random.default_rng(2).integers(0, 256, MAX_IO_BYTES + 3 * PAGE_BYTES + 17, dtype=np.uint8)
     (tmp_path / "file").write_bytes(whole.tobytes())
-    if way == "without such a way":
+    if way == "unsupported":
         monkeypatch.setattr("interlock.sort.io.direct_io._open_direct", lambda *_: -1)
     file = DirectReader(tmp_path / "file")
-    if way == "that is refused":
-        monkeypatch.setattr("interlock.sort.io.direct_io.PAGE", 1)
-    array = large_pages(whole.nbytes + PAGE)
-    for offset, count in [(0, 41_000), (100, 41_000), (4_000, 2), (PAGE, 50), (8_100, 30_000)]:
-        rows = placed(array, count, 100, offset)
+    if way == "refused":
+        monkeypatch.setattr("interlock.sort.io.direct_io.PAGE_BYTES", 1)
+    array = allocate_huge_pages(whole.nbytes + PAGE_BYTES)
+    for offset, count in [(0, 41_000), (100, 41_000), (4_000, 2), (PAGE_BYTES, 50), (8_100, 30_000)]:
+        rows = align_rows(array, count, 100, offset)
         file.read(rows.reshape(-1).data, offset)
         assert rows.tobytes() == whole[offset : offset + count * 100].tobytes()
-    with room() as lent:
-        for offset in (0, 1, PAGE - 1, PAGE):
-            assert bytes(file.view(lent, offset, AT_ONCE)) == whole[offset : offset + AT_ONCE].tobytes()
+    with io_buffer() as buffer:
+        for offset in (0, 1, PAGE_BYTES - 1, PAGE_BYTES):
+            assert bytes(file.view(buffer, offset, MAX_IO_BYTES)) == whole[offset : offset + MAX_IO_BYTES].tobytes()
     file.close()
 
 
-@pytest.mark.parametrize(("length", "offset"), [(1 << 20, PAGE - 1), ((1 << 20) - 1, 1), (PAGE, 7), (1, 0)])
-def test_rows_of_any_length_are_poured_in_order_to_any_place(length: int, offset: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("length", "offset"), [(1 << 20, PAGE_BYTES - 1), ((1 << 20) - 1, 1), (PAGE_BYTES, 7), (1, 0)])
+def test_rows_of_any_length_are_written_in_order_at_any_offset(length: int, offset: int, tmp_path: Path) -> None:
     rows = np.random.default_rng(3).integers(0, 256, (5, length), dtype=np.uint8)
     index = np.array([3, 0, 4, 1, 2])
     file = DirectWriter(tmp_path / "file", offset + rows.nbytes)
-    checksum = Spout().pour(rows, index, file, offset)
+    checksum = IoThread().write_sorted(rows, index, file, offset)
     file.close()
     assert (tmp_path / "file").read_bytes()[offset:] == rows[index].tobytes()
     assert checksum == xxhash.xxh3_64_hexdigest(rows[index].tobytes())
 
 
-def test_a_file_system_that_wants_other_pages_gets_the_ordinary_way(
+def test_a_file_system_with_another_alignment_uses_the_page_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interlock.sort.io.direct_io.PAGE", 1)
+    monkeypatch.setattr("interlock.sort.io.direct_io.PAGE_BYTES", 1)
     data = np.random.default_rng(3).integers(0, 256, 10_001, dtype=np.uint8)
     file = DirectWriter(tmp_path / "file", len(data))
     file.write(data.data[:5], 0)
@@ -118,7 +125,7 @@ def test_a_file_system_that_wants_other_pages_gets_the_ordinary_way(
     assert (into == data[3:]).all()
 
 
-def test_what_is_in_memory_already_is_told_from_what_is_not(tmp_path: Path) -> None:
+def test_cached_pages_are_read_and_others_are_not(tmp_path: Path) -> None:
     whole = np.random.default_rng(2).integers(0, 256, 3 << 20, dtype=np.uint8)
     path = tmp_path / "file"
     path.write_bytes(whole.tobytes())
@@ -134,15 +141,15 @@ def test_what_is_in_memory_already_is_told_from_what_is_not(tmp_path: Path) -> N
         assert read_cached(file.fileno(), into.data, len(whole)) == 0
 
 
-def test_a_room_is_lent_to_one_at_a_time_and_then_again() -> None:
-    with room() as first, room() as second:
-        assert first.nbytes == second.nbytes == ROOM
+def test_an_io_buffer_has_one_user_and_is_reused() -> None:
+    with io_buffer() as first, io_buffer() as second:
+        assert first.nbytes == second.nbytes == IO_BUFFER_BYTES
         assert not np.shares_memory(first, second)
-        assert first.ctypes.data % PAGE == second.ctypes.data % PAGE == 0
-    with pytest.raises(ZeroDivisionError), room() as third:
+        assert first.ctypes.data % PAGE_BYTES == second.ctypes.data % PAGE_BYTES == 0
+    with pytest.raises(ZeroDivisionError), io_buffer() as third:
         _ = 1 // 0
-    with room() as fourth:
-        assert fourth is third, "who fails gives it back too"
+    with io_buffer() as fourth:
+        assert fourth is third, "an error returns it too"
 
 
 def test_too_little_space_is_an_error_before_anything_is_written(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a sort is shown: lines where there is no terminal, bars where there is one, tables in the end."""
+"""Display of a sort: lines without a terminal, bars in one, tables at the end."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rich.console import Console
 from interlock.sort.display import (
     LineView,
     LiveView,
-    Pace,
-    overall,
+    Throughput,
+    format_duration,
+    format_size,
+    open_view,
+    overall_percent,
     report_tables,
-    size_of,
     summary_line,
-    time_of,
-    view_on,
 )
-from interlock.sort.settings import Moved, Partition, Progress, Report, WorkerProgress, WorkerReport
+from interlock.sort.settings import Partition, Progress, Report, TransitionRecord, WorkerProgress, WorkerReport
 
 pytestmark = pytest.mark.unit
 
@@ -40,9 +40,9 @@ def written(used: Console) -> str:
     return used.file.getvalue()
 
 
-def test_what_is_no_terminal_gets_one_line_for_each_phase() -> None:
+def test_without_a_terminal_there_is_one_line_for_each_phase() -> None:
     used = console(terminal=False)
-    view = view_on(used)
+    view = open_view(used)
     assert isinstance(view, LineView)
     with view:
         view.show(seen("Sorting", (15.0, 15.0)))
@@ -54,9 +54,9 @@ def test_what_is_no_terminal_gets_one_line_for_each_phase() -> None:
     assert "Merging" in lines[1]
 
 
-def test_a_terminal_gets_a_bar_for_each_worker_and_one_for_all() -> None:
+def test_a_terminal_shows_a_bar_for_each_worker_and_one_for_all() -> None:
     used = console(terminal=True)
-    view = view_on(used)
+    view = open_view(used)
     assert isinstance(view, LiveView)
     with view:
         view.show(seen("Shuffling", (55.0, 65.0), 100_000_000, 2.0))
@@ -67,19 +67,19 @@ def test_a_terminal_gets_a_bar_for_each_worker_and_one_for_all() -> None:
     assert "60 %" in text
 
 
-def test_the_pace_is_that_of_the_phase_and_the_rest_that_of_the_whole() -> None:
-    pace = Pace()
-    assert pace.of(seen("Sorting", (20.0,), 0, 1.0)) == "ETA 4 s"
-    assert pace.of(seen("Sorting", (50.0,), 300_000_000, 3.0)) == "150.00 MB/s  ETA 3 s"
-    assert pace.of(seen("Merging", (80.0,), 10, 4.0)) == "ETA 1 s"
-    assert pace.of(seen("Completed", (100.0,), 10, 4.0)) == ""
-    assert overall(()) == 0.0
+def test_throughput_is_of_the_phase_and_eta_of_the_whole_sort() -> None:
+    throughput = Throughput()
+    assert throughput.describe(seen("Sorting", (20.0,), 0, 1.0)) == "ETA 4 s"
+    assert throughput.describe(seen("Sorting", (50.0,), 300_000_000, 3.0)) == "150.00 MB/s  ETA 3 s"
+    assert throughput.describe(seen("Merging", (80.0,), 10, 4.0)) == "ETA 1 s"
+    assert throughput.describe(seen("Completed", (100.0,), 10, 4.0)) == ""
+    assert overall_percent(()) == 0.0
 
 
-def test_the_report_shows_durations_partitions_and_every_move() -> None:
+def test_the_report_shows_durations_partitions_and_transitions() -> None:
     moves = (
-        Moved("Initializing", "Sampling", "register", "registered", 1_000.0),
-        Moved("Sampling", "Failed", "fail", "[red]disk[/red] full", 1_001.5),
+        TransitionRecord("Initializing", "Sampling", "register", "registered", 1_000.0),
+        TransitionRecord("Sampling", "Failed", "fail", "[red]disk[/red] full", 1_001.5),
     )
     workers = tuple(
         WorkerReport(
@@ -115,9 +115,9 @@ def test_the_report_shows_durations_partitions_and_every_move() -> None:
     ("size", "text"), [(0, "0 B"), (999, "999 B"), (1_000, "1.00 kB"), (2_500_000_000, "2.50 GB"), (3e15, "3000.00 TB")]
 )
 def test_sizes_have_the_unit_that_fits(size: float, text: str) -> None:
-    assert size_of(size) == text
+    assert format_size(size) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (61, "1 min 1 s"), (7_300, "2 h 1 min")])
-def test_times_are_as_exact_as_a_person_wants(seconds: float, text: str) -> None:
-    assert time_of(seconds) == text
+def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text

@@ -1,4 +1,4 @@
-"""The sort as a job of the engine: steps with leases, retries, progress and history, and the same output."""
+"""The engine `interlock`: steps with leases, retries, progress and history, and the same output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from interlock import Interlock
 from interlock.config import Config
 from interlock.sort.data.validate import validate
-from sort_support import begun, make_input, members, names
+from sort_cli import make_input, members, names, started
 from support import eventually
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def look(url: str) -> tuple[JobStatus, list[StepStatus]]:
 
 
 def checkpoint(url: str, task: UUID) -> dict[str, Any]:
-    """Read what a sort worker last saved in the database."""
+    """Read the checkpoint of a sort worker from the database."""
     with psycopg.connect(url) as connection:
         row = connection.execute("select checkpoint from interlock.tasks where id = %s", [task]).fetchone()
     assert row is not None
@@ -63,7 +63,7 @@ def sorters(session: int) -> list[int]:
 def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in")
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
-    with begun(*arguments, url=url) as process:
+    with started(*arguments, url=url) as process:
         output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert "State history" in output
@@ -83,10 +83,10 @@ def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -
         assert stored["history"] == step.result["history"]
 
 
-def test_a_sort_worker_that_is_killed_is_tried_again_and_the_output_is_the_same(tmp_path: Path, url: str) -> None:
+def test_a_killed_sort_worker_is_retried_and_the_output_is_the_same(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in", 100_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
-    with begun(*arguments, url=url) as process:
+    with started(*arguments, url=url) as process:
         victim = eventually(lambda: sorters(process.pid))[0]
         eventually((tmp_path / "out" / ".interlock-sort" / "worker-0").exists)
         os.kill(victim, signal.SIGKILL)
@@ -98,13 +98,13 @@ def test_a_sort_worker_that_is_killed_is_tried_again_and_the_output_is_the_same(
     assert sum(step.tries for step in steps) > 2
 
 
-def test_what_is_wrong_with_the_input_ends_the_job_and_names_the_place(tmp_path: Path, url: str) -> None:
+def test_an_input_error_fails_the_job_and_names_file_and_byte(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in", 3_000, files=1, is_ascii=True)
     with (tmp_path / "in" / "part-00000").open("r+b") as file:
         file.seek(120_000)
         file.write(b"y" * 100)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
-    with begun(*arguments, url=url) as process:
+    with started(*arguments, url=url) as process:
         _, errors = process.communicate(timeout=100)
         assert process.returncode == 1
         assert members(process.pid) == []
@@ -114,26 +114,26 @@ def test_what_is_wrong_with_the_input_ends_the_job_and_names_the_place(tmp_path:
     assert job.status in {"FAILED", "CANCELED"}
 
 
-def test_a_sort_whose_command_was_killed_does_not_hold_up_the_next(tmp_path: Path, url: str) -> None:
+def test_a_killed_command_does_not_block_the_next_sort(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in", 100_000)
     make_input(tmp_path / "other", 1_000)
-    with begun("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", url=url) as process:
+    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", url=url) as process:
         eventually((tmp_path / "out" / ".interlock-sort" / "worker-1").exists)
         for pid in members(process.pid):
             os.kill(pid, signal.SIGKILL)
     with psycopg.connect(url) as connection:
         connection.execute("update interlock.tasks set lease_expires_at = now() where lease_expires_at is not null")
     arguments = ("run", tmp_path / "other", "-O", tmp_path / "out2", "-n", 2, "--engine", "interlock", "--timeout", 30)
-    with begun(*arguments, url=url) as process:
+    with started(*arguments, url=url) as process:
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert validate([tmp_path / "out2"], [tmp_path / "other"]).problems == []
 
 
-def test_an_interrupted_sort_cancels_its_job_and_says_so_in_a_word(tmp_path: Path, url: str) -> None:
+def test_an_interrupted_sort_cancels_its_job(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in", 500_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", "--memory", "256MB")
-    with begun(*arguments, url=url) as process:
+    with started(*arguments, url=url) as process:
         assert process.stderr is not None
         while "Sorting" not in (line := process.stderr.readline()):
             assert line, "it ended before it was interrupted"

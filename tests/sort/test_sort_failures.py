@@ -1,4 +1,4 @@
-"""Which failure is told when several happen, where its reason goes, what is logged at which level, and what stays."""
+"""Failures of a sort: which one is reported, where its reason goes, log levels, and files that stay."""
 
 from __future__ import annotations
 
@@ -16,13 +16,19 @@ from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.plan import Member, Plan, Roster
 from interlock.sort.data.validate import validate
 from interlock.sort.master.master import Master
-from interlock.sort.master.roster import Seat
-from interlock.sort.master.service import MasterHandlers
+from interlock.sort.master.roster import RegisteredWorker
+from interlock.sort.master.service import MasterService
 from interlock.sort.settings import Settings
-from interlock.sort.worker.service import WorkerHandlers
-from interlock.sort.worker.worker import Untold, UntoldInput, Worker, run_worker, untold
-from sort_crew import random_rows, write_source
-from sort_support import begun, make_input, names, sort
+from interlock.sort.worker.service import WorkerService
+from interlock.sort.worker.worker import (
+    UnreportedFailure,
+    UnreportedInputFailure,
+    Worker,
+    run_worker,
+    unreported_failures,
+)
+from sort_cli import make_input, names, sort, started
+from sort_cluster import random_rows, write_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +41,7 @@ ROWS = random_rows(5, 300)
 
 @pytest.fixture
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """Catch what the sort logs, from information on."""
+    """Capture the log of the sort from level info on."""
     with caplog.at_level(logging.INFO, logger="interlock.sort"):
         yield caplog
 
@@ -44,9 +50,9 @@ def levels(logged: pytest.LogCaptureFixture) -> dict[str, str]:
     return {record.getMessage(): record.levelname for record in logged.records}
 
 
-def test_the_first_of_several_failures_is_told_and_the_others_hear_of_it() -> None:
+def test_the_first_of_several_failures_is_reported() -> None:
     master = Master(3, Settings(), None, "127.0.0.1", 0, threading.Event())
-    handlers: Any = MasterHandlers(master)
+    handlers: Any = MasterService(master)
     for index in range(3):
         handlers.RegisterWorker(
             wire.Registration(identity=f"{index}", index=index, record_length=100, key_length=10, block_records=1,
@@ -59,7 +65,7 @@ def test_the_first_of_several_failures_is_told_and_the_others_hear_of_it() -> No
         return answer
 
     assert fail(2, "its disk is full").success
-    assert fail(0, "worker 2 does not answer").success, "heard, though it is not what is told"
+    assert fail(0, "worker 2 does not answer").success, "accepted, but not reported"
     with pytest.raises(SortError) as raised:
         master.run(None, None)
     assert str(raised.value) == "worker 2 (w2:1) failed: its disk is full"
@@ -68,34 +74,34 @@ def test_the_first_of_several_failures_is_told_and_the_others_hear_of_it() -> No
     assert (late.success, late.failed, late.message) == (False, True, str(raised.value))
 
 
-def test_a_failed_worker_counts_for_no_phase_until_it_is_started_again() -> None:
-    seat = Seat(0, "a", 1, "w:1", 10, 100, 10, 5, 5, state="Merging")
-    assert seat.reached(SortWorkerState.SHUFFLING)
-    seat.hear("Failed")
-    seat.hear("Merging")  # an answer that was under way
-    assert seat.state == "Failed"
-    assert not any(seat.reached(state) for state in SortWorkerState)
-    assert (seat.progress().phase, seat.progress().percent) == ("FAILED", 0.0)
-    seat.rejoin(wire.Registration(incarnation=2, address="w:2", state="Initializing"))
-    seat.hear("Sampling")
-    assert seat.reached(SortWorkerState.SAMPLING)
-    assert not seat.reached(SortWorkerState.SORTING)
+def test_a_failed_worker_counts_for_no_phase_until_its_restart() -> None:
+    worker = RegisteredWorker(0, "a", 1, "w:1", 10, 100, 10, 5, 5, state="Merging")
+    assert worker.has_reached(SortWorkerState.SHUFFLING)
+    worker.record_heartbeat("Failed")
+    worker.record_heartbeat("Merging")  # a late answer
+    assert worker.state == "Failed"
+    assert not any(worker.has_reached(state) for state in SortWorkerState)
+    assert (worker.progress().phase, worker.progress().percent) == ("FAILED", 0.0)
+    worker.rejoin(wire.Registration(incarnation=2, address="w:2", state="Initializing"))
+    worker.record_heartbeat("Sampling")
+    assert worker.has_reached(SortWorkerState.SAMPLING)
+    assert not worker.has_reached(SortWorkerState.SORTING)
 
 
-def test_moves_are_information_data_at_a_wrong_time_a_warning_and_a_refused_plan_an_error(
+def test_log_levels_of_transitions_early_data_and_refused_plans(
     tmp_path: Path, logged: pytest.LogCaptureFixture
 ) -> None:
     for place in ("out", "temp"):
         (tmp_path / place).mkdir()
     source = write_source(tmp_path / "in", ROWS)
     worker = Worker("127.0.0.1:1", source, tmp_path / "out", Settings(), tmp_path / "temp", 0, "127.0.0.1")
-    handlers: Any = WorkerHandlers(worker)
-    worker.workshop.accept(Plan(0, 1, 1, (), Roster(1, (Member(0, "w:1", 1, len(ROWS), len(ROWS)),))), 0)
+    handlers: Any = WorkerService(worker)
+    worker.runner.accept(Plan(0, 1, 1, (), Roster(1, (Member(0, "w:1", 1, len(ROWS), len(ROWS)),))), 0)
     answer = handlers.SetPartitionBoundaries(wire.PartitionConfig(), None)
     assert (answer.success, answer.message) == (False, "Cannot set partition config in state Initializing")
     assert handlers.ShuffleData(iter(()), None).success
-    worker.failed(SortError("its disk is full"))
-    with pytest.raises(Untold, match="its disk is full"):
+    worker.fail(SortError("its disk is full"))
+    with pytest.raises(UnreportedFailure, match="its disk is full"):
         worker.run()
     assert levels(logged) == {
         "sort worker: cannot set partition config in state Initializing": "ERROR",
@@ -104,20 +110,20 @@ def test_moves_are_information_data_at_a_wrong_time_a_warning_and_a_refused_plan
     }
 
 
-def test_a_process_that_is_started_again_is_a_warning(tmp_path: Path, logged: pytest.LogCaptureFixture) -> None:
+def test_the_restart_of_a_process_is_logged_as_a_warning(tmp_path: Path, logged: pytest.LogCaptureFixture) -> None:
     first = Master(2, Settings(), tmp_path, "127.0.0.1", 0, threading.Event())
     first.machine.transition(SortMasterEvent.START_SAMPLING)
     first.close()
     Master(2, Settings(), tmp_path, "127.0.0.1", 0, threading.Event()).close()
-    assert levels(logged)["sort master: its process ended in state Sampling; it is started again"] == "WARNING"
+    assert levels(logged)["sort master: its process ended in state Sampling; it is restarted"] == "WARNING"
 
 
-def test_the_command_s_level_and_format_hold_for_all_processes_of_a_sort(tmp_path: Path) -> None:
+def test_log_level_and_format_apply_to_all_processes(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000)
 
     def run(*options: str, **environment: str) -> list[str]:
         out = tmp_path / "-".join(["out", *options, *environment])
-        with begun(
+        with started(
             "run", tmp_path / "in", "-O", out, "-n", 2, "-q", before=options, environment=environment
         ) as process:
             _, errors = process.communicate(timeout=60)
@@ -125,37 +131,37 @@ def test_the_command_s_level_and_format_hold_for_all_processes_of_a_sort(tmp_pat
         return [line for line in errors.splitlines() if " -> " in line]
 
     assert run() == run("--log-level", "warning") == []
-    told = run("--log-level", "info")
-    assert len(told) == 5 + 2 * 8
-    assert all("[info] sort " in line for line in told)
+    lines = run("--log-level", "info")
+    assert len(lines) == 5 + 2 * 8
+    assert all("[info] sort " in line for line in lines)
     machine = [json.loads(line) for line in run("--log-format", "json", INTERLOCK_LOG_LEVEL="debug")]
     assert {line["level"] for line in machine} == {"info"}
     for who in ("sort master", "sort worker 0", "sort worker 1"):
         assert sum(line["message"].startswith(f"{who}: ") for line in machine) in {5, 8}
 
 
-def test_why_a_worker_failed_before_it_took_part_reaches_the_user(tmp_path: Path) -> None:
+def test_a_failure_before_registration_is_reported_to_the_user(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000)
     taken = tmp_path / "out" / ".interlock-sort" / "worker-1"
     taken.parent.mkdir(parents=True)
     taken.touch()
     done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "-q")
     assert done.returncode == 1
-    assert done.stderr.splitlines() == [f"interlock: worker 1 failed before it took part: {taken}: File exists"]
+    assert done.stderr.splitlines() == [f"interlock: worker 1 failed before it was registered: {taken}: File exists"]
     assert done.stdout == ""
 
 
-def test_what_no_master_knows_says_so_and_whether_the_input_is_wrong(tmp_path: Path) -> None:
+def test_unreported_failures_tell_whether_the_input_is_the_cause(tmp_path: Path) -> None:
     source = write_source(tmp_path / "in", ROWS)
     (tmp_path / "in").unlink()
-    with pytest.raises(Untold, match="in: No such file or directory") as raised:
+    with pytest.raises(UnreportedFailure, match="in: No such file or directory") as raised:
         run_worker("127.0.0.1:1", source, tmp_path / "out")
-    assert not isinstance(raised.value, UntoldInput)
-    with pytest.raises(UntoldInput, match="no record"), untold():
+    assert not isinstance(raised.value, UnreportedInputFailure)
+    with pytest.raises(UnreportedInputFailure, match="no record"), unreported_failures():
         raise SortInputError("no record")
 
 
-def test_a_merge_that_fails_leaves_the_partitions_that_it_was_to_replace(tmp_path: Path) -> None:
+def test_a_failed_merge_keeps_the_partitions_it_was_to_replace(tmp_path: Path) -> None:
     make_input(tmp_path / "old", 3_000, seed=4)
     make_input(tmp_path / "in", 50_000)
     out = tmp_path / "out"
@@ -179,7 +185,9 @@ def test_two_sorts_share_one_engine(tmp_path: Path, url: str) -> None:
     with ExitStack() as stack:
         running = [
             stack.enter_context(
-                begun("run", tmp_path / f"in-{name}", "-O", tmp_path / name, "-n", 2, "--engine", "interlock", url=url)
+                started(
+                    "run", tmp_path / f"in-{name}", "-O", tmp_path / name, "-n", 2, "--engine", "interlock", url=url
+                )
             )
             for name in sizes
         ]

@@ -1,4 +1,4 @@
-"""Generated records: the same for the same seed, however they are cut into files and made by threads."""
+"""Generated records are the same for the same seed, for any number of files and threads."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ import numpy as np
 import pytest
 
 from interlock.errors import SortInputError
-from interlock.sort.data.checksum import digest, together
-from interlock.sort.data.generate import CHUNK, Distribution, Made, Recipe, generate
+from interlock.sort.data.checksum import combine_checksums, compute_checksum
+from interlock.sort.data.generate import CHUNK_RECORDS, GeneratedFiles, Recipe, generate
 from interlock.sort.data.records import RecordFormat, open_source
+from interlock.sort.settings import Distribution
 
 pytestmark = pytest.mark.unit
 
-MANY = CHUNK + 1_234
+MANY = CHUNK_RECORDS + 1_234
 EVERY = [(distribution, is_ascii) for distribution in Distribution for is_ascii in (False, True)]
 
 
-def everything(made: Made) -> bytes:
+def everything(made: GeneratedFiles) -> bytes:
     return b"".join(Path(path).read_bytes() for path in made.paths)
 
 
 def keys_of(recipe: Recipe) -> list[bytes]:
-    firsts = range(0, recipe.records, CHUNK)
-    rows = np.concatenate([recipe.rows(first, min(CHUNK, recipe.records - first)) for first in firsts])
+    firsts = range(0, recipe.records, CHUNK_RECORDS)
+    rows = np.concatenate([recipe.rows(first, min(CHUNK_RECORDS, recipe.records - first)) for first in firsts])
     return [bytes(row) for row in rows[:, : recipe.format.key_length]]
 
 
@@ -44,7 +45,7 @@ def test_the_number_of_files_and_threads_changes_nothing(
     assert sorted(path.name for path in (tmp_path / "five").iterdir()) == [f"part-0000{n}" for n in range(5)]
     source = open_source([tmp_path / "five"])
     assert source.format == recipe.format
-    assert one.digest == digest(source.read_at(0, source.records))
+    assert one.digest == compute_checksum(source.read_at(0, source.records))
 
 
 @pytest.mark.parametrize("is_ascii", [False, True])
@@ -64,7 +65,7 @@ def test_every_distribution_is_what_its_name_says(is_ascii: bool) -> None:  # no
     assert distinct[Distribution.SKEWED] > MANY / 20
 
 
-def test_the_seed_decides() -> None:
+def test_records_depend_on_the_seed() -> None:
     first, same, other = (Recipe(100, seed).rows(0, 100).tobytes() for seed in (1, 1, 2))
     assert first == same != other
 
@@ -72,7 +73,7 @@ def test_the_seed_decides() -> None:
 @pytest.mark.parametrize(
     "used", [RecordFormat(1, 1), RecordFormat(17, 5), RecordFormat(64, 30), RecordFormat(12, 9, ascii=True)]
 )
-def test_any_format_can_be_made(tmp_path: Path, used: RecordFormat) -> None:
+def test_records_of_any_format_can_be_generated(tmp_path: Path, used: RecordFormat) -> None:
     for distribution in Distribution:
         made = generate(tmp_path / distribution, Recipe(1_000, 5, distribution, used), files=3)
         source = open_source(
@@ -81,10 +82,10 @@ def test_any_format_can_be_made(tmp_path: Path, used: RecordFormat) -> None:
             key_length=used.key_length,
             ascii=used.ascii,
         )
-        assert made.digest == digest(source.read_at(0, 1_000))
+        assert made.digest == compute_checksum(source.read_at(0, 1_000))
 
 
-def test_records_carry_their_numbers_after_the_key() -> None:
+def test_records_contain_their_numbers_after_the_key() -> None:
     rows = Recipe(50, 1).rows(0, 50)
     assert rows[:, 10:18].copy().view(">u8").reshape(-1).tolist() == list(range(50))
     lines = Recipe(50, 1, format=RecordFormat(ascii=True)).rows(0, 50)
@@ -92,27 +93,31 @@ def test_records_carry_their_numbers_after_the_key() -> None:
     assert bytes(lines[31])[10:26] == b"000000000000001f"
 
 
-def test_what_is_there_is_not_written_over(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "part-00001").write_bytes(b"mine")
     with pytest.raises(SortInputError, match=r"part-00001 exists already"):
         generate(tmp_path, Recipe(10), files=2)
-    with pytest.raises(SortInputError, match="0 files"):
+    with pytest.raises(SortInputError, match="files must be at least 1, got 0"):
         generate(tmp_path, Recipe(10), files=0)
     assert [path.name for path in tmp_path.iterdir()] == ["part-00001"]
 
 
-def test_the_digest_asks_for_no_order_and_sees_every_exchange() -> None:
+def test_the_checksum_ignores_order_and_detects_every_change() -> None:
     rows = Recipe(20_000, 1).rows(0, 20_000)
-    whole = digest(rows)
+    whole = compute_checksum(rows)
     shuffled = rows[np.random.default_rng(1).permutation(len(rows))]
-    assert digest(shuffled) == whole == together(digest(rows[:777]), digest(rows[777:]))
+    assert (
+        compute_checksum(shuffled)
+        == whole
+        == combine_checksums(compute_checksum(rows[:777]), compute_checksum(rows[777:]))
+    )
     changed = rows.copy()
     changed[5, 99] ^= 1
     exchanged = rows.copy()
     exchanged[[3, 4], 50] = exchanged[[4, 3], 50]
     doubled = rows.copy()
     doubled[8] = doubled[9]
-    assert len({whole, *(digest(other) for other in (changed, exchanged, doubled, rows[1:]))}) == 5
+    assert len({whole, *(compute_checksum(other) for other in (changed, exchanged, doubled, rows[1:]))}) == 5
 
 
 def test_few_open_files_are_enough_for_many_and_for_empty_ones(tmp_path: Path) -> None:
@@ -129,7 +134,7 @@ def test_few_open_files_are_enough_for_many_and_for_empty_ones(tmp_path: Path) -
     assert [Path(path).stat().st_size // 100 for path in empty.paths] == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1, 0, 1]
 
 
-def test_what_a_killed_command_left_is_written_anew(tmp_path: Path) -> None:
+def test_files_of_a_killed_command_are_replaced(tmp_path: Path) -> None:
     (tmp_path / ".part-00000.unfinished").write_bytes(bytes(9_000))
     made = generate(tmp_path, Recipe(5, 7))
     assert len(everything(made)) == 500

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from interlock.sort.data.keys import Boundary, boundary_cuts, gather, order, word_offsets
+from interlock.sort.data.keys import Boundary, find_boundaries, gather_rows, sort_rows, word_offsets
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,21 +36,19 @@ def tables(draw: st.DrawFn) -> tuple[NDArray[np.uint8], int]:
 
 @given(tables())
 @settings(max_examples=300, deadline=None)
-def test_rows_are_ordered_by_the_bytes_of_their_keys_and_ties_by_their_places(
+def test_rows_are_sorted_by_key_and_ties_by_position(
     table: tuple[NDArray[np.uint8], int],
 ) -> None:
     rows, key_length = table
-    assert order(rows, key_length).tolist() == expected(rows, key_length)
+    assert sort_rows(rows, key_length).tolist() == expected(rows, key_length)
 
 
 @given(tables(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_boundary_is_placed_by_key_and_then_by_position(
-    table: tuple[NDArray[np.uint8], int], data: st.DataObject
-) -> None:
+def test_a_boundary_is_found_by_key_and_position(table: tuple[NDArray[np.uint8], int], data: st.DataObject) -> None:
     rows, key_length = table
     first = 1000
-    index = order(rows, key_length)
+    index = sort_rows(rows, key_length)
     keys = [rows[at, :key_length].tobytes() for at in range(len(rows))]
     sought = data.draw(
         st.lists(
@@ -63,11 +61,11 @@ def test_a_boundary_is_placed_by_key_and_then_by_position(
     )
     boundaries = [Boundary(key, position) for key, position in sought]
     counts = [sum((key, first + at) < boundary for at, key in enumerate(keys)) for boundary in boundaries]
-    assert boundary_cuts(rows, index, first, key_length, boundaries) == counts
+    assert find_boundaries(rows, index, first, key_length, boundaries) == counts
 
 
 @pytest.mark.parametrize("likeness", ["uniform", "same head", "few keys", "one key", "long shared head", "presorted"])
-def test_large_blocks_of_any_likeness_are_sorted(likeness: str) -> None:
+def test_large_blocks_of_any_distribution_are_sorted(likeness: str) -> None:
     rng = np.random.default_rng(5)
     rows = rng.integers(0, 256, (70_000, 100), dtype=np.uint8)
     if likeness == "same head":
@@ -80,10 +78,10 @@ def test_large_blocks_of_any_likeness_are_sorted(likeness: str) -> None:
         rows[:, :8] = 65
     elif likeness == "presorted":
         rows[:] = rows[np.lexsort(rows[:, 9::-1].T)]
-    index = order(rows, 10)
+    index = sort_rows(rows, 10)
     assert index.tolist() == expected(rows, 10)
     into = np.empty_like(rows)
-    gather(rows, index, into)
+    gather_rows(rows, index, into)
     assert (into == rows[index]).all()
 
 

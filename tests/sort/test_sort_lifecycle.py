@@ -12,31 +12,32 @@ from interlock.lifecycle import SORT_WORKER, SortMasterState, SortWorkerEvent, S
 from interlock.machine import StateMachine
 from interlock.sort.data.keys import Boundary
 from interlock.sort.data.plan import Member, Plan, Roster
+from interlock.sort.master.roster import STATE_RANK
 from interlock.sort.settings import Settings
 from interlock.sort.wire_pb2 import WorkerStatus
-from interlock.sort.workdir import Journal, is_resumable, rank
-from interlock.sort.worker.progress import WEIGHTS, status_of
+from interlock.sort.workdir import Journal, is_resumable
+from interlock.sort.worker.progress import STATE_PROGRESS, make_status
 from interlock.sort.worker.worker import Worker
-from sort_crew import random_rows, write_source
+from sort_cluster import random_rows, write_source
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from interlock.sort.worker.phases import Workshop
+    from interlock.sort.worker.phases import PhaseRunner
 
 pytestmark = pytest.mark.unit
 
 S = SortWorkerState
 
 
-def workshop_at(place: Path) -> Workshop:
+def runner_at_path(place: Path) -> PhaseRunner:
     source = write_source(place / "in", random_rows(1, 10))
     (place / "out").mkdir()
     (place / "temp").mkdir()
-    return Worker("127.0.0.1:1", source, place / "out", Settings(), place / "temp", 0, "127.0.0.1").workshop
+    return Worker("127.0.0.1:1", source, place / "out", Settings(), place / "temp", 0, "127.0.0.1").runner
 
 
-def test_every_move_is_recorded_timed_and_saved(tmp_path: Path) -> None:
+def test_every_transition_is_recorded_timed_and_saved(tmp_path: Path) -> None:
     now = [100.0]
     journal = Journal(tmp_path, "sort worker 0")
     machine = StateMachine(SORT_WORKER, observer=journal, clock=lambda: now[0])
@@ -60,7 +61,7 @@ def test_every_move_is_recorded_timed_and_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state'])
-def test_a_state_file_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_state_file_loads_as_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "state.json").write_bytes(content)
     assert Journal(tmp_path, "").load() is None
     assert not is_resumable(tmp_path)
@@ -77,27 +78,27 @@ def test_only_a_sort_that_has_not_failed_can_be_resumed(tmp_path: Path) -> None:
 
 
 def test_the_percentages_are_those_of_the_phases() -> None:
-    assert set(WEIGHTS) == set(SortWorkerState)
-    at = {state: status_of(state, 0.5).progress_percentage for state in SortWorkerState}
+    assert set(STATE_PROGRESS) == set(SortWorkerState)
+    at = {state: make_status(state, 0.5).progress_percentage for state in SortWorkerState}
     assert at == {
         S.INITIALIZING: 0.0, S.SAMPLING: 10.0, S.WAITING_FOR_PARTITION_CONFIG: 15.0, S.SORTING: 35.0,
         S.WAITING_FOR_SHUFFLE_SIGNAL: 55.0, S.SHUFFLING: 67.5, S.WAITING_FOR_MERGE_SIGNAL: 80.0, S.MERGING: 90.0,
         S.COMPLETED: 100.0, S.FAILED: 0.0,
     }  # fmt: skip
-    assert status_of(S.SORTING, 0.5).message == "Sorting: 50%"
-    assert status_of(S.MERGING, 7.0).progress_percentage == 100.0
-    assert status_of(S.WAITING_FOR_MERGE_SIGNAL, 0.0).current_phase == WorkerStatus.SHUFFLING
+    assert make_status(S.SORTING, 0.5).message == "Sorting: 50%"
+    assert make_status(S.MERGING, 7.0).progress_percentage == 100.0
+    assert make_status(S.WAITING_FOR_MERGE_SIGNAL, 0.0).current_phase == WorkerStatus.SHUFFLING
 
 
 def test_states_are_ranked_in_the_order_of_the_phases() -> None:
-    assert [rank(str(state)) for state in SortWorkerState] == list(range(len(SortWorkerState)))
+    assert [STATE_RANK[state] for state in SortWorkerState] == list(range(len(SortWorkerState)))
 
 
 @pytest.mark.parametrize("state", [state for state in SortWorkerState if not SORT_WORKER.is_terminal(state)])
-def test_a_failure_cleans_up_what_its_state_leaves_behind(tmp_path: Path, state: SortWorkerState) -> None:
-    workshop = workshop_at(tmp_path)
-    workshop.plan = Plan(1, 2, 1, (Boundary(b"m", 0),), Roster(1, (Member(0, "", 1, 10, 10), Member(1, "", 1, 0, 1))))
-    workshop.worker = 0
+def test_a_failure_removes_the_files_of_its_phase(tmp_path: Path, state: SortWorkerState) -> None:
+    runner = runner_at_path(tmp_path)
+    runner.plan = Plan(1, 2, 1, (Boundary(b"m", 0),), Roster(1, (Member(0, "", 1, 10, 10), Member(1, "", 1, 0, 1))))
+    runner.worker = 0
     places = {name: tmp_path / "temp" / name for name in ("runs", "slices", "outputs")}
     for place in places.values():
         place.mkdir()
@@ -110,7 +111,7 @@ def test_a_failure_cleans_up_what_its_state_leaves_behind(tmp_path: Path, state:
     }
     for file in files.values():
         file.touch()
-    workshop.clean_after_failure(state)
+    runner.clean_after_failure(state)
     gone = {name for name, file in files.items() if not file.exists()}
     assert gone == {
         S.SORTING: {"runs"},
@@ -122,12 +123,12 @@ def test_a_failure_cleans_up_what_its_state_leaves_behind(tmp_path: Path, state:
     assert (tmp_path / "in").exists()
 
 
-def test_a_killed_process_leaves_only_its_finished_files_to_the_next(tmp_path: Path) -> None:
-    workshop = workshop_at(tmp_path)
+def test_incomplete_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    runner = runner_at_path(tmp_path)
     runs = tmp_path / "temp" / "runs"
     runs.mkdir()
     (runs / "run-000000").touch()
     (runs / "run-000001.part").touch()
     (tmp_path / "temp" / "state.json.part").touch()
-    workshop.clean_after_kill()
+    runner.clean_after_kill()
     assert [path.name for path in (tmp_path / "temp").rglob("*") if path.is_file()] == ["run-000000"]

@@ -1,4 +1,4 @@
-"""The sort on Ray: actors that Ray starts again, and the same output. Runs where Ray is installed."""
+"""The engine `ray`: actors that Ray restarts, and the same output. Runs if Ray is installed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from interlock.errors import SortError
 from interlock.sort.data.records import open_source
 from interlock.sort.data.validate import validate
 from interlock.sort.settings import Settings
-from sort_support import COMMAND, ENVIRONMENT, begun, make_input, names, sort
+from sort_cli import COMMAND, ENVIRONMENT, make_input, names, sort, started
 from support import eventually
 
-ray = pytest.importorskip("ray", reason="comes with the extra `ray`")
+ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 actors_of_ray = pytest.importorskip("interlock.sort.engines.ray")
 pytestmark = pytest.mark.flow
 
@@ -36,9 +36,9 @@ def actors() -> list[int]:
     return found
 
 
-def test_actors_sort_and_one_that_is_killed_is_started_again(tmp_path: Path) -> None:
+def test_a_killed_actor_is_restarted(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 100_000)
-    with begun("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 3, "--engine", "ray") as process:
+    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 3, "--engine", "ray") as process:
         victim = eventually(actors, within=90)[0]
         eventually((tmp_path / "out" / ".interlock-sort" / "worker-0").exists, within=90)
         os.kill(victim, signal.SIGKILL)
@@ -49,7 +49,7 @@ def test_actors_sort_and_one_that_is_killed_is_started_again(tmp_path: Path) -> 
     assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
 
 
-def test_actors_end_with_their_command_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_actors_end_with_their_command_and_the_same_command_resumes(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "ray", "--memory", "256MB")
     process = subprocess.Popen([*COMMAND, *map(str, arguments)], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -57,25 +57,25 @@ def test_actors_end_with_their_command_and_the_same_command_goes_on(tmp_path: Pa
         assert process.stderr is not None
         while "Sorting" not in (line := process.stderr.readline()):
             assert line, "it ended before it was killed"
-        crew = actors()
-        assert len(crew) == 2
+        cluster = actors()
+        assert len(cluster) == 2
         process.kill()
-    eventually(lambda: not set(actors()) & set(crew), within=30)
+    eventually(lambda: not set(actors()) & set(cluster), within=30)
     done = sort(*arguments)
     assert done.returncode == 0, done.stderr
-    assert "going on with" in done.stderr
+    assert "resuming the sort of" in done.stderr
     assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
 
 
-def test_a_ray_of_its_own_is_used_even_where_another_is_the_usual_one(tmp_path: Path) -> None:
+def test_ray_address_of_the_environment_is_ignored(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 1, "--engine", "ray")
-    with begun(*arguments, environment={"RAY_ADDRESS": "127.0.0.1:1"}) as process:
+    with started(*arguments, environment={"RAY_ADDRESS": "127.0.0.1:1"}) as process:
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
 
 
-def test_what_is_wrong_with_the_input_ends_the_sort_and_names_the_place(tmp_path: Path) -> None:
+def test_an_input_error_fails_the_sort_and_names_file_and_byte(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 3_000, files=1, is_ascii=True)
     with (tmp_path / "in" / "part-00000").open("r+b") as file:
         file.seek(120_000)
@@ -87,7 +87,7 @@ def test_what_is_wrong_with_the_input_ends_the_sort_and_names_the_place(tmp_path
     assert names(tmp_path / "out") == []
 
 
-def test_a_cluster_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_missing_cluster_is_a_clear_error(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 100)
     address = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
     done = sort("run", tmp_path / "in", "-O", tmp_path / "out", *address)
@@ -95,22 +95,22 @@ def test_a_cluster_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     assert "there is no Ray cluster at 127.0.0.1:1" in done.stderr
 
 
-def test_actors_that_cannot_be_placed_count_as_workers_that_have_not_come(tmp_path: Path) -> None:
+def test_actors_that_cannot_be_placed_count_as_missing_workers(tmp_path: Path) -> None:
     source = open_source([make_input(tmp_path / "in", 100)])
     ray.init(num_cpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    settings = Settings(registering=2.0)
+    settings = Settings(register_timeout_s=2.0)
     try:
-        with pytest.raises(SortError, match=r"phase Registering did not end within 2 s: 0 of 2 workers came"):
-            actors_of_ray.run_actors(
-                None, source, tmp_path / "out", workers=2, settings=settings, temp=None, told=lambda _: None
+        with pytest.raises(SortError, match=r"phase Registering did not end within 2 s: 0 of 2 workers registered"):
+            actors_of_ray.run_on_ray(
+                None, source, tmp_path / "out", workers=2, settings=settings, work_dir=None, on_progress=lambda _: None
             )
     finally:
         ray.shutdown()
 
 
-def test_what_a_worker_says_is_said_without_a_traceback(tmp_path: Path) -> None:
+def test_the_error_of_a_worker_has_no_traceback(tmp_path: Path) -> None:
     source = open_source([make_input(tmp_path / "in", 100)])
-    settings = {**asdict(Settings(registering=0.2)), "temp": str(tmp_path / "temp")}
+    settings = {**asdict(Settings(register_timeout_s=0.2)), "work_dir": str(tmp_path / "temp")}
     said = actors_of_ray.SortActor().run("127.0.0.1:1", 0, source.json(), str(tmp_path / "out"), settings)
     assert not said["input"]
     assert said["message"].startswith("RegisterWorker at the master (127.0.0.1:1): no answer within 0.2 s")

@@ -1,4 +1,4 @@
-"""Records and their sources: any cut reads the same bytes, and what cannot be sorted is refused by name and place."""
+"""Sources of records: any division reads the same bytes, and bad input is refused by file and byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from interlock.errors import SortInputError
 from interlock.sort.data.records import RecordFormat, Source, open_source
-from interlock.sort.workdir import check_places, claim_output, held_partitions, prepare_output
+from interlock.sort.workdir import check_directories, list_partitions, lock_output, prepare_output
 
 pytestmark = pytest.mark.unit
 
@@ -29,9 +29,9 @@ def write(path: Path, content: bytes) -> Path:
 
 
 def content(source: Source) -> bytes:
-    room = np.empty(source.size, dtype=np.uint8)
-    source.read(room)
-    return room.tobytes()
+    buffer = np.empty(source.size, dtype=np.uint8)
+    source.read(buffer)
+    return buffer.tobytes()
 
 
 @given(
@@ -39,7 +39,7 @@ def content(source: Source) -> bytes:
     shares=st.integers(1, 5),
     block=st.integers(1, 7),
 )
-def test_every_cut_reads_the_same_bytes_in_the_same_order(lengths: list[int], shares: int, block: int) -> None:
+def test_every_division_reads_the_same_bytes_in_the_same_order(lengths: list[int], shares: int, block: int) -> None:
     with TemporaryDirectory() as place:
         whole = b""
         for number, length in enumerate(lengths):
@@ -55,7 +55,7 @@ def test_every_cut_reads_the_same_bytes_in_the_same_order(lengths: list[int], sh
             blocks = part.blocks(block)
             assert b"".join(content(piece) for piece in blocks) == content(part)
             assert all(whole[piece.position * 5 :].startswith(content(piece)) for piece in blocks)
-        assert Source.of(source.json()) == source
+        assert Source.from_json(source.json()) == source
 
 
 def test_a_directory_stands_for_all_its_files_by_path_without_hidden_ones(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_directory_stands_for_all_its_files_by_path_without_hidden_ones(tmp_pa
     assert content(source) == b"1" * 200 + b"2" * 100 + b"b" * 100
 
 
-def test_no_records_at_all_are_a_source_too(tmp_path: Path) -> None:
+def test_a_source_may_be_empty(tmp_path: Path) -> None:
     source = open_source([tmp_path])
     assert (source.records, source.size, source.blocks(10), content(source.share(0, 2))) == (0, 0, [], b"")
 
@@ -85,7 +85,7 @@ def test_no_records_at_all_are_a_source_too(tmp_path: Path) -> None:
         (b"A" * 300, False),
     ],
 )
-def test_lines_are_detected_and_can_be_overruled(tmp_path: Path, written: bytes, is_ascii: bool) -> None:  # noqa: FBT001 - a parameter
+def test_lines_are_detected_unless_the_format_is_given(tmp_path: Path, written: bytes, is_ascii: bool) -> None:  # noqa: FBT001 - a parameter
     path = write(tmp_path / "file", written)
     assert open_source([path]).format == RecordFormat(100, 10, is_ascii)
     assert not open_source([path], ascii=False).format.ascii
@@ -132,7 +132,7 @@ def test_inputs_that_are_missing_given_twice_or_no_files_are_refused(tmp_path: P
     path = write(tmp_path / "in" / "file", b"a" * 100)
     with pytest.raises(SortInputError, match="gone does not exist"):
         open_source([tmp_path / "gone"])
-    with pytest.raises(SortInputError, match="file is input twice"):
+    with pytest.raises(SortInputError, match="file is given twice"):
         open_source([tmp_path / "in", path])
     with pytest.raises(SortInputError, match="no input"):
         open_source([])
@@ -141,7 +141,7 @@ def test_inputs_that_are_missing_given_twice_or_no_files_are_refused(tmp_path: P
         open_source([tmp_path / "in"])
 
 
-def test_a_file_that_may_not_be_read_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "secret", b"a" * 100).chmod(0)
     code = (
         "import os, sys, pathlib; from interlock.errors import SortInputError; "
@@ -150,13 +150,20 @@ def test_a_file_that_may_not_be_read_is_refused_by_name(tmp_path: Path) -> None:
         "try: open_source([pathlib.Path('secret')])\n"
         "except SortInputError as error: sys.exit(str(error))"
     )
-    told = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (told.returncode, told.stderr) == (1, "input secret cannot be read: Permission denied\n")
+    on_progress = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (on_progress.returncode, on_progress.stderr) == (1, "input secret cannot be read: Permission denied\n")
 
 
 @pytest.mark.parametrize(
     ("lengths", "wrong"),
-    [((0, 1), "record of 0"), ((100, 0), "key of 0"), ((100, 101), "1 to 100"), ((2_000_000, 10), "1,048,576")],
+    [
+        ((0, 1), "record length must be between"),
+        ((100, 0), "key of 0"),
+        ((100, 101), "1 to 100"),
+        ((2_000_000, 10), "1,048,576"),
+    ],
 )
 def test_impossible_lengths_are_refused(tmp_path: Path, lengths: tuple[int, int], wrong: str) -> None:
     with pytest.raises(SortInputError, match=wrong):
@@ -169,32 +176,32 @@ def test_output_and_input_are_kept_apart(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (tmp_path / "link").symlink_to(source)
-    check_places([source], tmp_path / "out", tmp_path)
+    check_directories([source], tmp_path / "out", tmp_path)
     for output in (source, source / "deep" / "out", tmp_path / "link" / "out"):
         with pytest.raises(SortInputError, match=r"output directory .* is inside the input"):
-            check_places([source], output)
+            check_directories([source], output)
     with pytest.raises(SortInputError, match=r"temporary directory .* is inside the input"):
-        check_places([source], tmp_path / "out", source / "temp")
+        check_directories([source], tmp_path / "out", source / "temp")
     with pytest.raises(SortInputError, match=r"input .* is inside the output directory"):
-        check_places([source], tmp_path)
+        check_directories([source], tmp_path)
     file = write(tmp_path / "file", b"")
     with pytest.raises(SortInputError, match=r"output directory .* is a file"):
-        check_places([source], file)
+        check_directories([source], file)
 
 
-def test_an_output_has_one_sort_at_a_time_and_keeps_what_it_held(tmp_path: Path) -> None:
+def test_an_output_directory_is_locked_and_keeps_its_content(tmp_path: Path) -> None:
     output = tmp_path / "out"
     prepare_output(output)
-    with claim_output(output):
-        with pytest.raises(SortInputError, match="another sort writes to the output directory"), claim_output(output):
+    with lock_output(output):
+        with pytest.raises(SortInputError, match="another sort writes to the output directory"), lock_output(output):
             pass
         assert list(output.iterdir()) == []
     for number in (10, 9):
         write(output / f"partition.{number}", b"x")
     write(output / "partition.x", b"x")
-    with claim_output(output), pytest.raises(SortInputError, match=r"already holds partition.9 and 1 more"):
+    with lock_output(output), pytest.raises(SortInputError, match=r"already holds partition.9 and 1 more"):
         prepare_output(output)
     prepare_output(output, overwrite=True)
-    assert [path.name for path in held_partitions(output)] == ["partition.9", "partition.10"]
-    with pytest.raises(SortInputError, match=r"cannot be used"), claim_output(tmp_path / "gone"):
+    assert [path.name for path in list_partitions(output)] == ["partition.9", "partition.10"]
+    with pytest.raises(SortInputError, match=r"cannot be used"), lock_output(tmp_path / "gone"):
         pass

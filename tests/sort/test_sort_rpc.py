@@ -22,12 +22,12 @@ from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.keys import Boundary
 from interlock.sort.data.plan import Member, Plan, Roster
 from interlock.sort.master.master import Master, run_master
-from interlock.sort.master.roster import check_space
-from interlock.sort.master.service import MasterHandlers
-from interlock.sort.rpc import MASTER, METHODS, WORKER, Peer, Server, Unreachable, persist
+from interlock.sort.master.roster import check_disk_space
+from interlock.sort.master.service import MasterService
+from interlock.sort.rpc import MASTER, METHODS, WORKER, Peer, Server, Unreachable, call_with_retry
 from interlock.sort.settings import Settings
 from interlock.sort.worker.worker import Worker
-from sort_crew import output_bytes, random_rows, sorted_bytes, write_source
+from sort_cluster import output_bytes, random_rows, sorted_bytes, write_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ EPOCH = 77
 ROOT = Path(__file__).parents[2] / "src"
 
 
-def test_the_generated_code_is_made_from_the_protocol_as_it_stands(tmp_path: Path) -> None:
+def test_the_generated_code_matches_the_protocol(tmp_path: Path) -> None:
     subprocess.run(
         [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", f"--python_out={tmp_path}", f"--pyi_out={tmp_path}",
          "interlock/sort/wire.proto"],
@@ -51,7 +51,7 @@ def test_the_generated_code_is_made_from_the_protocol_as_it_stands(tmp_path: Pat
         assert (ROOT / "interlock" / "sort" / name).read_text() == made, f"make {name} again from wire.proto"
 
 
-def test_the_table_of_calls_is_that_of_the_protocol() -> None:
+def test_the_methods_match_the_protocol() -> None:
     declared = {
         service.full_name: {
             method.name: (method.input_type.name, method.output_type.name, method.client_streaming)
@@ -61,7 +61,7 @@ def test_the_table_of_calls_is_that_of_the_protocol() -> None:
     }
     assert declared == {
         service: {
-            name: (method.asks.DESCRIPTOR.name, method.answers.DESCRIPTOR.name, method.streams)
+            name: (method.request.DESCRIPTOR.name, method.response.DESCRIPTOR.name, method.is_stream)
             for name, method in methods.items()
         }
         for service, methods in METHODS.items()
@@ -69,20 +69,20 @@ def test_the_table_of_calls_is_that_of_the_protocol() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 20_000])
-def test_a_piece_is_encoded_as_the_chunk_that_it_stands_for(size: int) -> None:
+def test_a_chunk_is_encoded_like_its_message(size: int) -> None:
     head, data = wire.ShuffleDataChunk(epoch=3, block=5, counts=[1, 2], checksum=9), bytes(range(256)) * 100
-    found = wire.ShuffleDataChunk.FromString(rpc.encode_piece(rpc.Piece(head, memoryview(data)[:size])))
+    found = wire.ShuffleDataChunk.FromString(rpc.encode_chunk(rpc.Chunk(head, memoryview(data)[:size])))
     assert found.data == data[:size]
     assert (found.epoch, found.block, list(found.counts), found.checksum) == (3, 5, [1, 2], 9)
-    again = rpc.decode_piece(found.SerializeToString())
+    again = rpc.decode_chunk(found.SerializeToString())
     assert again.data == data[:size]
     assert again.head == head
 
 
 @pytest.mark.parametrize("message", [b"\x0a", b"\x0a\x05ab", b"\x08\x80", b"\x0b\x00"])
-def test_a_message_that_makes_no_sense_is_refused(message: bytes) -> None:
+def test_a_malformed_message_is_refused(message: bytes) -> None:
     with pytest.raises((ValueError, IndexError)):
-        rpc.decode_piece(message)
+        rpc.decode_chunk(message)
 
 
 class Refusal(grpc.RpcError):
@@ -98,7 +98,7 @@ class Refusal(grpc.RpcError):
 
 
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED"])
-def test_what_may_succeed_later_is_tried_again_until_the_time_is_up(code: str) -> None:
+def test_retryable_calls_are_retried_until_the_timeout(code: str) -> None:
     left = [Refusal(grpc.StatusCode[code])] * 2
 
     def call() -> str:
@@ -106,18 +106,18 @@ def test_what_may_succeed_later_is_tried_again_until_the_time_is_up(code: str) -
             raise left.pop()
         return "done"
 
-    assert persist(call, "a call", 10.0) == "done"
+    assert call_with_retry(call, "a call", 10.0) == "done"
     left = [Refusal(grpc.StatusCode[code])] * 100
     with pytest.raises(Unreachable, match=rf"a call: no answer within 0\.1 s: {code}: said so"):
-        persist(call, "a call", 0.1)
+        call_with_retry(call, "a call", 0.1)
 
 
-def test_what_cannot_succeed_later_is_an_error_at_once() -> None:
+def test_other_refusals_are_errors_at_once() -> None:
     def call() -> str:
         raise Refusal(grpc.StatusCode.UNIMPLEMENTED)
 
     with pytest.raises(SortError, match="a call was refused: UNIMPLEMENTED: said so"):
-        persist(call, "a call", 10.0)
+        call_with_retry(call, "a call", 10.0)
 
 
 def test_a_message_that_is_too_large_is_an_error_at_once() -> None:
@@ -125,18 +125,18 @@ def test_a_message_that_is_too_large_is_an_error_at_once() -> None:
         raise Refusal(grpc.StatusCode.RESOURCE_EXHAUSTED, "CLIENT: Sent message larger than max (9 vs. 8)")
 
     with pytest.raises(SortError, match="a call was refused: RESOURCE_EXHAUSTED: CLIENT: Sent message larger than max"):
-        persist(call, "a call", 600.0)
+        call_with_retry(call, "a call", 600.0)
 
 
 class Hand:
-    """The test's hand: it plays the master and the other worker, and notes what it is told."""
+    """A fake master and worker that records the calls it receives."""
 
     def __init__(self) -> None:
-        self.told = threading.Condition()
+        self.changed = threading.Condition()
         self.states: list[str] = []
         self.samples: list[wire.Sample] = []
         self.reports: list[wire.Completion] = []
-        self.pieces: list[rpc.Piece] = []
+        self.pieces: list[rpc.Chunk] = []
         self.finished = False
 
     def RegisterWorker(self, request: wire.Registration, _: Any) -> wire.Registered:  # noqa: N802 - RPC
@@ -153,7 +153,7 @@ class Hand:
         self._note(self.reports, request)
         return wire.CompletionAck(success=True, finished=True)
 
-    def ShuffleData(self, pieces: Iterator[rpc.Piece], _: Any) -> wire.ShuffleAck:  # noqa: N802 - RPC
+    def ShuffleData(self, pieces: Iterator[rpc.Chunk], _: Any) -> wire.ShuffleAck:  # noqa: N802 - RPC
         for piece in pieces:
             self._note(self.pieces, piece)
         return wire.ShuffleAck(success=True)
@@ -164,25 +164,25 @@ class Hand:
     SetPartitionBoundaries = StartShuffle = StartMerge = GetStatus = _nothing
 
     def _note(self, notes: list[Any], what: Any) -> wire.Ack:
-        with self.told:
+        with self.changed:
             notes.append(what)
-            self.told.notify_all()
+            self.changed.notify_all()
         return wire.Ack(success=True)
 
     def wait(self, notes: list[Any], what: Any = None) -> None:
-        with self.told:
-            assert self.told.wait_for(lambda: what in notes if what is not None else bool(notes), 20), notes
+        with self.changed:
+            assert self.changed.wait_for(lambda: what in notes if what is not None else bool(notes), 20), notes
 
 
 @contextmanager
 def at_work(place: Path, source: Source, hand: Hand) -> Iterator[tuple[Worker, Peer, str, Any]]:
-    """Run a worker whose master and only colleague is the hand."""
+    """Run a worker whose master and only other worker is the fake."""
     master, other = Server(MASTER, hand, "127.0.0.1"), Server(WORKER, hand, "127.0.0.1")
     master.start()
     other.start()
     (place / "out").mkdir()
     (place / "temp").mkdir()
-    settings = Settings(block_records=300, window_records=300, lost=20.0, registering=20.0)
+    settings = Settings(block_records=300, window_records=300, lost_after_s=20.0, register_timeout_s=20.0)
     worker = Worker(master.address, source, place / "out", settings, place / "temp", None, "127.0.0.1")
     peer = Peer(WORKER, worker.address, "the worker")
     with ThreadPoolExecutor(1) as pool:
@@ -190,7 +190,7 @@ def at_work(place: Path, source: Source, hand: Hand) -> Iterator[tuple[Worker, P
         try:
             yield worker, peer, other.address, running
         finally:
-            worker.failed(SortError("the test is over"))
+            worker.fail(SortError("the test is over"))
             running.exception()
             peer.close()
             master.stop()
@@ -208,7 +208,7 @@ def refused(answer: wire.Ack | wire.ShuffleAck, state: str) -> bool:
     return not answer.success and answer.state == state and state in answer.message
 
 
-def test_a_worker_checks_its_state_at_every_call_and_sorts_what_it_is_sent(tmp_path: Path) -> None:
+def test_a_worker_checks_its_state_at_every_call(tmp_path: Path) -> None:
     mine, theirs = random_rows(1, 1_000), random_rows(2, 200)
     theirs[:, 0] = 0
     theirs = theirs[np.lexsort(theirs[:, 9::-1].T)]
@@ -221,25 +221,25 @@ def test_a_worker_checks_its_state_at_every_call_and_sorts_what_it_is_sent(tmp_p
         start = wire.ShuffleStart(epoch=EPOCH, roster=roster.message())
         waiting = "WaitingForPartitionConfig"
         await_state(peer, waiting)
-        assert refused(peer.once("StartShuffle", start), waiting)
-        assert refused(peer.once("StartMerge", wire.MergeStart(epoch=EPOCH)), waiting)
-        assert refused(peer.once("ShuffleData", iter([chunk_of(theirs, [200])])), waiting)
-        stranger = peer.once("SetPartitionBoundaries", Plan(1, 2, 1, plan.boundaries, roster).message())
+        assert refused(peer.call_once("StartShuffle", start), waiting)
+        assert refused(peer.call_once("StartMerge", wire.MergeStart(epoch=EPOCH)), waiting)
+        assert refused(peer.call_once("ShuffleData", iter([chunk_of(theirs, [200])])), waiting)
+        stranger = peer.call_once("SetPartitionBoundaries", Plan(1, 2, 1, plan.boundaries, roster).message())
         assert not stranger.success
         assert "takes part in sort 77, not in 1" in stranger.message
 
-        assert peer.once("SetPartitionBoundaries", plan.message()).success
+        assert peer.call_once("SetPartitionBoundaries", plan.message()).success
         hand.wait(hand.states, "WaitingForShuffleSignal")
-        assert refused(peer.once("SetPartitionBoundaries", plan.message()), "WaitingForShuffleSignal")
+        assert refused(peer.call_once("SetPartitionBoundaries", plan.message()), "WaitingForShuffleSignal")
         check_damaged_data(peer, theirs)
-        assert peer.once("ShuffleData", iter([chunk_of(theirs, [200])])).success, "data before its time is taken"
-        assert peer.once("ShuffleData", iter([chunk_of(theirs, [200])])).success, "the same again changes nothing"
+        assert peer.call_once("ShuffleData", iter([chunk_of(theirs, [200])])).success, "data before its time is taken"
+        assert peer.call_once("ShuffleData", iter([chunk_of(theirs, [200])])).success, "the same again changes nothing"
 
-        assert peer.once("StartShuffle", start).success
+        assert peer.call_once("StartShuffle", start).success
         hand.wait(hand.states, "WaitingForMergeSignal")
-        assert refused(peer.once("StartShuffle", start), "WaitingForMergeSignal")
+        assert refused(peer.call_once("StartShuffle", start), "WaitingForMergeSignal")
         check_what_was_sent(hand, mine)
-        assert peer.once("StartMerge", wire.MergeStart(epoch=EPOCH)).success
+        assert peer.call_once("StartMerge", wire.MergeStart(epoch=EPOCH)).success
         report = running.result(20)
     assert output_bytes(tmp_path / "out") == sorted_bytes(np.concatenate([mine[mine[:, 0] < 128], theirs]))
     assert [one.records for one in report.partitions] == [report.records]
@@ -248,16 +248,16 @@ def test_a_worker_checks_its_state_at_every_call_and_sorts_what_it_is_sent(tmp_p
 
 def await_state(peer: Peer, state: str) -> None:
     for _ in range(2_000):
-        if peer.once("GetStatus", wire.StatusRequest(epoch=EPOCH)).state == state:
+        if peer.call_once("GetStatus", wire.StatusRequest(epoch=EPOCH)).state == state:
             return
     pytest.fail(f"the worker never was {state}")
 
 
 def check_damaged_data(peer: Peer, rows: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """Damaged or foreign data is refused, and none of it is kept."""
+    """Damaged or unexpected data is refused, and none of it is stored."""
     cases = [
         ([chunk_of(rows, [200], checksum=1)], "ABORTED", "wrong checksum"),
-        ([chunk_of(rows, [200], offset=100)], "ABORTED", "came when 0 of 20000 were here"),
+        ([chunk_of(rows, [200], offset=100)], "ABORTED", "arrived after 0 of 20000 bytes were received"),
         ([chunk_of(rows[:100], [200])], "ABORTED", "ended too early"),
         ([chunk_of(rows, [200], partition=1)], "INVALID_ARGUMENT", "expects no slice"),
         ([chunk_of(rows, [200], epoch=78)], "INVALID_ARGUMENT", "expects no slice"),
@@ -265,7 +265,7 @@ def check_damaged_data(peer: Peer, rows: np.ndarray[Any, np.dtype[np.uint8]]) ->
     ]
     for chunks, code, words in cases:
         with pytest.raises(grpc.RpcError) as caught:
-            peer.once("ShuffleData", iter(chunks))
+            peer.call_once("ShuffleData", iter(chunks))
         assert caught.value.code().name == code
         assert words in str(caught.value.details())
 
@@ -275,24 +275,24 @@ def check_what_was_sent(hand: Hand, mine: np.ndarray[Any, np.dtype[np.uint8]]) -
     assert {head.block for head, _ in hand.pieces} == {0, 1, 2, 3}
     assert {(head.worker, head.partition) for head, _ in hand.pieces} == {(0, 1)}
     assert all(head.checksum == xxhash.xxh3_64_intdigest(data) for head, data in hand.pieces)
-    assert all(len(rpc.encode_piece(piece)) < rpc.LARGEST_MESSAGE for piece in hand.pieces)
+    assert all(len(rpc.encode_chunk(piece)) < rpc.MAX_MESSAGE_BYTES for piece in hand.pieces)
     assert sum(len(data) for _, data in hand.pieces) == int((mine[:, 0] >= 128).sum()) * 100
 
 
-def test_a_worker_that_hears_of_the_sort_s_failure_ends_with_its_reason(tmp_path: Path) -> None:
+def test_an_aborted_worker_ends_with_the_reason_of_the_sort(tmp_path: Path) -> None:
     hand = Hand()
     with at_work(tmp_path, write_source(tmp_path / "in", random_rows(1, 100)), hand) as (_, peer, _, running):
         hand.wait(hand.samples)
-        peer.once("GetStatus", wire.StatusRequest(epoch=1, abort="of another sort"))
-        peer.once("GetStatus", wire.StatusRequest(epoch=EPOCH, abort="worker 1 is lost"))
+        peer.call_once("GetStatus", wire.StatusRequest(epoch=1, abort="of another sort"))
+        peer.call_once("GetStatus", wire.StatusRequest(epoch=EPOCH, abort="worker 1 is lost"))
         with pytest.raises(SortError, match="worker 1 is lost"):
             running.result(20)
         assert set(hand.states) <= {"WaitingForPartitionConfig"}, "a failure that the master knows of is not reported"
 
 
-def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
-    master = Master(2, Settings(registering=5.0), tmp_path, "127.0.0.1", 0, threading.Event())
-    handlers: Any = MasterHandlers(master)
+def test_a_master_registers_only_workers_that_fit(tmp_path: Path) -> None:
+    master = Master(2, Settings(register_timeout_s=5.0), tmp_path, "127.0.0.1", 0, threading.Event())
+    handlers: Any = MasterService(master)
 
     def ask(identity: str, **changes: Any) -> wire.Registered:
         fields = {"index": -1, "record_length": 100, "key_length": 10, "block_records": 1, "window_records": 1,
@@ -302,14 +302,14 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
         )
         return answer
 
-    assert "'bogus' is no state of a worker" in ask("a", state="bogus").message
-    assert "makes no sense" in ask("a", key_length=0).message
+    assert "'bogus' is not a state of a worker" in ask("a", state="bogus").message
+    assert "registration is inconsistent" in ask("a", key_length=0).message
     assert (
         "keys of 33,554,432 bytes allow for 1 partitions" in ask("a", key_length=1 << 25, record_length=1 << 25).message
     )
-    assert "no place 2 among 2" in ask("a", index=2).message
+    assert "index 2 is too large for a sort of 2 workers" in ask("a", index=2).message
     assert ask("a", index=1).index == 1
-    assert "another worker has the place 1" in ask("b", index=1).message
+    assert "another worker has the index 1" in ask("b", index=1).message
     assert "its records have 50 bytes" in ask("b", record_length=50).message
     assert ask("b").index == 0
     assert "has its 2 workers already" in ask("c").message
@@ -322,32 +322,32 @@ def test_a_master_seats_only_workers_that_fit(tmp_path: Path) -> None:
     assert not stale.success
     own: dict[str, Any] = {"epoch": master.epoch, "worker": 1, "incarnation": 2}
     bogus = handlers.NotifyPhaseComplete(wire.PhaseComplete(**own, state="bogus", success=True), None)
-    assert "'bogus' is no state" in bogus.message
+    assert "'bogus' is not a state" in bogus.message
     ragged = handlers.SendSample(wire.Sample(**own, keys=bytes(25), positions=bytes(17)), None)
-    assert "not as many positions as keys" in ragged.message
-    for seat in master.seats.values():
-        seat.records, seat.free_output, seat.room = 1_000_000, 150_000_000, 1 << 30
-        seat.output_disk = seat.temp_disk = f"disk {seat.index}"
-        seat.free_temp = seat.free_output
-    check_space([master.seats[0], master.seats[1]])
-    master.seats[1].room = 100_000_000
-    master.seats[1].free_output = master.seats[1].free_temp = 149_999_999
+    assert "different numbers of positions and keys" in ragged.message
+    for worker in master.workers.values():
+        worker.records, worker.free_output, worker.room = 1_000_000, 150_000_000, 1 << 30
+        worker.output_disk = worker.temp_disk = f"disk {worker.index}"
+        worker.free_temp = worker.free_output
+    check_disk_space([master.workers[0], master.workers[1]])
+    master.workers[1].room = 100_000_000
+    master.workers[1].free_output = master.workers[1].free_temp = 149_999_999
     with pytest.raises(SortError, match=r"worker 1 \(elsewhere:1\) need 150,000,000 bytes"):
-        check_space([master.seats[0], master.seats[1]])
-    master.seats[1].room, master.seats[1].free_temp = 1 << 30, 150_000_000
-    master.seats[1].output_disk = "disk 0"
+        check_disk_space([master.workers[0], master.workers[1]])
+    master.workers[1].room, master.workers[1].free_temp = 1 << 30, 150_000_000
+    master.workers[1].output_disk = "disk 0"
     with pytest.raises(SortError, match=r"worker 0 \(b:1\) and worker 1 \(elsewhere:1\) need 200,000,000 bytes"):
-        check_space([master.seats[0], master.seats[1]])
+        check_disk_space([master.workers[0], master.workers[1]])
     master.close()
 
 
 @pytest.mark.parametrize("written", [9, 11])
-def test_a_master_fails_when_other_than_all_records_were_written(written: int) -> None:
+def test_a_master_fails_if_the_number_of_written_records_differs(written: int) -> None:
     address: Future[str] = Future()
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(run_master, 1, settings=Settings(lost=20.0), listening=address.set_result)
+        running = pool.submit(run_master, 1, settings=Settings(lost_after_s=20.0), on_listening=address.set_result)
         peer = Peer(MASTER, address.result(20), "the master")
-        registered = peer.once(
+        registered = peer.call_once(
             "RegisterWorker",
             wire.Registration(
                 identity="a", index=-1, records=10, record_length=100, key_length=10, block_records=5, window_records=5,
@@ -355,18 +355,18 @@ def test_a_master_fails_when_other_than_all_records_were_written(written: int) -
                 room=1 << 30, output_disk="a", temp_disk="b"),
         )  # fmt: skip
         own = {"epoch": registered.epoch, "worker": 0, "incarnation": 1}
-        peer.once("SendSample", wire.Sample(**own, records=10, keys=b"k" * 10, positions=bytes(8)))
+        peer.call_once("SendSample", wire.Sample(**own, records=10, keys=b"k" * 10, positions=bytes(8)))
         for state in ("WaitingForPartitionConfig", "WaitingForShuffleSignal", "WaitingForMergeSignal"):
-            peer.once("NotifyPhaseComplete", wire.PhaseComplete(**own, state=state, success=True))
-        answer = peer.once("ReportCompletion", wire.Completion(**own, records=written))
-        with pytest.raises(SortError, match=f"10 records were to be sorted, and {written} were written"):
+            peer.call_once("NotifyPhaseComplete", wire.PhaseComplete(**own, state=state, success=True))
+        answer = peer.call_once("ReportCompletion", wire.Completion(**own, records=written))
+        with pytest.raises(SortError, match=f"10 records were read, but {written} were written"):
             running.result(20)
         peer.close()
     assert answer.failed
     assert "were written" in answer.message
 
 
-def test_a_peer_that_talks_nonsense_is_a_clear_error() -> None:
+def test_a_peer_with_another_protocol_is_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 

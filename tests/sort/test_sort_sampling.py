@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from interlock.sort.data.keys import boundary_cuts, order
+from interlock.sort.data.keys import find_boundaries, sort_rows
 from interlock.sort.data.plan import (
-    MOST_BYTES,
-    PER_PARTITION,
+    MAX_SAMPLE_BYTES,
+    SAMPLES_PER_PARTITION,
     Sample,
     choose_boundaries,
+    choose_reads,
     first_position,
-    most_reads,
-    places,
+    max_reads,
+    sample_size,
     take_sample,
-    wanted_of,
 )
 from interlock.sort.data.records import Extent, RecordFormat, Source
-from interlock.sort.rpc import LARGEST_MESSAGE
+from interlock.sort.rpc import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,17 +58,17 @@ def packed(numbers: NDArray[np.uint64]) -> Keys:
 
 
 def largest_of(keys: Keys, path: Path, workers: int, partitions: int) -> float:
-    """Sample and divide keys as a sort does, and give how large the largest partition is, of an even one."""
+    """Sample and divide keys as a sort does; return the largest partition as a multiple of an even share."""
     keys.tofile(path)
     source = Source(RecordFormat(10, 10), (Extent(str(path), 0, len(keys)),))
     shares = [source.share(number, workers) for number in range(workers)]
-    wanted = wanted_of(shares[0].records, 131_072, 10, partitions, workers)
+    wanted = sample_size(shares[0].records, 131_072, 10, partitions, workers)
     samples = [take_sample(share, first_position(number), wanted) for number, share in enumerate(shares)]
     boundaries = choose_boundaries(samples, partitions)
     sizes = np.zeros(partitions, dtype=np.int64)
     for number, share in enumerate(shares):
         rows = share.read_at(0, share.records)
-        cuts = boundary_cuts(rows, order(rows, 10), first_position(number), 10, boundaries)
+        cuts = find_boundaries(rows, sort_rows(rows, 10), first_position(number), 10, boundaries)
         sizes += np.diff([0, *cuts, len(rows)])
     assert sizes.sum() == len(keys)
     return float(sizes.max() * partitions / len(keys))
@@ -80,13 +80,13 @@ def test_the_largest_partition_is_within_five_percent_of_even(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize(("workers", "partitions"), [(1, 256), (2, 256), (1, 64), (8, 8)])
-def test_the_bound_holds_for_as_many_partitions_as_are_stated(workers: int, partitions: int, tmp_path: Path) -> None:
+def test_the_bound_holds_for_many_partitions(workers: int, partitions: int, tmp_path: Path) -> None:
     numbers = np.random.default_rng(5).integers(0, 2**63, 5_000_000, dtype=np.uint64)
     assert largest_of(packed(numbers), tmp_path / "in", workers, partitions) <= 1.05
 
 
 @pytest.mark.parametrize(("workers", "partitions", "reads"), [(8, 8, 1_000), (2, 16, 250), (1, 16, 125)])
-def test_where_neighbours_have_like_keys_each_read_counts_as_one_sample(
+def test_with_similar_neighbours_each_read_counts_as_one_sample(
     workers: int, partitions: int, reads: int, tmp_path: Path
 ) -> None:
     rng = np.random.default_rng(5)
@@ -96,28 +96,28 @@ def test_where_neighbours_have_like_keys_each_read_counts_as_one_sample(
     assert largest_of(packed(near), tmp_path / "in", workers, partitions) <= 1 + bound
 
 
-def test_samples_and_reads_have_bounds_that_do_not_grow_with_the_partitions_or_the_keys() -> None:
-    assert wanted_of(10**9, 10**6, 10, 256, 2) == 8_000 * 128
+def test_samples_and_reads_are_bounded() -> None:
+    assert sample_size(10**9, 10**6, 10, 256, 2) == 8_000 * 128
     for key_length, partitions, workers in ((10, 10_000, 1), (1_000, 64, 2), (1 << 20, 2, 32), (517, 2, 2)):
-        wanted = wanted_of(10**9, 10**6, key_length, partitions, workers)
+        wanted = sample_size(10**9, 10**6, key_length, partitions, workers)
         assert wanted >= 1
-        assert workers * wanted * (key_length + 8) <= MOST_BYTES < LARGEST_MESSAGE
-    assert [most_reads(size) for size in (0, 10**9, 10**12)] == [2_000, 7_629, 32_000]
+        assert workers * wanted * (key_length + 8) <= MAX_SAMPLE_BYTES < MAX_MESSAGE_BYTES
+    assert [max_reads(size) for size in (0, 10**9, 10**12)] == [2_000, 7_629, 32_000]
 
 
 @pytest.mark.parametrize("partitions", [8, 64, 256])
-def test_eight_thousand_samples_per_partition_keep_the_stated_bound(partitions: int) -> None:
+def test_eight_thousand_samples_per_partition_keep_the_bound(partitions: int) -> None:
     rng = np.random.default_rng(partitions)
-    drawn = np.sort(rng.random(PER_PARTITION * partitions))
-    cuts = drawn[np.arange(1, partitions) * PER_PARTITION - 1]
+    drawn = np.sort(rng.random(SAMPLES_PER_PARTITION * partitions))
+    cuts = drawn[np.arange(1, partitions) * SAMPLES_PER_PARTITION - 1]
     largest = np.diff([0.0, *cuts, 1.0]).max() * partitions
     assert largest <= 1.05
-    assert largest - 1 <= 1.3 * math.sqrt(2 * math.log(partitions) / PER_PARTITION)
+    assert largest - 1 <= 1.3 * math.sqrt(2 * math.log(partitions) / SAMPLES_PER_PARTITION)
 
 
 @pytest.mark.parametrize(("records", "wanted"), [(0, 10), (1, 10), (5, 10), (100, 10), (10_000, 100), (10**12, 8_000)])
-def test_the_sample_is_read_in_small_pieces_from_all_over_the_input(records: int, wanted: int) -> None:
-    starts, count = places(records, wanted, 2_000)
+def test_the_sample_is_read_in_short_runs_from_the_whole_input(records: int, wanted: int) -> None:
+    starts, count = choose_reads(records, wanted, 2_000)
     assert len(starts) * count <= max(wanted, 1)
     assert (np.diff(starts) >= 0).all()
     if records:
@@ -125,7 +125,7 @@ def test_the_sample_is_read_in_small_pieces_from_all_over_the_input(records: int
         assert starts.max() + count <= records
         widest = np.diff([0, *starts, records]).max()
         assert widest <= 2 * records / len(starts) + count + 1
-    assert places(records, wanted, 2_000)[0].tolist() == starts.tolist()
+    assert choose_reads(records, wanted, 2_000)[0].tolist() == starts.tolist()
 
 
 def test_a_worker_with_more_records_has_more_weight() -> None:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from interlock.errors import SortInputError
-from interlock.sort.data.generate import Distribution, Recipe, generate
+from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import RecordFormat
 from interlock.sort.data.validate import Validation, validate
+from interlock.sort.settings import Distribution
 
 pytestmark = pytest.mark.unit
 
@@ -23,9 +24,9 @@ def spread(tmp_path: Path, distribution: Distribution = Distribution.UNIFORM, pa
     generate(tmp_path / "in", recipe, files=2)
     content = b"".join(path.read_bytes() for path in sorted((tmp_path / "in").iterdir()))
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, 100)
-    order = np.argsort(rows[:, :10].copy().view("S10").reshape(-1), kind="stable")
+    sort_rows = np.argsort(rows[:, :10].copy().view("S10").reshape(-1), kind="stable")
     if distribution is Distribution.UNIFORM:  # S10 drops trailing zeros, which only matters where keys are equal
-        rows = rows[order]
+        rows = rows[sort_rows]
     parts = np.array_split(rows, partitions)
     write(tmp_path, parts)
     return parts
@@ -89,7 +90,7 @@ def test_disorder_across_partitions_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["lost", "doubled", "changed"])
-def test_lost_doubled_and_changed_records_are_found(tmp_path: Path, damage: str) -> None:
+def test_lost_duplicated_and_changed_records_are_found(tmp_path: Path, damage: str) -> None:
     first, *others = (part.copy() for part in spread(tmp_path))
     if damage == "lost":
         first = first[1:]
@@ -99,11 +100,15 @@ def test_lost_doubled_and_changed_records_are_found(tmp_path: Path, damage: str)
         first[3, 50] ^= 1
     write(tmp_path, [first, *others])
     (problem,) = check(tmp_path).problems
-    expected = {"lost": "59,999 records, but the input has 60,000", "doubled": "60,001 records", "changed": "checksum"}
+    expected = {
+        "lost": "59,999 records, but the input has 60,000",
+        "doubled": "60,001 records",
+        "changed": "checksum",
+    }
     assert problem.startswith(expected[damage])
 
 
-def test_missing_doubled_cut_and_foreign_files_are_found(tmp_path: Path) -> None:
+def test_missing_duplicate_truncated_and_other_files_are_found(tmp_path: Path) -> None:
     spread(tmp_path)
     out = tmp_path / "out"
     (out / "partition.1").rename(out / "partition.01")
@@ -149,7 +154,7 @@ def test_other_lengths_and_long_keys_are_compared_in_full(tmp_path: Path) -> Non
     assert "byte 160:" in validate([tmp_path / "out"], record_length=40, key_length=20).problems[0]
 
 
-def test_what_is_no_file_and_numbers_beyond_all_reason_are_problems_not_errors(tmp_path: Path) -> None:
+def test_dangling_links_and_huge_numbers_are_problems_not_errors(tmp_path: Path) -> None:
     (tmp_path / "partition.0").symlink_to("nowhere")
     (tmp_path / "partition.99999999999").write_bytes(bytes(100))
     found = validate([tmp_path])

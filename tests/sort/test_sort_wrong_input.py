@@ -1,4 +1,4 @@
-"""What can go wrong around a sort: each is a clear error, nothing is damaged, and no process is left behind."""
+"""Errors around a sort: each has a clear message, damages nothing and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 
 from interlock.errors import SortError
 from interlock.sort.data.validate import validate
-from interlock.sort.logging import heeding_interrupts
-from sort_support import COMMAND, begun, first_line, make_input, names, sort
+from interlock.sort.logging import stop_on_interrupt
+from sort_cli import COMMAND, first_line, make_input, names, sort, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ def snapshot(place: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Path]:
-    """Make an input, and see in the end that it is as it was."""
+    """Generate an input, and check afterwards that it is unchanged."""
     place = make_input(tmp_path / "in", 2_000)
     before = snapshot(place)
     yield place
@@ -94,26 +94,26 @@ def test_a_full_disk_is_a_clear_error_that_leaves_no_partition(tmp_path: Path) -
     assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
 
 
-def test_two_workers_on_one_output_are_told_apart_and_the_first_is_not_disturbed(tmp_path: Path, source: Path) -> None:
+def test_a_second_worker_on_one_output_is_refused(tmp_path: Path, source: Path) -> None:
     other = make_input(tmp_path / "other", 3_000, seed=2)
     with ExitStack() as stack:
-        master = stack.enter_context(begun("master", 2, "--quiet"))
+        master = stack.enter_context(started("master", 2, "--quiet"))
         address = first_line(master)
-        first = stack.enter_context(begun("worker", address, "-I", source, "-O", tmp_path / "out"))
+        first = stack.enter_context(started("worker", address, "-I", source, "-O", tmp_path / "out"))
         assert first.stderr is not None
         first.stderr.readline()  # it says what it sorts as soon as the output is its own
         refused(sort("worker", address, "-I", other, "-O", tmp_path / "out"), 2, "another sort writes to the output")
-        second = stack.enter_context(begun("worker", address, "-I", other, "-O", tmp_path / "out2"))
+        second = stack.enter_context(started("worker", address, "-I", other, "-O", tmp_path / "out2"))
         for process in (first, second, master):
             _, errors = process.communicate(timeout=60)
             assert process.returncode == 0, errors
     assert validate([tmp_path / "out", tmp_path / "out2"], [source, other]).problems == []
 
 
-def test_a_worker_that_never_comes_ends_the_master_and_those_who_came(tmp_path: Path, source: Path) -> None:
-    with begun("master", 2, "--timeout", 10, "--quiet") as master:
+def test_a_missing_worker_ends_the_master_and_the_other_workers(tmp_path: Path, source: Path) -> None:
+    with started("master", 2, "--timeout", 10, "--quiet") as master:
         address = first_line(master)
-        with begun("worker", address, "-I", source, "-O", tmp_path / "out", "--timeout", 11, "--lost", 2) as worker:
+        with started("worker", address, "-I", source, "-O", tmp_path / "out", "--timeout", 11, "--lost", 2) as worker:
             _, errors = worker.communicate(timeout=60)
         _, complaint = master.communicate(timeout=60)
     assert (master.returncode, worker.returncode) == (1, 1), (complaint, errors)
@@ -122,7 +122,7 @@ def test_a_worker_that_never_comes_ends_the_master_and_those_who_came(tmp_path: 
     assert [name for name in names(tmp_path / "out") if name.startswith("partition")] == []
 
 
-def test_a_master_that_is_not_there_is_a_clear_error(tmp_path: Path, source: Path) -> None:
+def test_a_missing_master_is_a_clear_error(tmp_path: Path, source: Path) -> None:
     with closing(socket.socket()) as taken:  # bound, but it does not listen
         taken.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -141,8 +141,8 @@ def test_an_address_of_another_machine_is_one_clear_line(host: str, wrong: str) 
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_peer_that_talks_nonsense_does_not_disturb_the_sort(tmp_path: Path, source: Path) -> None:
-    with begun("master", 1, "--quiet") as master:
+def test_a_client_with_another_protocol_does_not_disturb_the_sort(tmp_path: Path, source: Path) -> None:
+    with started("master", 1, "--quiet") as master:
         address = first_line(master)
         host, _, port = address.partition(":")
         with closing(socket.create_connection((host, int(port)))) as stranger:
@@ -161,10 +161,10 @@ def test_a_peer_that_talks_nonsense_does_not_disturb_the_sort(tmp_path: Path, so
     assert validate([tmp_path / "out"], [source]).problems == []
 
 
-def test_a_master_that_talks_nonsense_is_a_clear_error(tmp_path: Path, source: Path) -> None:
+def test_a_master_with_another_protocol_is_a_clear_error(tmp_path: Path, source: Path) -> None:
     with closing(socket.create_server(("127.0.0.1", 0))) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with begun("worker", address, "-I", source, "-O", tmp_path / "out", "--timeout", 2, "--lost", 2) as worker:
+        with started("worker", address, "-I", source, "-O", tmp_path / "out", "--timeout", 2, "--lost", 2) as worker:
             connection, _ = server.accept()
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
             connection.close()
@@ -178,7 +178,7 @@ def test_a_master_that_talks_nonsense_is_a_clear_error(tmp_path: Path, source: P
 def test_an_interrupted_sort_leaves_no_process_and_no_partition(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 600_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--memory", "256MB")
-    with begun(*arguments) as process:
+    with started(*arguments) as process:
         assert process.stderr is not None
         while "Sorting" not in (line := process.stderr.readline()):
             assert line, "it ended before it was interrupted"
@@ -233,14 +233,14 @@ def test_few_open_files_are_enough_for_many_partitions(tmp_path: Path) -> None:
 
 
 def interrupted(stop: threading.Event, times: int, reached: list[int]) -> None:
-    with heeding_interrupts(stop):
+    with stop_on_interrupt(stop):
         for time in range(times):
             signal.raise_signal(signal.SIGINT)
             reached.append(time)
         raise SortError("given up")
 
 
-def test_an_interrupt_tells_the_sort_first_and_raises_when_it_has_ended() -> None:
+def test_an_interrupt_stops_the_sort_and_raises_when_it_has_ended() -> None:
     stop, reached = threading.Event(), list[int]()
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as raised:
@@ -251,23 +251,23 @@ def test_an_interrupt_tells_the_sort_first_and_raises_when_it_has_ended() -> Non
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_second_interrupt_does_not_wait() -> None:
+def test_a_second_interrupt_raises_at_once() -> None:
     reached = list[int]()
     with pytest.raises(KeyboardInterrupt):
         interrupted(threading.Event(), 2, reached)
     assert reached == [0]
 
 
-def test_what_was_done_before_an_interrupt_was_heard_stands() -> None:
+def test_a_result_from_before_an_interrupt_stands() -> None:
     stop = threading.Event()
-    with heeding_interrupts(stop):
+    with stop_on_interrupt(stop):
         signal.raise_signal(signal.SIGINT)
     assert stop.is_set()
 
 
-def test_a_master_and_a_worker_that_wait_for_others_can_be_interrupted(tmp_path: Path, source: Path) -> None:
-    with begun("master", 2) as master:
-        with begun("worker", first_line(master), "-I", source, "-O", tmp_path / "out") as worker:
+def test_a_waiting_master_and_worker_can_be_interrupted(tmp_path: Path, source: Path) -> None:
+    with started("master", 2) as master:
+        with started("worker", first_line(master), "-I", source, "-O", tmp_path / "out") as worker:
             assert worker.stderr is not None
             while "WaitingForPartitionConfig" not in (line := worker.stderr.readline()):
                 assert line, "it ended before it was interrupted"

@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from interlock.config import Config
 from interlock.postgres.connection import connect
 from interlock.store.access import Scope, create_token
-from interlock.supervisor.http.server import ApiServer
+from interlock.supervisor.http.app import serve_api
 from jobs_support import app_at
 
 if TYPE_CHECKING:
@@ -53,23 +53,25 @@ SETTINGS = settings(
 def served(url: str) -> Iterator[str]:
     """Serve the API from a thread of its own."""
     config = Config(database_url=url, supervisor_port=0, supervisor_require_token=True)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    loop, stop, address = asyncio.new_event_loop(), asyncio.Event(), []
+    ready = threading.Event()
 
-    async def start() -> ApiServer:
-        server = ApiServer(app_at(url), config)
-        await server.start()
-        return server
+    def started(place: str) -> None:
+        address.append(place)
+        ready.set()
 
-    try:
-        server = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
-        yield server.url
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(60)
+    def work() -> None:
+        loop.run_until_complete(serve_api(app_at(url), config, stop, started=started))
         loop.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert ready.wait(60)
+    try:
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(60)
 
 
 async def admin(url: str) -> str:

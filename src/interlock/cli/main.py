@@ -16,7 +16,7 @@ from interlock.config import Config
 from interlock.errors import ConfigError, InputError, InterlockError, SortInputError, UnknownJobError, UnknownTaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 # SECTION cli/root
@@ -25,12 +25,53 @@ if TYPE_CHECKING:
 # Invariant: a user's mistake never shows a traceback; it exits with 2, a failure of the system with 1.
 
 HELP = "Durable tasks and workflows on PostgreSQL, every lifecycle a state machine that the database enforces."
-SORT = "sort"  # sets logging up by itself: what the engine logs with takes longer to load than a small sort to run
 MISTAKES = (ConfigError, InputError, SortInputError, UnknownTaskError, UnknownJobError)
 
 
-def create_root_app(name: str = "interlock", help_: str | None = HELP) -> typer.Typer:
-    """Make the command `interlock`, or one of its own like `interlock-sort`, without subcommands."""
+# Global options, which `interlock-sort` has too.
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(help="The PostgreSQL server to use, as postgresql://…; the embedded one if unset.", metavar="URL"),
+]
+DataDir = Annotated[  # not Path, which turns an empty name into the current directory
+    str | None, typer.Option(help="Where the embedded server keeps its data.", metavar="DIR")
+]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+LogFormat = Annotated[str | None, typer.Option(help="console for people, json for machines.")]
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(version("interlock"))
+        raise typer.Exit
+
+
+ShowVersion = Annotated[
+    bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+]
+
+
+def settings(
+    context: typer.Context,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    show_version: ShowVersion = False,
+) -> None:
+    """Read the settings that all commands share, and set up logging."""
+    del show_version
+    config = Config.load(
+        {"database_url": database_url, "data_dir": data_dir, "log_level": log_level, "log_format": log_format}
+    )
+    context.obj = config
+    set_up_logging(config.log_level, config.log_format)
+
+
+def create_root_app(
+    name: str = "interlock", help_: str | None = HELP, callback: Callable[..., None] = settings
+) -> typer.Typer:
+    """Make a root command without subcommands; `callback` declares and reads its global options."""
     app = typer.Typer(
         name=name,
         help=help_,
@@ -41,53 +82,22 @@ def create_root_app(name: str = "interlock", help_: str | None = HELP) -> typer.
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(settings)
+    app.callback()(callback)
     return app
 
 
 def run_app(app: typer.Typer) -> None:
     """Run a command line and end with its exit code."""
     try:
-        app()
+        app(prog_name=app.info.name)
     except InterlockError as error:
         typer.secho(f"interlock: {error}", err=True, fg=typer.colors.RED)
         sys.exit(2 if isinstance(error, MISTAKES) else 1)
 
 
-def _show_version(value: bool) -> None:
-    if value:
-        typer.echo(version("interlock"))
-        raise typer.Exit
-
-
-def settings(
-    context: typer.Context,
-    database_url: Annotated[
-        str | None,
-        typer.Option(help="The PostgreSQL server to use, as postgresql://…; the embedded one if unset.", metavar="URL"),
-    ] = None,
-    data_dir: Annotated[  # no Path, which takes an empty name for this directory
-        str | None, typer.Option(help="Where the embedded server keeps its data.", metavar="DIR")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="console for people, json for machines.")] = None,
-    show_version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Read the settings that all commands share."""
-    del show_version
-    config = Config.load(
-        {"database_url": database_url, "data_dir": data_dir, "log_level": log_level, "log_format": log_format}
-    )
-    context.obj = config
-    if context.invoked_subcommand != SORT and context.info_name != "interlock-sort":
-        set_up_logging(config.log_level, config.log_format)
-
-
 def set_up_logging(level: str, form: str) -> None:
     """Have the engine log from a level on."""
-    from interlock.telemetry import configure_logging  # noqa: PLC0415 - see above
+    from interlock.telemetry import configure_logging  # noqa: PLC0415 - structlog takes long to load
 
     configure_logging(level, "json" if form == "json" else "console")
 

@@ -1,12 +1,11 @@
-"""`interlock sort`: makes records, sorts them on one machine or many, and proves that they are sorted.
+"""`interlock sort` and `interlock-sort`: declares the commands of the distributed sort and their options.
 
-Invariant: this module only reads the command line; what it calls needs numpy and gRPC, which come with an extra.
+The commands themselves are in `sort_commands`, which is imported when one of them runs: it needs numpy and gRPC, which
+come with the extra `sort`, and takes longer to import than a small sort to run.
 """
 
 from __future__ import annotations
 
-import re
-from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -14,107 +13,123 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.main import create_root_app, run_app, set_up_logging
+from interlock.cli.main import (
+    DatabaseUrl,
+    DataDir,
+    LogFormat,
+    LogLevel,
+    ShowVersion,
+    create_root_app,
+    run_app,
+    set_up_logging,
+)
 from interlock.config import Config
-from interlock.errors import ConfigError, SortInputError
+from interlock.errors import ConfigError
+from interlock.sort.settings import Distribution, Engine
 
 app = typer.Typer(
     help="Sort records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
-    epilog="Records have 100 bytes with a key of 10 unless said otherwise, and are binary or lines that end in CR LF. "
+    epilog="Records have 100 bytes with a key of 10 unless set otherwise. They are binary, or lines that end in CR LF. "
     "Sizes are written 64MB, 2GB or 1.5GiB.",
     no_args_is_help=True,
 )
-
-RECORDS, SORTING, LOGS = "interlock.cli.sort_commands", "interlock.cli.sort_commands", "interlock.sort.logging"
-
-
-class Engine(StrEnum):
-    """What runs the sort workers."""
-
-    LOCAL = "local"
-    INTERLOCK = "interlock"
-    RAY = "ray"
-
-
-class Spread(StrEnum):
-    """How the keys of generated records are spread."""
-
-    UNIFORM = "uniform"
-    SKEWED = "skewed"
-    DUPLICATES = "duplicates"
-    PRESORTED = "presorted"
-    REVERSED = "reversed"
-    CONSTANT = "constant"
-
 
 Inputs = Annotated[
     list[Path], typer.Argument(help="Directories or files with records; they are only read.", metavar="INPUT…")
 ]
 Output = Annotated[
-    Path, typer.Option("--output", "-O", help="Where partition.0, partition.1, … are written.", metavar="DIR")
+    Path, typer.Option("--output", "-O", help="Directory for partition.0, partition.1, …", metavar="DIR")
 ]
-Temp = Annotated[
+WorkDir = Annotated[
     Path | None,
-    typer.Option(help="Where unfinished work is kept; a hidden directory in the output unless given.", metavar="DIR"),
+    typer.Option(
+        "--temp", help="Directory for unfinished work; a hidden directory in the output unless given.", metavar="DIR"
+    ),
 ]
 Memory = Annotated[
-    str | None, typer.Option(help="The most memory to use, for all workers of this command together; 2GB unless given.")
+    str | None, typer.Option(help="Memory limit for all workers of this command together; 2GB unless given.")
 ]
 RecordLength = Annotated[int, typer.Option(help="Bytes of a record, line end included.", min=1)]
-KeyLength = Annotated[int, typer.Option(help="Bytes at its head by which it is sorted.", min=1)]
+KeyLength = Annotated[int, typer.Option(help="Bytes of the key, with which a record begins.", min=1)]
 Ascii = Annotated[
     bool | None,
-    typer.Option("--ascii/--binary", help="Lines that end in CR LF, or any bytes; detected unless given."),
+    typer.Option("--ascii/--binary", help="Lines that end in CR LF, or arbitrary bytes; detected unless given."),
 ]
 Partitions = Annotated[
-    int | None, typer.Option(help="Output files in all; one for each worker unless given.", min=1, metavar="N")
+    int | None, typer.Option(help="Output files in total; one for each worker unless given.", min=1, metavar="N")
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace partitions that are in the output directory.")]
-InJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
-ReportTo = Annotated[
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the partitions in the output directory.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+ReportPath = Annotated[
     Path | None, typer.Option("--report", help="Write the report as JSON to this file, too.", metavar="FILE")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-Timeout = Annotated[
-    float | None, typer.Option(help="Seconds to wait for workers that have not come; 600 unless given.", metavar="S")
-]
-Lost = Annotated[
+RegisterTimeout = Annotated[
     float | None,
-    typer.Option(help="Seconds of silence after which a process is given up; 60 unless given.", metavar="S"),
+    typer.Option("--timeout", help="Seconds to wait until all workers have registered; 600 unless given.", metavar="S"),
 ]
+LostAfter = Annotated[
+    float | None,
+    typer.Option("--lost", help="Seconds of silence after which a process is lost; 60 unless given.", metavar="S"),
+]
+ShowHistory = Annotated[
+    bool, typer.Option("--history/--no-history", help="Show every state transition of master and workers.")
+]
+
+
+def global_options(
+    context: typer.Context,
+    database_url: DatabaseUrl = None,
+    data_dir: DataDir = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    show_version: ShowVersion = False,
+) -> None:
+    """Read the global options of `interlock-sort`; each command sets up its own logging."""
+    del show_version
+    context.obj = Config.load(
+        {"database_url": database_url, "data_dir": data_dir, "log_level": log_level, "log_format": log_format}
+    )
+
+
+def run() -> None:
+    """Run `interlock-sort`: the commands of `interlock sort` as a program of their own."""
+    root = create_root_app("interlock-sort", app.info.help, global_options)
+    root.registered_commands = app.registered_commands
+    run_app(root)
 
 
 @app.command()
 def generate(
-    output: Annotated[Path, typer.Argument(help="The directory to write part-00000, … to.", metavar="DIR")],
-    records: Annotated[int | None, typer.Option(help="How many records.", min=0, metavar="N")] = None,
-    size: Annotated[str | None, typer.Option(help="How many bytes, instead: 1GB.")] = None,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal records, in however many files.", min=0)] = 0,
-    files: Annotated[int, typer.Option(help="How many files to spread them over.", min=1, metavar="N")] = 1,
+    output: Annotated[Path, typer.Argument(help="Directory for part-00000, part-00001, …", metavar="DIR")],
+    records: Annotated[int | None, typer.Option(help="Number of records.", min=0, metavar="N")] = None,
+    size: Annotated[str | None, typer.Option(help="Total size instead of --records: 1GB.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same records, in any number of files.", min=0)] = 0,
+    files: Annotated[int, typer.Option(help="Number of files.", min=1, metavar="N")] = 1,
     distribution: Annotated[
-        Spread, typer.Option(help="How the keys are spread; skewed is a Zipf law, duplicates has 1,000 keys.")
-    ] = Spread.UNIFORM,
+        Distribution, typer.Option(help="Distribution of the keys; skewed is a Zipf law, duplicates has 1,000 keys.")
+    ] = Distribution.UNIFORM,
     record_length: RecordLength = 100,
     key_length: KeyLength = 10,
     ascii_: Annotated[bool, typer.Option("--ascii", help="Lines of printable characters that end in CR LF.")] = False,
     quiet: Quiet = False,
-    in_json: InJson = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Make records to sort. The same seed gives the same records.
+    """Generate records to sort. The same seed gives the same records.
 
     Example: interlock sort generate data --size 1GB --files 8
     """
-    _loaded(RECORDS).generate(
+    _commands().generate(
         output,
         records=records,
         size=size,
         seed=seed,
         files=files,
-        distribution=distribution.value,
+        distribution=distribution,
         lengths=(record_length, key_length),
         is_ascii=ascii_,
         quiet=quiet,
-        in_json=in_json,
+        as_json=as_json,
     )
 
 
@@ -127,7 +142,7 @@ def sort(
         int | None, typer.Option("--workers", "-n", help="Sort workers; one for every two cores unless given.", min=1)
     ] = None,
     memory: Memory = None,
-    temp: Temp = None,
+    work_dir: WorkDir = None,
     partitions: Partitions = None,
     record_length: RecordLength = 100,
     key_length: KeyLength = 10,
@@ -140,128 +155,132 @@ def sort(
         ),
     ] = Engine.LOCAL,
     ray_address: Annotated[
-        str | None, typer.Option(help="The Ray cluster to use; one of this machine's own unless given.")
+        str | None, typer.Option(help="The Ray cluster to use; without it, Ray runs on this machine only.")
     ] = None,
     overwrite: Overwrite = False,
-    timeout: Timeout = None,
-    lost: Lost = None,
-    history: Annotated[bool, typer.Option("--history/--no-history", help="Show every move of every machine.")] = True,
+    timeout: RegisterTimeout = None,
+    lost: LostAfter = None,
+    history: ShowHistory = True,
     quiet: Quiet = False,
-    in_json: InJson = False,
-    report: ReportTo = None,
+    as_json: AsJson = False,
+    report: ReportPath = None,
 ) -> None:
-    """Sort on this machine: a master and some workers, from the inputs to the output directory.
+    """Sort the inputs into the output directory, with a master and workers on this machine.
 
-    Broken off and started again with the same arguments, it goes on where it was.
+    After a kill or a crash, the same command resumes the sort.
 
     Example: interlock sort run data --output sorted --workers 2 --memory 2GB
     """
-    _log(context, engine)
-    _loaded(SORTING).run(
+    _set_up_logging(context, engine)
+    commands = _commands()
+    commands.run(
         context.obj,
         inputs,
         output,
         workers=workers,
-        settings=_given(memory=memory, partitions=partitions, registering=timeout, lost=lost),
-        temp=temp,
+        settings=_given(memory=memory, partitions=partitions, register_timeout_s=timeout, lost_after_s=lost),
+        work_dir=work_dir,
         lengths=(record_length, key_length),
         is_ascii=ascii_,
-        engine=engine.value,
+        engine=engine,
         ray_address=ray_address,
         overwrite=overwrite,
-        telling=_loaded(SORTING).Telling(history=history, quiet=quiet, in_json=in_json, report=report),
+        display=commands.DisplayOptions(history=history, quiet=quiet, as_json=as_json, report_path=report),
     )
 
 
 @app.command()
 def master(
     context: typer.Context,
-    workers: Annotated[int, typer.Argument(help="How many workers to wait for.", min=1, metavar="N")],
+    workers: Annotated[int, typer.Argument(help="Number of workers that take part.", min=1, metavar="N")],
     host: Annotated[
-        str, typer.Option(help="The address of this machine to listen on, which the workers can reach.")
+        str, typer.Option(help="Address of this machine to listen on, which the workers can reach.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port to listen on; a free one unless given.", min=0, max=65535)] = 0,
-    temp: Annotated[
+    port: Annotated[int, typer.Option(help="Port to listen on; a free one unless given.", min=0, max=65535)] = 0,
+    work_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Where its state is kept, so that it can be started again; nowhere unless given.", metavar="DIR"
+            "--temp", help="Directory for its state, for a restart; no state is kept unless given.", metavar="DIR"
         ),
     ] = None,
     partitions: Partitions = None,
-    timeout: Timeout = None,
-    lost: Lost = None,
-    history: Annotated[bool, typer.Option("--history/--no-history", help="Show every move of every machine.")] = True,
+    timeout: RegisterTimeout = None,
+    lost: LostAfter = None,
+    history: ShowHistory = True,
     quiet: Quiet = False,
-    report: ReportTo = None,
+    report: ReportPath = None,
 ) -> None:
-    """Lead a sort on many machines. Standard output has the master's address and, in the end, the workers in order.
+    """Run the master of a sort on many machines.
 
-    The partitions of the workers, in that order, are the sorted sequence. Everything else is on standard error.
-    There is no authentication: listen only where all who can connect are trusted.
+    Standard output has the address of the master first and, after the sort, the addresses of the workers in order: the
+    partitions of the workers, in that order, are the sorted sequence. Everything else goes to standard error.
+    There is no authentication: listen only on a network whose hosts are all trusted.
 
     Example: interlock sort master 3 --host 10.0.0.1
     """
-    _log(context)
-    _loaded(SORTING).master(
+    _set_up_logging(context)
+    commands = _commands()
+    commands.master(
         workers,
         host=host,
         port=port,
-        temp=temp,
-        settings=_given(partitions=partitions, registering=timeout, lost=lost),
-        telling=_loaded(SORTING).Telling(history=history, quiet=quiet, in_json=False, report=report),
+        work_dir=work_dir,
+        settings=_given(partitions=partitions, register_timeout_s=timeout, lost_after_s=lost),
+        display=commands.DisplayOptions(history=history, quiet=quiet, as_json=False, report_path=report),
     )
 
 
 @app.command()
 def worker(
     context: typer.Context,
-    address: Annotated[str, typer.Argument(help="The master, as it printed itself.", metavar="HOST:PORT")],
+    address: Annotated[str, typer.Argument(help="Address of the master, as it printed it.", metavar="HOST:PORT")],
     inputs: Annotated[
         list[Path],
-        typer.Option("--input", "-I", help="A directory or file with records; may be given again.", metavar="DIR"),
+        typer.Option("--input", "-I", help="A directory or file with records; may be repeated.", metavar="DIR"),
     ],
     output: Output,
     host: Annotated[
-        str, typer.Option(help="The address of this machine to listen on, which the other workers can reach.")
+        str, typer.Option(help="Address of this machine to listen on, which the other workers can reach.")
     ] = "127.0.0.1",
-    memory: Annotated[
-        str | None, typer.Option(help="The most memory that this worker may use; 2GB unless given.")
-    ] = None,
-    temp: Temp = None,
+    memory: Annotated[str | None, typer.Option(help="Memory limit of this worker; 2GB unless given.")] = None,
+    work_dir: WorkDir = None,
     record_length: RecordLength = 100,
     key_length: KeyLength = 10,
     ascii_: Ascii = None,
     overwrite: Overwrite = False,
     timeout: Annotated[
-        float | None, typer.Option(help="Seconds to look for the master; 600 unless given.", metavar="S")
+        float | None, typer.Option(help="Seconds to try to reach the master; 600 unless given.", metavar="S")
     ] = None,
     lost: Annotated[
         float | None,
-        typer.Option(help="Seconds of silence after which the master is given up; 60 unless given.", metavar="S"),
+        typer.Option(help="Seconds without an answer after which the master is lost; 60 unless given.", metavar="S"),
     ] = None,
-    history: Annotated[bool, typer.Option("--history/--no-history", help="Show every move of the worker.")] = True,
+    history: Annotated[
+        bool, typer.Option("--history/--no-history", help="Show every state transition of the worker.")
+    ] = True,
     quiet: Quiet = False,
-    in_json: InJson = False,
-    report: ReportTo = None,
+    as_json: AsJson = False,
+    report: ReportPath = None,
 ) -> None:
-    """Take part in a sort on many machines: read this machine's records, and write its share of the partitions.
+    """Take part in a sort on many machines: read this machine's records and write its share of the partitions.
 
-    Killed and started again with the same arguments, it goes on where it was.
+    After a kill or a crash, the same command resumes.
 
     Example: interlock sort worker 10.0.0.1:40123 -I /data/a -I /data/b -O /data/sorted --host 10.0.0.2
     """
-    _log(context)
-    _loaded(SORTING).worker(
+    _set_up_logging(context)
+    commands = _commands()
+    commands.worker(
         address,
         inputs,
         output,
         host=host,
-        settings=_given(memory=memory, registering=timeout, lost=lost),
-        temp=temp,
+        settings=_given(memory=memory, register_timeout_s=timeout, lost_after_s=lost),
+        work_dir=work_dir,
         lengths=(record_length, key_length),
         is_ascii=ascii_,
         overwrite=overwrite,
-        telling=_loaded(SORTING).Telling(history=history, quiet=quiet, in_json=in_json, report=report),
+        display=commands.DisplayOptions(history=history, quiet=quiet, as_json=as_json, report_path=report),
     )
 
 
@@ -269,66 +288,49 @@ def worker(
 def validate(
     outputs: Annotated[
         list[Path],
-        typer.Argument(help="The output directory; those of all workers of a sort on many machines.", metavar="DIR…"),
+        typer.Argument(
+            help="The output directory; after a sort on many machines, those of all workers.", metavar="DIR…"
+        ),
     ],
     inputs: Annotated[
         list[Path] | None,
-        typer.Option("--input", "-I", help="What was sorted, to compare with; may be given again.", metavar="DIR"),
+        typer.Option("--input", "-I", help="The input of the sort, to compare with; may be repeated.", metavar="DIR"),
     ] = None,
     record_length: RecordLength = 100,
     key_length: KeyLength = 10,
     quiet: Quiet = False,
-    in_json: InJson = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Prove that an output is sorted: order within and across partitions, and against the input count and checksum.
+    """Verify that an output is sorted: order within and across partitions; with --input, count and checksum as well.
 
-    The exit code is 0 when all is well and 1 when something is wrong.
+    The exit code is 0 if the output is valid and 1 if it is not.
 
     Example: interlock sort validate sorted --input data
     """
-    _loaded(RECORDS).validate(outputs, inputs or [], lengths=(record_length, key_length), quiet=quiet, in_json=in_json)
+    _commands().validate(outputs, inputs or [], lengths=(record_length, key_length), quiet=quiet, as_json=as_json)
 
 
-def run() -> None:
-    """Run `interlock-sort`: the commands of `interlock sort` under a name of their own."""
-    alone = create_root_app("interlock-sort", app.info.help)
-    alone.registered_commands = app.registered_commands
-    run_app(alone)
+def _commands() -> ModuleType:
+    return _import("interlock.cli.sort_commands")
 
 
-def _log(context: typer.Context, engine: Engine = Engine.LOCAL) -> None:
-    """Let the display tell of what goes on, and the log of warnings only, unless more is asked for."""
-    config: Config = context.obj
-    is_asked = context.find_root().params.get("log_level") is not None or config.log_level != "info"
-    level = config.log_level if is_asked else "warning"
-    _loaded(LOGS).log_from(level, config.log_format)
-    if engine is not Engine.LOCAL:
-        set_up_logging(level, config.log_format)
-
-
-def _loaded(name: str) -> ModuleType:
-    """Import what a command calls, which takes time; say what to install where that is not possible."""
+def _import(name: str) -> ModuleType:
+    """Import a module that needs the extra `sort`; if that is missing, tell what to install."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"the sort needs {error.name}: pip install 'interlock[sort]'") from error
 
 
+def _set_up_logging(context: typer.Context, engine: Engine = Engine.LOCAL) -> None:
+    """Log only warnings and errors unless a level was chosen: the display shows the rest."""
+    config: Config = context.obj
+    is_chosen = context.find_root().params.get("log_level") is not None or config.log_level != "info"
+    level = config.log_level if is_chosen else "warning"
+    _import("interlock.sort.logging").set_up_logging(level, config.log_format)
+    if engine is not Engine.LOCAL:
+        set_up_logging(level, config.log_format)
+
+
 def _given(**options: object) -> dict[str, object]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-# SECTION cli/sizes
-# How a person writes a number of bytes.
-
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def read_size(name: str, text: str) -> int:
-    """Read a number of bytes: 64MB, 2GB, 1.5GiB, 1000."""
-    match = SIZE.fullmatch(text.strip())
-    if match is None:
-        raise SortInputError(f"{name} {text!r} is not a size; write 64MB, 2GB, 1.5GiB or a number of bytes")
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** POWERS[unit.lower()])

@@ -1,7 +1,7 @@
-"""Sorts: what `interlock sort run`, `sort master` and `sort worker` do.
+"""The commands of the sort: `generate`, `run`, `master`, `worker` and `validate`.
 
-Invariant: everything is checked before anything is written; standard output has the answer alone, and progress, tables
-beside an answer and complaints are on standard error.
+Invariant: all arguments are checked before anything is written. Standard output has only the result; progress, tables
+beside a result and errors go to standard error, and progress bars are shown only in a terminal.
 """
 
 from __future__ import annotations
@@ -25,45 +25,47 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as ProgressBar
 
 from interlock.cli.format import format_json, format_table, print_note
-from interlock.cli.sort import read_size
 from interlock.config import Config
 from interlock.errors import SortError, SortInputError
-from interlock.sort.data.checksum import written
-from interlock.sort.data.generate import Distribution, Recipe
-from interlock.sort.data.generate import generate as make_records
+from interlock.sort.data.checksum import format_checksum
+from interlock.sort.data.generate import Recipe
+from interlock.sort.data.generate import generate as generate_records
 from interlock.sort.data.records import RecordFormat, Source, open_source
 from interlock.sort.data.validate import Validation
-from interlock.sort.data.validate import validate as check_partitions
-from interlock.sort.display import history_table, phase_table, report_tables, size_of, summary_line, view_on
-from interlock.sort.engines.base import run_on
-from interlock.sort.engines.prefork import usual_workers
-from interlock.sort.logging import heeding_interrupts
+from interlock.sort.data.validate import validate as validate_output
+from interlock.sort.display import format_size, history_table, open_view, phase_table, report_tables, summary_line
+from interlock.sort.engines.base import get_engine
+from interlock.sort.engines.prefork import default_worker_count
+from interlock.sort.logging import stop_on_interrupt
 from interlock.sort.master.master import run_master
-from interlock.sort.settings import HIDDEN, Progress, Report, Settings, WorkerReport
+from interlock.sort.settings import WORK_DIRECTORY, Distribution, Engine, Progress, Report, Settings, WorkerReport
 from interlock.sort.workdir import (
-    check_places,
-    claim_output,
-    claim_state,
-    held_partitions,
+    check_directories,
     is_resumable,
+    list_partitions,
+    lock_output,
+    lock_state,
     make_directory,
     prepare_output,
 )
 from interlock.sort.worker.worker import run_worker
 
-WIDE = 160  # columns
+MIN_TABLE_WIDTH = 160  # columns
 ADDRESS = re.compile(r"\S+:\d{1,5}")
-PORTS = 1 << 16
+MAX_PORT = 65_535
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+PARTITION_COLUMNS = ("partition", "records", "bytes", "checksum", "first key", "last key")
 
 
 @dataclass(frozen=True, slots=True)
-class Telling:
-    """How much is shown, and where the report goes."""
+class DisplayOptions:
+    """What a command shows, and where the report goes."""
 
     history: bool
     quiet: bool
-    in_json: bool
-    report: Path | None
+    as_json: bool
+    report_path: Path | None
 
 
 def run(
@@ -73,47 +75,56 @@ def run(
     *,
     workers: int | None,
     settings: dict[str, Any],
-    temp: Path | None,
+    work_dir: Path | None,
     lengths: tuple[int, int],
     is_ascii: bool | None,
-    engine: str,
+    engine: Engine,
     ray_address: str | None,
     overwrite: bool,
-    telling: Telling,
+    display: DisplayOptions,
 ) -> None:
-    """Sort with everything that is needed on this machine, or on the cluster of an engine."""
-    used = _settings(settings)
-    _check_report(telling.report)
-    start = run_on(engine, config, ray_address)
-    temp = _own(temp, output)
-    prepared = _prepared(inputs, output, temp, lengths, is_ascii, overwrite=overwrite, quiet=telling.quiet)
-    with prepared as source, _shown(telling) as told:
-        report = start(source, output, workers=workers or usual_workers(), settings=used, temp=temp, told=told)
-        _forget_others(output, [one.path for one in report.partitions])
-    _keep(telling.report, report.json())
-    if telling.in_json:
+    """Run a whole sort: a master in this process, and workers that the engine starts."""
+    parsed = _parse_settings(settings)
+    _check_report_path(display.report_path)
+    sort = get_engine(engine, config, ray_address)
+    work_dir = _own_work_dir(work_dir, output)
+    prepared = _prepared(inputs, output, work_dir, lengths, is_ascii, overwrite=overwrite, quiet=display.quiet)
+    with prepared as source, _progress_shown(display) as on_progress:
+        count = workers or default_worker_count()
+        report = sort(source, output, workers=count, settings=parsed, work_dir=work_dir, on_progress=on_progress)
+        _remove_other_partitions(output, [one.path for one in report.partitions])
+    _save_report(display.report_path, report.json())
+    if display.as_json:
         typer.echo(format_json(report.json()))
         return
-    _print_report(report, telling, _console())
+    _print_report(report, display, _wide_console())
 
 
 def master(
-    workers: int, *, host: str, port: int, temp: Path | None, settings: dict[str, Any], telling: Telling
+    workers: int, *, host: str, port: int, work_dir: Path | None, settings: dict[str, Any], display: DisplayOptions
 ) -> None:
-    """Lead a sort on many machines."""
-    used = _settings(settings)
-    _check_report(telling.report)
-    if temp is not None:
-        make_directory("temporary", temp)
+    """Run the master of a sort on many machines."""
+    parsed = _parse_settings(settings)
+    _check_report_path(display.report_path)
+    if work_dir is not None:
+        make_directory("temporary", work_dir)
+    lock = nullcontext() if work_dir is None else lock_state(work_dir)
     stop = Event()
-    with nullcontext() if temp is None else claim_state(temp), _shown(telling) as told, heeding_interrupts(stop):
+    with lock, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
         report = run_master(
-            workers, settings=used, host=host, port=port, temp=temp, listening=_say, told=told, stop=stop
+            workers,
+            settings=parsed,
+            host=host,
+            port=port,
+            work_dir=work_dir,
+            on_listening=_print_line,
+            on_progress=on_progress,
+            stop=stop,
         )
-    _keep(telling.report, report.json())
-    _print_report(report, telling, _console(stderr=True))
+    _save_report(display.report_path, report.json())
+    _print_report(report, display, _wide_console(stderr=True))
     for one in report.workers:
-        _say(one.address)
+        _print_line(one.address)
 
 
 def worker(
@@ -123,143 +134,39 @@ def worker(
     *,
     host: str,
     settings: dict[str, Any],
-    temp: Path | None,
+    work_dir: Path | None,
     lengths: tuple[int, int],
     is_ascii: bool | None,
     overwrite: bool,
-    telling: Telling,
+    display: DisplayOptions,
 ) -> None:
-    """Take part in a sort on many machines."""
-    used = _settings(settings)
-    _check_report(telling.report)
-    if not ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) < PORTS:
-        raise SortInputError(f"{address!r} is not the address of a master; it looks like 10.0.0.1:40123")
-    temp = _own(temp, output)
-    prepared = _prepared(inputs, output, temp, lengths, is_ascii, overwrite=overwrite, quiet=telling.quiet)
+    """Run one worker of a sort on many machines."""
+    parsed = _parse_settings(settings)
+    _check_report_path(display.report_path)
+    if not ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
+        raise SortInputError(f"{address!r} is not the address of a master; write HOST:PORT, as in 10.0.0.1:40123")
+    work_dir = _own_work_dir(work_dir, output)
+    prepared = _prepared(inputs, output, work_dir, lengths, is_ascii, overwrite=overwrite, quiet=display.quiet)
     stop = Event()
-    with prepared as source, _shown(telling) as told, heeding_interrupts(stop):
-        report = run_worker(address, source, output, settings=used, temp=temp, host=host, told=told, stop=stop)
-        if temp is not None:
-            shutil.rmtree(temp, ignore_errors=True)
-        _forget_others(output, [one.path for one in report.partitions])
-    _keep(telling.report, report.json())
-    if telling.in_json:
+    with prepared as source, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
+        report = run_worker(
+            address,
+            source,
+            output,
+            settings=parsed,
+            work_dir=work_dir,
+            host=host,
+            on_progress=on_progress,
+            stop=stop,
+        )
+        if work_dir is not None:
+            shutil.rmtree(work_dir, ignore_errors=True)
+        _remove_other_partitions(output, [one.path for one in report.partitions])
+    _save_report(display.report_path, report.json())
+    if display.as_json:
         typer.echo(format_json(report.json()))
     else:
-        _print_worker(report, telling)
-
-
-def _own(temp: Path | None, output: Path) -> Path | None:
-    """Give a directory in the given one that is for this output alone: it is removed with all that is in it."""
-    name = blake2b(os.fsencode(output.resolve()), digest_size=6).hexdigest()
-    return None if temp is None else temp / f"{HIDDEN}-{name}"
-
-
-@contextmanager
-def _prepared(
-    inputs: Sequence[Path],
-    output: Path,
-    temp: Path | None,
-    lengths: tuple[int, int],
-    is_ascii: bool | None,
-    *,
-    overwrite: bool,
-    quiet: bool,
-) -> Iterator[Source]:
-    """Check everything before anything is written; hold the output while it is sorted to."""
-    source = open_source(inputs, record_length=lengths[0], key_length=lengths[1], ascii=is_ascii)
-    check_places(inputs, output, temp, (extent.path for extent in source.extents))
-    resumed = is_resumable(temp or output / HIDDEN)
-    prepare_output(output, overwrite=overwrite or resumed)
-    if temp is not None:
-        make_directory("temporary", temp)
-    with claim_output(output):
-        if not quiet:
-            begins = "going on with" if resumed else "sorting"
-            print_note(f"{begins} {source.records:,} {source.format}, {size_of(source.size)}")
-        yield source
-
-
-def _forget_others(output: Path, partitions: Sequence[str]) -> None:
-    """Remove partitions that --overwrite allowed to replace, and that have no successor of their name."""
-    names = {Path(path).name for path in partitions}
-    for path in held_partitions(output):
-        if path.name not in names:
-            path.unlink()
-
-
-@contextmanager
-def _shown(telling: Telling) -> Iterator[Callable[[Progress], None]]:
-    """Show progress on standard error; say in words what the system refused."""
-    try:
-        if telling.quiet:
-            yield lambda _: None
-            return
-        with view_on(Console(stderr=True)) as view:
-            yield view.show
-    except OSError as error:
-        where = "" if error.filename is None else f"{error.filename}: "
-        raise SortError(f"the sort failed: {where}{error.strerror or error}") from error
-
-
-def _settings(given: dict[str, Any]) -> Settings:
-    if "memory" in given:
-        given = {**given, "memory": read_size("--memory", given["memory"])}
-    return Settings(**given)
-
-
-def _check_report(place: Path | None) -> None:
-    """Refuse a report that could not be written when all is done."""
-    if place is None:
-        return
-    if place.is_dir():
-        raise SortInputError(f"the report cannot be written to {place}, which is a directory: name a file")
-    if not os.access(place.absolute().parent, os.W_OK | os.X_OK):
-        raise SortInputError(f"the report cannot be written to {place}: there is no such directory, or it is closed")
-
-
-def _say(text: str) -> None:
-    """Write an answer at once, for whoever reads it through a pipe."""
-    print(text, flush=True)  # noqa: T201 - the command's answer
-
-
-def _keep(place: Path | None, document: dict[str, Any]) -> None:
-    if place is not None:
-        try:
-            place.write_text(format_json(document) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise SortInputError(f"the report cannot be written to {place}: {error.strerror}") from error
-
-
-def _console(*, stderr: bool = False) -> Console:
-    """Give a console for tables; a narrow one lets its lines run over the edge instead of breaking every cell."""
-    console = Console(stderr=stderr)
-    console.width = max(console.width, WIDE)
-    return console
-
-
-def _print_report(report: Report, telling: Telling, console: Console) -> None:
-    for drawing in report_tables(report, history=telling.history):
-        console.print(drawing)
-        console.print()
-    console.print(summary_line(report), highlight=False)
-
-
-def _print_worker(report: WorkerReport, telling: Telling) -> None:
-    console = _console(stderr=True)
-    console.print(phase_table([report]))
-    if telling.history:
-        console.print(history_table([(f"worker {report.index}", report.history)]))
-    for one in report.partitions:
-        _say(one.path)
-
-
-# SECTION cli/sort_records
-# Makes records and proves that they are sorted: what `interlock sort generate` and `sort validate` do.
-#
-# Invariant: standard output has the answer alone, and a bar is shown only where there is a terminal.
-
-PARTITIONS = ("partition", "records", "bytes", "checksum", "first key", "last key")
+        _print_worker_report(report, display)
 
 
 def generate(
@@ -269,75 +176,189 @@ def generate(
     size: str | None,
     seed: int,
     files: int,
-    distribution: str,
+    distribution: Distribution,
     lengths: tuple[int, int],
     is_ascii: bool,
     quiet: bool,
-    in_json: bool,
+    as_json: bool,
 ) -> None:
-    """Make records."""
-    used = RecordFormat(*lengths, ascii=is_ascii)
+    """Generate records."""
+    record_format = RecordFormat(*lengths, ascii=is_ascii)
     if (records is None) == (size is None):
-        raise SortInputError("how many records? Give either --records or --size")
-    count = records if records is not None else read_size("--size", size or "") // used.record_length
-    recipe = Recipe(count, seed, Distribution(distribution), used)
+        raise SortInputError("the number of records is missing or ambiguous. Give either --records or --size")
+    count = records if records is not None else parse_size("--size", size or "") // record_format.record_length
+    recipe = Recipe(count, seed, distribution, record_format)
     began = time.monotonic()
-    with _bar("generating", count * used.record_length, quiet=quiet) as told:
-        made = make_records(output, recipe, files=files, threads=os.cpu_count() or 1, told=told)
+    with _progress_bar("generating", count * record_format.record_length, quiet=quiet) as advance:
+        made = generate_records(output, recipe, files=files, threads=os.cpu_count() or 1, on_written=advance)
     took = time.monotonic() - began
-    if in_json:
-        typer.echo(format_json({**asdict(made), "digest": written(made.digest), "seconds": took}))
+    if as_json:
+        typer.echo(format_json({**asdict(made), "digest": format_checksum(made.digest), "seconds": took}))
     else:
         typer.echo(
-            f"{made.records:,} records, {size_of(made.size)}, in {len(made.paths)} files in {output} "
-            f"in {took:.2f} s; checksum {written(made.digest)}"
+            f"{made.records:,} records, {format_size(made.size)}, in {len(made.paths)} files in {output} "
+            f"in {took:.2f} s; checksum {format_checksum(made.digest)}"
         )
 
 
 def validate(
-    outputs: Sequence[Path], inputs: Sequence[Path], *, lengths: tuple[int, int], quiet: bool, in_json: bool
+    outputs: Sequence[Path], inputs: Sequence[Path], *, lengths: tuple[int, int], quiet: bool, as_json: bool
 ) -> None:
-    """Prove that an output is sorted; end with 1 when it is not."""
+    """Verify that an output is sorted; exit with 1 if it is not."""
     size = sum(path.stat().st_size for place in outputs if place.is_dir() for path in place.iterdir() if path.is_file())
     began = time.monotonic()
-    with _bar("validating", size * (2 if inputs else 1), quiet=quiet) as told:
-        found = check_partitions(outputs, inputs, record_length=lengths[0], key_length=lengths[1], told=told)
-    if in_json:
-        typer.echo(format_json({"valid": found.is_valid, **asdict(found), "largest": found.largest}))
+    with _progress_bar("validating", size * (2 if inputs else 1), quiet=quiet) as advance:
+        result = validate_output(outputs, inputs, record_length=lengths[0], key_length=lengths[1], on_read=advance)
+    if as_json:
+        typer.echo(format_json({"valid": result.is_valid, **asdict(result), "largest": result.largest}))
     else:
-        typer.echo(_found(found, time.monotonic() - began))
-    if not found.is_valid:
+        typer.echo(_format_validation(result, time.monotonic() - began))
+    if not result.is_valid:
         raise typer.Exit(1)
 
 
+def parse_size(option: str, text: str) -> int:
+    """Parse a number of bytes: 64MB, 2GB, 1.5GiB, 1000."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SortInputError(f"{option} {text!r} is not a size; write 64MB, 2GB, 1.5GiB or a number of bytes")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** UNIT_EXPONENTS[unit.lower()])
+
+
+def _parse_settings(given: dict[str, Any]) -> Settings:
+    if "memory" in given:
+        given = {**given, "memory": parse_size("--memory", given["memory"])}
+    return Settings(**given)
+
+
+def _check_report_path(path: Path | None) -> None:
+    """Refuse a path before the sort to which the report could not be written after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise SortInputError(f"the report cannot be written to {path}, which is a directory: name a file")
+    if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+        raise SortInputError(f"the report cannot be written to {path}: its directory does not exist or is not writable")
+
+
+def _own_work_dir(work_dir: Path | None, output: Path) -> Path | None:
+    """Return a subdirectory for this output only: it is removed with its whole content."""
+    name = blake2b(os.fsencode(output.resolve()), digest_size=6).hexdigest()
+    return None if work_dir is None else work_dir / f"{WORK_DIRECTORY}-{name}"
+
+
 @contextmanager
-def _bar(title: str, size: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """Show a bar that is moved on by bytes, from any thread; nothing where there is no terminal."""
+def _prepared(
+    inputs: Sequence[Path],
+    output: Path,
+    work_dir: Path | None,
+    lengths: tuple[int, int],
+    is_ascii: bool | None,
+    *,
+    overwrite: bool,
+    quiet: bool,
+) -> Iterator[Source]:
+    """Check inputs and directories before anything is written; lock the output directory during the sort."""
+    source = open_source(inputs, record_length=lengths[0], key_length=lengths[1], ascii=is_ascii)
+    check_directories(inputs, output, work_dir, (extent.path for extent in source.extents))
+    is_resumed = is_resumable(work_dir or output / WORK_DIRECTORY)
+    prepare_output(output, overwrite=overwrite or is_resumed)
+    if work_dir is not None:
+        make_directory("temporary", work_dir)
+    with lock_output(output):
+        if not quiet:
+            verb = "resuming the sort of" if is_resumed else "sorting"
+            print_note(f"{verb} {source.records:,} {source.format}, {format_size(source.size)}")
+        yield source
+
+
+def _remove_other_partitions(output: Path, partitions: Sequence[str]) -> None:
+    """Remove older partitions that --overwrite allowed to replace and that this sort did not replace by name."""
+    names = {Path(path).name for path in partitions}
+    for path in list_partitions(output):
+        if path.name not in names:
+            path.unlink()
+
+
+@contextmanager
+def _progress_shown(display: DisplayOptions) -> Iterator[Callable[[Progress], None]]:
+    """Show progress on standard error; turn an operating system error into one line."""
+    try:
+        if display.quiet:
+            yield lambda _: None
+            return
+        with open_view(Console(stderr=True)) as view:
+            yield view.show
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        raise SortError(f"the sort failed: {where}{error.strerror or error}") from error
+
+
+@contextmanager
+def _progress_bar(title: str, size: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar in a terminal; the function yielded advances it by bytes, from any thread."""
     console = Console(stderr=True)
     columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with ProgressBar(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as shown:
-        task = shown.add_task(title, total=size)
+    with ProgressBar(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task(title, total=size)
         lock = threading.Lock()
 
-        def move(done: int) -> None:
+        def advance(done: int) -> None:
             with lock:
-                shown.advance(task, done)
+                bar.advance(task, done)
 
-        yield move
+        yield advance
 
 
-def _found(found: Validation, took: float) -> str:
-    rows = ((p.number, p.records, p.size, p.digest, p.first_key, p.last_key) for p in found.partitions)
-    against = "" if found.input_digest is None else ", equal to the input's" if found.is_valid else ""
-    largest = "" if found.largest is None else f"; the largest partition is {found.largest:.1%} of an even share"
+def _print_line(text: str) -> None:
+    """Print a line of the result and flush it, for a reader at the other end of a pipe."""
+    print(text, flush=True)  # noqa: T201 - the result of the command
+
+
+def _save_report(path: Path | None, document: dict[str, Any]) -> None:
+    if path is not None:
+        try:
+            path.write_text(format_json(document) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SortInputError(f"the report cannot be written to {path}: {error.strerror}") from error
+
+
+def _wide_console(*, stderr: bool = False) -> Console:
+    """Return a console for tables: in a narrow terminal, lines wrap as a whole instead of within every cell."""
+    console = Console(stderr=stderr)
+    console.width = max(console.width, MIN_TABLE_WIDTH)
+    return console
+
+
+def _print_report(report: Report, display: DisplayOptions, console: Console) -> None:
+    for drawing in report_tables(report, history=display.history):
+        console.print(drawing)
+        console.print()
+    console.print(summary_line(report), highlight=False)
+
+
+def _print_worker_report(report: WorkerReport, display: DisplayOptions) -> None:
+    console = _wide_console(stderr=True)
+    console.print(phase_table([report]))
+    if display.history:
+        console.print(history_table([(f"worker {report.index}", report.history)]))
+    for one in report.partitions:
+        _print_line(one.path)
+
+
+def _format_validation(result: Validation, took: float) -> str:
+    rows = ((p.number, p.records, p.size, p.digest, p.first_key, p.last_key) for p in result.partitions)
+    against = "" if result.input_digest is None else ", equal to the input's" if result.is_valid else ""
+    largest = "" if result.largest is None else f"; the largest partition is {result.largest:.1%} of an even share"
     lines = [
-        format_table(PARTITIONS, rows),
+        format_table(PARTITION_COLUMNS, rows),
         "",
-        f"{found.records:,} records, {size_of(found.size)}; {found.duplicates:,} have the key of the one before",
-        f"checksum {found.digest}{against}{largest}",
+        f"{result.records:,} records, {format_size(result.size)}; {result.duplicates:,} have the key of the one before",
+        f"checksum {result.digest}{against}{largest}",
         f"checked in {took:.2f} s",
     ]
-    if found.is_valid:
+    if result.is_valid:
         return "\n".join([*lines, typer.style("valid", fg=typer.colors.GREEN, bold=True)])
-    problems = [f"- {problem}" for problem in found.problems]
+    problems = [f"- {problem}" for problem in result.problems]
     return "\n".join([*lines, typer.style("not valid", fg=typer.colors.RED, bold=True), *problems])

@@ -1,6 +1,8 @@
-"""Entry point of `interlock-sort`: starts the sort workers before the command line is parsed, and exits without delay.
+"""Entry point of the `interlock-sort` command.
 
-Parsing and importing take longer than sorting a small input, so the worker processes load meanwhile.
+`interlock-sort run` forks its worker processes before it parses the command line: parsing and importing take longer
+than sorting a small input, and the workers initialize meanwhile. A successful command exits without the interpreter's
+shutdown, which takes a quarter of a second.
 """
 
 from __future__ import annotations
@@ -9,14 +11,15 @@ import gc
 import os
 import sys
 
-GC_THRESHOLD = 50_000  # allocations between garbage collections: what is loaded stays, and collecting takes time
-INTERRUPTED = 130  # the exit code that shells give a program ended by SIGINT
+GC_THRESHOLD = 50_000  # allocations between collections: almost nothing that an import creates is ever freed
+INTERRUPTED = 130  # exit code that shells give a program ended by SIGINT
 
 
 def main() -> None:
     """Run `interlock-sort` and exit with its code."""
+    # Imports are inside the functions, so that Ctrl-C during an import finds `main` running.
     try:
-        _run()
+        _run(sys.argv[1:])
     except KeyboardInterrupt:
         code: str | int | None = INTERRUPTED
     except SystemExit as end:
@@ -25,26 +28,30 @@ def main() -> None:
         code = 0
     if code == INTERRUPTED:
         sys.stderr.write("interrupted\n")
-    if code == 0 and "interlock.store" not in sys.modules:
+    if not code and "interlock.postgres" not in sys.modules:  # a database connection or server may have exit handlers
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # nothing is left to clean up, and the interpreter's own shutdown takes a quarter of a second
+        os._exit(0)
     sys.exit(code)
 
 
-def _run() -> None:
-    if sys.argv[1:2] != ["run"]:
-        from interlock.cli.sort import run  # noqa: PLC0415 - imported late, so that Ctrl-C finds `main` running
+def _run(arguments: list[str]) -> None:
+    if arguments[:1] != ["run"]:
+        from interlock.cli.sort import run  # noqa: PLC0415
 
         run()
         return
-    from interlock.sort.engines.prefork import dismiss, foresee  # noqa: PLC0415
+    from interlock.sort.engines import prefork  # noqa: PLC0415
 
     gc.set_threshold(GC_THRESHOLD)
-    foresee(sys.argv[2:])
+    prefork.start_workers(arguments[1:])
     try:
         from interlock.cli.sort import run  # noqa: PLC0415
 
         run()
     finally:
-        dismiss()
+        prefork.discard_workers()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,7 @@
-"""A worker process of a local sort: its orders are one line on standard input, which closes when its master is gone."""
+"""Main program of a worker process of a local sort.
+
+Its instructions are one line of JSON on standard input. The pipe stays open as long as the master's process lives.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +13,47 @@ import orjson
 
 from interlock.errors import InterlockError
 from interlock.sort.data.records import Source
-from interlock.sort.logging import log_from
-from interlock.sort.settings import FAILED, UNTOLD, Settings
-from interlock.sort.worker.worker import Untold, run_worker, untold
+from interlock.sort.logging import set_up_logging
+from interlock.sort.settings import EXIT_FAILURE_REPORTED, EXIT_FAILURE_UNREPORTED, Settings
+from interlock.sort.worker.worker import UnreportedFailure, run_worker, unreported_failures
 
-PIPE, ANSWERS = 0, 1
+STDIN, STDOUT = 0, 1
 
 
 def main() -> int:
-    """Do what the orders say."""
+    """Read the instructions, run the worker and return its exit code."""
     line = b""
-    while not line.endswith(b"\n") and (read := os.read(PIPE, 1 << 20)):
+    while not line.endswith(b"\n") and (read := os.read(STDIN, 1 << 20)):
         line += read
     if not line.endswith(b"\n"):
-        return 0
-    orders = orjson.loads(line)
-    threading.Thread(target=_end_with_the_pipe, daemon=True).start()
-    log_from(**orders["log"])
+        return 0  # the pipe closed: this worker is not needed
+    instructions = orjson.loads(line)
+    threading.Thread(target=_exit_when_stdin_closes, daemon=True).start()
+    set_up_logging(**instructions["log"])
     try:
-        with untold():
-            settings = Settings(**orders["settings"])
+        with unreported_failures():
+            settings = Settings(**instructions["settings"])
         run_worker(
-            orders["master"],
-            Source.of(orders["source"]),
-            Path(orders["output"]),
+            instructions["master"],
+            Source.from_json(instructions["source"]),
+            Path(instructions["output"]),
             settings=settings,
-            temp=Path(orders["temp"]),
-            index=orders["index"],
+            work_dir=Path(instructions["work_dir"]),
+            index=instructions["index"],
         )
-    except Untold as error:
-        os.write(ANSWERS, str(error).encode(errors="replace"))
-        return UNTOLD
+    except UnreportedFailure as error:
+        os.write(STDOUT, str(error).encode(errors="replace"))
+        return EXIT_FAILURE_UNREPORTED
     except (InterlockError, OSError):
-        return FAILED
+        return EXIT_FAILURE_REPORTED
     return 0
 
 
-def _end_with_the_pipe() -> None:
-    while os.read(PIPE, 1):
+def _exit_when_stdin_closes() -> None:
+    while os.read(STDIN, 1):
         continue
-    os._exit(FAILED)
+    os._exit(EXIT_FAILURE_REPORTED)
 
 
 if __name__ == "__main__":
-    os._exit(main())  # nothing is left to do, and the interpreter's own way out takes a tenth of a second
+    os._exit(main())  # nothing is left to clean up, and the interpreter's shutdown takes a tenth of a second

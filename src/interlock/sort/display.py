@@ -1,6 +1,6 @@
-"""How a sort is shown: live in a terminal, as lines elsewhere, and in the end as tables of phases and moves.
+"""Display of a sort: live bars in a terminal, log lines elsewhere, and final tables of phases and transitions.
 
-Invariant: it only shows what it is told; what is not a terminal gets whole lines, one at every phase and a few between.
+Output that is not a terminal gets whole lines: one at the start of every phase, and one every few seconds.
 """
 
 from __future__ import annotations
@@ -14,137 +14,138 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from interlock.lifecycle import SortWorkerState
+from interlock.sort.settings import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console, RenderableType
 
-    from interlock.sort.settings import Moved, Progress, Report, WorkerProgress, WorkerReport
+    from interlock.sort.settings import Progress, Report, TransitionRecord, WorkerProgress, WorkerReport
 
-PHASES = (SortWorkerState.SAMPLING, SortWorkerState.SORTING, SortWorkerState.SHUFFLING, SortWorkerState.MERGING)
-UNITS = ("B", "kB", "MB", "GB", "TB")
-THOUSAND = 1000
-EVERY = 5.0  # seconds between two lines of one phase
-BAR = 30
-STYLES = {"Completed": "green", "Failed": "bold red"}
-MINUTE, HOUR = 60, 3600
+SIZE_UNITS = ("B", "kB", "MB", "GB", "TB")
+LINE_INTERVAL_S = 5.0  # between two lines of one phase
+BAR_WIDTH = 30  # columns
+STATE_STYLES = {"Completed": "green", "Failed": "bold red"}
+MINUTE_S, HOUR_S = 60, 3600
 
 
 class View(Protocol):
-    """Shows a sort while it runs."""
+    """Shows the progress of a sort while it runs."""
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start to show progress."""
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """Stop."""
 
-    def show(self, seen: Progress) -> None:
-        """Show what was just told."""
+    def show(self, progress: Progress) -> None:
+        """Show the current progress."""
 
 
-def view_on(console: Console) -> View:
-    """Give the view that a console can show."""
+def open_view(console: Console) -> View:
+    """Return the view that a console can show."""
     return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else LineView(console)
 
 
-class Pace:
-    """Tells how fast a sort goes, and how long it may still take."""
+class Throughput:
+    """Measures the throughput of a phase and estimates the remaining time."""
 
     def __init__(self) -> None:
         self._phase = ""
-        self._since = (0.0, 0)
+        self._phase_start = (0.0, 0)  # seconds, bytes
 
-    def of(self, seen: Progress) -> str:
-        """Write the bytes a second of this phase and the time that is left."""
-        done = sum(worker.bytes_done for worker in seen.workers)
-        if seen.state != self._phase:
-            self._phase, self._since = seen.state, (seen.elapsed, done)
-        began, before = self._since
+    def describe(self, progress: Progress) -> str:
+        """Format the bytes per second of this phase and the remaining time."""
+        done = sum(worker.bytes_done for worker in progress.workers)
+        if progress.state != self._phase:
+            self._phase, self._phase_start = progress.state, (progress.elapsed, done)
+        began, before = self._phase_start
         words = []
-        if done > before and seen.elapsed > began:
-            words.append(f"{size_of((done - before) / (seen.elapsed - began))}/s")
-        percent = overall(seen.workers)
+        if done > before and progress.elapsed > began:
+            words.append(f"{format_size((done - before) / (progress.elapsed - began))}/s")
+        percent = overall_percent(progress.workers)
         if 0 < percent < 100:  # noqa: PLR2004 - percent
-            words.append(f"ETA {time_of(seen.elapsed * (100 - percent) / percent)}")
+            words.append(f"ETA {format_duration(progress.elapsed * (100 - percent) / percent)}")
         return "  ".join(words)
 
 
 class LineView:
-    """Says in a line when a phase begins, and every few seconds how far it is."""
+    """Prints a line at the start of a phase, and every few seconds during it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._pace = Pace()
+        self._throughput = Throughput()
         self._phase = ""
-        self._told_at = 0.0
+        self._printed_at = 0.0
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start to show progress."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """Stop."""
 
-    def show(self, seen: Progress) -> None:
-        """Show what was just told."""
+    def show(self, progress: Progress) -> None:
+        """Print a line if it is time for one."""
         now = time.monotonic()
-        pace = self._pace.of(seen)
-        if seen.state == self._phase and now - self._told_at < EVERY:
+        throughput = self._throughput.describe(progress)
+        if progress.state == self._phase and now - self._printed_at < LINE_INTERVAL_S:
             return
-        self._phase, self._told_at = seen.state, now
-        workers = ", ".join(f"{_name(worker)} {worker.state} {worker.percent:.0f} %" for worker in seen.workers)
-        words = [f"{seen.elapsed:7.1f} s", f"{seen.state:11}", f"{overall(seen.workers):3.0f} %", pace, workers]
+        self._phase, self._printed_at = progress.state, now
+        workers = ", ".join(f"{_name(worker)} {worker.state} {worker.percent:.0f} %" for worker in progress.workers)
+        percent = f"{overall_percent(progress.workers):3.0f} %"
+        words = [f"{progress.elapsed:7.1f} s", f"{progress.state:11}", percent, throughput, workers]
         self._console.print("  ".join(word for word in words if word), highlight=False, soft_wrap=True, markup=False)
 
 
 class LiveView:
-    """Shows a bar for every worker, in place."""
+    """Shows a progress bar for every worker, in place."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=8, transient=True)
-        self._pace = Pace()
+        self._throughput = Throughput()
 
     def __enter__(self) -> Self:
-        """Begin."""
+        """Start to show progress."""
         self._live.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End."""
+        """Remove the bars."""
         self._live.__exit__(None, None, None)
 
-    def show(self, seen: Progress) -> None:
-        """Show what was just told."""
-        self._live.update(drawn(seen, self._pace.of(seen)))
+    def show(self, progress: Progress) -> None:
+        """Redraw the bars."""
+        self._live.update(render_progress(progress, self._throughput.describe(progress)))
 
 
-def drawn(seen: Progress, pace: str) -> RenderableType:
-    """Draw the workers, and the whole beneath them."""
+def render_progress(progress: Progress, throughput: str) -> RenderableType:
+    """Draw a bar for every worker, and one for the whole sort beneath them."""
     table = Table.grid(padding=(0, 2))
-    for worker in seen.workers:
-        table.add_row(*_worker_row(worker))
-    done = overall(seen.workers)
-    title = f"{seen.state}, {size_of(seen.bytes_total)}"
+    for worker in progress.workers:
+        state = Text(worker.state, style=STATE_STYLES.get(worker.state, "cyan"))
+        percent = f"{worker.percent:3.0f} %"
+        table.add_row(_name(worker), state, _bar(worker.percent), percent, Text(worker.message))
+    done = overall_percent(progress.workers)
+    title = f"{progress.state}, {format_size(progress.bytes_total)}"
     table.add_row(
         Text("all", style="bold"),
         Text(title, style="bold"),
         _bar(done),
         f"{done:3.0f} %",
-        f"{seen.elapsed:.1f} s  {pace}",
+        f"{progress.elapsed:.1f} s  {throughput}",
     )
     return table
 
 
-def overall(workers: Sequence[WorkerProgress]) -> float:
-    """Give the percent of the whole: the mean of the workers."""
+def overall_percent(workers: Sequence[WorkerProgress]) -> float:
+    """Return the percentage of the whole sort: the mean of the workers."""
     return sum(worker.percent for worker in workers) / len(workers) if workers else 0.0
 
 
 def report_tables(report: Report, *, history: bool = True) -> list[RenderableType]:
-    """Draw the durations of the phases, the partitions and, if wanted, every move of every machine."""
+    """Draw the durations of the phases, the partitions and, with `history`, every transition of master and workers."""
     drawings: list[RenderableType] = [phase_table(report.workers, report.phases), _partition_table(report)]
     if history:
         named = [("master", report.history)] + [(f"worker {one.index}", one.history) for one in report.workers]
@@ -153,17 +154,17 @@ def report_tables(report: Report, *, history: bool = True) -> list[RenderableTyp
 
 
 def summary_line(report: Report) -> str:
-    """Say in a line what was sorted, how fast, in how much memory."""
-    rate = size_of(report.size / report.seconds) if report.seconds else "-"
+    """Summarize in a line the records, the throughput and the memory."""
+    rate = format_size(report.size / report.seconds) if report.seconds else "-"
     peak = sum(worker.peak_memory for worker in report.workers)
     return (
-        f"{report.records:,} records, {size_of(report.size)}, in {report.seconds:.2f} s ({rate}/s), "
-        f"{len(report.partitions)} partitions, workers' peak memory {size_of(peak)} together"
+        f"{report.records:,} records, {format_size(report.size)}, in {report.seconds:.2f} s ({rate}/s), "
+        f"{len(report.partitions)} partitions, workers' peak memory {format_size(peak)} together"
     )
 
 
 def phase_table(workers: Iterable[WorkerReport], whole: Mapping[str, float] | None = None) -> Table:
-    """Draw how long each phase took, for every worker and, where it is known, for the whole."""
+    """Draw how long each phase took, for every worker and, if given, for the whole sort."""
     table = _table("Phase durations", "phase")
     columns: list[Mapping[str, float]] = [] if whole is None else [whole]
     if whole is not None:
@@ -177,48 +178,43 @@ def phase_table(workers: Iterable[WorkerReport], whole: Mapping[str, float] | No
     return table
 
 
-def history_table(named: Iterable[tuple[str, Iterable[Moved]]]) -> Table:
-    """Draw every move, with the seconds since the machine's first."""
+def history_table(named: Iterable[tuple[str, Iterable[TransitionRecord]]]) -> Table:
+    """Draw every transition, with the seconds since the first one of the same process."""
     table = _table("State history", "machine", "time (UTC)", "", "from", "event", "to", "reason")
-    for name, moves in named:
+    for name, history in named:
         began: float | None = None
-        for move in moves:
-            began = move.timestamp if began is None else began
-            at = f"{datetime.fromtimestamp(move.timestamp, UTC):%H:%M:%S.%f}"[:-3]
-            since = f"+{move.timestamp - began:.2f} s"
-            target = Text(move.to_state, style=STYLES.get(move.to_state, ""))
-            table.add_row(name, at, since, move.from_state, move.event, target, Text(move.reason))
+        for one in history:
+            began = one.timestamp if began is None else began
+            at = f"{datetime.fromtimestamp(one.timestamp, UTC):%H:%M:%S.%f}"[:-3]
+            since = f"+{one.timestamp - began:.2f} s"
+            target = Text(one.to_state, style=STATE_STYLES.get(one.to_state, ""))
+            table.add_row(name, at, since, one.from_state, one.event, target, Text(one.reason))
     return table
 
 
-def size_of(size: float) -> str:
-    """Write bytes with the unit that fits."""
-    for unit in UNITS:
-        if size < THOUSAND or unit == UNITS[-1]:
+def format_size(size: float) -> str:
+    """Format a number of bytes with a decimal unit."""
+    for unit in SIZE_UNITS:
+        if size < 1000 or unit == SIZE_UNITS[-1]:  # noqa: PLR2004 - units are powers of 1000
             break
-        size /= THOUSAND
-    return f"{size:.0f} {unit}" if unit == UNITS[0] else f"{size:.2f} {unit}"
+        size /= 1000
+    return f"{size:.0f} {unit}" if unit == SIZE_UNITS[0] else f"{size:.2f} {unit}"
 
 
-def time_of(seconds: float) -> str:
-    """Write how long something takes, as exactly as a person wants to know."""
-    if seconds >= HOUR:
-        return f"{seconds // HOUR:.0f} h {seconds % HOUR // MINUTE:.0f} min"
-    return f"{seconds // MINUTE:.0f} min {seconds % MINUTE:.0f} s" if seconds >= MINUTE else f"{seconds:.0f} s"
-
-
-def _worker_row(worker: WorkerProgress) -> Sequence[RenderableType]:
-    state = Text(worker.state, style=STYLES.get(worker.state, "cyan"))
-    return _name(worker), state, _bar(worker.percent), f"{worker.percent:3.0f} %", Text(worker.message)
+def format_duration(seconds: float) -> str:
+    """Format a duration with its two largest units."""
+    if seconds >= HOUR_S:
+        return f"{seconds // HOUR_S:.0f} h {seconds % HOUR_S // MINUTE_S:.0f} min"
+    return f"{seconds // MINUTE_S:.0f} min {seconds % MINUTE_S:.0f} s" if seconds >= MINUTE_S else f"{seconds:.0f} s"
 
 
 def _name(worker: WorkerProgress) -> str:
-    """Name a worker by its place, which it has only when the master has given it one."""
+    """Name a worker by its index, which it has only after registration."""
     return "worker" if worker.index < 0 else f"worker {worker.index}"
 
 
 def _bar(percent: float) -> ProgressBar:
-    return ProgressBar(total=100, completed=percent, width=BAR)
+    return ProgressBar(total=100, completed=percent, width=BAR_WIDTH)
 
 
 def _partition_table(report: Report) -> Table:

@@ -1,8 +1,9 @@
-"""What the processes of a sort log, and from which level on: moves are information, refusals warnings or errors.
+"""Logging of the processes of a sort, and Ctrl-C.
 
-The standard library does it, because what the engine logs with takes longer to load than a small sort to run.
+State transitions are logged at info, refused calls at warning or error. The standard library is used, because
+structlog, with which the engine logs, takes longer to import than a small sort to run.
 
-Invariant: until somebody asks for more, warnings and errors alone are shown; the display tells of the rest.
+Invariant: unless a lower level is chosen, only warnings and errors are logged; the display shows the rest.
 """
 
 from __future__ import annotations
@@ -23,53 +24,47 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("interlock.sort")
-wanted = {"level": "warning", "form": "console"}  # what this process logs, for those that it starts to do likewise
+log_settings = {"level": "warning", "form": "console"}  # of this process; passed on to the worker processes
 
 
-class Console(logging.Formatter):
-    """Writes a line for people."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
-        return f"{_time(record)} [{record.levelname.lower()}] {record.getMessage()}"
-
-
-class Json(logging.Formatter):
-    """Writes a line for machines."""
+class ConsoleFormatter(logging.Formatter):
+    """Formats a log record as a line for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record."""
-        document = {"message": record.getMessage(), "level": record.levelname.lower(), "timestamp": _time(record)}
+        """Format one record."""
+        return f"{_timestamp(record)} [{record.levelname.lower()}] {record.getMessage()}"
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a log record as a line of JSON."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format one record."""
+        document = {"message": record.getMessage(), "level": record.levelname.lower(), "timestamp": _timestamp(record)}
         return orjson.dumps(document).decode()
 
 
-def log_from(level: str, form: str) -> None:
+def set_up_logging(level: str, form: str) -> None:
     """Log to standard error from a level on; safe to call again."""
-    wanted.update(level=level, form=form)
+    log_settings.update(level=level, form=form)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Json() if form == "json" else Console())
+    handler.setFormatter(JsonFormatter() if form == "json" else ConsoleFormatter())
     log.handlers = [handler]
     log.setLevel(level.upper())
     log.propagate = False
 
 
-def _time(record: logging.LogRecord) -> str:
+def _timestamp(record: logging.LogRecord) -> str:
     return datetime.fromtimestamp(record.created, UTC).isoformat().replace("+00:00", "Z")
 
 
-# SECTION sort/interrupts
-# Ctrl-C during a sort: it gives the sort up, and everybody who takes part ends in order.
-#
-# Invariant: the first interrupt raises nothing where it strikes. An exception in the midst of a lock, or in a callback
-# that swallows it, would leave threads that wait for ever; so the sort is told, and the exception follows when it has
-# ended.
-
-
 @contextmanager
-def heeding_interrupts(stop: threading.Event) -> Iterator[None]:
-    """Have Ctrl-C set `stop` while the block runs; what the block then raises becomes KeyboardInterrupt.
+def stop_on_interrupt(stop: threading.Event) -> Iterator[None]:
+    """Make Ctrl-C set `stop` while the block runs; the exception that ends the block becomes KeyboardInterrupt.
 
-    A second Ctrl-C does not wait for that. A block that was done before it heard keeps what it has done.
+    The first SIGINT raises nothing where it arrives: an exception while a lock is held, or in a callback that swallows
+    it, would leave threads that wait for ever. A second one raises at once. If the block completes before it sees
+    `stop`, its result stands.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

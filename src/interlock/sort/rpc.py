@@ -1,7 +1,7 @@
-"""The calls of master and workers: which there are, how they are served, and how they are tried again.
+"""The gRPC services of master and workers: methods, server, client, retry with backoff, and the shuffle's encoding.
 
-Invariant: a call that may succeed later is tried again, with growing pauses, until its time is up; every other failure
-is an error at once that names who was called and what was said.
+Invariant: a call that may succeed later is retried with exponential backoff until its timeout; every other failure is
+an error at once that names the peer and its answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read once, when the library is loaded: what matters is raised
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read once, when the library is loaded; its errors are raised anyway
 
 import grpc
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-RETRIED = frozenset(
+RETRYABLE_CODES = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -36,33 +36,32 @@ RETRIED = frozenset(
         grpc.StatusCode.ABORTED,
     }
 )
-FIRST_PAUSE, LONGEST_PAUSE = 0.05, 2.0
-CALL_TIMEOUT = 30.0
-LARGEST_MESSAGE = 64 << 20  # a sample, or all boundaries; records go in small pieces
-TOO_LARGE = "message larger than max"  # it is RESOURCE_EXHAUSTED, but no smaller the next time
-OPTIONS = (
-    ("grpc.max_receive_message_length", LARGEST_MESSAGE),
-    ("grpc.max_send_message_length", LARGEST_MESSAGE),
-    ("grpc.so_reuseport", 0),  # a port that is taken is an error, not a second server on it
-    ("grpc.enable_http_proxy", 0),  # workers are named by their own addresses
+TOO_LARGE = "message larger than max"  # details of a RESOURCE_EXHAUSTED that a retry cannot change
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
+CALL_TIMEOUT_S = 30.0
+MAX_MESSAGE_BYTES = 64 << 20  # a sample, or all boundaries; records are sent in small chunks
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server on it
+    ("grpc.enable_http_proxy", 0),  # workers are addressed directly
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 
-
-# A field's tag is its number and, for bytes, a 2 in the lowest bits.
-VARINT, BYTES = 0, 2
-FIXED = {1: 8, 5: 4}  # bytes of the kinds of one length
-DATA_TAG = bytes([wire.ShuffleDataChunk.DATA_FIELD_NUMBER << 3 | BYTES])
+# Protobuf wire types: the lowest three bits of a field's tag.
+VARINT, LENGTH_DELIMITED = 0, 2
+FIXED_SIZES = {1: 8, 5: 4}  # bytes, by wire type
+DATA_TAG = bytes([wire.ShuffleDataChunk.DATA_FIELD_NUMBER << 3 | LENGTH_DELIMITED])
 
 
 class Method(NamedTuple):
-    """One call: what goes in, what comes out, whether what goes in is a stream."""
+    """A method of a service: types of request and response, and whether requests are streamed."""
 
-    asks: type[Message]
-    answers: type[Message]
-    streams: bool = False
+    request: type[Message]
+    response: type[Message]
+    is_stream: bool = False
 
 
 MASTER = "interlock.sort.MasterService"
@@ -77,34 +76,128 @@ METHODS: dict[str, dict[str, Method]] = {
     WORKER: {
         "SetPartitionBoundaries": Method(wire.PartitionConfig, wire.Ack),
         "StartShuffle": Method(wire.ShuffleStart, wire.Ack),
-        "ShuffleData": Method(wire.ShuffleDataChunk, wire.ShuffleAck, streams=True),
+        "ShuffleData": Method(wire.ShuffleDataChunk, wire.ShuffleAck, is_stream=True),
         "StartMerge": Method(wire.MergeStart, wire.Ack),
         "GetStatus": Method(wire.StatusRequest, wire.WorkerStatus),
     },
 }
 
 
-class Piece(NamedTuple):
-    """A ShuffleDataChunk whose data is where it was read or received: it is copied once, into the message."""
+class Unreachable(SortError):  # noqa: N818 - a named outcome
+    """A peer did not answer before the timeout."""
+
+
+class Server:
+    """Serves one service on a port of its own."""
+
+    def __init__(self, service: str, handlers: Any, host: str, port: int = 0, threads: int = 64) -> None:
+        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        _check_address(host, port)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="interlock-sort-rpc")
+        self._server = grpc.server(self._pool, options=CHANNEL_OPTIONS)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, _method_handlers(service, handlers)),)
+        )
+        try:
+            self.port = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise SortError(f"cannot listen on {host}:{port}: is the address one of this machine, and free?") from error
+        self.address = f"{host}:{self.port}"
+
+    def start(self) -> None:
+        """Start to serve."""
+        self._server.start()
+
+    def stop(self, grace: float | None = None) -> None:
+        """Stop to serve; calls in progress have `grace` seconds to end. Safe to call twice."""
+        self._server.stop(grace).wait()
+        self._pool.shutdown(wait=True)
+
+
+class Peer:
+    """A client of the master or of another worker; it connects at the first call."""
+
+    def __init__(self, service: str, address: str, name: str) -> None:
+        self.address = address
+        self.name = name
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._methods: dict[str, Any] = {
+            name: (self._channel.stream_unary if method.is_stream else self._channel.unary_unary)(
+                f"/{service}/{name}",
+                request_serializer=encode_chunk if method.is_stream else method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+            for name, method in METHODS[service].items()
+        }
+
+    def call_once(
+        self, method: str, message: Message | Iterable[Message | Chunk], timeout: float = CALL_TIMEOUT_S
+    ) -> Any:
+        """Call without a retry; raises grpc.RpcError."""
+        return self._methods[method](message, timeout=timeout)
+
+    def start_call(
+        self, method: str, message: Message | Iterable[Message | Chunk], timeout: float = CALL_TIMEOUT_S
+    ) -> Any:
+        """Start a call and return its future."""
+        return self._methods[method].future(message, timeout=timeout)
+
+    def call(self, method: str, message: Message, timeout: float, stop: threading.Event | None = None) -> Any:
+        """Call, and retry until it succeeds or the timeout is over."""
+        name = f"{method} at {self.name} ({self.address})"
+        return call_with_retry(lambda: self.call_once(method, message), name, timeout, stop)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._channel.close()
+
+
+def call_with_retry(
+    call: Callable[[], Answer], name: str, timeout: float, stop: threading.Event | None = None
+) -> Answer:
+    """Make a call; retry it with exponential backoff and jitter while it may succeed later."""
+    deadline = time.monotonic() + timeout
+    backoff = FIRST_BACKOFF_S
+    while True:
+        try:
+            return call()
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+            if code not in RETRYABLE_CODES or TOO_LARGE in (details or ""):
+                raise SortError(f"{name} was refused: {code.name}: {details}") from error
+            if stop is not None and stop.is_set():
+                raise Unreachable(f"{name}: stopped without an answer: {code.name}: {details}") from error
+            if time.monotonic() + backoff > deadline:
+                raise Unreachable(f"{name}: no answer within {timeout:g} s: {code.name}: {details}") from error
+        pause = backoff * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
+        if stop is None:
+            time.sleep(pause)
+        else:
+            stop.wait(pause)
+        backoff = min(backoff * 2, MAX_BACKOFF_S)
+
+
+class Chunk(NamedTuple):
+    """A ShuffleDataChunk whose data stays where it was read or received: it is copied once, into the message."""
 
     head: wire.ShuffleDataChunk
     data: memoryview
 
 
-def encode_piece(piece: Piece | wire.ShuffleDataChunk) -> bytes:
-    """Encode a piece as the ShuffleDataChunk that it stands for."""
-    if isinstance(piece, wire.ShuffleDataChunk):
-        return piece.SerializeToString()
-    return b"".join((piece.head.SerializeToString(), DATA_TAG, _varint(len(piece.data)), piece.data))
+def encode_chunk(chunk: Chunk | wire.ShuffleDataChunk) -> bytes:
+    """Encode a chunk as a ShuffleDataChunk message."""
+    if isinstance(chunk, wire.ShuffleDataChunk):
+        return chunk.SerializeToString()
+    return b"".join((chunk.head.SerializeToString(), DATA_TAG, _encode_varint(len(chunk.data)), chunk.data))
 
 
-def decode_piece(message: bytes) -> Piece:
-    """Take a ShuffleDataChunk apart without copying its data."""
+def decode_chunk(message: bytes) -> Chunk:
+    """Decode a ShuffleDataChunk message without copying its data."""
     rest: list[memoryview] = []
     data, whole, at = memoryview(b""), memoryview(message), 0
     while at < len(message):
-        tag, begin = _number(message, at)
-        begin, end = _extent(message, tag & 7, begin)
+        tag, begin = _decode_varint(message, at)
+        begin, end = _field_extent(message, tag & 7, begin)
         if end > len(message):
             raise ValueError("a message ends within a field")
         if tag == DATA_TAG[0]:
@@ -112,47 +205,43 @@ def decode_piece(message: bytes) -> Piece:
         else:
             rest.append(whole[at:end])
         at = end
-    return Piece(wire.ShuffleDataChunk.FromString(b"".join(rest)), data)
+    return Chunk(wire.ShuffleDataChunk.FromString(b"".join(rest)), data)
 
 
-def _extent(message: bytes, kind: int, at: int) -> tuple[int, int]:
-    """Give where the value of a field of a kind begins and ends."""
-    if kind == VARINT:
-        return at, _number(message, at)[1]
-    if kind == BYTES:
-        size, begin = _number(message, at)
+def _field_extent(message: bytes, wire_type: int, at: int) -> tuple[int, int]:
+    """Return where the value of a field begins and ends."""
+    if wire_type == VARINT:
+        return at, _decode_varint(message, at)[1]
+    if wire_type == LENGTH_DELIMITED:
+        size, begin = _decode_varint(message, at)
         return begin, begin + size
-    if kind in FIXED:
-        return at, at + FIXED[kind]
-    raise ValueError(f"a message has a field of the unknown kind {kind}")
+    if wire_type in FIXED_SIZES:
+        return at, at + FIXED_SIZES[wire_type]
+    raise ValueError(f"a message has a field of the unknown wire type {wire_type}")
 
 
-def _number(message: bytes, at: int) -> tuple[int, int]:
-    """Read a number of seven bits a byte; give it and where it ends."""
+def _decode_varint(message: bytes, at: int) -> tuple[int, int]:
+    """Decode a varint; return it and where it ends."""
     number = shift = 0
     while True:
         byte = message[at]
         number |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
-        if byte < 0x80:  # noqa: PLR2004 - the eighth bit says that more follow
+        if byte < 0x80:  # noqa: PLR2004 - the eighth bit marks that more bytes follow
             return number, at
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     encoded = bytearray()
-    while number >= 0x80:  # noqa: PLR2004 - seven bits a byte, the eighth says that more follow
+    while number >= 0x80:  # noqa: PLR2004 - seven bits per byte, the eighth marks that more bytes follow
         encoded.append(number & 0x7F | 0x80)
         number >>= 7
     encoded.append(number)
     return bytes(encoded)
 
 
-class Unreachable(SortError):  # noqa: N818 - a named outcome
-    """Somebody did not answer in the time there was."""
-
-
 def _check_address(host: str, port: int) -> None:
-    """Refuse an address that is not this machine's, or is taken; the library would write a line of its own about it."""
+    """Refuse an address that is not this machine's, or in use; gRPC itself would print a line of its own about it."""
     try:
         family, *_, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address, family=family).close()
@@ -163,100 +252,13 @@ def _check_address(host: str, port: int) -> None:
         ) from error
 
 
-class Server:
-    """Serves one service on a port of its own."""
-
-    def __init__(self, service: str, handlers: Any, host: str, port: int = 0, threads: int = 64) -> None:
-        host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-        _check_address(host, port)
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="interlock-sort-rpc")
-        self._server = grpc.server(self._pool, options=OPTIONS)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, _handlers(service, handlers)),)
-        )
-        try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
-        except RuntimeError as error:
-            raise SortError(f"cannot listen on {host}:{port}: is the address one of this machine, and free?") from error
-        self.address = f"{host}:{self.port}"
-
-    def start(self) -> None:
-        """Begin to answer."""
-        self._server.start()
-
-    def stop(self, grace: float | None = None) -> None:
-        """Answer no more; safe to call twice."""
-        self._server.stop(grace).wait()
-        self._pool.shutdown(wait=True)
-
-
-class Peer:
-    """Somebody who is called: the master, or another worker. The connection is made when it is first needed."""
-
-    def __init__(self, service: str, address: str, who: str) -> None:
-        self.address = address
-        self.who = who
-        self._channel = grpc.insecure_channel(address, options=OPTIONS)
-        self._calls: dict[str, Any] = {
-            name: (self._channel.stream_unary if method.streams else self._channel.unary_unary)(
-                f"/{service}/{name}",
-                request_serializer=encode_piece if method.streams else method.asks.SerializeToString,
-                response_deserializer=method.answers.FromString,
-            )
-            for name, method in METHODS[service].items()
-        }
-
-    def once(self, method: str, message: Message | Iterable[Message | Piece], timeout: float = CALL_TIMEOUT) -> Any:
-        """Call once; raises grpc.RpcError."""
-        return self._calls[method](message, timeout=timeout)
-
-    def start(self, method: str, message: Message | Iterable[Message | Piece], timeout: float = CALL_TIMEOUT) -> Any:
-        """Begin a call and give its future."""
-        return self._calls[method].future(message, timeout=timeout)
-
-    def call(self, method: str, message: Message, patience: float, stop: threading.Event | None = None) -> Any:
-        """Call until it succeeds, for so many seconds at most."""
-        return persist(lambda: self.once(method, message), f"{method} at {self.who} ({self.address})", patience, stop)
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._channel.close()
-
-
-def _may_succeed_later(code: grpc.StatusCode, details: str | None) -> bool:
-    return code in RETRIED and TOO_LARGE not in (details or "")
-
-
-def persist(call: Callable[[], Answer], what: str, patience: float, stop: threading.Event | None = None) -> Answer:
-    """Make a call, again and again with growing pauses when it may succeed later."""
-    until = time.monotonic() + patience
-    pause = FIRST_PAUSE
-    while True:
-        try:
-            return call()
-        except grpc.RpcError as error:
-            code, details = error.code(), error.details()
-            if not _may_succeed_later(code, details):
-                raise SortError(f"{what} was refused: {code.name}: {details}") from error
-            if stop is not None and stop.is_set():
-                raise Unreachable(f"{what}: given up without an answer: {code.name}: {details}") from error
-            if time.monotonic() + pause > until:
-                raise Unreachable(f"{what}: no answer within {patience:g} s: {code.name}: {details}") from error
-        wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads retries, guards nothing
-        if stop is None:
-            time.sleep(wait)
-        else:
-            stop.wait(wait)
-        pause = min(pause * 2, LONGEST_PAUSE)
-
-
-def _handlers(service: str, handlers: Any) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+def _method_handlers(service: str, handlers: Any) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
     made: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
     for name, method in METHODS[service].items():
-        make = grpc.stream_unary_rpc_method_handler if method.streams else grpc.unary_unary_rpc_method_handler
+        make = grpc.stream_unary_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
         made[name] = make(
             getattr(handlers, name),
-            request_deserializer=decode_piece if method.streams else method.asks.FromString,
-            response_serializer=method.answers.SerializeToString,
+            request_deserializer=decode_chunk if method.is_stream else method.request.FromString,
+            response_serializer=method.response.SerializeToString,
         )
     return made

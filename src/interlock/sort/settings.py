@@ -1,61 +1,91 @@
-"""What a sort is told and what it tells: settings, progress, reports. Plain values, no I/O."""
+"""Settings, progress and reports of a sort: plain values without I/O."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import SortInputError
+from interlock.lifecycle import SortWorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    Told = Callable[["Progress"], None]
+    ProgressCallback = Callable[["Progress"], None]
 
 MEBIBYTE = 1 << 20
-FAILED = 3  # the exit code of a worker process that has told its master why it failed
-UNTOLD = 4  # that of one whose master does not know; the reason is on its standard output
-LEAST_MEMORY = 64 * MEBIBYTE
-MOST_PARTITIONS = 10_000
-HIDDEN = ".interlock-sort"  # in the output directory: unfinished work, when no other place is given
+MIN_WORKER_MEMORY = 64 * MEBIBYTE
+MAX_PARTITIONS = 10_000
+# States in which work is done, of master and workers alike; their durations are reported.
+PHASES = (SortWorkerState.SAMPLING, SortWorkerState.SORTING, SortWorkerState.SHUFFLING, SortWorkerState.MERGING)
+WORK_DIRECTORY = ".interlock-sort"  # default name of the work directory, inside the output directory
+EXIT_FAILURE_REPORTED = 3  # exit code of a worker process that reported its failure to the master
+EXIT_FAILURE_UNREPORTED = 4  # exit code of one that could not; the reason is on its standard output
+
+
+class Engine(StrEnum):
+    """The engine that starts the workers of a sort."""
+
+    LOCAL = "local"
+    INTERLOCK = "interlock"
+    RAY = "ray"
+
+
+class Distribution(StrEnum):
+    """The distribution of the keys of generated records."""
+
+    UNIFORM = "uniform"
+    SKEWED = "skewed"
+    DUPLICATES = "duplicates"
+    PRESORTED = "presorted"
+    REVERSED = "reversed"
+    CONSTANT = "constant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a sort is run; times in seconds, memory in bytes.
+    """How a sort runs; durations in seconds, memory in bytes.
 
-    `memory` is what all processes of a local run may use together, or what one worker of a distributed one may use.
-    `partitions` is the number of output files in all; one per worker when it is not given. `registering` is how long
-    the master waits for its workers, `sampling` to `merging` how long a phase may take, and `lost` how long a process
-    may be silent before the others give it up. `block_records`, `window_records` and `resident` (memory for rows
-    between the phases, as a share of what would keep them all from files) follow from the size of the input and the
-    memory when they are not given.
+    `memory` is the limit of all processes of a local sort together, or of one worker of a distributed one.
+    `partitions` is the number of output files in total; one per worker if it is None. `register_timeout_s` is how long
+    the master waits for its workers to register, `sample_timeout_s` to `merge_timeout_s` how long a phase may take, and
+    `lost_after_s` how long a process may send no heartbeat before the others consider it lost. `block_records`,
+    `window_records` and `resident_share` (memory for rows between the phases, as a share of what would keep all of
+    them out of files) are derived from the input size and the memory if they are None.
     """
 
     memory: int = 2048 * MEBIBYTE
     partitions: int | None = None
-    registering: float = 600.0
-    sampling: float = 3600.0
-    sorting: float = 24 * 3600.0
-    shuffling: float = 24 * 3600.0
-    merging: float = 24 * 3600.0
-    lost: float = 60.0
+    register_timeout_s: float = 600.0
+    sample_timeout_s: float = 3600.0
+    sort_timeout_s: float = 24 * 3600.0
+    shuffle_timeout_s: float = 24 * 3600.0
+    merge_timeout_s: float = 24 * 3600.0
+    lost_after_s: float = 60.0
     block_records: int | None = None
     window_records: int | None = None
-    resident: float | None = None
+    resident_share: float | None = None
 
     def __post_init__(self) -> None:
-        if self.memory < LEAST_MEMORY:
-            raise SortInputError(f"{self.memory:,} bytes of memory are too few: a worker needs {LEAST_MEMORY:,}")
-        if self.partitions is not None and not 1 <= self.partitions <= MOST_PARTITIONS:
-            raise SortInputError(f"{self.partitions} partitions: 1 to {MOST_PARTITIONS:,} are possible")
-        for name in ("registering", "sampling", "sorting", "shuffling", "merging", "lost"):
+        if self.memory < MIN_WORKER_MEMORY:
+            raise SortInputError(f"{self.memory:,} bytes of memory are too few: a worker needs {MIN_WORKER_MEMORY:,}")
+        if self.partitions is not None and not 1 <= self.partitions <= MAX_PARTITIONS:
+            raise SortInputError(f"partitions must be between 1 and {MAX_PARTITIONS:,}, got {self.partitions}")
+        for name in (
+            "register_timeout_s",
+            "sample_timeout_s",
+            "sort_timeout_s",
+            "shuffle_timeout_s",
+            "merge_timeout_s",
+            "lost_after_s",
+        ):
             if getattr(self, name) <= 0:
-                raise SortInputError(f"a time limit must be positive; {name} is {getattr(self, name)}")
+                raise SortInputError(f"{name} must be greater than 0, got {getattr(self, name):g}")
 
 
-class Moved(NamedTuple):
-    """One move of a master or worker, as its history tells it; the time is in seconds since the epoch."""
+class TransitionRecord(NamedTuple):
+    """One state transition of a master or worker in its history; the timestamp is in seconds since the epoch."""
 
     from_state: str
     to_state: str
@@ -66,7 +96,7 @@ class Moved(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """How far one worker is: percent by the weights of the phases, bytes it has finished in this phase."""
+    """Progress of one worker: percent of the whole sort, weighted by phase, and bytes done in the current phase."""
 
     index: int
     address: str
@@ -79,7 +109,7 @@ class WorkerProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the whole sort is; `bytes_total` is the size of the input."""
+    """Progress of the whole sort; `bytes_total` is the size of the input, `elapsed` in seconds."""
 
     state: str
     workers: tuple[WorkerProgress, ...]
@@ -99,10 +129,10 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What one worker did.
+    """The report of one worker.
 
-    `peak_memory` is the largest resident size of its process in bytes, `reused` the number of sorted blocks, received
-    slices and output files that an earlier start of it had finished, `starts` how often it was started in this sort.
+    `peak_memory` is the largest resident set size of its process in bytes, `reused` the number of sorted blocks,
+    received slices and output files that an earlier start of it had finished, `starts` the number of its starts.
     """
 
     index: int
@@ -110,13 +140,13 @@ class WorkerReport:
     records: int
     partitions: tuple[Partition, ...]
     phases: Mapping[str, float]
-    history: tuple[Moved, ...]
+    history: tuple[TransitionRecord, ...]
     peak_memory: int
     reused: int = 0
     starts: int = 1
 
     def json(self) -> dict[str, Any]:
-        """Give it as a JSON document."""
+        """Return the report as a JSON document."""
         return {
             "index": self.index,
             "address": self.address,
@@ -126,45 +156,45 @@ class WorkerReport:
                 for one in self.partitions
             ],
             "phases": dict(self.phases),
-            "history": [move._asdict() for move in self.history],
+            "history": [transition._asdict() for transition in self.history],
             "peak_memory": self.peak_memory,
             "reused": self.reused,
             "starts": self.starts,
         }
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> WorkerReport:
-        """Make it from its JSON document."""
+    def from_json(cls, document: dict[str, Any]) -> WorkerReport:
+        """Read the report from its JSON document."""
         partitions = (
             Partition(one["number"], one["path"], one["records"], one["bytes"]) for one in document["partitions"]
         )
-        history = (Moved(**move) for move in document["history"])
+        history = (TransitionRecord(**one) for one in document["history"])
         return cls(**{**document, "partitions": tuple(partitions), "history": tuple(history)})
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the whole sort did: output files in order, workers in order, durations of the phases, the master's moves."""
+    """The report of the whole sort: workers in order, durations of the phases in seconds, history of the master."""
 
     records: int
     size: int
     seconds: float
     phases: Mapping[str, float]
-    history: tuple[Moved, ...]
+    history: tuple[TransitionRecord, ...]
     workers: tuple[WorkerReport, ...] = field(default=())
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """The output files of all workers, in the order of the records."""
+        """The output files of all workers, in the order of their records."""
         return tuple(partition for worker in self.workers for partition in worker.partitions)
 
     def json(self) -> dict[str, Any]:
-        """Give it as a JSON document."""
+        """Return the report as a JSON document."""
         return {
             "records": self.records,
             "bytes": self.size,
             "seconds": self.seconds,
             "phases": dict(self.phases),
-            "history": [move._asdict() for move in self.history],
+            "history": [transition._asdict() for transition in self.history],
             "workers": [worker.json() for worker in self.workers],
         }

@@ -1,6 +1,11 @@
-"""The state of a sort's master or worker in a file, written on every move, and what it takes to go on from it.
+"""The directories of a sort on disk: work directory, state journal, and the checks and locks of the output directory.
 
-Invariant: the file always holds one whole state; it is replaced, never changed.
+A sort never writes into its input, and only one sort at a time writes to an output directory. A master or worker saves
+its state to a journal in its work directory on every transition, so that a new process can resume after a kill.
+
+Invariant: a journal file always holds one whole state; it is replaced, never changed in place. Work is resumed only for
+a sort with the same input, format, output, number of workers and partitions, and memory. A sort that fails leaves no
+partition of its own; only a kill leaves partitions and unfinished work behind.
 """
 
 from __future__ import annotations
@@ -20,10 +25,10 @@ import orjson
 import xxhash
 
 from interlock.errors import SortInputError
-from interlock.lifecycle import SORT_WORKER, SortWorkerState
+from interlock.lifecycle import SortWorkerState
 from interlock.sort.data.checksum import fingerprint
 from interlock.sort.logging import log
-from interlock.sort.settings import HIDDEN, Moved
+from interlock.sort.settings import PHASES, WORK_DIRECTORY, TransitionRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,143 +39,144 @@ if TYPE_CHECKING:
     from interlock.sort.data.records import Source
     from interlock.sort.settings import Settings
 
-
-STATE = "state.json"
-PHASES = ("Sampling", "Sorting", "Shuffling", "Merging")
+STATE_FILE = "state.json"
+IDENTITY_FILE = "sort"  # identifies the sort to which the content of a work directory belongs
+PARTITION_NAME = re.compile(r"partition\.(\d+)")
 
 
 class Journal:
-    """Sees every move of one machine, keeps the history and the durations, and saves both with what else is kept."""
+    """Observes one state machine; keeps its history and phase durations, and saves them with a checkpoint.
 
-    def __init__(self, place: Path | None, who: str) -> None:
-        self.who = who
-        self.kept: dict[str, Any] = {}
-        self.history: list[Moved] = []
+    `name` is the name of the process in logs. `on_save` additionally receives each saved state, for a database.
+    """
+
+    def __init__(self, directory: Path | None, name: str) -> None:
+        self.name = name
+        self.checkpoint: dict[str, Any] = {}
+        self.history: list[TransitionRecord] = []
         self.phases: dict[str, float] = {}
-        self.also: Callable[[dict[str, Any]], object] | None = None  # where else a saved state goes: a database
-        self.place = place
-        self._path = place / STATE if place is not None else None
+        self.on_save: Callable[[dict[str, Any]], object] | None = None
+        self.directory = directory
+        self._path = directory / STATE_FILE if directory is not None else None
 
     def load(self) -> dict[str, Any] | None:
-        """Read what an earlier process left; None when there is nothing that can be read."""
+        """Read the state that an earlier process saved; None if there is none, or it is damaged."""
         if self._path is None:
             return None
-        try:
-            found = orjson.loads(self._path.read_bytes())
-        except (OSError, orjson.JSONDecodeError):
-            return None
-        if not isinstance(found, dict) or "state" not in found:
-            return None
-        return found
+        state = _read_json(self._path)
+        return state if "state" in state else None
 
-    def resume(self, found: dict[str, Any]) -> None:
-        """Go on with the history of an earlier process."""
-        self.history = [Moved(*move) for move in found.get("history", [])]
-        self.phases = dict(found.get("phases", {}))
-        self.kept = dict(found.get("kept", {}))
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Continue the history of an earlier process."""
+        self.history = [TransitionRecord(*one) for one in saved.get("history", [])]
+        self.phases = dict(saved.get("phases", {}))
+        self.checkpoint = dict(saved.get("checkpoint", {}))
 
     def save(self, state: str) -> None:
-        """Replace the file, and pass the state on to whoever else keeps it."""
-        if self.also is not None:
-            self.also({"who": self.who, "state": state, "history": [move._asdict() for move in self.history]})
+        """Replace the file, and pass the state to `on_save`."""
+        if self.on_save is not None:
+            self.on_save({"name": self.name, "state": state, "history": [one._asdict() for one in self.history]})
         if self._path is None:
             return
-        try:
-            self._replace(self._path, state)
-        except OSError as error:
-            log.error("%s: cannot save its state: %s", self.who, error)
-
-    def _replace(self, path: Path, state: str) -> None:
-        part = path.with_name(f"{STATE}.part")
         document = {
-            "who": self.who, "state": state, "history": self.history, "phases": self.phases, "kept": self.kept
-        }  # fmt: skip
-        part.write_bytes(orjson.dumps(document, default=list))
-        part.rename(path)
+            "name": self.name,
+            "state": state,
+            "history": self.history,
+            "phases": self.phases,
+            "checkpoint": self.checkpoint,
+        }
+        part = self._path.with_name(f"{STATE_FILE}.part")
+        try:
+            part.write_bytes(orjson.dumps(document, default=list))
+            part.rename(self._path)
+        except OSError as error:
+            log.error("%s: cannot save its state: %s", self.name, error)
 
     def remove(self) -> None:
-        """Remove the file: there is nothing to go on with."""
+        """Remove the file: there is nothing to resume."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 
     def moved(self, move: Move[Any, Any], /) -> None:
-        """Record a move that was made, and save the state."""
+        """Record a transition and save the state."""
         self.record(move)
         self.save(str(move.to_state))
 
     def record(self, move: Move[Any, Any]) -> None:
-        """Record a move that is saved with the next one."""
+        """Record a transition that is saved with the next one."""
         self.history.append(
-            Moved(str(move.from_state), str(move.to_state), str(move.event), move.reason or "", move.timestamp)
+            TransitionRecord(
+                str(move.from_state), str(move.to_state), str(move.event), move.reason or "", move.timestamp
+            )
         )
         if move.from_state in PHASES:
             self.phases[str(move.from_state)] = round(move.lasted, 6)
-        log.info("%s: %s -> %s (%s)", self.who, move.from_state, move.to_state, move.reason)
+        log.info("%s: %s -> %s (%s)", self.name, move.from_state, move.to_state, move.reason)
 
     def refused(self, error: InvalidTransitionError, reason: str | None, /) -> None:
-        """Log a move that was refused."""
-        log.info("%s: %s (%s)", self.who, error, reason)
+        """Log a transition that was refused."""
+        log.info("%s: %s (%s)", self.name, error, reason)
 
 
 def new_identity() -> str:
-    """Make a name that a worker keeps when it is started again."""
+    """Create the identity of a worker, which it keeps across restarts."""
     return f"{time.time_ns():x}-{secrets.token_hex(4)}"
 
 
 def new_incarnation() -> int:
-    """Make the number of one start of a worker."""
+    """Create the number of one start of a worker."""
     return secrets.randbits(63)
 
 
-def is_resumable(temp: Path) -> bool:
-    """Tell whether a directory holds the state of a sort that has not failed: one that ends removes its state."""
-    for path in [temp / STATE, *temp.glob(f"*/{STATE}")]:
-        found = Journal(path.parent, "").load()
-        if found is not None and found["state"] != SortWorkerState.FAILED:
+def is_resumable(work_dir: Path) -> bool:
+    """Return whether a directory holds the state of a killed sort: one that ends or fails removes its state."""
+    for path in [work_dir / STATE_FILE, *work_dir.glob(f"*/{STATE_FILE}")]:
+        saved = Journal(path.parent, "").load()
+        if saved is not None and saved["state"] != SortWorkerState.FAILED:
             return True
     return False
 
 
-def rank(state: str) -> int:
-    """Say how far a sort worker's state is; a failed one is farthest."""
-    order = list(SORT_WORKER.states)
-    return order.index(SortWorkerState(state))
-
-
-# SECTION sort/places
-# Where a sort may write: never into its input, and one at a time into one output directory.
-#
-# Invariant: a claim leaves nothing in the directory: it is a lock on the directory itself, gone with its holder.
-
-PARTITION = re.compile(r"partition\.(\d+)")
-
-
-def check_places(inputs: Sequence[Path], output: Path, temp: Path | None = None, files: Iterable[str] = ()) -> None:
-    """Refuse an output or temporary directory inside an input, and an input inside the output, also through links."""
-    for what, place in (("output", output), ("temporary", temp)):
-        if place is None:
+def check_directories(
+    inputs: Sequence[Path], output: Path, work_dir: Path | None = None, files: Iterable[str] = ()
+) -> None:
+    """Refuse an output or work directory inside an input, and an input inside the output, also through links."""
+    for kind, directory in (("output", output), ("temporary", work_dir)):
+        if directory is None:
             continue
-        check_name(f"the {what} directory", place)
-        if place.exists() and not place.is_dir():
-            raise SortInputError(f"the {what} directory {place} is a file")
+        check_name(f"the {kind} directory", directory)
+        if directory.exists() and not directory.is_dir():
+            raise SortInputError(f"the {kind} directory {directory} is a file")
         for given in inputs:
-            _keep_apart(what, place, given)
-    _keep_links_apart(output, temp, files)
+            _check_apart(kind, directory, given)
+    _check_links(output, work_dir, files)
 
 
-def _keep_links_apart(output: Path, temp: Path | None, files: Iterable[str]) -> None:
-    """Refuse input files that are, through links, where the sort writes."""
-    taken = {place.resolve(): what for what, place in (("output", output), ("temporary", temp)) if place is not None}
-    real = cache(Path.resolve)  # links are few: a look at each directory, and at each file whether it is one
+def _check_apart(kind: str, directory: Path, given: Path) -> None:
+    target, source = directory.resolve(), given.resolve()
+    if target == source or target.is_relative_to(source):
+        raise SortInputError(f"the {kind} directory {directory} is inside the input {given}, which is only read")
+    if kind == "output" and source.is_relative_to(target):
+        raise SortInputError(f"the input {given} is inside the {kind} directory {directory}: choose another one")
+
+
+def _check_links(output: Path, work_dir: Path | None, files: Iterable[str]) -> None:
+    """Refuse input files that resolve, through links, to a directory that the sort writes to."""
+    written = {
+        directory.resolve(): kind
+        for kind, directory in (("output", output), ("temporary", work_dir))
+        if directory is not None
+    }
+    resolve = cache(Path.resolve)  # links are rare: resolve each directory once, and only those files that are links
     for path in map(Path, files):
-        found = path.resolve() if path.is_symlink() else real(path.parent)
-        for place, what in taken.items():
-            if found.is_relative_to(place):
-                raise SortInputError(f"the input {path} is in the {what} directory {place}: choose another one")
+        target = path.resolve() if path.is_symlink() else resolve(path.parent)
+        for directory, kind in written.items():
+            if target.is_relative_to(directory):
+                raise SortInputError(f"the input {path} is in the {kind} directory {directory}: choose another one")
 
 
 def check_name(what: str, path: Path) -> None:
-    """Refuse a name that cannot be written in a report or a message."""
+    """Refuse a path that cannot be written in a report or a message."""
     try:
         str(path).encode()
     except UnicodeEncodeError as error:
@@ -178,140 +184,127 @@ def check_name(what: str, path: Path) -> None:
 
 
 def prepare_output(output: Path, *, overwrite: bool = False) -> None:
-    """Make the output directory; refuse one with partitions of another sort in it, unless they may be replaced."""
+    """Create the output directory; refuse one that holds partitions, unless they may be replaced."""
     make_directory("output", output)
-    held = held_partitions(output)
-    if held and not overwrite:
+    partitions = list_partitions(output)
+    if partitions and not overwrite:
         raise SortInputError(
-            f"the output directory {output} already holds {held[0].name}"
-            + (f" and {len(held) - 1} more" if len(held) > 1 else "")
+            f"the output directory {output} already holds {partitions[0].name}"
+            + (f" and {len(partitions) - 1} more" if len(partitions) > 1 else "")
             + ": name an empty one, or replace them with --overwrite"
         )
 
 
-def make_directory(what: str, place: Path) -> None:
-    """Make a directory, unless it is there; refuse one that cannot be written to."""
+def make_directory(kind: str, directory: Path) -> None:
+    """Create a directory unless it exists; refuse one that is not writable."""
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SortInputError(f"the {what} directory {place} cannot be made: {error.strerror}") from error
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise SortInputError(f"the {what} directory {place} cannot be written to")
+        raise SortInputError(f"the {kind} directory {directory} cannot be made: {error.strerror}") from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise SortInputError(f"the {kind} directory {directory} is not writable")
 
 
-def held_partitions(output: Path) -> list[Path]:
-    """List the partition files in a directory, by their numbers."""
-    found = [(int(match[1]), path) for path in output.iterdir() if (match := PARTITION.fullmatch(path.name))]
+def list_partitions(output: Path) -> list[Path]:
+    """List the partition files in a directory by their numbers."""
+    found = [(int(match[1]), path) for path in output.iterdir() if (match := PARTITION_NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
 
 
-def claim_output(output: Path) -> AbstractContextManager[None]:
-    """Hold the output directory for one sort; refuse when another has it."""
-    return _claim(output, f"another sort writes to the output directory {output}: every worker needs one of its own")
+def lock_output(output: Path) -> AbstractContextManager[None]:
+    """Lock the output directory for one sort; refuse if another sort has it."""
+    return _lock(output, f"another sort writes to the output directory {output}: every worker needs one of its own")
 
 
-def claim_state(temp: Path) -> AbstractContextManager[None]:
-    """Hold the directory of a master's state; refuse when another master has it."""
-    return _claim(
-        temp, f"another sort master is running with its state in {temp}: name another --temp, or end it first"
+def lock_state(work_dir: Path) -> AbstractContextManager[None]:
+    """Lock the directory of a master's state; refuse if another master has it."""
+    return _lock(
+        work_dir, f"another sort master is running with its state in {work_dir}: name another --temp, or end it first"
     )
 
 
 @contextmanager
-def _claim(place: Path, taken: str) -> Iterator[None]:
+def _lock(directory: Path, refusal: str) -> Iterator[None]:
+    """Hold an flock on the directory itself: it leaves no file behind, and ends with the process."""
     try:
-        held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise SortInputError(f"the directory {place} cannot be used: {error.strerror}") from error
+        raise SortInputError(f"the directory {directory} cannot be used: {error.strerror}") from error
     try:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise SortInputError(taken) from error
+            raise SortInputError(refusal) from error
         yield
     finally:
-        os.close(held)
-
-
-def _keep_apart(what: str, place: Path, given: Path) -> None:
-    target, source = place.resolve(), given.resolve()
-    if target == source or target.is_relative_to(source):
-        raise SortInputError(f"the {what} directory {place} is inside the input {given}, which is only read")
-    if what == "output" and source.is_relative_to(target):
-        raise SortInputError(f"the input {given} is inside the {what} directory {place}: choose another one")
-
-
-# SECTION sort/unfinished
-# The unfinished work of one sort: where it is kept, which sort it is of, and what is removed when the sort ends.
-#
-# Invariant: what is taken up again is of a sort with the same input, format, output, division and memory. A sort that
-# fails leaves no partition of its own; only a kill leaves both behind, for the next start to go on from.
-
-MARK = "sort"  # a file that tells which sort the unfinished work in a directory is of
+        os.close(descriptor)
 
 
 @contextmanager
-def unfinished(source: Source, output: Path, workers: int, settings: Settings, temp: Path | None) -> Iterator[Path]:
-    """Give the directory for the unfinished work of a sort, and empty it when the sort has ended."""
-    place = temp or output / HIDDEN
-    place.mkdir(parents=True, exist_ok=True)
+def open_work_directory(
+    source: Source, output: Path, workers: int, settings: Settings, work_dir: Path | None
+) -> Iterator[Path]:
+    """Create or resume the work directory of a sort, and empty it when the sort has ended."""
+    directory = work_dir or output / WORK_DIRECTORY
+    directory.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
-    before = _begin(place, output, _stamp(source, output, workers, settings))
+    before = _begin(directory, output, _sort_identity(source, output, workers, settings))
     try:
-        yield place
+        yield directory
     except BaseException:
         _remove_output(output, before)
         raise
     finally:
-        _clear(place)
-        if not any(place.iterdir()):
-            place.rmdir()
+        _clear(directory)
+        if not any(directory.iterdir()):
+            directory.rmdir()
 
 
-def _stamp(source: Source, output: Path, workers: int, settings: Settings) -> str:
-    """Give what tells two sorts apart, and two divisions of the same records: blocks are cut by the memory."""
+def _sort_identity(source: Source, output: Path, workers: int, settings: Settings) -> str:
+    """Return a hash that differs between sorts; the memory is part of it, because it determines the block size."""
     division = (workers, settings.partitions, settings.memory, settings.block_records, settings.window_records)
     return xxhash.xxh3_64_hexdigest(os.fsencode(f"{fingerprint(source)} {division} {output.resolve()}"))
 
 
-def _begin(place: Path, output: Path, stamp: str) -> dict[str, int]:
-    """Mark the directory as this sort's; remove what another left there. Give the partitions from before the sort."""
-    mark = place / MARK
-    found = _read(mark)
-    if found.get("stamp") == stamp:
+def _begin(directory: Path, output: Path, identity: str) -> dict[str, int]:
+    """Claim the directory for this sort, and empty it of another's work; return the partitions from before."""
+    path = directory / IDENTITY_FILE
+    found = _read_json(path)
+    if found.get("identity") == identity:
         before: dict[str, int] = found["before"]
         return before
-    _clear(place)
-    before = _held(output)
-    mark.write_bytes(orjson.dumps({"stamp": stamp, "before": before}))
+    _clear(directory)
+    before = _partition_inodes(output)
+    path.write_bytes(orjson.dumps({"identity": identity, "before": before}))
     return before
 
 
-def _read(mark: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object; an empty one if the file is missing or damaged."""
     try:
-        found = orjson.loads(mark.read_bytes())
+        found = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _held(output: Path) -> dict[str, int]:
-    """List the partitions in a directory, each with what changes when it is replaced."""
-    return {path.name: path.lstat().st_ino for path in held_partitions(output)}
+def _partition_inodes(output: Path) -> dict[str, int]:
+    """List the partitions in a directory with their inode numbers, which change when they are replaced."""
+    return {path.name: path.lstat().st_ino for path in list_partitions(output)}
 
 
-def _clear(place: Path) -> None:
-    """Remove what a sort left in a directory, and nothing else."""
-    for path in place.glob("worker-*"):
+def _clear(directory: Path) -> None:
+    """Remove the files that a sort left in a directory, and nothing else."""
+    for path in directory.glob("worker-*"):
         shutil.rmtree(path, ignore_errors=True)
-    for name in (MARK, STATE, f"{STATE}.part"):
-        (place / name).unlink(missing_ok=True)
+    for name in (IDENTITY_FILE, STATE_FILE, f"{STATE_FILE}.part"):
+        (directory / name).unlink(missing_ok=True)
 
 
 def _remove_output(output: Path, before: dict[str, int]) -> None:
-    """Remove the files that a failed sort wrote; if it had begun to replace others, what is left of those too."""
-    now = _held(output)
-    is_replacing = any(now.get(name) != number for name, number in before.items())
+    """Remove the partitions that a failed sort wrote; if it had begun to replace older ones, the rest of those too."""
+    now = _partition_inodes(output)
+    is_replacing = any(now.get(name) != inode for name, inode in before.items())
     if is_replacing:
         log.warning("the partitions in %s were being replaced when the sort failed: none is left", output)
     for path in output.iterdir():

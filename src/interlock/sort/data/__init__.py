@@ -1,1 +1,1 @@
-"""data."""
+"""Records and their order: formats, keys, checksums, the plan of partitions, generation and validation."""

@@ -1,7 +1,7 @@
-"""Records to sort: the same bytes for the same seed, in however many files and by however many threads.
+"""Generator of records: the same seed gives the same bytes, for any number of files and threads.
 
-Invariant: record i of n depends on the seed, the distribution, the format and n alone; it carries its own number where
-there is room, so that the order of equal keys can be checked.
+Invariant: record i of n depends only on the seed, the distribution, the format and n. It contains its own number after
+the key if it is long enough, so that the order of equal keys can be checked.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from interlock.errors import SortError, SortInputError
-from interlock.sort.data.checksum import digest, mixed, together
+from interlock.sort.data.checksum import combine_checksums, compute_checksum, mix_bits
 from interlock.sort.data.records import LINE_END, RecordFormat
 from interlock.sort.io.direct_io import write_fully
+from interlock.sort.settings import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,95 +28,84 @@ if TYPE_CHECKING:
     Rows = NDArray[np.uint8]
     Numbers = NDArray[np.uint64]
 
-CHUNK = 32_768  # records made at once
-DISTINCT = 1_000  # keys of the duplicate-heavy distribution
-RANKS = 1 << 20  # keys of the skewed distribution
-EXPONENT = 1.1  # of its Zipf law: the first key has about a tenth of all records
-SYMBOLS = np.arange(0x20, 0x7F, dtype=np.uint8)
-SYMBOL_OF = SYMBOLS[np.arange(256) % len(SYMBOLS)]
-HEX_OF = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
-PLAIN = RecordFormat()
-NUMBER = 8  # bytes of the record's own number; twice as many as hexadecimal digits
-
-
-class Distribution(StrEnum):
-    """How the keys are spread."""
-
-    UNIFORM = "uniform"
-    SKEWED = "skewed"
-    DUPLICATES = "duplicates"
-    PRESORTED = "presorted"
-    REVERSED = "reversed"
-    CONSTANT = "constant"
+CHUNK_RECORDS = 32_768  # generated at once
+DUPLICATE_KEYS = 1_000  # distinct keys of the distribution `duplicates`
+SKEWED_KEYS = 1 << 20  # distinct keys of the distribution `skewed`
+ZIPF_EXPONENT = 1.1  # of `skewed`: the most frequent key has about a tenth of all records
+PRINTABLE_BYTES = np.arange(0x20, 0x7F, dtype=np.uint8)
+TO_PRINTABLE = PRINTABLE_BYTES[np.arange(256) % len(PRINTABLE_BYTES)]  # maps any byte to a printable one
+HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
+DEFAULT_FORMAT = RecordFormat()
+NUMBER_BYTES = 8  # of the record's own number; twice as many as hexadecimal digits
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to make."""
+    """The records to generate."""
 
     records: int
     seed: int = 0
     distribution: Distribution = Distribution.UNIFORM
-    format: RecordFormat = PLAIN
+    format: RecordFormat = DEFAULT_FORMAT
 
     def rows(self, first: int, records: int) -> Rows:
-        """Make some of the records; `first` is a multiple of the chunk."""
-        random = np.random.Generator(np.random.SFC64([self.seed, first // CHUNK]))
+        """Generate some of the records; `first` is a multiple of CHUNK_RECORDS."""
+        random = np.random.Generator(np.random.SFC64([self.seed, first // CHUNK_RECORDS]))
         size = records * self.format.record_length
         words = random.integers(0, 1 << 64, -(-size // 8), dtype=np.uint64).astype("<u8", copy=False)
         rows = words.view(np.uint8)[:size].reshape(records, self.format.record_length)
         numbers = np.arange(first, first + records, dtype=np.uint64)
         draws = random.random(records)
         if self.format.ascii:
-            rows = SYMBOL_OF[rows]
+            rows = TO_PRINTABLE[rows]
             rows[:, -2:] = np.frombuffer(LINE_END, dtype=np.uint8)
-        _put_number(rows, numbers, self.format)
+        _put_numbers(rows, numbers, self.format)
         keys = self._keys(numbers, draws)
         if keys is not None:
             rows[:, : self.format.key_length] = keys
         return rows
 
     def _keys(self, numbers: Numbers, draws: NDArray[np.float64]) -> Rows | None:
-        """Make the keys of some records; None leaves the random bytes that are there."""
+        """Generate the keys of some records; None keeps the random bytes of the rows."""
         match self.distribution:
             case Distribution.UNIFORM:
                 return None
             case Distribution.SKEWED:
-                top = RANKS ** (1 - EXPONENT)
-                ranks = ((top - 1) * draws + 1) ** (1 / (1 - EXPONENT))
-                return self._names(ranks.astype(np.uint64))
+                top = SKEWED_KEYS ** (1 - ZIPF_EXPONENT)
+                ranks = ((top - 1) * draws + 1) ** (1 / (1 - ZIPF_EXPONENT))
+                return self._random_keys(ranks.astype(np.uint64))
             case Distribution.DUPLICATES:
-                return self._names((draws * DISTINCT).astype(np.uint64))
+                return self._random_keys((draws * DUPLICATE_KEYS).astype(np.uint64))
             case Distribution.CONSTANT:
-                return self._names(np.zeros(len(numbers), dtype=np.uint64))
+                return self._random_keys(np.zeros(len(numbers), dtype=np.uint64))
             case Distribution.PRESORTED:
-                return self._ladder(numbers)
+                return self._ascending_keys(numbers)
             case Distribution.REVERSED:
-                return self._ladder(np.uint64(self.records - 1) - numbers)
+                return self._ascending_keys(np.uint64(self.records - 1) - numbers)
 
-    def _names(self, numbers: Numbers) -> Rows:
-        """Give every number a key of its own that looks random."""
-        start = mixed(numbers + np.uint64(self.seed % (1 << 32)) * np.uint64(RANKS))
-        words = [mixed(start + np.uint64(place)) for place in range(-(-self.format.key_length // 8))]
+    def _random_keys(self, numbers: Numbers) -> Rows:
+        """Map every number to a key of its own that looks random."""
+        start = mix_bits(numbers + np.uint64(self.seed % (1 << 32)) * np.uint64(SKEWED_KEYS))
+        words = [mix_bits(start + np.uint64(place)) for place in range(-(-self.format.key_length // 8))]
         keys = np.stack(words, axis=1).view(np.uint8)[:, : self.format.key_length]
-        return SYMBOL_OF[keys] if self.format.ascii else keys
+        return TO_PRINTABLE[keys] if self.format.ascii else keys
 
-    def _ladder(self, numbers: Numbers) -> Rows:
-        """Give keys that grow with the numbers, evenly over all keys."""
+    def _ascending_keys(self, numbers: Numbers) -> Rows:
+        """Map numbers to keys that grow with them, evenly over the whole range of keys."""
         width = self.format.key_length
-        base, digits = (len(SYMBOLS), 9) if self.format.ascii else (256, 8)
+        base, digits = (len(PRINTABLE_BYTES), 9) if self.format.ascii else (256, 8)
         highest = min(base**digits, (1 << 64) - 1)
         left = numbers * np.uint64(highest // max(self.records, 1))
         keys = np.zeros((len(numbers), max(width, digits)), dtype=np.uint8)
         for place in reversed(range(digits)):
             keys[:, place] = left % np.uint64(base)
             left = left // np.uint64(base)
-        return SYMBOLS[keys[:, :width]] if self.format.ascii else keys[:, :width]
+        return PRINTABLE_BYTES[keys[:, :width]] if self.format.ascii else keys[:, :width]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What was made."""
+class GeneratedFiles:
+    """The files that were generated; `digest` is the checksum of all records."""
 
     paths: list[str]
     records: int
@@ -130,19 +119,21 @@ def generate(
     *,
     files: int = 1,
     threads: int = 2,
-    told: Callable[[int], object] = lambda _: None,
-) -> Made:
-    """Write the records to `part-00000` and so on; `told` gets the number of bytes of every piece that is written."""
+    on_written: Callable[[int], object] = lambda _: None,
+) -> GeneratedFiles:
+    """Write the records to `part-00000` and so on; `on_written` receives the number of bytes of every write."""
     if files < 1:
-        raise SortInputError(f"{files} files: at least one is needed")
+        raise SortInputError(f"files must be at least 1, got {files}")
     try:
         output.mkdir(parents=True, exist_ok=True)
-        return _generate(output, recipe, files, threads, told)
+        return _generate(output, recipe, files, threads, on_written)
     except OSError as error:
         raise SortError(f"records could not be written to {output}: {error.strerror}") from error
 
 
-def _generate(output: Path, recipe: Recipe, files: int, threads: int, told: Callable[[int], object]) -> Made:
+def _generate(
+    output: Path, recipe: Recipe, files: int, threads: int, on_written: Callable[[int], object]
+) -> GeneratedFiles:
     final = [output / f"part-{number:05}" for number in range(files)]
     for path in final:
         if path.exists():
@@ -150,51 +141,51 @@ def _generate(output: Path, recipe: Recipe, files: int, threads: int, told: Call
     hidden = [path.with_name(f".{path.name}.unfinished") for path in final]
     starts = [recipe.records * number // files for number in range(files + 1)]
     try:
-        total = _fill(hidden, starts, recipe, threads, told)
+        total = _write_files(hidden, starts, recipe, threads, on_written)
         for source, target in zip(hidden, final, strict=True):
             source.replace(target)
     finally:
         for path in hidden:
             path.unlink(missing_ok=True)
-    return Made([str(path) for path in final], recipe.records, recipe.records * recipe.format.record_length, total)
+    size = recipe.records * recipe.format.record_length
+    return GeneratedFiles([str(path) for path in final], recipe.records, size, total)
 
 
-def _fill(paths: list[Path], starts: list[int], recipe: Recipe, threads: int, told: Callable[[int], object]) -> int:
-    """Write all records to these files, which start with the records of these numbers; give the digest."""
+def _write_files(
+    paths: list[Path], starts: list[int], recipe: Recipe, threads: int, on_written: Callable[[int], object]
+) -> int:
+    """Write all records; file i begins with record `starts[i]`. Return the checksum."""
     for path in paths:
         path.write_bytes(b"")
 
-    def make(first: int) -> int:
-        rows = recipe.rows(first, min(CHUNK, recipe.records - first))
-        _write(rows, first, starts, paths)
-        told(rows.nbytes)
-        return digest(rows)
+    def write_chunk(first: int) -> int:
+        rows = recipe.rows(first, min(CHUNK_RECORDS, recipe.records - first))
+        _write_rows(rows, first, starts, paths)
+        on_written(rows.nbytes)
+        return compute_checksum(rows)
 
     with ThreadPoolExecutor(threads) as pool:
-        return together(*pool.map(make, range(0, recipe.records, CHUNK)))
+        return combine_checksums(*pool.map(write_chunk, range(0, recipe.records, CHUNK_RECORDS)))
 
 
-def _write(rows: Rows, first: int, starts: list[int], paths: list[Path]) -> None:
-    """Write rows, the first of which has this number, to the files that they belong to, of which one is open."""
+def _write_rows(rows: Rows, first: int, starts: list[int], paths: list[Path]) -> None:
+    """Write rows, the first of which is record `first`, to the files that they belong to."""
     number = bisect_right(starts, first) - 1
     end = first
     while end < first + len(rows):
         begin, end = end, min(first + len(rows), starts[number + 1])
         if begin < end:
-            _put(paths[number], rows[begin - first : end - first], (begin - starts[number]) * rows.shape[1])
+            offset = (begin - starts[number]) * rows.shape[1]
+            with paths[number].open("r+b", buffering=0) as file:
+                write_fully(file.fileno(), rows[begin - first : end - first].reshape(-1).data, offset)
         number += 1
 
 
-def _put(path: Path, rows: Rows, at: int) -> None:
-    with path.open("r+b", buffering=0) as file:
-        write_fully(file.fileno(), rows.reshape(-1).data, at)
-
-
-def _put_number(rows: Rows, numbers: Numbers, used: RecordFormat) -> None:
-    """Write each record's number after its key, where there is room."""
-    pieces = numbers.astype(">u8").view(np.uint8).reshape(-1, NUMBER)
-    if used.ascii:
-        pieces = HEX_OF[np.stack([pieces >> 4, pieces & 15], axis=2).reshape(-1, 2 * NUMBER)]
-    end = used.key_length + pieces.shape[1]
-    if end <= used.record_length - (len(LINE_END) if used.ascii else 0):
-        rows[:, used.key_length : end] = pieces
+def _put_numbers(rows: Rows, numbers: Numbers, record_format: RecordFormat) -> None:
+    """Write each record's number after its key, if the record is long enough."""
+    pieces = numbers.astype(">u8").view(np.uint8).reshape(-1, NUMBER_BYTES)
+    if record_format.ascii:
+        pieces = HEX_DIGITS[np.stack([pieces >> 4, pieces & 15], axis=2).reshape(-1, 2 * NUMBER_BYTES)]
+    end = record_format.key_length + pieces.shape[1]
+    if end <= record_format.record_length - (len(LINE_END) if record_format.ascii else 0):
+        rows[:, record_format.key_length : end] = pieces

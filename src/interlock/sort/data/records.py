@@ -1,7 +1,7 @@
-"""What is sorted: records of one length, in files that are only ever read, in one order from the first to the last.
+"""The input of a sort: records of one length in files that are only read, in a fixed order.
 
 Invariant: a source numbers its records by (input as given, path, offset), and every part of it is read from the same
-bytes, however it is cut into shares and blocks.
+bytes, however it is divided into shares and blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from interlock.errors import SortInputError
-from interlock.sort.io.direct_io import ShorterError, no_reading_ahead, read_cached, read_fully, read_uncached
+from interlock.sort.io.direct_io import FileShrank, disable_readahead, read_cached, read_fully, read_uncached
 from interlock.sort.workdir import check_name
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LINE_END = b"\r\n"
-LINE_END_NUMBER = int.from_bytes(LINE_END, "little")
+LINE_END_WORD = int.from_bytes(LINE_END, "little")
 RECORD_LENGTH = 100
 KEY_LENGTH = 10
-LONGEST_RECORD = 1 << 20
-LARGE = 1 << 20  # bytes at once from which on it matters how they are read
-LOOKED_AT = 64  # records at the head of a file by which its format is detected
+MAX_RECORD_LENGTH = 1 << 20
+DIRECT_READ_BYTES = 1 << 20  # from this size on, a read bypasses the page cache
+DETECTION_RECORDS = 64  # at the head of a file, by which its format is detected
 PRINTABLE = np.zeros(256, dtype=bool)
 PRINTABLE[0x20:0x7F] = True
 PRINTABLE[0x09] = True
@@ -39,7 +39,7 @@ PRINTABLE[0x09] = True
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """How long a record is, how much of its head is the key, and whether it is a line that ends in CR LF."""
+    """Length of a record and of the key at its head, and whether a record is a line that ends in CR LF."""
 
     record_length: int = RECORD_LENGTH
     key_length: int = KEY_LENGTH
@@ -47,8 +47,10 @@ class RecordFormat:
 
     def __post_init__(self) -> None:
         ending = len(LINE_END) if self.ascii else 0
-        if not 1 <= self.record_length <= LONGEST_RECORD:
-            raise SortInputError(f"a record of {self.record_length} bytes: 1 to {LONGEST_RECORD:,} are possible")
+        if not 1 <= self.record_length <= MAX_RECORD_LENGTH:
+            raise SortInputError(
+                f"record length must be between 1 and {MAX_RECORD_LENGTH:,} bytes, got {self.record_length}"
+            )
         if not 1 <= self.key_length <= self.record_length - ending:
             where = "a line without its CR LF" if self.ascii else "the record"
             raise SortInputError(
@@ -57,12 +59,12 @@ class RecordFormat:
             )
 
     def json(self) -> dict[str, Any]:
-        """Give it as a JSON document."""
+        """Return the format as a JSON document."""
         return asdict(self)
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> RecordFormat:
-        """Make it from its JSON document."""
+    def from_json(cls, document: dict[str, Any]) -> RecordFormat:
+        """Read the format from its JSON document."""
         return cls(**document)
 
     def __str__(self) -> str:
@@ -72,7 +74,7 @@ class RecordFormat:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Some whole records in a row in one file."""
+    """Consecutive whole records in one file; `offset` is in bytes."""
 
     path: str
     offset: int
@@ -81,7 +83,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Records in their input order; `position` is the number of its first record in the whole input."""
+    """Records in input order; `position` is the number of the first one in the whole input."""
 
     format: RecordFormat
     extents: tuple[Extent, ...]
@@ -93,34 +95,34 @@ class Source:
 
     @property
     def records(self) -> int:
-        """Count the records."""
+        """The number of records."""
         return self.ends[-1] if self.ends else 0
 
     @property
     def size(self) -> int:
-        """Count the bytes."""
+        """The size in bytes."""
         return self.records * self.format.record_length
 
     def part(self, first: int, records: int) -> Source:
-        """Give `records` records from the one with number `first` of this source on."""
+        """Return `records` records of this source, from number `first` on."""
         if not 0 <= first <= first + records <= self.records:
             raise ValueError(f"records {first} to {first + records} of a source of {self.records}")
         return Source(self.format, tuple(self._cut(first, records)), self.position + first)
 
-    def share(self, number: int, of: int) -> Source:
-        """Give share `number` (from 0) of `of` even ones, which together are the whole."""
-        first, end = self.records * number // of, self.records * (number + 1) // of
+    def share(self, index: int, count: int) -> Source:
+        """Return share `index` (from 0) of `count` even shares, which together are the whole source."""
+        first, end = self.records * index // count, self.records * (index + 1) // count
         return self.part(first, end - first)
 
     def blocks(self, records: int) -> list[Source]:
-        """Cut it into blocks of so many records; the last may be smaller."""
+        """Divide the source into blocks of so many records; the last may be smaller."""
         starts = range(0, self.records, records)
         return [self.part(first, min(records, self.records - first)) for first in starts]
 
     def read(self, into: NDArray[np.uint8]) -> None:
-        """Fill a contiguous array with exactly the bytes of this source."""
+        """Read exactly the bytes of this source into a contiguous array; check the line ends."""
         if into.nbytes != self.size:
-            raise ValueError(f"room for {into.nbytes} bytes, not for the {self.size} of this source")
+            raise ValueError(f"the buffer has {into.nbytes} bytes, but the source has {self.size}")
         self._fill(into, self.extents)
         if self.format.ascii:
             self._check_lines(into.reshape(self.records, self.format.record_length))
@@ -131,37 +133,37 @@ class Source:
         self.part(first, records).read(rows)
         return rows
 
-    def read_places(self, starts: Sequence[int], records: int) -> NDArray[np.uint8]:
-        """Read so many records from each of some places into a new array of rows; line ends are not looked at."""
+    def read_many(self, starts: Sequence[int], records: int) -> NDArray[np.uint8]:
+        """Read `records` records from each start into a new array of rows; line ends are not checked."""
         rows = np.empty((len(starts) * records, self.format.record_length), dtype=np.uint8)
         self._fill(rows, (extent for first in starts for extent in self._cut(first, records)))
         return rows
 
-    def place(self, number: int) -> str:
-        """Say where the record with this number is, for an error message."""
+    def describe_position(self, number: int) -> str:
+        """Return file and offset of the record with this number, for an error message."""
         at = bisect_right(self.ends, number)
         extent = self.extents[at]
         within = number - (self.ends[at] - extent.records)
         return f"{extent.path}, byte {extent.offset + within * self.format.record_length:,}"
 
     def json(self) -> dict[str, Any]:
-        """Give it as a JSON document."""
+        """Return the source as a JSON document."""
         rows = [[extent.path, extent.offset, extent.records] for extent in self.extents]
         return {"format": self.format.json(), "extents": rows, "position": self.position}
 
     @classmethod
-    def of(cls, document: dict[str, Any]) -> Source:
-        """Make it from its JSON document."""
+    def from_json(cls, document: dict[str, Any]) -> Source:
+        """Read the source from its JSON document."""
         extents = tuple(Extent(path, offset, records) for path, offset, records in document["extents"])
-        return cls(RecordFormat.of(document["format"]), extents, document["position"])
+        return cls(RecordFormat.from_json(document["format"]), extents, document["position"])
 
     def _fill(self, into: NDArray[np.uint8], extents: Iterable[Extent]) -> None:
-        room = into.reshape(-1).data
+        buffer = into.reshape(-1).data
         done = 0
-        with _Files() as files:
+        with _ExtentReader() as reader:
             for extent in extents:
                 length = extent.records * self.format.record_length
-                files.fill(extent, room[done : done + length])
+                reader.read(extent, buffer[done : done + length])
                 done += length
 
     def _cut(self, first: int, records: int) -> Iterator[Extent]:
@@ -175,11 +177,11 @@ class Source:
 
     def _check_lines(self, rows: NDArray[np.uint8]) -> None:
         count, length = rows.shape
-        wrong = np.ndarray((count,), "<u2", rows.data, length - len(LINE_END), (length,)) != LINE_END_NUMBER
+        wrong = np.ndarray((count,), "<u2", rows.data, length - len(LINE_END), (length,)) != LINE_END_WORD
         if wrong.any():
             raise SortInputError(
-                f"{self.place(int(wrong.argmax()))}: this line of {self.format.record_length} bytes does not end in "
-                "CR LF; --binary sorts records without line ends"
+                f"{self.describe_position(int(wrong.argmax()))}: this line of {length} bytes does not end in CR LF; "
+                "--binary sorts records without line ends"
             )
 
 
@@ -188,17 +190,17 @@ def open_source(
     *,
     record_length: int = RECORD_LENGTH,
     key_length: int = KEY_LENGTH,
-    ascii: bool | None = None,  # noqa: A002 - the word of the sort benchmark
+    ascii: bool | None = None,  # noqa: A002 - the term of the sort benchmark
 ) -> Source:
-    """Find the input files, check them, and detect the format where `ascii` is None.
+    """Find and check the input files; detect the format if `ascii` is None.
 
     A directory stands for all files beneath it, in the order of their paths, without hidden ones.
     """
     RecordFormat(record_length, key_length)
-    sizes = {path: _size(path) for path in _files(inputs)}
+    sizes = {path: _check_readable(path) for path in _list_files(inputs)}
     if ascii is None:
-        ascii = _detected(sizes, record_length)  # noqa: A001 - as above
-    used = RecordFormat(record_length, key_length, ascii)
+        ascii = _detect_lines(sizes, record_length)  # noqa: A001 - as above
+    record_format = RecordFormat(record_length, key_length, ascii)
     for path, size in sizes.items():
         if size % record_length:
             whole = size - size % record_length
@@ -206,25 +208,26 @@ def open_source(
                 f"{path}: {size:,} bytes are not a whole number of records of {record_length} bytes; the last "
                 f"{size % record_length}, from byte {whole:,} on, are a truncated record, or --record-length is wrong"
             )
-    return Source(used, tuple(Extent(str(path), 0, size // record_length) for path, size in sizes.items() if size))
+    extents = tuple(Extent(str(path), 0, size // record_length) for path, size in sizes.items() if size)
+    return Source(record_format, extents)
 
 
-def _files(inputs: Sequence[Path]) -> list[Path]:
-    """List the files that the inputs stand for, each once."""
+def _list_files(inputs: Sequence[Path]) -> list[Path]:
+    """List the files of all inputs, each once."""
     if not inputs:
         raise SortInputError("no input: name at least one directory or file with records")
     found: dict[Path, Path] = {}
     for given in inputs:
-        for path in _beneath(given):
+        for path in _files_of_input(given):
             check_name("input", path)
             real = path.resolve()
             if real in found:
-                raise SortInputError(f"{path} is input twice, as {found[real]} too: name every input once")
+                raise SortInputError(f"{path} is given twice, also as {found[real]}: name every input once")
             found[real] = path.absolute()
     return list(found.values())
 
 
-def _beneath(given: Path) -> list[Path]:
+def _files_of_input(given: Path) -> list[Path]:
     try:
         is_directory = stat.S_ISDIR(given.stat().st_mode)
     except FileNotFoundError as error:
@@ -234,18 +237,18 @@ def _beneath(given: Path) -> list[Path]:
     if not is_directory:
         return [given]
     paths: list[Path] = []
-    for directory, names, files in os.walk(given, onerror=_unreadable, followlinks=True):
+    for directory, names, files in os.walk(given, onerror=_raise_unreadable, followlinks=True):
         names[:] = [name for name in names if not name.startswith(".")]
         paths += [Path(directory, name) for name in files if not name.startswith(".")]
     return sorted(paths)
 
 
-def _unreadable(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
     raise SortInputError(f"input {error.filename} cannot be read: {error.strerror}") from error
 
 
-def _size(path: Path) -> int:
-    """Prove that a file can be read, and give its size."""
+def _check_readable(path: Path) -> int:
+    """Open a file to check that it can be read; return its size."""
     if path.exists() and not path.is_file():
         raise SortInputError(f"input {path} is neither a file nor a directory")
     try:
@@ -255,13 +258,13 @@ def _size(path: Path) -> int:
         raise SortInputError(f"input {path} cannot be read: {error.strerror}") from error
 
 
-def _detected(sizes: dict[Path, int], record_length: int) -> bool:
-    """Tell whether the first records are lines; the head of one file decides."""
+def _detect_lines(sizes: dict[Path, int], record_length: int) -> bool:
+    """Return whether the records are lines; the head of the first non-empty file decides."""
     first = next((path for path, size in sizes.items() if size), None)
     if first is None:
         return False
     with first.open("rb", buffering=0) as file:
-        head = np.frombuffer(file.read(record_length * LOOKED_AT), dtype=np.uint8)
+        head = np.frombuffer(file.read(record_length * DETECTION_RECORDS), dtype=np.uint8)
     rows = head[: len(head) // record_length * record_length].reshape(-1, record_length)
     if not len(rows):
         return False
@@ -272,7 +275,7 @@ def _detected(sizes: dict[Path, int], record_length: int) -> bool:
 
 
 def _refuse_other_lines(path: Path, head: bytes, record_length: int) -> None:
-    """Refuse what is clearly text with lines of another length: it would be cut anywhere."""
+    """Refuse text whose lines have another length: records would begin in the middle of lines."""
     lines = head.split(LINE_END)[:-1]
     if len(lines) > 1 and all(PRINTABLE[np.frombuffer(line, dtype=np.uint8)].all() for line in lines):
         lengths = sorted({len(line) + len(LINE_END) for line in lines})
@@ -283,8 +286,8 @@ def _refuse_other_lines(path: Path, head: bytes, record_length: int) -> None:
         raise SortInputError(f"{path} does not hold records of {record_length} bytes but {advice} (or --binary)")
 
 
-class _Files:
-    """The file that is read from, which stays open for the reads that follow."""
+class _ExtentReader:
+    """Reads extents; the current file stays open for the next one."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -298,26 +301,22 @@ class _Files:
             os.close(self._file)
         self._path, self._file = "", -1
 
-    def fill(self, extent: Extent, room: memoryview) -> None:
-        """Fill a buffer with the records of an extent."""
+    def read(self, extent: Extent, buffer: memoryview) -> None:
+        """Read the records of an extent into a buffer."""
         try:
             if extent.path != self._path:
                 self.__exit__()
                 self._file = os.open(extent.path, os.O_RDONLY)
                 self._path = extent.path
-                no_reading_ahead(self._file)
-            _fill_from(self._file, Path(extent.path), room, extent.offset)
-        except ShorterError as error:
+                disable_readahead(self._file)
+            if len(buffer) < DIRECT_READ_BYTES:
+                read_fully(self._file, buffer, extent.offset, Path(extent.path))
+                return
+            # Pages that are not cached yet are read with direct I/O: filling the page cache costs more than the disk.
+            done = read_cached(self._file, buffer, extent.offset)
+            if done < len(buffer):
+                read_uncached(Path(extent.path), buffer[done:], extent.offset + done)
+        except FileShrank as error:
             raise SortInputError(f"input {extent.path} became shorter while it was sorted") from error
         except OSError as error:
             raise SortInputError(f"input {extent.path} cannot be read: {error.strerror}") from error
-
-
-def _fill_from(file: int, path: Path, room: memoryview, offset: int) -> None:
-    if len(room) < LARGE:
-        read_fully(file, room, offset, path)
-        return
-    # What is not in memory already is read past the page cache, which costs more than the disk.
-    done = read_cached(file, room, offset)
-    if done < len(room):
-        read_uncached(path, room[done:], offset + done)

@@ -1,7 +1,7 @@
-"""Proof that a sort did its work: its partitions, one after the other, are the input's records in order.
+"""Validation of an output: its partitions, one after the other, are the input's records in order.
 
-Invariant: it reads every byte once, trusts nothing that the sort says of itself, and shares no code with it but the
-reading of records.
+Invariant: it reads every byte once, uses no report of the sort, and shares no code with the sort but the reading of
+records.
 """
 
 from __future__ import annotations
@@ -16,33 +16,24 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlock.errors import SortInputError
-from interlock.sort.data.checksum import digest, together, written
+from interlock.sort.data.checksum import combine_checksums, compute_checksum, format_checksum
 from interlock.sort.data.records import Extent, RecordFormat, Source, open_source
-from interlock.sort.workdir import PARTITION
+from interlock.sort.workdir import PARTITION_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+BLOCK_BYTES = 4 << 20  # that a thread reads at once
+MAX_MISSING = 20  # missing partitions that are listed
 
-# SECTION sort/digest
-# A checksum of records that does not ask for their order, so that input and output can be compared.
-#
-# Invariant: equal multisets of records of one length have equal digests, however they are cut; a record lost,
-# doubled or
-# changed in any bit, or two that exchange bytes, change the digest but for a chance of about 2 to the minus 64.
-
-
-BLOCK = 4 << 20  # bytes that a thread looks at, at once
-MOST_PROBLEMS = 20
-
-Told = Callable[[int], object]
+ReadCallback = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What is known of some records in a row; no keys where there are no records, empty ones where nobody asked."""
+    """Summary of consecutive records; keys are None without records, and empty if the order is not checked."""
 
     records: int
     digest: int
@@ -54,7 +45,7 @@ class Summary:
 
 @dataclass(slots=True)
 class Partition:
-    """What was found in one partition file."""
+    """The content of one partition file."""
 
     number: int
     path: str
@@ -67,7 +58,7 @@ class Partition:
 
 @dataclass(slots=True)
 class Validation:
-    """The findings; without problems, the output is the sorted input."""
+    """The result of a validation; without problems, the output is the sorted input."""
 
     partitions: list[Partition] = field(default_factory=list)
     records: int = 0
@@ -80,12 +71,12 @@ class Validation:
 
     @property
     def is_valid(self) -> bool:
-        """Tell whether nothing was wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
     @property
     def largest(self) -> float | None:
-        """Give the size of the largest partition, as a multiple of an even share."""
+        """The size of the largest partition, as a multiple of an even share."""
         sizes = [partition.records for partition in self.partitions]
         return max(sizes) * len(sizes) / sum(sizes) if sum(sizes) else None
 
@@ -97,120 +88,118 @@ def validate(
     record_length: int = 100,
     key_length: int = 10,
     threads: int | None = None,
-    told: Told = lambda _: None,
+    on_read: ReadCallback = lambda _: None,
 ) -> Validation:
-    """Check the partitions in these directories, and against the input where one is given.
+    """Check the partitions in these directories, and compare them with the input if one is given.
 
-    Without partitions there is nothing to check, which is an error of the caller.
+    A directory without partitions is an input error. `on_read` receives the number of bytes of every read.
     """
-    found = Validation()
-    paths = _partitions(outputs, found)
+    result = Validation()
+    paths = _find_partitions(outputs, result)
     with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1)) as pool:
         whole = Summary(0, 0, 0)
         for number, path in paths:
-            source = _records_of(path, record_length, key_length, found)
-            summary = _summarized(pool, source, told)
-            _check_order(found, whole.last, path, source, summary)
-            found.partitions.append(_described(number, path, source, summary))
-            whole = _joined(whole, summary)
-        found.records, found.size = whole.records, whole.records * record_length
-        found.duplicates, found.digest = whole.duplicates, written(whole.digest)
+            source = _open_partition(path, record_length, key_length, result)
+            summary = _summarize(pool, source, on_read)
+            _check_order(result, whole.last, path, source, summary)
+            result.partitions.append(_describe(number, path, source, summary))
+            whole = _join(whole, summary)
+        result.records, result.size = whole.records, whole.records * record_length
+        result.duplicates, result.digest = whole.duplicates, format_checksum(whole.digest)
         if inputs:
             source = open_source(inputs, record_length=record_length, key_length=key_length, ascii=False)
-            _compare(found, _summarized(pool, source, told, ordered=False))
-    return found
+            _compare(result, _summarize(pool, source, on_read, check_order=False))
+    return result
 
 
-def _check_order(found: Validation, last: bytes | None, path: Path, source: Source, summary: Summary) -> None:
-    """Note disorder in a partition, and between it and the key with which those before it end."""
+def _check_order(result: Validation, last: bytes | None, path: Path, source: Source, summary: Summary) -> None:
+    """Report disorder within a partition, and between it and the last key of the partitions before it."""
     if summary.disorder is not None:
-        found.problems.append(f"{source.place(summary.disorder)}: smaller key than the record before it")
+        result.problems.append(f"{source.describe_position(summary.disorder)}: smaller key than the record before it")
     if last is not None and summary.first is not None and summary.first < last:
-        found.problems.append(
-            f"{path}: begins with key {_shown(summary.first)}, less than {_shown(last)}, "
+        result.problems.append(
+            f"{path}: begins with key {_format_key(summary.first)}, less than {_format_key(last)}, "
             "with which the partition before it ends"
         )
 
 
-def _partitions(outputs: Sequence[Path], found: Validation) -> list[tuple[int, Path]]:
-    """Find the partition files by number; a number that is missing or there twice is a problem."""
+def _find_partitions(outputs: Sequence[Path], result: Validation) -> list[tuple[int, Path]]:
+    """Find the partition files by number; a missing or duplicate number is a problem."""
     numbered: dict[int, Path] = {}
     for directory in outputs:
         if not directory.is_dir():
             raise SortInputError(f"output {directory} is not a directory")
         for path in sorted(directory.iterdir()):
-            match = PARTITION.fullmatch(path.name)
+            match = PARTITION_NAME.fullmatch(path.name)
             if match is None:
-                found.problems.append(f"{path} is not a partition, and should not be there")
+                result.problems.append(f"{path} is not a partition, and should not be there")
             elif int(match[1]) in numbered:
-                found.problems.append(f"{path}: there is partition {match[1]} in {numbered[int(match[1])]} already")
+                result.problems.append(f"{path}: there is partition {match[1]} in {numbered[int(match[1])]} already")
             else:
                 numbered[int(match[1])] = path
     if not numbered:
         where = ", ".join(map(str, outputs))
         raise SortInputError(f"there is no partition.0 or other partition in {where}: nothing was sorted to there")
-    found.problems += [f"partition.{number} is missing" for number in _missing(numbered)]
+    missing = (number for number in range(max(numbered)) if number not in numbered)
+    result.problems += [f"partition.{number} is missing" for number in islice(missing, MAX_MISSING)]
     return sorted(numbered.items())
 
 
-def _missing(numbered: dict[int, Path]) -> list[int]:
-    """List the first numbers that are not there, however large the largest is."""
-    return list(islice((number for number in range(max(numbered)) if number not in numbered), MOST_PROBLEMS))
-
-
-def _records_of(path: Path, record_length: int, key_length: int, found: Validation) -> Source:
-    """Open a partition; of one that is cut off, the whole records."""
+def _open_partition(path: Path, record_length: int, key_length: int, result: Validation) -> Source:
+    """Open a partition; of a truncated one, only the whole records."""
     if not path.is_file():
-        found.problems.append(f"{path} is not a file, or a link to nowhere")
+        result.problems.append(f"{path} is not a file, or a link to nowhere")
         return Source(RecordFormat(record_length, key_length), ())
     size = path.stat().st_size
     if size % record_length:
-        found.problems.append(f"{path}: {size:,} bytes are not a whole number of records of {record_length} bytes")
+        result.problems.append(f"{path}: {size:,} bytes are not a whole number of records of {record_length} bytes")
         whole = (Extent(str(path), 0, size // record_length),) if size >= record_length else ()
         return Source(RecordFormat(record_length, key_length), whole)
     return open_source([path], record_length=record_length, key_length=key_length, ascii=False)
 
 
-def _summarized(pool: ThreadPoolExecutor, source: Source, told: Told, *, ordered: bool = True) -> Summary:
-    """Look at all records, block by block, in threads."""
+def _summarize(pool: ThreadPoolExecutor, source: Source, on_read: ReadCallback, *, check_order: bool = True) -> Summary:
+    """Read all records in blocks, in the threads of the pool, and summarize them."""
 
-    def look(block: Source) -> Summary:
+    def summarize(block: Source) -> Summary:
         rows = np.empty((block.records, block.format.record_length), dtype=np.uint8)
         block.read(rows)
-        told(rows.nbytes)
-        return _looked_at(rows, block.format.key_length) if ordered else Summary(len(rows), digest(rows), 0, b"", b"")
+        on_read(rows.nbytes)
+        if check_order:
+            return _summarize_rows(rows, block.format.key_length)
+        return Summary(len(rows), compute_checksum(rows), 0, b"", b"")
 
     whole = Summary(0, 0, 0)
-    for part in pool.map(look, source.blocks(max(1, BLOCK // source.format.record_length))):
-        whole = _joined(whole, part)
+    for part in pool.map(summarize, source.blocks(max(1, BLOCK_BYTES // source.format.record_length))):
+        whole = _join(whole, part)
     return whole
 
 
-def _looked_at(rows: NDArray[np.uint8], key_length: int) -> Summary:
-    """Summarize rows that should be in order."""
+def _summarize_rows(rows: NDArray[np.uint8], key_length: int) -> Summary:
+    """Summarize rows, and check their order."""
     keys = rows[:, :key_length]
     smaller = np.zeros(len(rows) - 1, dtype=bool)
     equal = np.ones(len(rows) - 1, dtype=bool)
     for start in range(0, key_length, 8):
-        words = _words(keys[:, start : start + 8])
+        words = _key_words(keys[:, start : start + 8])
         smaller |= equal & (words[1:] < words[:-1])
         equal &= words[1:] == words[:-1]
         if not equal.any():
             break
     disorder = int(smaller.argmax()) + 1 if smaller.any() else None
     first, last = keys[0].tobytes(), keys[-1].tobytes()
-    return Summary(len(rows), digest(rows), int(equal.sum()), first, last, disorder)
+    return Summary(len(rows), compute_checksum(rows), int(equal.sum()), first, last, disorder)
 
 
-def _words(columns: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """Give up to eight bytes of each key as a number that compares alike."""
+def _key_words(columns: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    """Return up to eight bytes of each key as a number that compares like the bytes."""
     padded = np.zeros((len(columns), 8), dtype=np.uint8)
     padded[:, : columns.shape[1]] = columns
     return padded.view(">u8").reshape(-1).astype(np.uint64)
 
 
-def _joined(one: Summary, other: Summary) -> Summary:
-    """Summarize the records of both, one after the other."""
+def _join(one: Summary, other: Summary) -> Summary:
+    """Combine the summaries of consecutive records."""
     if one.first is None or one.last is None:
         return other
     if other.first is None:
@@ -220,25 +209,25 @@ def _joined(one: Summary, other: Summary) -> Summary:
         within = None if other.disorder is None else one.records + other.disorder
         disorder = one.records if other.first < one.last else within
     duplicates = one.duplicates + other.duplicates + (one.last == other.first)
-    total = together(one.digest, other.digest)
+    total = combine_checksums(one.digest, other.digest)
     return Summary(one.records + other.records, total, duplicates, one.first, other.last, disorder)
 
 
-def _compare(found: Validation, source: Summary) -> None:
-    found.input_records, found.input_digest = source.records, written(source.digest)
-    if source.records != found.records:
-        found.problems.append(f"{found.records:,} records, but the input has {source.records:,}")
-    elif found.input_digest != found.digest:
-        found.problems.append(
-            f"checksum {found.digest}, but that of the input is {found.input_digest}: some records are not the same"
+def _compare(result: Validation, source: Summary) -> None:
+    result.input_records, result.input_digest = source.records, format_checksum(source.digest)
+    if source.records != result.records:
+        result.problems.append(f"{result.records:,} records, but the input has {source.records:,}")
+    elif result.input_digest != result.digest:
+        result.problems.append(
+            f"checksum {result.digest}, but that of the input is {result.input_digest}: some records differ"
         )
 
 
-def _described(number: int, path: Path, source: Source, summary: Summary) -> Partition:
-    first, last = (None if key is None else _shown(key) for key in (summary.first, summary.last))
-    return Partition(number, str(path), summary.records, source.size, written(summary.digest), first, last)
+def _describe(number: int, path: Path, source: Source, summary: Summary) -> Partition:
+    first, last = (None if key is None else _format_key(key) for key in (summary.first, summary.last))
+    return Partition(number, str(path), summary.records, source.size, format_checksum(summary.digest), first, last)
 
 
-def _shown(key: bytes) -> str:
-    """Write a key as text where it is printable, as hexadecimal digits elsewhere."""
+def _format_key(key: bytes) -> str:
+    """Format a key as text if it is printable, else as hexadecimal digits."""
     return key.decode("ascii") if key.isascii() and key.decode("ascii").isprintable() else key.hex()

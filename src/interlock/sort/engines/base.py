@@ -1,6 +1,6 @@
-"""What runs the workers of a sort: processes of this command, steps of a job, or actors on a Ray cluster.
+"""Common parts of the engines: the lookup by name, and a master in a thread for engines that only place workers.
 
-Invariant: whoever runs the workers, the machines, the shuffle and the output are the same.
+Invariant: state machines, shuffle and output are the same for every engine.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Protocol, Self
 from interlock.errors import ConfigError, SortError
 from interlock.sort.engines.local import run_local
 from interlock.sort.master.master import run_master
+from interlock.sort.settings import Engine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from interlock.config import Config
     from interlock.sort.data.records import Source
-    from interlock.sort.settings import Progress, Report, Settings
+    from interlock.sort.settings import ProgressCallback, Report, Settings
 
-START_TIMEOUT = 30.0
+START_TIMEOUT_S = 30.0
 
 
-class Start(Protocol):
-    """Sorts a source to an output directory, and tells how it goes."""
+class SortFunction(Protocol):
+    """Sorts a source into an output directory with some engine."""
 
     def __call__(
         self,
@@ -36,35 +36,41 @@ class Start(Protocol):
         *,
         workers: int,
         settings: Settings,
-        temp: Path | None,
-        told: Callable[[Progress], None],
+        work_dir: Path | None,
+        on_progress: ProgressCallback,
     ) -> Report:
         """Sort."""
 
 
-def run_on(engine: str, config: Config, ray_address: str | None = None) -> Start:
-    """Give what sorts on this engine; refuse one that is not installed."""
-    if engine == "local":
+def get_engine(engine: Engine, config: Config, ray_address: str | None = None) -> SortFunction:
+    """Return the function that sorts with this engine; raise ConfigError if it is not installed."""
+    if engine is Engine.LOCAL:
         return run_local
-    if engine == "interlock":
-        return partial(import_module("interlock.sort.engines.interlock").run_steps, config)
+    if engine is Engine.INTERLOCK:
+        return partial(import_module("interlock.sort.engines.interlock").run_as_job, config)
     try:
-        actors = import_module("interlock.sort.engines.ray")
+        module = import_module("interlock.sort.engines.ray")
     except ModuleNotFoundError as error:
         raise ConfigError(f"--engine ray needs {error.name}: pip install 'interlock[sort,ray]'") from error
-    return partial(actors.run_actors, ray_address)
+    return partial(module.run_on_ray, ray_address)
 
 
-def of_one(settings: Settings, workers: int) -> Settings:
-    """Give the settings of one of several workers that share the memory; refuse a share that is too small."""
+def worker_settings(settings: Settings, workers: int) -> Settings:
+    """Return the settings of one of several workers that share the memory; raise if its share is too small."""
     return replace(settings, memory=settings.memory // workers)
 
 
-class Leader:
-    """A master in a thread of its own, for engines that only place workers."""
+class MasterThread:
+    """A master in a thread of its own."""
 
     def __init__(
-        self, workers: int, *, settings: Settings, temp: Path, told: Callable[[Progress], None], host: str = "127.0.0.1"
+        self,
+        workers: int,
+        *,
+        settings: Settings,
+        work_dir: Path,
+        on_progress: ProgressCallback,
+        host: str = "127.0.0.1",
     ) -> None:
         self._stop = threading.Event()
         self._ready = threading.Event()
@@ -72,7 +78,7 @@ class Leader:
         self._report: Report | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(
-            target=self._lead, args=(workers, settings, temp, told, host), name="sort-master", daemon=True
+            target=self._run, args=(workers, settings, work_dir, on_progress, host), name="sort-master", daemon=True
         )
 
     def __enter__(self) -> Self:
@@ -84,21 +90,21 @@ class Leader:
 
     @property
     def address(self) -> str:
-        """Where workers find it; waits until it listens."""
-        self._ready.wait(START_TIMEOUT)
+        """The address for workers; waits until the master listens."""
+        self._ready.wait(START_TIMEOUT_S)
         if self._error is not None:
             raise self._error
         if not self._address:
-            raise SortError(f"the master does not listen after {START_TIMEOUT:g} s")
+            raise SortError(f"the master does not listen after {START_TIMEOUT_S:g} s")
         return self._address
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has ended with an error."""
+        """Whether the master has ended with an error."""
         return self._error is not None
 
     def result(self) -> Report:
-        """Wait for its end; give its report, or raise its error."""
+        """Wait for the master to end; return its report, or raise its error."""
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -107,20 +113,26 @@ class Leader:
         return self._report
 
     def stop(self) -> None:
-        """Make it give up, if it has not ended, and wait for that."""
+        """Abort the sort if it has not ended, and wait for the master; safe to call twice."""
         self._stop.set()
-        self._thread.join(START_TIMEOUT)
+        self._thread.join(START_TIMEOUT_S)
 
-    def _lead(self, workers: int, settings: Settings, temp: Path, told: Callable[[Progress], None], host: str) -> None:
+    def _run(self, workers: int, settings: Settings, work_dir: Path, on_progress: ProgressCallback, host: str) -> None:
         try:
             self._report = run_master(
-                workers, settings=settings, host=host, temp=temp, listening=self._listens, told=told, stop=self._stop
+                workers,
+                settings=settings,
+                host=host,
+                work_dir=work_dir,
+                on_listening=self._set_address,
+                on_progress=on_progress,
+                stop=self._stop,
             )
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised again by `result`
             self._error = error
         finally:
             self._ready.set()
 
-    def _listens(self, address: str) -> None:
+    def _set_address(self, address: str) -> None:
         self._address = address
         self._ready.set()

@@ -1,7 +1,7 @@
-"""The sort as a job of the engine: one step for each sort worker, leased, retried and recorded like any other.
+"""The engine `interlock`: the sort is a job with one step for each sort worker, with leases, retries and history.
 
-Invariant: a step that is run again goes on from what the attempt before it left in the temporary directory, and an
-attempt that lost its lease is stopped, because it runs in a process of its own.
+Invariant: a retried step resumes from the work directory of the attempt before it, and an attempt that lost its lease
+is stopped, because it runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -19,71 +19,70 @@ from interlock.model.backoff import Backoff
 from interlock.orchestrator.run import orchestrating
 from interlock.postgres.connection import database_url
 from interlock.sort.data.records import Source
-from interlock.sort.engines.base import Leader, of_one
+from interlock.sort.engines.base import MasterThread, worker_settings
 from interlock.sort.settings import Progress, Report, Settings
-from interlock.sort.workdir import unfinished
-from interlock.sort.worker.worker import Untold, run_worker
+from interlock.sort.workdir import open_work_directory
+from interlock.sort.worker.worker import UnreportedFailure, run_worker
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from interlock.client.job_handle import JobHandle
     from interlock.config import Config
+    from interlock.sort.settings import ProgressCallback
 
 NAMESPACE = "sort"
-TRIES = 5
-LEASE = 10.0
-REACHED = 5.0  # seconds in which a step finds its master, which listened before there was a job
-FAREWELL = 10.0  # seconds in which the steps of a sort that is given up may stop
-REFERENCE = "interlock.sort.engines.interlock:app"
+MAX_TRIES = 5
+LEASE_S = 10.0
+REGISTER_TIMEOUT_S = 5.0  # of a step: the master listens before the job is submitted
+CANCEL_TIMEOUT_S = 10.0  # for the steps of a canceled sort to stop
+APP_REFERENCE = "interlock.sort.engines.interlock:app"
 
 app = Interlock()
 workflow = app.workflow("distributed_sort", namespace=NAMESPACE, version="1")
 
 
-@workflow.map(over_input="shares", executor="process", max_tries=TRIES, backoff=Backoff.linear(base=0.5))
+@workflow.map(over_input="shares", executor="process", max_tries=MAX_TRIES, backoff=Backoff.linear(base=0.5))
 def sort_worker(
     item: dict[str, Any],
     index: int,
     master: str,
     output: str,
-    temp: str,
+    work_dir: str,
     settings: dict[str, Any],
     context: StepContext,
 ) -> dict[str, Any]:
-    """Be one worker of a sort: sort a share of the input, and merge a share of the output."""
-    telling = Telling(context)
+    """Run one worker of a sort: sort a share of the input, and merge a share of the output."""
+    reporter = ProgressReporter(context)
     try:
         report = run_worker(
             master,
-            Source.of(item),
+            Source.from_json(item),
             Path(output),
             settings=Settings(**settings),
-            temp=Path(temp) / f"worker-{index}",
+            work_dir=Path(work_dir) / f"worker-{index}",
             index=index,
-            told=telling.hear,
-            stop=telling.stop,
-            saved=context.checkpoint,
+            on_progress=reporter.report,
+            stop=reporter.stop,
+            on_save=context.checkpoint,
         )
-    except (SortInputError, Untold) as error:  # the master is in the command that made the job, and gone with it
+    except (SortInputError, UnreportedFailure) as error:  # no retry: the master has ended with its command
         raise PermanentError(str(error)) from error
     return report.json()
 
 
-class Telling:
-    """Passes on how far a sort worker is and, the other way, that its step was canceled."""
+class ProgressReporter:
+    """Reports the progress of a sort worker to its step, and stops the worker when the step is canceled."""
 
     def __init__(self, context: StepContext) -> None:
         self.stop = threading.Event()
         self._context = context
 
-    def hear(self, seen: Progress) -> None:
-        """Pass it on."""
+    def report(self, progress: Progress) -> None:
+        """Store the progress with the step."""
         if self._context.cancelled:
             self.stop.set()
-        for worker in seen.workers:
+        for worker in progress.workers:
             self._context.progress(
                 min(max(worker.percent / 100, 0.0), 1.0),
                 worker.message,
@@ -92,20 +91,20 @@ class Telling:
             )
 
 
-def run_steps(
+def run_as_job(
     config: Config,
     source: Source,
     output: Path,
     *,
     workers: int,
     settings: Settings,
-    temp: Path | None,
-    told: Callable[[Progress], None],
+    work_dir: Path | None,
+    on_progress: ProgressCallback,
 ) -> Report:
     """Sort as a job in the configured database, whose steps run in processes of this command."""
-    with unfinished(source, output, workers, settings, temp) as place, database_url(config) as url:
+    with open_work_directory(source, output, workers, settings, work_dir) as directory, database_url(config) as url:
         app.config = replace(config, database_url=url)
-        return asyncio.run(_run(source, output.absolute(), workers, settings, place.absolute(), told))
+        return asyncio.run(_run(source, output.absolute(), workers, settings, directory.absolute(), on_progress))
 
 
 async def _run(
@@ -113,50 +112,50 @@ async def _run(
     output: Path,
     workers: int,
     settings: Settings,
-    temp: Path,
-    told: Callable[[Progress], None],
+    work_dir: Path,
+    on_progress: ProgressCallback,
 ) -> Report:
-    crew = WorkerSettings(
+    engine_settings = WorkerSettings(
         namespaces=(NAMESPACE,),
         concurrency=workers,
         processes=workers,
-        app_reference=REFERENCE,
-        lease=LEASE,
+        app_reference=APP_REFERENCE,
+        lease=LEASE_S,
         recovery_interval=1.0,
     )
-    async with app, orchestrating(app), serving(app, crew):
-        with Leader(workers, settings=settings, temp=temp, told=told) as leader:
+    async with app, orchestrating(app), serving(app, engine_settings):
+        with MasterThread(workers, settings=settings, work_dir=work_dir, on_progress=on_progress) as master:
             document = {
                 "shares": [source.share(number, workers).json() for number in range(workers)],
-                "master": await asyncio.to_thread(lambda: leader.address),
+                "master": await asyncio.to_thread(lambda: master.address),
                 "output": str(output),
-                "temp": str(temp),
-                "settings": asdict(replace(of_one(settings, workers), registering=REACHED)),
+                "work_dir": str(work_dir),
+                "settings": asdict(replace(worker_settings(settings, workers), register_timeout_s=REGISTER_TIMEOUT_S)),
             }
             job = await app.submit(workflow, document)
-            return await _finished(job, leader)
+            return await _wait_for_end(job, master)
 
 
-async def _finished(job: JobHandle, leader: Leader) -> Report:
+async def _wait_for_end(job: JobHandle, master: MasterThread) -> Report:
     """Wait for the master and all steps; when either fails, end the other."""
-    steps = asyncio.create_task(_steps_done(job))
-    leading = asyncio.create_task(asyncio.to_thread(leader.result))
-    leading.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody asks after an interrupt
+    steps = asyncio.create_task(_wait_for_steps(job))
+    result = asyncio.create_task(asyncio.to_thread(master.result))
+    result.add_done_callback(lambda task: task.cancelled() or task.exception())  # not awaited after an interrupt
     try:
-        await asyncio.wait({steps, leading}, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait({steps, result}, return_when=asyncio.FIRST_EXCEPTION)
         if steps.done() and (error := steps.exception()) is not None:
-            leader.stop()
-            await asyncio.gather(leading, return_exceptions=True)
+            master.stop()
+            await asyncio.gather(result, return_exceptions=True)
             raise error
-        return await leading
+        return await result
     finally:
         if not steps.done():
-            await job.cancel("the sort was given up")
-            await asyncio.wait({steps}, timeout=FAREWELL)
+            await job.cancel("the sort was stopped")
+            await asyncio.wait({steps}, timeout=CANCEL_TIMEOUT_S)
             steps.cancel()
 
 
-async def _steps_done(job: JobHandle) -> None:
+async def _wait_for_steps(job: JobHandle) -> None:
     try:
         await job.wait()
     except JobFailedError as error:

@@ -1,11 +1,10 @@
-"""A whole sort on this machine: the master in this process, the workers as processes of their own.
+"""The local engine: the master in this process, each worker in a process of its own.
 
-Invariant: no worker outlives this process: each ends when the pipe from it closes.
+Invariant: no worker outlives this process: each exits when its pipe from this process closes.
 """
 
 from __future__ import annotations
 
-import subprocess
 import threading
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -13,21 +12,28 @@ from typing import TYPE_CHECKING
 import orjson
 
 from interlock.errors import SortError, SortInputError
-from interlock.sort.engines import prefork as standby
-from interlock.sort.logging import heeding_interrupts, wanted
+from interlock.process_groups import describe_exit, wait_or_kill
+from interlock.sort.engines import prefork
+from interlock.sort.logging import log_settings, stop_on_interrupt
 from interlock.sort.master.master import run_master
-from interlock.sort.settings import FAILED, LEAST_MEMORY, MEBIBYTE, UNTOLD, Settings
-from interlock.sort.workdir import unfinished
+from interlock.sort.settings import (
+    EXIT_FAILURE_REPORTED,
+    EXIT_FAILURE_UNREPORTED,
+    MEBIBYTE,
+    MIN_WORKER_MEMORY,
+    Settings,
+)
+from interlock.sort.workdir import open_work_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from interlock.sort.data.records import Source
-    from interlock.sort.settings import Report, Told
+    from interlock.sort.settings import ProgressCallback, Report
 
-LEADING = 96 * MEBIBYTE  # what the master takes of the memory
-RESTARTS = 3
-ENDED_WITHIN = 10.0
+MASTER_MEMORY = 96 * MEBIBYTE
+MAX_RESTARTS = 3  # of one worker process
+EXIT_TIMEOUT_S = 10.0
 
 
 def run_local(
@@ -36,135 +42,136 @@ def run_local(
     *,
     workers: int = 2,
     settings: Settings | None = None,
-    temp: Path | None = None,
-    told: Told | None = None,
+    work_dir: Path | None = None,
+    on_progress: ProgressCallback | None = None,
 ) -> Report:
     """Sort a source into partition files in the output directory with so many worker processes."""
     settings = settings or Settings()
-    each = _memory_of_each(settings, workers)
-    with unfinished(source, output, workers, settings, temp) as place:
-        crew = Crew(source, output, place, workers, replace(settings, memory=each))
+    worker_memory = _worker_memory(settings, workers)
+    with open_work_directory(source, output, workers, settings, work_dir) as directory:
+        processes = WorkerProcesses(source, output, directory, workers, replace(settings, memory=worker_memory))
         try:
-            with heeding_interrupts(crew.given_up), crew:
+            with stop_on_interrupt(processes.failed), processes:
                 report = run_master(
-                    workers, settings=settings, temp=place, listening=crew.assign, told=told, stop=crew.given_up
+                    workers,
+                    settings=settings,
+                    work_dir=directory,
+                    on_listening=processes.assign,
+                    on_progress=on_progress,
+                    stop=processes.failed,
                 )
-                crew.wait()
+                processes.wait()
         except SortError as error:
-            if crew.trouble:
-                raise SortError(crew.trouble) from error
+            if processes.failure:
+                raise SortError(processes.failure) from error
             raise
     return report
 
 
-def _memory_of_each(settings: Settings, workers: int) -> int:
-    """Give the bytes that every worker gets; refuse what is too few."""
+def _worker_memory(settings: Settings, workers: int) -> int:
+    """Return the memory of each worker; raise if it is too little."""
     if workers < 1:
-        raise SortInputError(f"a sort needs at least one worker, not {workers}")
-    each = max((settings.memory - LEADING) // workers, 0)
-    if each < LEAST_MEMORY:
+        raise SortInputError(f"the number of workers must be at least 1, got {workers}")
+    memory = max((settings.memory - MASTER_MEMORY) // workers, 0)
+    if memory < MIN_WORKER_MEMORY:
         raise SortInputError(
             f"{settings.memory:,} bytes of memory are too few for {workers} workers: "
-            f"they need {LEADING + workers * LEAST_MEMORY:,}"
+            f"they need {MASTER_MEMORY + workers * MIN_WORKER_MEMORY:,}"
         )
-    return each
+    return memory
 
 
-class Crew:
-    """The worker processes; one that is killed is started again."""
+class WorkerProcesses:
+    """The worker processes; one that is killed is restarted.
 
-    def __init__(self, source: Source, output: Path, temp: Path, workers: int, settings: Settings) -> None:
-        self.given_up = threading.Event()
-        self.trouble = ""
-        self._orders = [
+    `failed` is set when a worker ends in another way, with the reason in `failure` unless the master knows it.
+    """
+
+    def __init__(self, source: Source, output: Path, work_dir: Path, workers: int, settings: Settings) -> None:
+        self.failed = threading.Event()
+        self.failure = ""
+        self._instructions = [
             {
                 "source": source.share(index, workers).json(),
                 "output": str(output),
-                "temp": str(temp / f"worker-{index}"),
+                "work_dir": str(work_dir / f"worker-{index}"),
                 "index": index,
                 "settings": asdict(settings),
-                "log": wanted,
+                "log": log_settings,
             }
             for index in range(workers)
         ]
-        self._address: str | None = None
+        self._master_address: str | None = None
         self._lock = threading.Lock()
         self._closing = False
-        self._processes: dict[int, standby.Process] = {}
+        self._processes: dict[int, prefork.Process] = {}
         self._threads: list[threading.Thread] = []
 
     def __enter__(self) -> None:
-        for index in range(len(self._orders)):
-            self._start(index)
-        standby.dismiss()
+        for index in range(len(self._instructions)):
+            self._processes[index] = prefork.take_worker()
+        prefork.discard_workers()
 
     def __exit__(self, *_: object) -> None:
-        """End what still runs."""
+        """End the processes that still run."""
         with self._lock:
             self._closing = True
             for process in self._processes.values():
                 if process.stdin is not None:
                     process.stdin.close()
         for process in self._processes.values():
-            try:
-                process.wait(ENDED_WITHIN)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            wait_or_kill(process, EXIT_TIMEOUT_S)
         for thread in self._threads:
             thread.join()
         for process in self._processes.values():
-            standby.close(process)
+            prefork.close_pipes(process)
 
     def assign(self, address: str) -> None:
-        """Tell the workers where their master is."""
+        """Send the workers their instructions, with the address of the master."""
         with self._lock:
-            self._address = address
+            self._master_address = address
             for index in self._processes:
-                self._brief(index)
-        for index in range(len(self._orders)):
+                self._send_instructions(index)
+        for index in range(len(self._instructions)):
             thread = threading.Thread(target=self._watch, args=(index,), name=f"interlock-sort-{index}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def wait(self) -> None:
-        """Wait for the workers to end by themselves."""
+        """Wait for the workers to exit by themselves."""
         for thread in self._threads:
-            thread.join(ENDED_WITHIN)
+            thread.join(EXIT_TIMEOUT_S)
 
-    def _start(self, index: int) -> None:
-        self._processes[index] = standby.take()
-
-    def _brief(self, index: int) -> None:
+    def _send_instructions(self, index: int) -> None:
         pipe = self._processes[index].stdin
         if pipe is not None:
             try:
-                pipe.write(orjson.dumps({**self._orders[index], "master": self._address}) + b"\n")
+                pipe.write(orjson.dumps({**self._instructions[index], "master": self._master_address}) + b"\n")
                 pipe.flush()
             except BrokenPipeError:
-                return  # it has ended: whoever watches it will see
+                return  # it has exited, which its watching thread handles
 
     def _watch(self, index: int) -> None:
-        """Start a worker again that was killed; give the sort up when one ends in another way."""
-        for left in range(RESTARTS, -1, -1):
+        """Restart a worker that was killed; fail the sort when it exits with an error."""
+        for restarts_left in range(MAX_RESTARTS, -1, -1):
             code = self._processes[index].wait()
             with self._lock:
                 if self._closing or code == 0:
                     return
-                if code > 0 or not left:
-                    self.trouble = self.trouble or self._trouble(index, code)
-                    self.given_up.set()
+                if code > 0 or not restarts_left:
+                    self.failure = self.failure or self._describe_failure(index, code)
+                    self.failed.set()
                     return
-                standby.close(self._processes[index])
-                self._start(index)
-                self._brief(index)
+                prefork.close_pipes(self._processes[index])
+                self._processes[index] = prefork.take_worker()
+                self._send_instructions(index)
 
-    def _trouble(self, index: int, code: int) -> str:
-        """Say why a worker ended, unless the master knows it better."""
-        if code == FAILED:
+    def _describe_failure(self, index: int, code: int) -> str:
+        """Describe why a worker ended; empty if it reported the reason to the master."""
+        if code == EXIT_FAILURE_REPORTED:
             return ""
-        answers = self._processes[index].stdout
-        if code == UNTOLD and answers is not None:
-            return f"worker {index} failed before it took part: {answers.read().decode(errors='replace')}"
-        what = f"exit code {code}" if code > 0 else f"signal {-code}, {RESTARTS + 1} times"
-        return f"worker {index} ended with {what}"
+        stdout = self._processes[index].stdout
+        if code == EXIT_FAILURE_UNREPORTED and stdout is not None:
+            return f"worker {index} failed before it was registered: {stdout.read().decode(errors='replace')}"
+        times = "" if code > 0 else f", {MAX_RESTARTS + 1} times"
+        return f"worker {index} {describe_exit(code)}{times}"

@@ -1,9 +1,9 @@
-"""Worker processes that are there before anybody knows what they will do, since loading their libraries takes time.
+"""Prefork of the worker processes of a local sort, before the command line is parsed.
 
-The command loads what its workers need, which it needs itself, and forks them: the libraries are loaded once for all. A
-worker that is started later, when this process has threads of its own, is a new one that loads them again.
+The command imports the libraries that it and its workers need, once, and forks the workers. A worker that is needed
+later, when this process has threads and cannot fork safely, is a new interpreter that imports them again.
 
-Invariant: one that gets no orders ends when the pipe from this process closes.
+Invariant: a worker that gets no instructions exits when its pipe from this process closes.
 """
 
 from __future__ import annotations
@@ -22,134 +22,138 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WORKER = "interlock.sort.__main__"
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's own would only be in the way
-MOST = 16
-ORDERS, ANSWERS = 0, 1  # file descriptors of a worker
-BROKEN = 1  # the exit code of a worker that ended in no way of its own
+WORKER_MODULE = "interlock.sort.__main__"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # numpy's own threads would compete with ours
+MAX_PREFORKED = 16  # workers
+STDIN, STDOUT = 0, 1  # file descriptors of a worker
+CRASHED = 1  # exit code of a worker whose main function raised
 
 
-class Forked:
-    """A process that was forked, as `subprocess.Popen` gives one."""
+class ForkedProcess:
+    """A forked child process with the interface of `subprocess.Popen`.
 
-    def __init__(self, pid: int, orders: int, answers: int) -> None:
+    `process_groups.ProcessGroup` needs an event loop and a thread for each child; a fork must come before any thread.
+    """
+
+    def __init__(self, pid: int, stdin: int, stdout: int) -> None:
         self.pid = pid
-        self.stdin = os.fdopen(orders, "wb")
-        self.stdout = os.fdopen(answers, "rb")
+        self.stdin = os.fdopen(stdin, "wb")
+        self.stdout = os.fdopen(stdout, "rb")
         self.returncode: int | None = None
-        self._ended = os.pidfd_open(pid)
-        self._reaping = threading.Lock()
+        self._pidfd = os.pidfd_open(pid)
+        self._reap_lock = threading.Lock()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; give its exit code, or the signal that ended it as a negative number."""
+        """Wait for its exit; return the exit code, or the negative number of the signal that ended it."""
         poll = select.poll()
-        poll.register(self._ended, select.POLLIN)
+        poll.register(self._pidfd, select.POLLIN)
         if not poll.poll(None if timeout is None else timeout * 1000):
-            raise subprocess.TimeoutExpired(WORKER, timeout or 0.0)
-        with self._reaping:
+            raise subprocess.TimeoutExpired(WORKER_MODULE, timeout or 0.0)
+        with self._reap_lock:
             if self.returncode is None:
                 self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
             return self.returncode
 
     def kill(self) -> None:
-        """End it, unless it has ended."""
-        with self._reaping:
+        """Kill it, unless it has exited."""
+        with self._reap_lock:
             if self.returncode is None:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-Process = subprocess.Popen[bytes] | Forked
-waiting: list[Process] = []
+Process = subprocess.Popen[bytes] | ForkedProcess
+idle_workers: list[Process] = []
 
 
-def foresee(arguments: list[str]) -> None:
-    """Start the workers that the arguments of `sort run` will most likely ask for."""
-    wanted = foreseen(arguments)
+def start_workers(arguments: list[str]) -> None:
+    """Start the workers that the arguments of `run` will most likely need."""
+    count = predict_worker_count(arguments)
     if hasattr(os, "pidfd_open"):
-        _fork(wanted)
+        _fork_workers(count)
     else:
-        waiting.extend(_started() for _ in range(wanted))
+        idle_workers.extend(_spawn_worker() for _ in range(count))
 
 
-def foreseen(arguments: list[str]) -> int:
-    """Say how many workers the arguments will most likely ask for."""
-    if any(one.startswith(("--engine", "-h", "--help")) for one in arguments):
+def predict_worker_count(arguments: list[str]) -> int:
+    """Return how many local workers the arguments of `run` will most likely need."""
+    if any(argument.startswith(("--engine", "-h", "--help")) for argument in arguments):
         return 0
-    wanted = usual_workers()
+    count = default_worker_count()
     for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
         if name in {"--workers", "-n"}:
-            wanted = int(value) if value.isdecimal() else 0
+            count = int(value) if value.isdecimal() else 0
             break
-    return min(wanted, MOST)
+    return min(count, MAX_PREFORKED)
 
 
-def usual_workers() -> int:
-    """Say how many workers a sort on this machine has unless told otherwise: the threads of one keep two cores busy."""
+def default_worker_count() -> int:
+    """Return the number of workers without `--workers`: the threads of one worker keep two cores busy."""
     return max(1, (os.cpu_count() or 1) // 2)
 
 
-def take() -> Process:
-    """Give a worker process that waits for orders."""
-    return waiting.pop() if waiting else _started()
+def take_worker() -> Process:
+    """Return a worker process that waits for its instructions: a preforked one, or a new one."""
+    return idle_workers.pop() if idle_workers else _spawn_worker()
 
 
-def dismiss() -> None:
-    """End those that nobody took; they have done nothing yet."""
-    while waiting:
-        process = waiting.pop()
+def discard_workers() -> None:
+    """Kill the preforked workers that were not taken; they have done nothing yet."""
+    while idle_workers:
+        process = idle_workers.pop()
         process.kill()
         process.wait()
-        close(process)
+        close_pipes(process)
 
 
-def close(process: Process) -> None:
-    """Close the pipes to and from a process; one that lives ends with that."""
+def close_pipes(process: Process) -> None:
+    """Close the pipes to and from a worker; one that still runs exits."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
 
 
-def _fork(workers: int) -> None:
-    """Load what workers need, once, and fork them; this process must have one thread."""
-    if not workers:
+def _fork_workers(count: int) -> None:
+    """Import the worker module and fork; this process must have only one thread."""
+    if not count:
         return
     os.environ.update(ONE_THREAD)
     try:
-        main = import_module(WORKER).main
+        main = import_module(WORKER_MODULE).main
     except ModuleNotFoundError:
-        return  # whoever needs what is missing says so
-    gc.freeze()  # looking for garbage would copy the pages that all share
-    for _ in range(workers):
-        orders, ours = os.pipe()
-        heard, answers = os.pipe()
-        with _deaf():
+        return  # the command reports the missing library
+    gc.freeze()  # a collection would write to, and so copy, the pages that all processes share
+    for _ in range(count):
+        worker_stdin, stdin = os.pipe()
+        stdout, worker_stdout = os.pipe()
+        with _sigint_blocked():
             pid = os.fork()
             if not pid:
-                pipes = [pipe for other in waiting for pipe in (other.stdin, other.stdout) if pipe is not None]
-                _work(main, orders, answers, [ours, heard, *(pipe.fileno() for pipe in pipes)])
-        os.close(orders)
-        os.close(answers)
-        waiting.append(Forked(pid, ours, heard))
+                inherited = [pipe for other in idle_workers for pipe in (other.stdin, other.stdout) if pipe is not None]
+                to_close = [stdin, stdout, *(pipe.fileno() for pipe in inherited)]
+                _run_forked_worker(main, worker_stdin, worker_stdout, to_close)
+        os.close(worker_stdin)
+        os.close(worker_stdout)
+        idle_workers.append(ForkedProcess(pid, stdin, stdout))
 
 
-def _work(main: Callable[[], int], orders: int, answers: int, not_mine: list[int]) -> NoReturn:
-    """Be a worker, with the orders as standard input and the answers as standard output."""
-    code = BROKEN
+def _run_forked_worker(main: Callable[[], int], stdin: int, stdout: int, to_close: list[int]) -> NoReturn:
+    """Run the worker's main function in the forked child, and exit."""
+    code = CRASHED
     try:
-        for other in not_mine:  # or the pipe of another worker would stay open as long as this one lives
-            os.close(other)
-        for pipe, place in ((orders, ORDERS), (answers, ANSWERS)):
-            os.dup2(pipe, place)
+        for descriptor in to_close:  # an inherited copy would keep another worker's pipe open
+            os.close(descriptor)
+        for pipe, target in ((stdin, STDIN), (stdout, STDOUT)):
+            os.dup2(pipe, target)
             os.close(pipe)
         code = main()
-    except BaseException:  # noqa: BLE001 - nothing may return to where the parent goes on
+    except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
         sys.excepthook(*sys.exc_info())
     finally:
         os._exit(code)
 
 
-def _started() -> subprocess.Popen[bytes]:
-    with _deaf():
+def _spawn_worker() -> subprocess.Popen[bytes]:
+    with _sigint_blocked():
         return subprocess.Popen(
             [sys.executable, "-m", "interlock.sort"],
             stdin=subprocess.PIPE,
@@ -159,9 +163,9 @@ def _started() -> subprocess.Popen[bytes]:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Have processes that are started not hear a terminal's interrupt, which is for this one: it closes the pipe."""
-    # A mask is inherited; an interrupt of this process that comes meanwhile is not lost, only late.
+def _sigint_blocked() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C in the terminal: this process handles it and closes their pipes."""
+    # The signal mask is inherited. A SIGINT to this process meanwhile stays pending and is delivered afterwards.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,12 +1,12 @@
-"""Files that are written and read past the page cache, where the file system can do that.
+"""Direct I/O: files are read and written past the page cache (O_DIRECT), if the file system supports it.
 
-Copying gigabytes into the page cache and waiting for the disk to take them costs several times what the disk itself
-needs. The disk takes whole pages from aligned memory; what is left at the edges of a piece goes the ordinary way. That
-memory is in large pages: a virtual disk was two to three times as fast with them, for an eighth of the processor time,
-which more than pays for a copy from there to where the bytes belong.
+Copying gigabytes into the page cache and waiting for the writeback costs several times what the disk itself needs.
+Direct I/O needs whole pages in aligned memory; the partial pages at the edges of a range go through the page cache. The
+memory consists of huge pages: a virtual disk was two to three times as fast with them, for an eighth of the processor
+time, which more than pays for a copy between an I/O buffer and the final place of the bytes.
 
-Invariant: what was written is in the file whichever way it went; pieces may be written in any order, from any thread. A
-room is lent to one at a time.
+Invariant: a range that was written is in the file whichever way it took; ranges may be written in any order, from any
+thread. An I/O buffer has one user at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlock.errors import SortError
-from interlock.sort.io.memory import large_pages
+from interlock.sort.io.memory import allocate_huge_pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,38 +29,41 @@ if TYPE_CHECKING:
 
     from interlock.sort.data.keys import Rows
 
-PAGE = 4096
-ROOM = 4 << 20
-AT_ONCE = ROOM - PAGE  # bytes that a room holds wherever in a page they begin
-LOOKED_AT = 128 << 10  # bytes of the page cache that are asked for at once: a miss makes the system read as many
-_rooms: list[NDArray[np.uint8]] = []
+PAGE_BYTES = 4096
+IO_BUFFER_BYTES = 4 << 20
+MAX_IO_BYTES = IO_BUFFER_BYTES - PAGE_BYTES  # that an I/O buffer holds at any offset within a page
+CACHE_PROBE_BYTES = 128 << 10  # requested from the page cache at once: a miss makes the kernel read as many
+_free_buffers: list[NDArray[np.uint8]] = []
 
 
-class ShorterError(SortError):
-    """A file ended before what should be read of it."""
+class FileShrank(SortError):  # noqa: N818 - a named outcome
+    """A file ended before the range that should be read."""
 
 
 @contextmanager
-def room() -> Iterator[NDArray[np.uint8]]:
-    """Lend an array of ROOM bytes from which, and to which, disks are fast."""
+def io_buffer() -> Iterator[NDArray[np.uint8]]:
+    """Borrow an array of IO_BUFFER_BYTES in huge pages, which is fast for direct I/O."""
     try:
-        lent = _rooms.pop()
+        buffer = _free_buffers.pop()
     except IndexError:
-        lent = large_pages(ROOM)
+        buffer = allocate_huge_pages(IO_BUFFER_BYTES)
     try:
-        yield lent
+        yield buffer
     finally:
-        _rooms.append(lent)
+        _free_buffers.append(buffer)
 
 
-def placed(array: NDArray[np.uint8], rows: int, record_length: int, offset: int) -> Rows:
-    """Give the part of an array with a page to spare to which the disk can bring rows from a place in a file."""
-    start = offset % PAGE
+def align_rows(array: NDArray[np.uint8], rows: int, record_length: int, offset: int) -> Rows:
+    """Return rows within an array, which has a spare page, that lie as far into a page as `offset` does in a file.
+
+    Direct I/O can read from that offset to these rows without a copy.
+    """
+    start = offset % PAGE_BYTES
     return array[start : start + rows * record_length].reshape(rows, record_length)
 
 
 class DirectWriter:
-    """A new file of a known size, for which the disk space is taken at once."""
+    """A new file of a known size, whose disk space is allocated at once."""
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
@@ -75,16 +78,16 @@ class DirectWriter:
         self._direct = _open_direct(path, os.O_WRONLY)
 
     def write(self, data: memoryview, offset: int) -> None:
-        """Write a piece; one in a room that begins as far into a page there as in the file goes past the page cache."""
+        """Write a range; one that lies as far into a page in memory as in the file goes past the page cache."""
         try:
             self._write(data, offset)
         except OSError as error:
             raise SortError(f"cannot write to {self._path}: {error.strerror}") from error
 
     def _write(self, data: memoryview, offset: int) -> None:
-        head = min(-offset % PAGE, len(data))
-        whole = (len(data) - head) // PAGE * PAGE
-        if self._direct < 0 or not whole or (_address(data) + head) % PAGE:
+        head = min(-offset % PAGE_BYTES, len(data))
+        whole = (len(data) - head) // PAGE_BYTES * PAGE_BYTES
+        if self._direct < 0 or not whole or (_address(data) + head) % PAGE_BYTES:
             write_fully(self._file, data, offset)
             return
         write_fully(self._file, data[:head], offset)
@@ -94,11 +97,11 @@ class DirectWriter:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            write_fully(self._file, middle, offset + head)  # this file system wants it otherwise
+            write_fully(self._file, middle, offset + head)  # this file system needs another alignment
         write_fully(self._file, data[head + whole :], offset + head + whole)
 
     def sync(self) -> None:
-        """Wait until the disk has all of it."""
+        """Wait until the whole file is on the disk."""
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -110,7 +113,7 @@ class DirectWriter:
 
 
 class DirectReader:
-    """A file that is read in pieces, from any thread."""
+    """A file that is read in ranges, from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -119,32 +122,32 @@ class DirectReader:
         self._direct = _open_direct(path, os.O_RDONLY)
 
     def read(self, into: memoryview, offset: int) -> None:
-        """Fill a buffer from a place in the file; the disk brings it there if it is `placed` for that."""
-        head = min(-offset % PAGE, len(into))
-        end = head + (len(into) - head) // PAGE * PAGE
+        """Fill a buffer from an offset of the file; without a copy if the buffer is aligned (`align_rows`)."""
+        head = min(-offset % PAGE_BYTES, len(into))
+        end = head + (len(into) - head) // PAGE_BYTES * PAGE_BYTES
         if self._direct < 0:
             read_fully(self._file, into, offset, self.path)
-        elif head < end and (_address(into) + head) % PAGE == 0:
-            self._read_aside(into[:head], offset)
-            self._read_here(into[head:end], offset + head)
-            self._read_aside(into[end:], offset + end)
+        elif head < end and (_address(into) + head) % PAGE_BYTES == 0:
+            self._read_and_copy(into[:head], offset)
+            self._read_in_place(into[head:end], offset + head)
+            self._read_and_copy(into[end:], offset + end)
         else:
-            self._read_aside(into, offset)
+            self._read_and_copy(into, offset)
 
-    def view(self, lent: NDArray[np.uint8], offset: int, size: int) -> memoryview:
-        """Give a piece of the file, in a room; it may have AT_ONCE bytes."""
-        first = offset % PAGE
-        found = lent.data[first : first + size]
+    def view(self, buffer: NDArray[np.uint8], offset: int, size: int) -> memoryview:
+        """Read a range of at most MAX_IO_BYTES into an I/O buffer, and return its bytes there."""
+        first = offset % PAGE_BYTES
+        data = buffer.data[first : first + size]
         if self._direct < 0:
-            read_fully(self._file, found, offset, self.path)
-            return found
+            read_fully(self._file, data, offset, self.path)
+            return data
         try:
-            self._read_pages(lent, offset, size)
+            self._read_pages(buffer, offset, size)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            read_fully(self._file, found, offset, self.path)
-        return found
+            read_fully(self._file, data, offset, self.path)
+        return data
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -153,60 +156,60 @@ class DirectReader:
                 os.close(file)
         self._file = self._direct = -1
 
-    def _read_here(self, into: memoryview, offset: int) -> None:
-        """Read whole pages to where they belong."""
+    def _read_in_place(self, into: memoryview, offset: int) -> None:
+        """Read whole pages directly into the buffer."""
         try:
             read_fully(self._direct, into, offset, self.path)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            read_fully(self._file, into, offset, self.path)  # this file system wants it otherwise
+            read_fully(self._file, into, offset, self.path)  # this file system needs another alignment
 
-    def _read_aside(self, into: memoryview, offset: int) -> None:
-        """Read a piece into a room, and copy it."""
-        target = np.frombuffer(into, dtype=np.uint8)  # numpy lets other threads work while it copies
-        with room() as lent:
-            for done in range(0, len(target), AT_ONCE):
-                piece = target[done : done + AT_ONCE]
-                piece[:] = self.view(lent, offset + done, len(piece))
+    def _read_and_copy(self, into: memoryview, offset: int) -> None:
+        """Read a range into an I/O buffer, and copy it."""
+        target = np.frombuffer(into, dtype=np.uint8)  # numpy releases the GIL while it copies
+        with io_buffer() as buffer:
+            for done in range(0, len(target), MAX_IO_BYTES):
+                piece = target[done : done + MAX_IO_BYTES]
+                piece[:] = self.view(buffer, offset + done, len(piece))
 
-    def _read_pages(self, lent: NDArray[np.uint8], offset: int, size: int) -> None:
-        """Read the pages that hold a piece; the last one may end with the file."""
-        first = offset // PAGE * PAGE
-        end = -(-(offset + size) // PAGE) * PAGE
+    def _read_pages(self, buffer: NDArray[np.uint8], offset: int, size: int) -> None:
+        """Read the pages that hold a range; the last one may end with the file."""
+        first = offset // PAGE_BYTES * PAGE_BYTES
+        end = -(-(offset + size) // PAGE_BYTES) * PAGE_BYTES
         needed, got = offset + size - first, 0
         while got < needed:
-            more = os.preadv(self._direct, [lent.data[got : end - first]], first + got)
+            more = os.preadv(self._direct, [buffer.data[got : end - first]], first + got)
             if not more:
-                raise ShorterError(f"{self.path} became shorter while it was used")
+                raise FileShrank(f"{self.path} became shorter while it was read")
             got += more
 
 
-def no_reading_ahead(file: int) -> None:
-    """Have the system read what is asked for and no more; it would read megabytes for a few bytes."""
+def disable_readahead(file: int) -> None:
+    """Disable the kernel's readahead for a file: it would read megabytes for a few bytes."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def read_cached(file: int, into: memoryview, offset: int) -> int:
-    """Read from a place on what is in the page cache already, and no more; give how many bytes.
+    """Read from an offset on as much as the page cache holds; return the number of bytes.
 
-    The file must be one without reading ahead: the question alone would make the system begin with that.
+    The file must be one without readahead: the request alone would start it.
     """
     done = 0
     try:
         while done < len(into):
-            got = os.preadv(file, [into[done : done + LOOKED_AT]], offset + done, os.RWF_NOWAIT)
+            got = os.preadv(file, [into[done : done + CACHE_PROBE_BYTES]], offset + done, os.RWF_NOWAIT)
             if not got:
                 break
             done += got
     except (OSError, AttributeError):
-        return done  # it is not in memory, or this system cannot tell
+        return done  # not cached, or RWF_NOWAIT is not supported
     return done
 
 
 def read_uncached(path: Path, into: memoryview, offset: int) -> None:
-    """Fill a buffer from a place in a file, past the page cache."""
+    """Fill a buffer from an offset of a file, with direct I/O."""
     file = DirectReader(path)
     try:
         file.read(into, offset)
@@ -215,26 +218,26 @@ def read_uncached(path: Path, into: memoryview, offset: int) -> None:
 
 
 def read_fully(file: int, into: memoryview, offset: int, path: Path) -> None:
-    """Fill a buffer from a place in a file."""
+    """Fill a buffer from an offset of a file."""
     done = 0
     while done < len(into):
         got = os.preadv(file, [into[done:]], offset + done)
         if not got:
-            raise ShorterError(f"{path} became shorter while it was used")
+            raise FileShrank(f"{path} became shorter while it was read")
         done += got
 
 
 def write_fully(file: int, data: memoryview, offset: int) -> None:
-    """Write a whole buffer to a place in a file."""
+    """Write a whole buffer at an offset of a file."""
     done = 0
     while done < len(data):
         done += os.pwrite(file, data[done:], offset + done)
 
 
-def _open_direct(path: Path, way: int) -> int:
-    """Open a file past the page cache; -1 where that cannot be done."""
+def _open_direct(path: Path, flags: int) -> int:
+    """Open a file for direct I/O; -1 if the file system or the platform does not support it."""
     try:
-        return os.open(path, way | os.O_DIRECT)
+        return os.open(path, flags | os.O_DIRECT)
     except (OSError, AttributeError):
         return -1
 

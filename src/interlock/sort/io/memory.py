@@ -1,12 +1,13 @@
-"""Memory that costs as little as it can: touching it for the first time may take longer than to fill it from a disk.
+"""Memory of a worker: huge pages for I/O, a pool of row slabs between the phases, and malloc settings.
 
-What is sent and received comes in pieces of some megabytes. By default glibc gives each back to the system and asks
-for it anew, so it is told to keep them; other C libraries are left as they are.
+Touching memory for the first time may take longer than filling it from a disk, or writing as much to one, so all memory
+is reused. Messages of the shuffle have some megabytes; by default glibc returns each to the system and requests it
+anew, so it is configured to keep them. Other C libraries are left as they are.
 
-Rows that stay are had in small pages, and all at once: a machine that has others beside it may have to be given
-large pages first, and one fault for each small one costs a quarter more. Where rows pass through is had in large
-ones: a disk takes such a page as a whole, where it would be given hundreds of small ones that lie anywhere, and rows
-that are gathered from all over it are found faster.
+Rows that stay between the phases are in small pages, prefaulted many at once: a virtual machine may have to get huge
+pages from its host first, and one fault for each small page costs a quarter more. Memory through which rows pass is in
+huge pages: direct I/O transfers such a page as a whole, instead of hundreds of scattered small ones, and gathering rows
+from all over it is faster.
 """
 
 from __future__ import annotations
@@ -29,172 +30,165 @@ if TYPE_CHECKING:
 
     from interlock.sort.data.keys import Rows
 
-
-# The numbers are those of glibc's malloc.h.
-TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8
-KEPT = 64 << 20  # bytes at the end of the heap
-LARGEST_KEPT = 32 << 20  # the most that glibc allows
-PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-LARGE_PAGE = 2 << 20
-POPULATE_WRITE = 23  # MADV_POPULATE_WRITE of Linux 5.14; others refuse it, and have their pages one by one
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
+KEPT_HEAP_BYTES = 64 << 20  # at the end of the heap
+MAX_MMAP_THRESHOLD_BYTES = 32 << 20  # the largest value that glibc allows
+MAP_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+HUGE_PAGE_BYTES = 2 << 20
+MADV_POPULATE_WRITE = 23  # Linux 5.14; other kernels refuse it, and fault their pages in one by one
 
 
 def keep_freed_memory() -> None:
-    """Have this process use freed memory again instead of giving it back."""
+    """Configure malloc to reuse freed memory instead of returning it to the system."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return
-    mallopt(ARENA_MAX, 1)
-    mallopt(MMAP_THRESHOLD, LARGEST_KEPT)
-    mallopt(TRIM_THRESHOLD, KEPT)
+    mallopt(M_ARENA_MAX, 1)
+    mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD_BYTES)
+    mallopt(M_TRIM_THRESHOLD, KEPT_HEAP_BYTES)
 
 
-def small_pages(size: int) -> NDArray[np.uint8]:
-    """Give an array of bytes in small pages, none of which is there before it is used."""
+def allocate_pages(size: int) -> NDArray[np.uint8]:
+    """Allocate an array of bytes in small pages, which are faulted in when they are first used."""
     if not size:
         return np.empty(0, dtype=np.uint8)
-    return np.frombuffer(mmap.mmap(-1, size, flags=PRIVATE), dtype=np.uint8)
+    return np.frombuffer(mmap.mmap(-1, size, flags=MAP_FLAGS), dtype=np.uint8)
 
 
-def large_pages(size: int) -> NDArray[np.uint8]:
-    """Give an array of bytes that begins at a large page and consists of such, if the system gives any."""
-    raw = mmap.mmap(-1, size + LARGE_PAGE, flags=PRIVATE)
+def allocate_huge_pages(size: int) -> NDArray[np.uint8]:
+    """Allocate an array of bytes that is aligned to huge pages, and consists of them if the system provides any."""
+    raw = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=MAP_FLAGS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a system may be without them
+        with suppress(OSError):  # the kernel may be built without transparent huge pages
             raw.madvise(mmap.MADV_HUGEPAGE)
-    found = np.frombuffer(raw, dtype=np.uint8)
-    start = -found.ctypes.data % LARGE_PAGE
-    return found[start : start + size]
+    array = np.frombuffer(raw, dtype=np.uint8)
+    start = -array.ctypes.data % HUGE_PAGE_BYTES
+    return array[start : start + size]
 
 
-def populate(array: NDArray[np.uint8], begin: int, end: int) -> None:
-    """Have a part of such an array, all of which will be used, at once."""
+def prefault(array: NDArray[np.uint8], begin: int, end: int) -> None:
+    """Fault in a range of an array at once, all of which will be used."""
     begin, end = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
     if begin >= end:
         return
     try:
-        advise = ctypes.CDLL(None).madvise  # the module mmap has it too, but holds up all other threads meanwhile
+        madvise = ctypes.CDLL(None).madvise  # the mmap module has madvise too, but holds the GIL meanwhile
     except (OSError, AttributeError, TypeError):
         return
-    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    advise(array.ctypes.data + begin, end - begin, POPULATE_WRITE)
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    madvise(array.ctypes.data + begin, end - begin, MADV_POPULATE_WRITE)
 
 
-# SECTION sort/cells
-# Memory for rows that stay: cells of one size, lent for some rows and given back when these are needed no more.
-#
-# Touching memory for the first time may take longer than writing as much to a disk. So a cell that was used is lent
-# again
-# before a fresh one, and fresh ones are had many at once.
-#
-# Invariant: a cell is lent to one at a time, and no more is in use than there was said to be.
+class MemoryReleased(SortError):  # noqa: N818 - a named outcome: the memory may belong to other rows by now
+    """Rows were read after their memory was freed."""
 
 
-class GivenBack(SortError):  # noqa: N818 - a named outcome: somebody else may have the memory by now
-    """Rows were asked for after their memory was given back."""
+class RowPool:
+    """The memory of one worker for rows that stay: a pool of slabs of equal size.
 
+    A slab that was used before is allocated again before a new one, and new ones are prefaulted many at once.
 
-class Cells:
-    """All cells of one worker."""
+    Invariant: a slab has one user at a time, and no more memory is in use than `size`.
+    """
 
-    def __init__(self, size: int, rows_each: int, record_length: int) -> None:
-        self.rows_each = rows_each
+    def __init__(self, size: int, rows_per_slab: int, record_length: int) -> None:
+        self.rows_per_slab = rows_per_slab
         self.record_length = record_length
-        self._size = rows_each * record_length
-        self._count = size // self._size
-        self._memory = small_pages(self._count * self._size)
-        self._fresh = 0  # the number of the first cell that was never lent
-        self._used: list[int] = []
-        self._changing = threading.Lock()
+        self._slab_bytes = rows_per_slab * record_length
+        self._count = size // self._slab_bytes
+        self._memory = allocate_pages(self._count * self._slab_bytes)
+        self._next_new = 0  # number of the first slab that was never allocated
+        self._free: list[int] = []
+        self._lock = threading.Lock()
 
-    def lend(self, rows: int, first: int = 0) -> Celled | None:
-        """Lend room for some rows, the first of which has a number; None when there is too little."""
-        wanted = -(-rows // self.rows_each)
-        with self._changing:
-            again = min(wanted, len(self._used))
-            fresh = range(self._fresh, self._fresh + wanted - again)
-            if fresh.stop > self._count:
+    def allocate(self, rows: int, first: int = 0) -> PooledRows | None:
+        """Allocate memory for rows, the first of which has the number `first`; None if there is too little."""
+        wanted = -(-rows // self.rows_per_slab)
+        with self._lock:
+            reused = min(wanted, len(self._free))
+            new = range(self._next_new, self._next_new + wanted - reused)
+            if new.stop > self._count:
                 return None
-            self._fresh = fresh.stop
-            numbers = [*(self._used.pop() for _ in range(again)), *fresh]
-        populate(self._memory, fresh.start * self._size, fresh.stop * self._size)
-        return Celled(self, numbers, rows, first)
+            self._next_new = new.stop
+            slabs = [*(self._free.pop() for _ in range(reused)), *new]
+        prefault(self._memory, new.start * self._slab_bytes, new.stop * self._slab_bytes)
+        return PooledRows(self, slabs, rows, first)
 
-    def take_back(self, celled: Celled) -> None:
-        """Take the cells of some rows back, once."""
-        with self._changing:
-            self._used += reversed(celled.numbers)
-            celled.numbers = []
+    def free(self, rows: PooledRows) -> None:
+        """Take the slabs of some rows back; safe to call twice."""
+        with self._lock:
+            self._free += reversed(rows.slabs)
+            rows.slabs = []
 
-    def cell(self, number: int) -> NDArray[np.uint8]:
-        """Give the memory of one cell."""
-        return self._memory[number * self._size : (number + 1) * self._size]
+    def slab(self, number: int) -> NDArray[np.uint8]:
+        """Return the memory of one slab."""
+        return self._memory[number * self._slab_bytes : (number + 1) * self._slab_bytes]
 
-    def in_a_row(self, number: int, offset: int, size: int) -> memoryview:
-        """Give memory that begins in one cell and may end in one behind it."""
-        begin = number * self._size + offset
+    def consecutive(self, number: int, offset: int, size: int) -> memoryview:
+        """Return memory that begins in one slab and may extend into the slabs after it."""
+        begin = number * self._slab_bytes + offset
         return self._memory[begin : begin + size].data
 
 
-class Celled:
-    """Rows in cells; the first has a number of its own."""
+class PooledRows:
+    """Rows in slabs of a pool; a `RowStore` whose first row has a number of its own."""
 
-    def __init__(self, cells: Cells, numbers: list[int], rows: int, first: int) -> None:
-        self.numbers = numbers
-        self._cells = cells
+    def __init__(self, pool: RowPool, slabs: list[int], rows: int, first: int) -> None:
+        self.slabs = slabs
+        self._pool = pool
         self._first = first
         self._rows = rows
-        self._is_in_a_row = all(behind == before + 1 for before, behind in pairwise(numbers))
+        self._is_consecutive = all(after == before + 1 for before, after in pairwise(slabs))
 
     def parts(self) -> Iterator[Rows]:
-        """Give the memory of all rows, cell by cell."""
-        each, length = self._cells.rows_each, self._cells.record_length
-        for at, number in enumerate(self.numbers):
-            rows = min(each, self._rows - at * each)
-            yield self._cells.cell(number)[: rows * length].reshape(rows, length)
+        """Yield the memory of all rows, slab by slab."""
+        per_slab, length = self._pool.rows_per_slab, self._pool.record_length
+        for at, number in enumerate(self.slabs):
+            rows = min(per_slab, self._rows - at * per_slab)
+            yield self._pool.slab(number)[: rows * length].reshape(rows, length)
 
-    def fill(self, data: memoryview, offset: int) -> None:
-        """Put bytes to a place."""
+    def write(self, data: memoryview, offset: int) -> None:
+        """Copy bytes to an offset."""
         given = np.frombuffer(data, dtype=np.uint8)
         done = 0
-        for there in self._bytes(offset, len(given)):
-            there[:] = given[done : done + len(there)]
-            done += len(there)
+        for target in self._bytes(offset, len(given)):
+            target[:] = given[done : done + len(target)]
+            done += len(target)
 
     def read(self, low: int, into: Rows) -> None:
         """Fill a contiguous array with rows from number `low` on."""
         flat = into.reshape(-1)
         done = 0
-        for there in self._bytes((low - self._first) * self._cells.record_length, len(flat)):
-            flat[done : done + len(there)] = there
-            done += len(there)
+        for source in self._bytes((low - self._first) * self._pool.record_length, len(flat)):
+            flat[done : done + len(source)] = source
+            done += len(source)
 
-    def view(self, low: int, count: int, lent: Callable[[], NDArray[np.uint8]]) -> memoryview:
-        """Give the bytes of some rows where they are, or in a room if they are scattered."""
-        length = self._cells.record_length
+    def view(self, low: int, count: int, buffer: Callable[[], NDArray[np.uint8]]) -> memoryview:
+        """Return the bytes of some rows in place, or copied to an I/O buffer if the slabs are not consecutive."""
+        length = self._pool.record_length
         offset, size = (low - self._first) * length, count * length
-        if self._is_in_a_row and size:
-            return self._cells.in_a_row(self._cell(0), offset, size)
-        found = lent()[:size]
-        self.read(low, found.reshape(count, length))
-        return found.data
+        if self._is_consecutive and size:
+            return self._pool.consecutive(self._slab(0), offset, size)
+        copy = buffer()[:size]
+        self.read(low, copy.reshape(count, length))
+        return copy.data
 
     def close(self) -> None:
-        """Give the memory back; safe to call twice."""
-        self._cells.take_back(self)
+        """Free the memory; safe to call twice."""
+        self._pool.free(self)
 
     def _bytes(self, offset: int, size: int) -> Iterator[NDArray[np.uint8]]:
-        """Give the memory of some bytes, cell by cell."""
-        each = self._cells.rows_each * self._cells.record_length
+        """Yield the memory of a range of bytes, slab by slab."""
+        slab_bytes = self._pool.rows_per_slab * self._pool.record_length
         while size:
-            at, within = divmod(offset, each)
-            piece = min(size, each - within)
-            yield self._cells.cell(self._cell(at))[within : within + piece]
+            at, within = divmod(offset, slab_bytes)
+            piece = min(size, slab_bytes - within)
+            yield self._pool.slab(self._slab(at))[within : within + piece]
             offset, size = offset + piece, size - piece
 
-    def _cell(self, at: int) -> int:
+    def _slab(self, at: int) -> int:
         try:
-            return self.numbers[at]
+            return self.slabs[at]
         except IndexError:
-            raise GivenBack(f"{self._rows:,} rows are no longer in memory") from None
+            raise MemoryReleased(f"{self._rows:,} rows are no longer in memory") from None

@@ -1,10 +1,10 @@
-"""The sorting of source blocks into runs, whose rows stay in memory or go to a file.
+"""Sorted runs: each source block is read, sorted and kept in memory or spilled to a file.
 
-Rows for other workers stay first: they are let go as soon as those have them, and their memory takes what comes from
-others. Should a worker that was started again want them once more, the block is read and sorted again.
+Rows for other workers stay in memory first: they are released as soon as those workers have them, and their memory is
+reused for the rows that arrive. If a restarted worker needs them again, the block is read and sorted again.
 
-Invariant: a file has its final name only when all of it is written, and beside it a note with its checksum; a file that
-is found again is used only when note and checksum are right.
+Invariant: a spill file has its final name only when it is complete, with a manifest beside it that has its checksum. A
+file of an earlier process is used only if manifest and checksum match.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import xxhash
 
 from interlock.errors import SortInputError
 from interlock.sort.data.checksum import fingerprint
-from interlock.sort.data.keys import boundary_cuts, gather, order
-from interlock.sort.data.plan import first_position, stays
-from interlock.sort.io.buffers import Spilled
-from interlock.sort.io.direct_io import DirectReader, DirectWriter, placed
+from interlock.sort.data.keys import find_boundaries, gather_rows, sort_rows
+from interlock.sort.data.plan import first_position, is_resident
+from interlock.sort.io.buffers import SpilledRows
+from interlock.sort.io.direct_io import DirectReader, DirectWriter, align_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,61 +32,61 @@ if TYPE_CHECKING:
     from interlock.sort.data.keys import Index, Rows
     from interlock.sort.data.plan import Plan
     from interlock.sort.data.records import Source
-    from interlock.sort.io.buffers import Buffers, Rowstore, Spout
-    from interlock.sort.io.memory import Celled, Cells
+    from interlock.sort.io.buffers import BufferPool, IoThread, RowStore
+    from interlock.sort.io.memory import PooledRows, RowPool
 
-    Again = Callable[["Run", set[int]], dict[int, Rowstore]]
+    SortAgain = Callable[["Run", set[int]], dict[int, RowStore]]
 
-NOTES = 2  # the version of what notes say
+MANIFEST_VERSION = 2
 
 
-class Shares(NamedTuple):
-    """Of how many blocks the rows stay in memory, from 0 to 1: those for other workers, and the worker's own."""
+class ResidentShares(NamedTuple):
+    """The shares of blocks, from 0 to 1, whose rows stay in memory: rows for other workers, and the worker's own."""
 
     sent: float = 0.0
     own: float = 0.0
 
 
 class Run:
-    """The sorted rows of one source block; `cuts` are the row numbers at which windows begin and end.
+    """A sorted run: the sorted rows of one source block. `cuts` are the row numbers at which windows begin and end.
 
-    `own` are those of the worker's own partitions, `sent` those for others, as long as they are kept. Those that are
-    not are had by sorting the block `again`; without that, `own` has the rows of all.
+    `own` has the rows of the worker's own partitions, `sent` those for each other worker while they are in memory. Rows
+    that are not are produced by `sort_again`; without it, `own` has the rows of all partitions.
     """
 
     def __init__(
-        self, block: int, cuts: list[int], own: Rowstore, sent: dict[int, Celled], again: Again | None
+        self, block: int, cuts: list[int], own: RowStore, sent: dict[int, PooledRows], sort_again: SortAgain | None
     ) -> None:
         self.block = block
         self.cuts = cuts
         self.own = own
-        self._sent: dict[int, Rowstore] = {**sent}
-        self._again = again
+        self._sent: dict[int, RowStore] = {**sent}
+        self._sort_again = sort_again
         self._served: set[int] = set()
-        self._changing = threading.Lock()
+        self._lock = threading.Lock()
 
-    def rows_for(self, worker: int) -> Rowstore:
-        """Give the rows for another worker, wherever they are; they stay there until it has them."""
-        if self._again is None:
+    def rows_for(self, worker: int) -> RowStore:
+        """Return the rows for another worker; they are kept until it has received them."""
+        if self._sort_again is None:
             return self.own
-        with self._changing:
+        with self._lock:
             if worker not in self._sent:
                 self._served.discard(worker)
-                self._sent |= self._again(self, self._served | self._sent.keys())
+                self._sent |= self._sort_again(self, self._served | self._sent.keys())
             return self._sent[worker]
 
-    def let_go(self, worker: int) -> None:
-        """Hear that another worker has its rows."""
-        with self._changing:
+    def release(self, worker: int) -> None:
+        """Release the rows for another worker, which has received them."""
+        with self._lock:
             self._served.add(worker)
-            kept = self._sent.pop(worker, None)
-        if kept is not None:
-            kept.close()
+            rows = self._sent.pop(worker, None)
+        if rows is not None:
+            rows.close()
 
     def close(self) -> None:
-        """Let go of files and memory."""
+        """Release files and memory."""
         for worker in list(self._sent):
-            self.let_go(worker)
+            self.release(worker)
         self.own.close()
 
 
@@ -99,10 +99,10 @@ class BlockSorter:
         block_records: int,
         plan: Plan,
         worker: int,
-        buffers: Buffers,
-        place: Path,
-        cells: Cells,
-        shares: Shares,
+        buffers: BufferPool,
+        directory: Path,
+        pool: RowPool,
+        shares: ResidentShares,
     ) -> None:
         self.source = source
         self._block_records = block_records
@@ -110,158 +110,166 @@ class BlockSorter:
         self._worker = worker
         self._others = set(range(plan.workers)) - {worker}
         self._buffers = buffers
-        self._place = place
-        self._cells = cells
+        self._directory = directory
+        self._pool = pool
         self._shares = shares
         self._fingerprint = fingerprint(source)
-        self._stamp = f"{NOTES} {plan.digest()} {worker} {block_records} {self._fingerprint}"
+        self._identity = f"{MANIFEST_VERSION} {plan.digest()} {worker} {block_records} {self._fingerprint}"
 
     def sort(self, block: int) -> tuple[Run, bool]:
-        """Sort one block, or find it sorted already; tell which."""
-        found = self._found(block)
-        if found is not None:
-            return found, True
-        with self._buffers.lent() as (unsorted, spout):
-            rows, index, cuts = self._ordered(block, unsorted)
+        """Sort one block, or reuse the spill file of an earlier process; return the run and whether it was reused."""
+        reused = self._find_spilled(block)
+        if reused is not None:
+            return reused, True
+        with self._buffers.borrow() as (buffer, io_thread):
+            rows, index, cuts = self._read_and_sort(block, buffer)
             sent = self._keep_for_others(block, cuts, rows, index)
             if sent is None:
-                return Run(block, cuts, self._spill(block, cuts, rows, index, 0, spout), {}, None), False
+                return Run(block, cuts, self._spill(block, cuts, rows, index, 0, io_thread), {}, None), False
             low, high = self._plan.extent(cuts, self._worker)
             try:
-                own: Rowstore | None = None
-                if stays(block, self._shares.own):
+                own: RowStore | None = None
+                if is_resident(block, self._shares.own):
                     own = self._keep(rows, index[low:high], low)
                 if own is None:
-                    own = self._spill(block, cuts, rows, index[low:high], low, spout)
+                    own = self._spill(block, cuts, rows, index[low:high], low, io_thread)
             except BaseException:
                 _close_all(sent)
                 raise
             return Run(block, cuts, own, sent, self._sort_again), False
 
-    def _ordered(self, block: int, array: NDArray[np.uint8]) -> tuple[Rows, Index, list[int]]:
-        """Read a block; give its rows, their order, and the places of the boundaries in it."""
+    def _read_and_sort(self, block: int, buffer: NDArray[np.uint8]) -> tuple[Rows, Index, list[int]]:
+        """Read a block; return its rows, their order, and the row numbers at which windows begin and end."""
         start = block * self._block_records
         count = min(self._block_records, self.source.records - start)
         part, key_length = self.source.part(start, count), self.source.format.key_length
-        rows = placed(array, count, self.source.format.record_length, part.extents[0].offset)
+        rows = align_rows(buffer, count, self.source.format.record_length, part.extents[0].offset)
         part.read(rows)
-        index = order(rows, key_length)
+        index = sort_rows(rows, key_length)
         position = first_position(self._worker) + start
-        return rows, index, [0, *boundary_cuts(rows, index, position, key_length, self._plan.boundaries), count]
+        return rows, index, [0, *find_boundaries(rows, index, position, key_length, self._plan.boundaries), count]
 
-    def _sort_again(self, run: Run, but: set[int]) -> dict[int, Rowstore]:
-        """Give rows of a run that are kept nowhere: those for all others but some."""
-        found: dict[int, Rowstore] = {}
-        with self._buffers.lent() as (unsorted, spout):
-            rows, index, cuts = self._ordered(run.block, unsorted)
+    def _sort_again(self, run: Run, excluded: set[int]) -> dict[int, RowStore]:
+        """Sort the block of a run again; return the rows for all other workers but the excluded ones."""
+        found: dict[int, RowStore] = {}
+        with self._buffers.borrow() as (buffer, io_thread):
+            rows, index, cuts = self._read_and_sort(run.block, buffer)
             if cuts != run.cuts or fingerprint(self.source) != self._fingerprint:
-                raise SortInputError("the input of this worker changed while it was sorted; sort it anew")
+                raise SortInputError("the input of this worker changed while it was sorted; start a new sort")
             try:
-                for worker in self._others - but:
+                for worker in self._others - excluded:
                     low, high = self._plan.extent(cuts, worker)
-                    found[worker] = self._keep(rows, index[low:high], low) or self._put_aside(
-                        run.block, worker, rows, index[low:high], low, spout
+                    found[worker] = self._keep(rows, index[low:high], low) or self._spill_for(
+                        run.block, worker, rows, index[low:high], low, io_thread
                     )
             except BaseException:
                 _close_all(found)
                 raise
         return found
 
-    def _put_aside(self, block: int, worker: int, rows: Rows, index: Index, first: int, spout: Spout) -> Spilled:
-        """Write rows that were sorted again to a file of their own, which nobody uses after this process."""
-        path = self._place / f"sent-{block:06}-{worker:04}"
-        _write(path, rows, index, spout)
-        return Spilled(path, rows.shape[1], first)
-
-    def _keep_for_others(self, block: int, cuts: list[int], rows: Rows, index: Index) -> dict[int, Celled] | None:
-        """Keep the rows for all other workers in memory; None when this block is none of those, or memory is short."""
-        if not stays(block, self._shares.sent):
+    def _keep_for_others(self, block: int, cuts: list[int], rows: Rows, index: Index) -> dict[int, PooledRows] | None:
+        """Keep the rows for all other workers in memory; None if this block is to be spilled, or memory is short."""
+        if not is_resident(block, self._shares.sent):
             return None
-        kept: dict[int, Celled] = {}
+        kept: dict[int, PooledRows] = {}
         for worker in self._others:
             low, high = self._plan.extent(cuts, worker)
-            celled = self._keep(rows, index[low:high], low)
-            if celled is None:
+            pooled = self._keep(rows, index[low:high], low)
+            if pooled is None:
                 _close_all(kept)
                 return None
-            kept[worker] = celled
+            kept[worker] = pooled
         return kept
 
-    def _keep(self, rows: Rows, index: Index, first: int) -> Celled | None:
-        """Copy rows in order into memory; `first` is the number of the first one."""
-        kept = self._cells.lend(len(index), first)
+    def _keep(self, rows: Rows, index: Index, first: int) -> PooledRows | None:
+        """Copy rows in order into pool memory; `first` is the number of the first one. None if memory is short."""
+        kept = self._pool.allocate(len(index), first)
         if kept is not None:
             at = 0
             for part in kept.parts():
-                gather(rows, index[at : at + len(part)], part)
+                gather_rows(rows, index[at : at + len(part)], part)
                 at += len(part)
         return kept
 
-    def _spill(self, block: int, cuts: list[int], rows: Rows, index: Index, first: int, spout: Spout) -> Spilled:
-        """Write rows in order to a file and the note beside it; neither has its name before it is whole."""
-        path = self._path(block)
-        checksum = _write(path, rows, index, spout)
-        write_note(path, {"stamp": self._stamp, "cuts": cuts, "first": first, "rows": len(index), "checksum": checksum})
-        return Spilled(path, rows.shape[1], first)
+    def _spill(
+        self, block: int, cuts: list[int], rows: Rows, index: Index, first: int, io_thread: IoThread
+    ) -> SpilledRows:
+        """Write rows in order to a spill file with a manifest, for reuse by a later process."""
+        path = self._spill_path(block)
+        checksum = _write_run(path, rows, index, io_thread)
+        write_manifest(
+            path,
+            {"identity": self._identity, "cuts": cuts, "first": first, "rows": len(index), "checksum": checksum},
+        )
+        return SpilledRows(path, rows.shape[1], first)
 
-    def _path(self, block: int) -> Path:
-        return self._place / f"run-{block:06}"
+    def _spill_for(
+        self, block: int, worker: int, rows: Rows, index: Index, first: int, io_thread: IoThread
+    ) -> SpilledRows:
+        """Write rows for one worker, which were sorted again, to a spill file that only this process uses."""
+        path = self._directory / f"sent-{block:06}-{worker:04}"
+        _write_run(path, rows, index, io_thread)
+        return SpilledRows(path, rows.shape[1], first)
 
-    def _found(self, block: int) -> Run | None:
-        """Give what an earlier start of this worker wrote of a block, if it is whole."""
-        path = self._path(block)
-        note = read_note(path)
-        if note is None or note.get("stamp") != self._stamp:
+    def _spill_path(self, block: int) -> Path:
+        return self._directory / f"run-{block:06}"
+
+    def _find_spilled(self, block: int) -> Run | None:
+        """Return the run of a block that an earlier process spilled, if its file is intact."""
+        path = self._spill_path(block)
+        manifest = read_manifest(path)
+        if manifest is None or manifest.get("identity") != self._identity:
             return None
         length = self.source.format.record_length
-        with self._buffers.lent() as (array, _):
-            if not holds(path, placed(array, note["rows"], length, 0), note["checksum"]):
+        with self._buffers.borrow() as (buffer, _):
+            if not verify_file(path, align_rows(buffer, manifest["rows"], length, 0), manifest["checksum"]):
                 return None
-        cuts = note["cuts"]
-        is_whole = note["rows"] == cuts[-1]
-        return Run(block, cuts, Spilled(path, length, note["first"]), {}, None if is_whole else self._sort_again)
+        cuts = manifest["cuts"]
+        has_all_rows = manifest["rows"] == cuts[-1]
+        own = SpilledRows(path, length, manifest["first"])
+        return Run(block, cuts, own, {}, None if has_all_rows else self._sort_again)
 
 
-def _write(path: Path, rows: Rows, index: Index, spout: Spout) -> str:
-    """Write rows in order to a file, which has its name when it is whole; give its checksum."""
+def _write_run(path: Path, rows: Rows, index: Index, io_thread: IoThread) -> str:
+    """Write rows in order to a file, which gets its name when it is complete; return its checksum."""
     part = path.with_name(f"{path.name}.part")
     file = DirectWriter(part, len(index) * rows.shape[1])
     try:
-        checksum = spout.pour(rows, index, file, 0)
+        checksum = io_thread.write_sorted(rows, index, file, 0)
     finally:
         file.close()
     part.rename(path)
     return checksum
 
 
-def _close_all(kept: Mapping[int, Rowstore]) -> None:
-    for one in kept.values():
-        one.close()
+def _close_all(stores: Mapping[int, RowStore]) -> None:
+    for store in stores.values():
+        store.close()
 
 
-def holds(path: Path, room: Rows, checksum: str) -> bool:
-    """Read a file into an array of exactly its size and tell whether its checksum is right."""
-    if not path.exists() or path.stat().st_size != room.nbytes:
+def verify_file(path: Path, buffer: Rows, checksum: str) -> bool:
+    """Read a file into an array of exactly its size; return whether size and checksum match."""
+    if not path.exists() or path.stat().st_size != buffer.nbytes:
         return False
     file = DirectReader(path)
     try:
-        data = room.reshape(-1).data
+        data = buffer.reshape(-1).data
         file.read(data, 0)
         return bool(xxhash.xxh3_64_hexdigest(data) == checksum)
     finally:
         file.close()
 
 
-def write_note(path: Path, note: dict[str, Any]) -> None:
-    """Write the note beside a file."""
+def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest beside a file."""
     final = path.with_name(f"{path.name}.json")
     part = path.with_name(f"{path.name}.json.part")
-    part.write_bytes(orjson.dumps(note))
+    part.write_bytes(orjson.dumps(manifest))
     part.rename(final)
 
 
-def read_note(path: Path) -> dict[str, Any] | None:
-    """Read the note beside a file; None when there is none, or none that can be read."""
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Read the manifest beside a file; None if it is missing or damaged."""
     try:
         found = orjson.loads(path.with_name(f"{path.name}.json").read_bytes())
     except (OSError, orjson.JSONDecodeError):

@@ -1,6 +1,6 @@
-"""Sends what this worker's runs hold for the others, and sends it again to one that was started again.
+"""The sending side of the shuffle: sends the slices of this worker's runs to the others, and again after a restart.
 
-Invariant: a worker has been served when it acknowledged every slice of every run in its present incarnation.
+Invariant: a worker counts as served when its current incarnation acknowledged every slice of every run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import xxhash
 
 from interlock.errors import SortError
 from interlock.sort import wire_pb2 as wire
-from interlock.sort.io.direct_io import AT_ONCE, room
-from interlock.sort.io.memory import GivenBack
-from interlock.sort.rpc import FIRST_PAUSE, LONGEST_PAUSE, RETRIED, WORKER, Peer, Piece, Unreachable
+from interlock.sort.io.direct_io import MAX_IO_BYTES, io_buffer
+from interlock.sort.io.memory import MemoryReleased
+from interlock.sort.rpc import FIRST_BACKOFF_S, MAX_BACKOFF_S, RETRYABLE_CODES, WORKER, Chunk, Peer, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from interlock.sort.data.plan import Member, Plan, Roster
-    from interlock.sort.io.buffers import Rowstore
+    from interlock.sort.io.buffers import RowStore
     from interlock.sort.io.runs import Run
 
-STREAM_TIMEOUT = 60.0
-SLOWEST = 1 << 20  # bytes per second: a connection that is slower is as good as broken
-STREAMS = 2  # to one worker at a time: one is read from the disk while the other is sent
-CROWD = 8  # workers from which on there are streams enough
+STREAM_TIMEOUT_S = 60.0  # beside the time that the data takes at the minimum rate
+MIN_BYTES_PER_S = 1 << 20  # a slower connection counts as broken
+STREAMS_PER_WORKER = 2  # one is read from the disk while the other is sent
+SINGLE_STREAM_WORKERS = 8  # from this many workers on, one stream to each is enough
 
 
-class Sender:
-    """One thread per other worker, so that all of them are served at once and one that is away holds up no other."""
+class ShuffleSender:
+    """Sends to all other workers at once, with one thread for each, so that an unreachable worker delays no other."""
 
     def __init__(
         self,
@@ -46,28 +46,28 @@ class Sender:
         worker: int,
         runs: Sequence[Run],
         record_length: int,
-        patience: float,
+        timeout: float,
         changed: threading.Condition,
-        failed: Callable[[BaseException], None],
+        on_failure: Callable[[BaseException], None],
     ) -> None:
         self._plan = plan
         self._worker = worker
         self._runs = runs
         self._length = record_length
-        self._rows_at_once = AT_ONCE // record_length
-        self._patience = patience
-        self._failed = failed
+        self._rows_per_chunk = MAX_IO_BYTES // record_length
+        self._timeout = timeout
+        self._on_failure = on_failure
         self._members: dict[int, Member] = {}
-        self._served: dict[int, int] = {}
+        self._served: dict[int, int] = {}  # incarnation that was served, by worker
         self._changed = changed
         self._stopping = False
         self._threads: list[threading.Thread] = []
         self._calls: dict[tuple[int, int], Any] = {}
-        self.version = 0
+        self.roster_version = 0
         self.sent = 0
 
     def start(self, roster: Roster) -> None:
-        """Begin to send."""
+        """Start to send."""
         self.update(roster)
         for member in roster.members:
             if member.index != self._worker:
@@ -78,25 +78,25 @@ class Sender:
                 thread.start()
 
     def update(self, roster: Roster) -> None:
-        """Learn where the others are now."""
+        """Take the current addresses and incarnations of the other workers from a newer roster."""
         with self._changed:
-            if roster.version > self.version:
-                self.version = roster.version
+            if roster.version > self.roster_version:
+                self.roster_version = roster.version
                 self._members = {member.index: member for member in roster.members}
                 self._changed.notify_all()
 
     def is_done(self) -> bool:
-        """Tell whether every other worker has been served."""
+        """Return whether every other worker has been served."""
         with self._changed:
             return all(self._is_served(index) for index in self._members if index != self._worker)
 
     def progress(self) -> float:
-        """Give the share of bytes that were acknowledged, of all that go to others."""
+        """Return the share of all bytes for other workers that was acknowledged."""
         total = sum(self._size(index, run) for index in self._members if index != self._worker for run in self._runs)
         return min(1.0, self.sent / total) if total else 1.0
 
     def stop(self) -> None:
-        """Send no more; safe to call twice."""
+        """Cancel the calls in progress and wait for the threads; safe to call twice."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -107,7 +107,7 @@ class Sender:
             thread.join()
 
     def _size(self, index: int, run: Run) -> int:
-        """Count the bytes that a run holds for another worker."""
+        """Return the number of bytes of a run for another worker."""
         low, high = self._plan.extent(run.cuts, index)
         return (high - low) * self._length
 
@@ -116,28 +116,28 @@ class Sender:
         return member.completed or self._served.get(index) == member.incarnation
 
     def _serve(self, index: int) -> None:
-        """Send everything to one worker, and wait for it to be started again."""
+        """Send everything to one worker, and again to each later incarnation of it."""
         try:
-            while self._next(index):
-                self._send_all(index)
-        except BaseException as error:  # noqa: BLE001 - whatever happens in this thread must reach the master
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._stopping or not self._is_served(index))
+                    if self._stopping:
+                        return
+                self._send_runs(index)
+        except BaseException as error:  # noqa: BLE001 - any failure in this thread must reach the master
             if not self._stopping:
-                self._failed(error)
+                self._on_failure(error)
 
-    def _next(self, index: int) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopping or not self._is_served(index))
-            return not self._stopping
-
-    def _send_all(self, index: int) -> None:
-        """Send all runs to a worker's present incarnation, wherever it is reached by the time."""
+    def _send_runs(self, index: int) -> None:
+        """Send all runs to the current incarnation of a worker."""
         with self._changed:
             member = self._members[index]
         peer = Peer(WORKER, member.address, f"worker {index}")
         try:
-            with ThreadPoolExecutor(STREAMS if len(self._members) < CROWD else 1) as streams:
+            streams_per_worker = STREAMS_PER_WORKER if len(self._members) < SINGLE_STREAM_WORKERS else 1
+            with ThreadPoolExecutor(streams_per_worker) as streams:
                 try:
-                    if not all(streams.map(lambda run: self._persist(peer, member, run), self._runs)):
+                    if not all(streams.map(lambda run: self._send_run(peer, member, run), self._runs)):
                         return
                 finally:
                     streams.shutdown(wait=True, cancel_futures=True)
@@ -147,68 +147,70 @@ class Sender:
             self._served[index] = member.incarnation
             self._changed.notify_all()
 
-    def _persist(self, peer: Peer, member: Member, run: Run) -> bool:
-        """Send one run's slices until they are acknowledged; False when the worker has another incarnation by then."""
-        until = time.monotonic() + self._patience
-        pause = FIRST_PAUSE
+    def _send_run(self, peer: Peer, member: Member, run: Run) -> bool:
+        """Send the slices of one run until they are acknowledged; False if the worker was restarted meanwhile."""
+        deadline = time.monotonic() + self._timeout
+        backoff = FIRST_BACKOFF_S
         while True:
-            answer = self._attempt(peer, member.index, run)
-            if answer is None:
-                run.let_go(member.index)
+            refusal = self._try_send_run(peer, member.index, run)
+            if refusal is None:
+                run.release(member.index)
                 with self._changed:
                     self.sent += self._size(member.index, run)
                 return True
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._moved(member), pause)
-                if self._stopping or self._moved(member):
+                self._changed.wait_for(lambda: self._stopping or self._is_outdated(member), backoff)
+                if self._stopping or self._is_outdated(member):
                     return False
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise Unreachable(
-                    f"worker {member.index} ({member.address}) took no data for {self._patience:g} s: {answer}"
+                    f"worker {member.index} ({member.address}) accepted no data for {self._timeout:g} s: {refusal}"
                 )
-            pause = min(pause * 2, LONGEST_PAUSE)
+            backoff = min(backoff * 2, MAX_BACKOFF_S)
 
-    def _moved(self, member: Member) -> bool:
-        return self._members[member.index].incarnation != member.incarnation or self._members[member.index].completed
+    def _is_outdated(self, member: Member) -> bool:
+        current = self._members[member.index]
+        return current.incarnation != member.incarnation or current.completed
 
-    def _attempt(self, peer: Peer, index: int, run: Run) -> str | None:
-        """Send one run's slices once; give None when they were taken, else why they were not."""
+    def _try_send_run(self, peer: Peer, index: int, run: Run) -> str | None:
+        """Send the slices of one run once; return None if they were accepted, else the reason."""
         try:
             rows = run.rows_for(index)
             with self._changed:
                 if self._stopping:
                     return "it was stopped"
-                timeout = STREAM_TIMEOUT + self._size(index, run) / SLOWEST
-                call = peer.start("ShuffleData", self._pieces(index, run, rows), timeout)
+                timeout = STREAM_TIMEOUT_S + self._size(index, run) / MIN_BYTES_PER_S
+                call = peer.start_call("ShuffleData", self._chunks(index, run, rows), timeout)
                 self._calls[index, run.block] = call
             answer = call.result()
         except grpc.FutureCancelledError:
             return "it was stopped"
         except grpc.RpcError as error:
-            if error.code() not in RETRIED:
+            if error.code() not in RETRYABLE_CODES:
                 raise SortError(
                     f"worker {index} ({peer.address}) refused data: {error.code().name}: {error.details()}"
                 ) from error
             return f"{error.code().name}: {error.details()}"
         return None if answer.success else str(answer.message)
 
-    def _pieces(self, index: int, run: Run, rows: Rowstore) -> Iterator[Piece]:
+    def _chunks(self, index: int, run: Run, rows: RowStore) -> Iterator[Chunk]:
+        """Yield the slices of one run for another worker, in chunks."""
         try:
             with ExitStack() as stack:
-                lent = functools.cache(lambda: stack.enter_context(room()))  # rows in memory may do without
+                buffer = functools.cache(lambda: stack.enter_context(io_buffer()))  # rows in memory may not need one
                 for partition in self._plan.owned(index):
-                    yield from self._slice(run, rows, partition, lent)
-        except GivenBack:
-            return  # the other worker said that it has them, and the call has ended
+                    yield from self._slice_chunks(run, rows, partition, buffer)
+        except MemoryReleased:
+            return  # the receiver has these slices already, and the call has ended
 
-    def _slice(
-        self, run: Run, rows: Rowstore, partition: int, lent: Callable[[], NDArray[np.uint8]]
-    ) -> Iterator[Piece]:
+    def _slice_chunks(
+        self, run: Run, rows: RowStore, partition: int, buffer: Callable[[], NDArray[np.uint8]]
+    ) -> Iterator[Chunk]:
         edges = self._plan.edges(run.cuts, partition)
         counts = np.diff(edges).tolist()
         first, last = edges[0], edges[-1]
-        for low in range(first, last, self._rows_at_once) if first < last else (first,):
-            data = rows.view(low, min(self._rows_at_once, last - low), lent)
+        for low in range(first, last, self._rows_per_chunk) if first < last else (first,):
+            data = rows.view(low, min(self._rows_per_chunk, last - low), buffer)
             head = wire.ShuffleDataChunk(
                 epoch=self._plan.epoch,
                 worker=self._worker,
@@ -219,4 +221,4 @@ class Sender:
                 counts=counts if low == first else (),
                 checksum=xxhash.xxh3_64_intdigest(data),
             )
-            yield Piece(head, data)
+            yield Chunk(head, data)

@@ -1,6 +1,8 @@
-"""What the master tells the workers, without waiting for any of them.
+"""Calls of the master to the workers: status polls, signals that start a phase, and the broadcast of a failure.
 
-Invariant: whoever waits for a signal gets it as soon as the phase allows, and again if it seems to have been lost.
+The master never waits for an answer, so that one slow worker delays no other.
+
+Invariant: a worker that waits for a signal gets it as soon as the phase allows, and again while it seems to be lost.
 """
 
 from __future__ import annotations
@@ -18,46 +20,46 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
     from interlock.sort.master.master import Master
-    from interlock.sort.master.roster import Seat
+    from interlock.sort.master.roster import RegisteredWorker
 
-ANSWERED_WITHIN = 10.0
-AGAIN = 1.0  # seconds after which a signal that changed nothing is given again
-STOPPED_WITHIN = 3.0
+CALL_TIMEOUT_S = 10.0
+RESEND_INTERVAL_S = 1.0  # after which a signal that had no effect is sent again
+ABORT_TIMEOUT_S = 3.0
 
 
-def ask_status(master: Master, seat: Seat) -> None:
-    """Ask a worker how far it is, unless it still owes an answer."""
-    if seat.asked is not None and not seat.asked.done():
+def poll_status(master: Master, worker: RegisteredWorker) -> None:
+    """Request the status of a worker, unless a request is in progress."""
+    if worker.status_call is not None and not worker.status_call.done():
         return
-    incarnation = seat.incarnation
-    seat.asked = seat.peer.start("GetStatus", wire.StatusRequest(epoch=master.epoch), ANSWERED_WITHIN)
+    incarnation = worker.incarnation
+    worker.status_call = worker.peer.start_call("GetStatus", wire.StatusRequest(epoch=master.epoch), CALL_TIMEOUT_S)
 
     def answered(future: Any) -> None:
         if future.cancelled() or future.exception() is not None:
             return
         status = future.result()
         with master.changed:
-            if seat.incarnation == incarnation == status.incarnation:
-                seat.status = status
-                seat.roster_version = status.roster_version
-                seat.hear(status.state)
+            if worker.incarnation == incarnation == status.incarnation:
+                worker.status = status
+                worker.roster_version = status.roster_version
+                worker.record_heartbeat(status.state)
                 master.changed.notify_all()
 
-    seat.asked.add_done_callback(answered)
+    worker.status_call.add_done_callback(answered)
 
 
-def signal(master: Master, seat: Seat) -> None:
-    """Tell a worker what it waits for, if it is time."""
-    due = _due(master, seat)
+def send_signal(master: Master, worker: RegisteredWorker) -> None:
+    """Send a worker the signal that it waits for, if the phase allows it."""
+    due = _due_signal(master, worker)
     if due is None:
         return
     method, message = due
     now = time.monotonic()
-    mark = (seat.state, master.roster_version)
-    if seat.signalled == mark and now - seat.signalled_at < AGAIN:
+    mark = (worker.state, master.roster_version)
+    if worker.signaled == mark and now - worker.signaled_at < RESEND_INTERVAL_S:
         return
-    seat.signalled, seat.signalled_at = mark, now
-    future = seat.peer.start(method, message, ANSWERED_WITHIN)
+    worker.signaled, worker.signaled_at = mark, now
+    future = worker.peer.start_call(method, message, CALL_TIMEOUT_S)
     version = master.roster_version
 
     def answered(future: Any) -> None:
@@ -65,44 +67,41 @@ def signal(master: Master, seat: Seat) -> None:
             return
         answer = future.result()
         with master.changed:
-            if answer.success and seat.signalled == mark:
+            if answer.success and worker.signaled == mark:
                 if method == "StartShuffle":
-                    seat.roster_version = version
-                seat.hear(answer.state)
+                    worker.roster_version = version
+                worker.record_heartbeat(answer.state)
 
-    seat.signal = future
+    worker.signal_call = future
     future.add_done_callback(answered)
 
 
-def withdraw(master: Master) -> None:
+def broadcast_failure(master: Master) -> None:
     """Tell all workers that the sort has failed."""
     message = wire.StatusRequest(epoch=master.epoch, abort=master.failure)
-    calls = [seat.peer.start("GetStatus", message, STOPPED_WITHIN) for seat in master.seats.values()]
+    calls = [worker.peer.start_call("GetStatus", message, ABORT_TIMEOUT_S) for worker in master.workers.values()]
     for call in calls:
         try:
             call.result()
         except grpc.RpcError:
-            continue  # it is gone already, or will hear it when it next calls
+            continue  # it has exited already, or learns of the failure at its next call
 
 
-def _due(master: Master, seat: Seat) -> tuple[str, Message] | None:
-    """Choose what a worker in its state is to be told."""
-    phase, state = master.machine.state, seat.state
-    if state == SortWorkerState.WAITING_FOR_PARTITION_CONFIG and master.plan is not None:
-        return "SetPartitionBoundaries", _present(master, master.plan).message()
+def _due_signal(master: Master, worker: RegisteredWorker) -> tuple[str, Message] | None:
+    """Return method and message of the signal for a worker in its state; None if there is nothing to send."""
+    phase, state = master.machine.state, worker.state
+    if state == SortWorkerState.WAITING_FOR_PARTITION_CONFIG and (plan := master.plan) is not None:
+        current = Plan(plan.epoch, plan.partitions, plan.windows, plan.boundaries, master.roster())
+        return "SetPartitionBoundaries", current.message()
     if state == SortWorkerState.WAITING_FOR_MERGE_SIGNAL and phase is SortMasterState.MERGING:
         return "StartMerge", wire.MergeStart(epoch=master.epoch)
-    if phase in {SortMasterState.SHUFFLING, SortMasterState.MERGING} and _lacks_roster(master, seat):
+    if phase in {SortMasterState.SHUFFLING, SortMasterState.MERGING} and _needs_roster(master, worker):
         return "StartShuffle", wire.ShuffleStart(epoch=master.epoch, roster=master.roster().message())
     return None
 
 
-def _lacks_roster(master: Master, seat: Seat) -> bool:
-    """Tell whether a worker waits for the shuffle, or takes part in it without knowing where all the others are."""
-    if seat.state == SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL:
+def _needs_roster(master: Master, worker: RegisteredWorker) -> bool:
+    """Return whether a worker waits for the shuffle, or takes part in it with an outdated roster."""
+    if worker.state == SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL:
         return True
-    return seat.reached(SortWorkerState.SHUFFLING) and seat.roster_version < master.roster_version
-
-
-def _present(master: Master, plan: Plan) -> Plan:
-    return Plan(plan.epoch, plan.partitions, plan.windows, plan.boundaries, master.roster())
+    return worker.has_reached(SortWorkerState.SHUFFLING) and worker.roster_version < master.roster_version

@@ -1,10 +1,11 @@
-"""The master of a sort: it seats the workers, chooses the boundaries, and holds all together at each phase's end.
+"""The master of a sort: it registers the workers, chooses the boundaries, and is the barrier between the phases.
 
-It looks at where the workers are and tells each what it lacks, so that a worker, or the master itself, can be started
-again at any time: a worker that comes late in a phase is told what the others were told before.
+It compares the state of each worker with its own phase and sends each the signals that it lacks. A worker, or the
+master itself, can therefore be restarted at any time: a worker that comes late in a phase gets the signals that the
+others had before.
 
-Invariant: a phase begins when every worker has finished the one before it. No phase takes longer than its time, and a
-worker that is silent too long ends the sort with its name.
+Invariant: a phase begins when every worker has finished the one before it. No phase takes longer than its timeout, and
+a worker without a heartbeat for too long fails the sort by its name.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from interlock.machine import StateMachine
 from interlock.sort.data.keys import Boundary
 from interlock.sort.data.plan import Plan, Roster, choose_boundaries, window_count
 from interlock.sort.logging import log
-from interlock.sort.master.broadcast import ask_status, signal, withdraw
-from interlock.sort.master.roster import Seat, check_space, roster_of
-from interlock.sort.master.service import MasterHandlers
+from interlock.sort.master.broadcast import broadcast_failure, poll_status, send_signal
+from interlock.sort.master.roster import RegisteredWorker, check_disk_space, make_roster
+from interlock.sort.master.service import MasterService
 from interlock.sort.rpc import MASTER, Server
 from interlock.sort.settings import Progress, Report, Settings, WorkerReport
 from interlock.sort.workdir import Journal
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from interlock.sort.settings import Told
+    from interlock.sort.settings import ProgressCallback
 
-TICK = 0.25
-FAREWELL = 5.0  # seconds for which the master stays for workers that have not heard that all is done
-ANSWERED = 2.0  # seconds that answers under way may take to leave
+POLL_INTERVAL_S = 0.25
+RELEASE_TIMEOUT_S = 5.0  # for completed workers to learn that the sort is complete
+SHUTDOWN_GRACE_S = 2.0  # for answers in progress
 
 
 def run_master(
@@ -44,256 +45,269 @@ def run_master(
     settings: Settings | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
-    temp: Path | None = None,
-    listening: Callable[[str], None] | None = None,
-    told: Told | None = None,
+    work_dir: Path | None = None,
+    on_listening: Callable[[str], None] | None = None,
+    on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
 ) -> Report:
-    """Lead a sort of so many workers; give what was done, or raise SortError.
+    """Run the master of a sort with so many workers; return the report, or raise SortError.
 
-    `listening` is told the address, `told` how it goes. With `temp`, the state is kept there, and a master that is
-    started again with the same one goes on at the same address. Setting `stop` makes the master give up.
+    `on_listening` receives the address, `on_progress` the progress. With `work_dir`, the state is saved there, and a
+    master that is restarted with the same directory resumes at the same address. Setting `stop` aborts the sort.
     """
     if workers < 1:
-        raise SortError(f"a sort needs at least one worker, not {workers}")
-    if temp is not None:
-        temp.mkdir(parents=True, exist_ok=True)
-    master = Master(workers, settings or Settings(), temp, host, port, stop or threading.Event())
-    return master.run(listening, told)
+        raise SortError(f"the number of workers must be at least 1, got {workers}")
+    if work_dir is not None:
+        work_dir.mkdir(parents=True, exist_ok=True)
+    master = Master(workers, settings or Settings(), work_dir, host, port, stop or threading.Event())
+    return master.run(on_listening, on_progress)
 
 
 class Master:
-    """The master's machine, and what drives it."""
+    """The state machine of the master, and the loop that drives it."""
 
     def __init__(
-        self, workers: int, settings: Settings, temp: Path | None, host: str, port: int, stop: threading.Event
+        self, worker_count: int, settings: Settings, work_dir: Path | None, host: str, port: int, stop: threading.Event
     ) -> None:
         self.changed = threading.Condition()
-        self.workers = workers
+        self.worker_count = worker_count
         self.settings = settings
-        self.partitions = settings.partitions or workers
+        self.partitions = settings.partitions or worker_count
         self.epoch = secrets.randbits(62) | 1
-        self.seats: dict[int, Seat] = {}
+        self.workers: dict[int, RegisteredWorker] = {}
         self.plan: Plan | None = None
         self.roster_version = 0
         self.failure = ""
-        self.journal = Journal(temp, "sort master")
+        self.journal = Journal(work_dir, "sort master")
         self.machine: StateMachine[SortMasterState, SortMasterEvent] = StateMachine(SORT_MASTER, observer=self.journal)
         self._stop = stop
-        self._begun = time.monotonic()
+        self._began_at = time.monotonic()
         self._server = self._listen(host, self._resume(), port)
-        self.journal.kept.update(epoch=self.epoch, port=self._server.port, workers=workers, partitions=self.partitions)
-        self.seats_changed()
+        self.journal.checkpoint.update(
+            epoch=self.epoch, port=self._server.port, workers=worker_count, partitions=self.partitions
+        )
+        self.roster_changed()
 
-    def _listen(self, host: str, before: int, port: int) -> Server:
-        """Listen where an earlier master of this sort did, or else where it is wanted."""
-        threads = max(32, 2 * self.workers + 8)
-        if before:
+    def _listen(self, host: str, previous_port: int, port: int) -> Server:
+        """Listen on the port of an earlier master of this sort, or else on the one given."""
+        threads = max(32, 2 * self.worker_count + 8)
+        if previous_port:
             try:
-                return Server(MASTER, MasterHandlers(self), host, before, threads)
+                return Server(MASTER, MasterService(self), host, previous_port, threads)
             except SortError:
                 log.warning(
-                    "%s: port %d is taken now; its workers have to be told the new one", self.journal.who, before
+                    "%s: port %d is in use now; start its workers with the new address",
+                    self.journal.name,
+                    previous_port,
                 )
-        return Server(MASTER, MasterHandlers(self), host, port, threads)
+        return Server(MASTER, MasterService(self), host, port, threads)
 
-    def run(self, listening: Callable[[str], None] | None, told: Told | None) -> Report:
-        """Lead the sort through its phases."""
+    def run(self, on_listening: Callable[[str], None] | None, on_progress: ProgressCallback | None) -> Report:
+        """Run the sort through its phases."""
         self._server.start()
         try:
-            if listening is not None:
-                listening(self._server.address)
+            if on_listening is not None:
+                on_listening(self._server.address)
             if not self.machine.is_terminal():
-                self._phases(told)
+                self._run_phases(on_progress)
             with self.changed:
                 self.changed.notify_all()
-                self.changed.wait_for(lambda: all(seat.dismissed for seat in self.seats.values()), FAREWELL)
+                self.changed.wait_for(
+                    lambda: all(worker.released for worker in self.workers.values()), RELEASE_TIMEOUT_S
+                )
             self.journal.remove()
             return self._report()
         except BaseException as error:
-            self._fall(str(error) or type(error).__name__)
+            self._fail(str(error) or type(error).__name__)
             raise
         finally:
             self.close()
 
     def close(self) -> None:
-        """Answer no more; safe to call twice."""
-        self._server.stop(grace=ANSWERED)
-        for seat in self.seats.values():
-            seat.close()
+        """Stop the server; safe to call twice."""
+        self._server.stop(grace=SHUTDOWN_GRACE_S)
+        for worker in self.workers.values():
+            worker.close()
 
-    def failed(self, reason: str) -> None:
-        """Hear that a worker failed; the first failure is the one that is told."""
+    def record_failure(self, reason: str) -> None:
+        """Record the failure of a worker; the first one is reported."""
         self.failure = self.failure or reason
 
-    def seats_changed(self) -> None:
-        """Make the others learn where a worker is now."""
+    def roster_changed(self) -> None:
+        """Save the roster under a new version, which is sent to the other workers."""
         with self.changed:
             self.roster_version += 1
-            self.journal.kept.update(
-                seats=[seat.json() for seat in self.seats.values()], roster_version=self.roster_version
+            self.journal.checkpoint.update(
+                roster=[worker.json() for worker in self.workers.values()], roster_version=self.roster_version
             )
             self.journal.save(str(self.machine.state))
             self.changed.notify_all()
 
     def roster(self) -> Roster:
-        """List the workers as they are now."""
-        return roster_of([self.seats[index] for index in sorted(self.seats)], self.roster_version)
+        """Return the current roster."""
+        return make_roster(self._workers_in_order(), self.roster_version)
 
-    def _phases(self, told: Told | None) -> None:
+    def _workers_in_order(self) -> list[RegisteredWorker]:
+        return [self.workers[index] for index in sorted(self.workers)]
+
+    def _run_phases(self, on_progress: ProgressCallback | None) -> None:
         settings, machine = self.settings, self.machine
-        self._drive(self._is_seated, settings.registering, told)
-        check_space(list(self.seats.values()))
-        machine.transition(SortMasterEvent.START_SAMPLING, f"{self.workers} workers registered")
-        self._drive(lambda: self.plan is not None or self._is_sampled(), settings.sampling, told)
+        self._drive(self._all_registered, settings.register_timeout_s, on_progress)
+        check_disk_space(list(self.workers.values()))
+        machine.transition(SortMasterEvent.START_SAMPLING, f"{self.worker_count} workers registered")
+        self._drive(lambda: self.plan is not None or self._all_sampled(), settings.sample_timeout_s, on_progress)
         if self.plan is None:
             self.plan = self._make_plan()
-            self._keep_plan(self.plan)
+            self.journal.checkpoint["plan"] = {
+                "windows": self.plan.windows,
+                "boundaries": [(one.key.hex(), one.position) for one in self.plan.boundaries],
+            }
         machine.transition(SortMasterEvent.SET_BOUNDARIES, "All samples received, boundaries chosen")
-        self._drive(self._all(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL), settings.sorting, told)
+        self._drive(self._all_reached(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL), settings.sort_timeout_s, on_progress)
         machine.transition(SortMasterEvent.START_SHUFFLE, "All workers have sorted")
-        self._drive(self._all(SortWorkerState.WAITING_FOR_MERGE_SIGNAL), settings.shuffling, told)
+        self._drive(
+            self._all_reached(SortWorkerState.WAITING_FOR_MERGE_SIGNAL), settings.shuffle_timeout_s, on_progress
+        )
         machine.transition(SortMasterEvent.START_MERGE, "All workers have shuffled")
-        while not self._completed():
-            self._drive(self._is_reported, settings.merging, told)
-        if told is not None:
-            told(self._progress())
+        while not self._try_complete():
+            self._drive(self._all_reported, settings.merge_timeout_s, on_progress)
+        if on_progress is not None:
+            on_progress(self._progress())
 
-    def _completed(self) -> bool:
-        """Complete, unless a worker has been started again; fail unless as many records were written as were read."""
+    def _try_complete(self) -> bool:
+        """Complete, unless a worker was restarted; raise if fewer or more records were written than read."""
         with self.changed:
-            if not self._is_reported():
+            if not self._all_reported():
                 return False
-            reports = [seat.report for seat in self.seats.values() if seat.report is not None]
-            read, written = sum(seat.records for seat in self.seats.values()), sum(one.records for one in reports)
+            reports = [worker.report for worker in self.workers.values() if worker.report is not None]
+            read, written = sum(worker.records for worker in self.workers.values()), sum(one.records for one in reports)
             if written != read:
-                raise SortError(f"{read:,} records were to be sorted, and {written:,} were written")
-            self.journal.kept["reports"] = [one.json() for one in reports]
+                raise SortError(f"{read:,} records were read, but {written:,} were written")
+            self.journal.checkpoint["reports"] = [one.json() for one in reports]
             self.machine.transition(SortMasterEvent.COMPLETE, "All workers have completed")
             return True
 
-    def _drive(self, ready: Callable[[], bool], patience: float, told: Told | None) -> None:
-        """Keep the workers going until all are ready; raise when one failed, is lost, or takes too long."""
-        until = time.monotonic() + patience
-        shown = 0.0
+    def _drive(self, is_done: Callable[[], bool], timeout: float, on_progress: ProgressCallback | None) -> None:
+        """Send signals and poll workers until all are done; raise if one failed or is lost, or on timeout."""
+        deadline = time.monotonic() + timeout
+        polled_at = 0.0
         while True:
             with self.changed:
-                self._check(until, patience)
-                if ready():
+                self._check(deadline, timeout)
+                if is_done():
                     return
-                for seat in self.seats.values():
-                    signal(self, seat)
-            if time.monotonic() - shown >= TICK:
-                shown = time.monotonic()
-                for seat in list(self.seats.values()):
-                    ask_status(self, seat)
-                if told is not None:
-                    told(self._progress())
+                for worker in self.workers.values():
+                    send_signal(self, worker)
+            if time.monotonic() - polled_at >= POLL_INTERVAL_S:
+                polled_at = time.monotonic()
+                for worker in list(self.workers.values()):
+                    poll_status(self, worker)
+                if on_progress is not None:
+                    on_progress(self._progress())
             with self.changed:
-                if not ready() and not self.failure:
-                    self.changed.wait(TICK)
+                if not is_done() and not self.failure:
+                    self.changed.wait(POLL_INTERVAL_S)
 
-    def _check(self, until: float, patience: float) -> None:
-        state = self.machine.state
+    def _check(self, deadline: float, timeout: float) -> None:
+        state, lost_after_s = self.machine.state, self.settings.lost_after_s
         if self.failure:
             raise SortError(self.failure)
         if self._stop.is_set():
-            raise SortError(f"the sort was given up in phase {state}")
+            raise SortError(f"the sort was stopped in phase {state}")
         now = time.monotonic()
-        for seat in self.seats.values():
-            if now - seat.heard_at > self.settings.lost and (not seat.report or self._is_wanting()):
+        for worker in self.workers.values():
+            if now - worker.heartbeat_at > lost_after_s and (not worker.report or self._is_shuffling_again()):
                 raise SortError(
-                    f"worker {seat.index} ({seat.address}) is lost in phase {state}: no word from it for "
-                    f"{self.settings.lost:g} s"
+                    f"worker {worker.index} ({worker.address}) is lost in phase {state}: no heartbeat for "
+                    f"{lost_after_s:g} s"
                 )
-        if now > until:
-            raise SortError(f"phase {state} did not end within {patience:g} s: {self._laggards()}")
+        if now > deadline:
+            raise SortError(f"phase {state} did not end within {timeout:g} s: {self._describe_workers()}")
 
-    def _laggards(self) -> str:
+    def _describe_workers(self) -> str:
         if self.machine.state is SortMasterState.REGISTERING:
-            return f"{len(self.seats)} of {self.workers} workers came"
-        return ", ".join(f"worker {seat.index} ({seat.address}) is {seat.state}" for seat in self.seats.values())
+            return f"{len(self.workers)} of {self.worker_count} workers registered"
+        return ", ".join(
+            f"worker {worker.index} ({worker.address}) is {worker.state}" for worker in self.workers.values()
+        )
 
-    def _is_seated(self) -> bool:
-        return len(self.seats) == self.workers and all(seat.state for seat in self.seats.values())
+    def _all_registered(self) -> bool:
+        return len(self.workers) == self.worker_count and all(worker.state for worker in self.workers.values())
 
-    def _is_sampled(self) -> bool:
-        return all(seat.sample is not None for seat in self.seats.values())
+    def _all_sampled(self) -> bool:
+        return all(worker.sample is not None for worker in self.workers.values())
 
-    def _is_wanting(self) -> bool:
-        """Tell whether a worker was started again in the merge and lacks records that others have to send once more."""
-        wanting = (not seat.reached(SortWorkerState.WAITING_FOR_MERGE_SIGNAL) for seat in self.seats.values())
-        return self.machine.state is SortMasterState.MERGING and any(wanting)
+    def _all_reached(self, state: SortWorkerState) -> Callable[[], bool]:
+        return lambda: all(worker.has_reached(state) for worker in self.workers.values())
 
-    def _is_reported(self) -> bool:
-        return all(seat.report is not None for seat in self.seats.values())
+    def _all_reported(self) -> bool:
+        return all(worker.report is not None for worker in self.workers.values())
 
-    def _all(self, state: SortWorkerState) -> Callable[[], bool]:
-        return lambda: all(seat.reached(state) for seat in self.seats.values())
+    def _is_shuffling_again(self) -> bool:
+        """Return whether a worker was restarted during the merge and needs records of completed workers again."""
+        return self.machine.state is SortMasterState.MERGING and not all(
+            worker.has_reached(SortWorkerState.WAITING_FOR_MERGE_SIGNAL) for worker in self.workers.values()
+        )
 
     def _make_plan(self) -> Plan:
-        seats = [self.seats[index] for index in sorted(self.seats)]
-        samples = [seat.sample for seat in seats if seat.sample is not None]
-        records = sum(seat.records for seat in seats)
-        smallest = min(seat.window_records for seat in seats)
-        windows = window_count(records, self.partitions, smallest, seats[0].key_length)
+        workers = self._workers_in_order()
+        samples = [worker.sample for worker in workers if worker.sample is not None]
+        records = sum(worker.records for worker in workers)
+        smallest = min(worker.window_records for worker in workers)
+        windows = window_count(records, self.partitions, smallest, workers[0].key_length)
         boundaries = choose_boundaries(samples, self.partitions * windows)
         return Plan(self.epoch, self.partitions, windows, tuple(boundaries), self.roster())
 
-    def _keep_plan(self, plan: Plan) -> None:
-        self.journal.kept["plan"] = {
-            "windows": plan.windows,
-            "boundaries": [(one.key.hex(), one.position) for one in plan.boundaries],
-        }
-
     def _resume(self) -> int:
-        """Take up what an earlier master of this sort left; give the port that it had."""
-        found = self.journal.load()
-        if found is None:
+        """Load the state of an earlier master of this sort; return its port, or 0 if there is none."""
+        saved = self.journal.load()
+        if saved is None:
             return 0
-        if found.get("who") != self.journal.who:
-            raise SortInputError(f"{self.journal.place} is the directory of a {found.get('who')}: name another --temp")
-        kept, state = found["kept"], SortMasterState(found["state"])
-        if (kept["workers"], kept["partitions"]) != (self.workers, self.partitions):
-            self._refuse_to_replace(state, kept["workers"], kept["partitions"])
+        if saved.get("name") != self.journal.name:
+            raise SortInputError(
+                f"{self.journal.directory} is the directory of a {saved.get('name')}: name another --temp"
+            )
+        checkpoint, state = saved["checkpoint"], SortMasterState(saved["state"])
+        if (checkpoint["workers"], checkpoint["partitions"]) != (self.worker_count, self.partitions):
+            self._refuse_other_sort(state, checkpoint["workers"], checkpoint["partitions"])
             return 0
-        self.journal.resume(found)
+        self.journal.resume(saved)
         if state is SortMasterState.FAILED:
-            self.journal.kept = {}
+            self.journal.checkpoint = {}
         else:
-            self._take_up(kept)
-        self._revive(state)
-        return int(kept["port"])
+            self._restore(checkpoint)
+        self._restart_machine(state)
+        return int(checkpoint["port"])
 
-    def _refuse_to_replace(self, state: SortMasterState, workers: int, partitions: int) -> None:
-        """Refuse to begin a sort where one of other numbers has not ended."""
+    def _refuse_other_sort(self, state: SortMasterState, workers: int, partitions: int) -> None:
+        """Refuse to start in the directory of an unfinished sort with other numbers of workers and partitions."""
         if SORT_MASTER.is_terminal(state):
             return
         division = f" --partitions {partitions}" if partitions != workers else ""
         raise SortInputError(
-            f"{self.journal.place} holds a sort of {workers} workers and {partitions} partitions that is in phase "
-            f"{state}, and this is one of {self.workers} and {self.partitions}: go on with it by `sort master "
+            f"{self.journal.directory} holds a sort of {workers} workers and {partitions} partitions that is in phase "
+            f"{state}, and this is one of {self.worker_count} and {self.partitions}: resume it with `sort master "
             f"{workers}{division}`, or name another --temp for another sort"
         )
 
-    def _take_up(self, kept: dict[str, Any]) -> None:
-        """Take up the workers of an earlier master, and the boundaries and reports, if it had come so far."""
-        self.epoch, self.roster_version = kept["epoch"], kept["roster_version"]
-        self.seats = {row["index"]: Seat(**row) for row in kept["seats"]}
-        for report in map(WorkerReport.of, kept.get("reports", [])):
-            self.seats[report.index].report = report
-        plan = kept.get("plan")
+    def _restore(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the roster of an earlier master, and its boundaries and reports if it had any."""
+        self.epoch, self.roster_version = checkpoint["epoch"], checkpoint["roster_version"]
+        self.workers = {row["index"]: RegisteredWorker(**row) for row in checkpoint["roster"]}
+        for report in map(WorkerReport.from_json, checkpoint.get("reports", [])):
+            self.workers[report.index].report = report
+        plan = checkpoint.get("plan")
         if plan is not None:
             boundaries = tuple(Boundary(bytes.fromhex(key), position) for key, position in plan["boundaries"])
             self.plan = Plan(self.epoch, self.partitions, plan["windows"], boundaries, self.roster())
 
-    def _revive(self, state: SortMasterState) -> None:
-        """Go on after a master that failed or was killed in some state; one that had completed has nothing to do."""
-        # Both moves are saved together: a kill between them would make a failed sort of one that only was killed.
+    def _restart_machine(self, state: SortMasterState) -> None:
+        """Continue after a master that failed or was killed in a state; a completed one has nothing to do."""
+        # Both transitions are saved together: a kill between them would turn a killed sort into a failed one.
         machine = StateMachine(SORT_MASTER, state)
         if state is not SortMasterState.COMPLETED:
             if state is not SortMasterState.FAILED:
-                log.warning("%s: its process ended in state %s; it is started again", self.journal.who, state)
+                log.warning("%s: its process ended in state %s; it is restarted", self.journal.name, state)
                 machine.transition(SortMasterEvent.FAIL, f"The process ended in state {state}")
             machine.transition(SortMasterEvent.RESTART, "Started again")
         for move in machine.history:
@@ -301,31 +315,31 @@ class Master:
         self.machine = StateMachine(SORT_MASTER, machine.state, observer=self.journal)
 
     def _progress(self) -> Progress:
-        seats = [self.seats[index] for index in sorted(self.seats)]
+        workers = self._workers_in_order()
         return Progress(
             state=str(self.machine.state),
-            workers=tuple(seat.progress() for seat in seats),
-            bytes_total=sum(seat.records * seat.record_length for seat in seats),
-            elapsed=time.monotonic() - self._begun,
+            workers=tuple(worker.progress() for worker in workers),
+            bytes_total=sum(worker.records * worker.record_length for worker in workers),
+            elapsed=time.monotonic() - self._began_at,
         )
 
     def _report(self) -> Report:
-        seats = [self.seats[index] for index in sorted(self.seats)]
+        workers = self._workers_in_order()
         return Report(
-            records=sum(seat.records for seat in seats),
-            size=sum(seat.records * seat.record_length for seat in seats),
-            seconds=time.monotonic() - self._begun,
+            records=sum(worker.records for worker in workers),
+            size=sum(worker.records * worker.record_length for worker in workers),
+            seconds=time.monotonic() - self._began_at,
             phases=dict(self.journal.phases),
             history=tuple(self.journal.history),
-            workers=tuple(seat.report for seat in seats if seat.report is not None),
+            workers=tuple(worker.report for worker in workers if worker.report is not None),
         )
 
-    def _fall(self, reason: str) -> None:
-        """Go to Failed, and make the workers give up too."""
+    def _fail(self, reason: str) -> None:
+        """Go to Failed, and tell the workers."""
         with self.changed:
             self.failure = self.failure or reason
             if self.machine.is_terminal():
                 return
             self.machine.transition(SortMasterEvent.FAIL, self.failure)
             self.changed.notify_all()
-        withdraw(self)
+        broadcast_failure(self)

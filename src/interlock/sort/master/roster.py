@@ -1,6 +1,6 @@
-"""The workers as the master sees them: who they are, what they last said, and what they still have to be told.
+"""The roster: the workers as the master sees them, with their last state and the signals they still need.
 
-Invariant: a worker keeps its place in the order when it is started again; within one start its state only goes forward.
+Invariant: a worker keeps its index when it is restarted; within one incarnation its state only advances.
 """
 
 from __future__ import annotations
@@ -11,27 +11,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from interlock.errors import SortError
-from interlock.lifecycle import SortWorkerState
+from interlock.lifecycle import SORT_WORKER, SortWorkerState
 from interlock.sort.data.plan import Member, Roster
 from interlock.sort.rpc import WORKER, Peer
-from interlock.sort.settings import Moved, Partition, WorkerProgress, WorkerReport
+from interlock.sort.settings import Partition, TransitionRecord, WorkerProgress, WorkerReport
 from interlock.sort.wire_pb2 import WorkerStatus
-from interlock.sort.workdir import rank
-from interlock.sort.worker.progress import status_of
+from interlock.sort.worker.progress import make_status
 
 if TYPE_CHECKING:
     from interlock.sort import wire_pb2 as wire
     from interlock.sort.data.plan import Sample
 
-SAVED = (
+SAVED_FIELDS = (
     "index", "identity", "incarnation", "address", "records", "record_length", "key_length", "block_records",
     "window_records", "starts", "free_output", "free_temp", "room", "output_disk", "temp_disk",
 )  # fmt: skip
+STATE_RANK = {str(state): rank for rank, state in enumerate(SORT_WORKER.states)}  # a failed state has the highest rank
 
 
 @dataclass(slots=True)
-class Seat:
-    """One worker's place."""
+class RegisteredWorker:
+    """One worker in the roster.
+
+    `incarnation` is the number of its current start, `state` its last known state, `roster_version` the roster that it
+    has. `signaled` is the state and roster version for which the last signal was sent, `released` whether it knows that
+    the sort is complete.
+    """
 
     index: int
     identity: str
@@ -53,17 +58,17 @@ class Seat:
     status: WorkerStatus = field(default_factory=WorkerStatus)
     sample: Sample | None = None
     report: WorkerReport | None = None
-    dismissed: bool = False
-    heard_at: float = field(default_factory=time.monotonic)
-    signalled: tuple[str, int] = ("", 0)
-    signalled_at: float = 0.0
-    asked: Any = None
-    signal: Any = None
+    released: bool = False
+    heartbeat_at: float = field(default_factory=time.monotonic)
+    signaled: tuple[str, int] = ("", 0)
+    signaled_at: float = 0.0
+    status_call: Any = None
+    signal_call: Any = None
     _peer: Peer | None = None
 
     @classmethod
-    def of(cls, index: int, request: wire.Registration) -> Seat:
-        """Seat a worker that registers."""
+    def from_registration(cls, index: int, request: wire.Registration) -> RegisteredWorker:
+        """Create the entry of a worker that registers for the first time."""
         return cls(
             index,
             request.identity,
@@ -82,41 +87,41 @@ class Seat:
             state=request.state,
         )
 
-    def changed(self, request: wire.Registration) -> str:
-        """Say what a worker that was started again has, that it had not before; nothing when all is the same."""
+    def describe_changes(self, request: wire.Registration) -> str:
+        """Describe the arguments of a restarted worker that differ from before; empty if none does."""
         named = {"records": "records", "record_length": "bytes a record", "key_length": "bytes a key",
                  "block_records": "records a block, which follow from --memory"}  # fmt: skip
-        before = {words: getattr(self, name) for name, words in named.items()}
-        now = {words: getattr(request, name) for name, words in named.items()}
         return "; ".join(
-            f"{now[words]:,} instead of {before[words]:,} {words}" for words in now if now[words] != before[words]
+            f"{getattr(request, name):,} instead of {getattr(self, name):,} {words}"
+            for name, words in named.items()
+            if getattr(request, name) != getattr(self, name)
         )
 
     def rejoin(self, request: wire.Registration) -> None:
-        """Take in a worker that was started again."""
+        """Register a worker that was restarted; a repeated call changes nothing."""
         if request.incarnation == self.incarnation:
             return
         self.incarnation, self.address = request.incarnation, request.address
-        self.state, self.roster_version, self.signalled = request.state, 0, ("", 0)
+        self.state, self.roster_version, self.signaled = request.state, 0, ("", 0)
         if request.state != SortWorkerState.COMPLETED:
             self.report = None
         self.starts += 1
-        self.heard_at = time.monotonic()
+        self.heartbeat_at = time.monotonic()
         self.close()
 
-    def hear(self, state: str) -> None:
-        """Learn of the worker's state."""
-        self.heard_at = time.monotonic()
-        if not self.state or rank(state) >= rank(self.state):
+    def record_heartbeat(self, state: str) -> None:
+        """Record a sign of life, and the worker's state if it is further than the last known one."""
+        self.heartbeat_at = time.monotonic()
+        if not self.state or STATE_RANK[state] >= STATE_RANK[self.state]:
             self.state = state
 
-    def reached(self, state: SortWorkerState) -> bool:
-        """Tell whether the worker is at least so far."""
-        return self.state not in {"", SortWorkerState.FAILED} and rank(self.state) >= rank(state)
+    def has_reached(self, state: SortWorkerState) -> bool:
+        """Return whether the worker is in this state or a later one, and has not failed."""
+        return self.state not in {"", SortWorkerState.FAILED} and STATE_RANK[self.state] >= STATE_RANK[state]
 
     @property
     def peer(self) -> Peer:
-        """The connection to it."""
+        """The client for calls to the worker."""
         if self._peer is None:
             self._peer = Peer(WORKER, self.address, f"worker {self.index}")
         return self._peer
@@ -128,14 +133,14 @@ class Seat:
             self._peer = None
 
     def json(self) -> dict[str, Any]:
-        """Give what a master that is started again must know."""
-        return {name: getattr(self, name) for name in SAVED}
+        """Return the fields that a restarted master needs."""
+        return {name: getattr(self, name) for name in SAVED_FIELDS}
 
     def progress(self) -> WorkerProgress:
-        """Say how far it is: what it last told, or what its state tells if that came later."""
+        """Return the progress from the last status, or from the last state if that is newer."""
         status = self.status
         if self.state and status.state != self.state:
-            status = status_of(SortWorkerState(self.state), 0.0)
+            status = make_status(SortWorkerState(self.state), 0.0)
         return WorkerProgress(
             index=self.index,
             address=self.address,
@@ -146,9 +151,9 @@ class Seat:
             bytes_done=status.bytes_done,
         )
 
-    def completed(self, request: wire.Completion) -> None:
-        """Take in the report of a worker that has completed."""
-        self.hear(str(SortWorkerState.COMPLETED))
+    def complete(self, request: wire.Completion) -> None:
+        """Record the report of a worker that has completed."""
+        self.record_heartbeat(str(SortWorkerState.COMPLETED))
         self.report = WorkerReport(
             index=self.index,
             address=self.address,
@@ -156,7 +161,8 @@ class Seat:
             partitions=tuple(Partition(one.number, one.path, one.records, one.size) for one in request.partitions),
             phases=dict(request.phases),
             history=tuple(
-                Moved(one.from_state, one.to_state, one.event, one.reason, one.timestamp) for one in request.history
+                TransitionRecord(one.from_state, one.to_state, one.event, one.reason, one.timestamp)
+                for one in request.history
             ),
             peak_memory=request.peak_memory,
             reused=request.reused,
@@ -164,43 +170,42 @@ class Seat:
         )
 
 
-def roster_of(seats: list[Seat], version: int) -> Roster:
-    """List the workers as they are told of each other."""
+def make_roster(workers: list[RegisteredWorker], version: int) -> Roster:
+    """Create the roster that is sent to the workers."""
     return Roster(
         version,
         tuple(
             Member(
-                seat.index,
-                seat.address,
-                seat.incarnation,
-                seat.records,
-                seat.block_records,
-                seat.state == SortWorkerState.COMPLETED,
+                worker.index,
+                worker.address,
+                worker.incarnation,
+                worker.records,
+                worker.block_records,
+                worker.state == SortWorkerState.COMPLETED,
             )
-            for seat in seats
+            for worker in workers
         ),
     )
 
 
-def check_space(seats: list[Seat]) -> None:
-    """Refuse to begin what the disks cannot hold; workers on one disk share it."""
-    total = sum(seat.records * seat.record_length for seat in seats)
+def check_disk_space(workers: list[RegisteredWorker]) -> None:
+    """Raise if the disks have too little space for output and spill files; workers on one disk share it."""
+    total = sum(worker.records * worker.record_length for worker in workers)
     needed: dict[str, int] = defaultdict(int)
     free: dict[str, int] = {}
     users: dict[str, list[str]] = defaultdict(list)
-    for seat in seats:
-        share = total // len(seats)
-        own = seat.records * seat.record_length
+    for worker in workers:
+        share = total // len(workers)
+        own = worker.records * worker.record_length
         incoming = share - share * own // total if total else 0
-        spilled = max(0, own + incoming - seat.room)
+        spilled = max(0, own + incoming - worker.room)
         for disk, need, left in (
-            (seat.output_disk, share, seat.free_output),
-            (seat.temp_disk, spilled, seat.free_temp),
+            (worker.output_disk, share, worker.free_output),
+            (worker.temp_disk, spilled, worker.free_temp),
         ):
             needed[disk] += need
             free[disk] = min(left, free.get(disk, left))
-        users[seat.output_disk].append(f"worker {seat.index} ({seat.address})")
-        users[seat.temp_disk].append(f"worker {seat.index} ({seat.address})")
+            users[disk].append(f"worker {worker.index} ({worker.address})")
     for disk, need in needed.items():
         if need > free[disk]:
             raise SortError(

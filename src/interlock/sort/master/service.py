@@ -1,6 +1,6 @@
-"""What the master answers: each call checks whether it comes from a worker of this sort, and at the right time.
+"""The gRPC service of the master: each call is checked against the roster and the state of the sort.
 
-Invariant: a call that is made again changes nothing, so that workers may repeat what they are not sure was heard.
+Invariant: a repeated call changes nothing, so that workers may retry calls whose answer was lost.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import numpy as np
 
 from interlock.lifecycle import SortMasterState, SortWorkerState
 from interlock.sort import wire_pb2 as wire
-from interlock.sort.data.plan import POSITION, Sample, most_boundaries
-from interlock.sort.master.roster import Seat
+from interlock.sort.data.plan import POSITION_BYTES, Sample, max_boundaries
+from interlock.sort.master.roster import RegisteredWorker
 
 if TYPE_CHECKING:
     import grpc
@@ -21,143 +21,147 @@ if TYPE_CHECKING:
 
     Context = grpc.ServicerContext
 
-STATES = frozenset(map(str, SortWorkerState))
-NAMED = 3  # workers that a refusal lists
-LINGER = 5.0  # seconds for which the answer to a completed worker may wait for the others
+WORKER_STATES = frozenset(map(str, SortWorkerState))
+MAX_LISTED_WORKERS = 3  # in the message of a refusal
+COMPLETION_WAIT_S = 5.0  # for the other workers, before a completed worker gets its answer
 
 
-class MasterHandlers:
-    """The calls of MasterService, by their names on the wire."""
+class MasterService:
+    """The methods of MasterService, by their names on the wire."""
 
     def __init__(self, master: Master) -> None:
         self._master = master
 
     def RegisterWorker(self, request: wire.Registration, context: Context) -> wire.Registered:  # noqa: N802 - RPC
-        """Give a worker its place, or the one it had before it was started again."""
+        """Assign an index to a worker, or the one it had before it was restarted."""
         del context
         master = self._master
         with master.changed:
-            if request.state not in STATES:
-                return wire.Registered(message=f"{request.state!r} is no state of a worker")
-            seat = next((one for one in master.seats.values() if one.identity == request.identity), None)
-            if seat is not None:
-                changed = seat.changed(request)
-                if changed:
+            if request.state not in WORKER_STATES:
+                return wire.Registered(message=f"{request.state!r} is not a state of a worker")
+            worker = next((one for one in master.workers.values() if one.identity == request.identity), None)
+            if worker is not None:
+                changes = worker.describe_changes(request)
+                if changes:
                     return wire.Registered(
-                        message=f"it was started again with other arguments: {changed}; start it with those that it had"
+                        message=f"it was restarted with other arguments: {changes}; start it with the arguments it had"
                     )
-                seat.rejoin(request)
+                worker.rejoin(request)
             else:
-                problem = self._problem(request)
+                problem = self._find_problem(request)
                 if problem:
                     return wire.Registered(message=problem)
-                seat = Seat.of(self._place(request.index), request)
-                master.seats[seat.index] = seat
-            master.seats_changed()
+                worker = RegisteredWorker.from_registration(self._choose_index(request.index), request)
+                master.workers[worker.index] = worker
+            master.roster_changed()
             return wire.Registered(
                 success=True,
                 epoch=master.epoch,
-                index=seat.index,
-                workers=master.workers,
+                index=worker.index,
+                workers=master.worker_count,
                 partitions=master.partitions,
-                starts=seat.starts,
+                starts=worker.starts,
                 finished=master.machine.state is SortMasterState.COMPLETED,
             )
 
     def SendSample(self, request: wire.Sample, context: Context) -> wire.Ack:  # noqa: N802 - RPC
-        """Take a worker's sample."""
+        """Store a worker's sample."""
         del context
         with self._master.changed:
-            seat, refusal = self._seat(request.epoch, request.worker, request.incarnation)
-            if seat is None:
+            worker, refusal = self._find_worker(request.epoch, request.worker, request.incarnation)
+            if worker is None:
                 return refusal
-            count, rest = divmod(len(request.keys), seat.key_length)
-            if rest or len(request.positions) != count * POSITION:
-                return wire.Ack(message="the sample has not as many positions as keys", failed=True)
-            keys = np.frombuffer(request.keys, dtype=np.uint8).reshape(-1, seat.key_length)
+            count, rest = divmod(len(request.keys), worker.key_length)
+            if rest or len(request.positions) != count * POSITION_BYTES:
+                return wire.Ack(message="the sample has different numbers of positions and keys", failed=True)
+            keys = np.frombuffer(request.keys, dtype=np.uint8).reshape(-1, worker.key_length)
             positions = np.frombuffer(request.positions, dtype="<u8").astype(np.uint64)
-            seat.sample = Sample(keys, positions, request.records)
+            worker.sample = Sample(keys, positions, request.records)
             self._master.changed.notify_all()
             return wire.Ack(success=True, state=str(self._master.machine.state))
 
     def NotifyPhaseComplete(self, request: wire.PhaseComplete, context: Context) -> wire.Ack:  # noqa: N802 - RPC
-        """Hear that a worker has finished a phase, or that it failed."""
+        """Record that a worker has finished a phase, or that it failed; also a heartbeat."""
         del context
         with self._master.changed:
-            seat, refusal = self._seat(request.epoch, request.worker, request.incarnation)
-            if seat is None:
+            worker, refusal = self._find_worker(request.epoch, request.worker, request.incarnation)
+            if worker is None:
                 return refusal
-            if request.state not in STATES:
-                return wire.Ack(message=f"{request.state!r} is no state of a worker")
+            if request.state not in WORKER_STATES:
+                return wire.Ack(message=f"{request.state!r} is not a state of a worker")
             if not request.success:
-                self._master.failed(f"worker {seat.index} ({seat.address}) failed: {request.message}")
+                self._master.record_failure(f"worker {worker.index} ({worker.address}) failed: {request.message}")
             else:
-                seat.hear(request.state)
+                worker.record_heartbeat(request.state)
             self._master.changed.notify_all()
             return wire.Ack(success=True, state=str(self._master.machine.state))
 
     def ReportCompletion(self, request: wire.Completion, context: Context) -> wire.CompletionAck:  # noqa: N802 - RPC
-        """Take a worker's report; answer when all have completed, or after a while."""
+        """Store a worker's report; answer when all workers have completed, or after COMPLETION_WAIT_S."""
         del context
         master = self._master
         with master.changed:
-            seat, refusal = self._seat(request.epoch, request.worker, request.incarnation)
-            if seat is None:
+            worker, refusal = self._find_worker(request.epoch, request.worker, request.incarnation)
+            if worker is None:
                 return wire.CompletionAck(message=refusal.message, failed=refusal.failed)
-            seat.completed(request)
+            worker.complete(request)
             master.changed.notify_all()
-            master.changed.wait_for(master.machine.is_terminal, LINGER)
+            master.changed.wait_for(master.machine.is_terminal, COMPLETION_WAIT_S)
             finished = master.machine.state is SortMasterState.COMPLETED
             failed = master.machine.state is SortMasterState.FAILED
-            seat.dismissed = finished
+            worker.released = finished
             master.changed.notify_all()
             return wire.CompletionAck(success=not failed, message=master.failure, finished=finished, failed=failed)
 
-    def _seat(self, epoch: int, index: int, incarnation: int) -> tuple[Seat | None, wire.Ack]:
-        """Find a worker's place; without one, give the answer that refuses it."""
+    def _find_worker(self, epoch: int, index: int, incarnation: int) -> tuple[RegisteredWorker | None, wire.Ack]:
+        """Find the caller in the roster; if it is not there or the sort has failed, return the refusal."""
         master = self._master
         state = str(master.machine.state)
-        seat = master.seats.get(index)
-        if epoch != master.epoch or seat is None or seat.incarnation != incarnation:
+        worker = master.workers.get(index)
+        if epoch != master.epoch or worker is None or worker.incarnation != incarnation:
             return None, wire.Ack(message=f"there is no such worker in sort {master.epoch}", state=state)
         if master.machine.state is SortMasterState.FAILED:
             return None, wire.Ack(message=master.failure, state=state, failed=True)
-        return seat, wire.Ack()
+        return worker, wire.Ack()
 
-    def _problem(self, request: wire.Registration) -> str:
-        """Say why a new worker cannot be taken; nothing when it can."""
+    def _find_problem(self, request: wire.Registration) -> str:
+        """Return why a new worker is refused; empty if it is accepted."""
         master = self._master
-        other = next(iter(master.seats.values()), None)
-        form = (request.record_length, request.key_length)
-        most = most_boundaries(request.key_length)
+        other = next(iter(master.workers.values()), None)
+        lengths = (request.record_length, request.key_length)
+        limit = max_boundaries(request.key_length)
         problems = {
-            self._stranger(request): master.machine.state is not SortMasterState.REGISTERING
-            or len(master.seats) >= master.workers,
-            f"there is no place {request.index} among {master.workers} workers": request.index >= master.workers,
-            f"another worker has the place {request.index}": request.index in master.seats,
-            "its registration makes no sense": not 0 < request.key_length <= request.record_length
+            self._describe_full_roster(request): master.machine.state is not SortMasterState.REGISTERING
+            or len(master.workers) >= master.worker_count,
+            f"index {request.index} is too large for a sort of {master.worker_count} workers": request.index
+            >= master.worker_count,
+            f"another worker has the index {request.index}": request.index in master.workers,
+            "its registration is inconsistent": not 0 < request.key_length <= request.record_length
             or not (request.block_records and request.window_records),
-            f"keys of {request.key_length:,} bytes allow for {most:,} partitions at most": master.partitions > most,
-            f"its records have {form[0]} bytes and keys of {form[1]}, unlike those of the worker before it": other
+            f"keys of {request.key_length:,} bytes allow for {limit:,} partitions at most": master.partitions > limit,
+            f"its records have {lengths[0]} bytes and keys of {lengths[1]}, unlike those of the worker before it": other
             is not None
-            and form != (other.record_length, other.key_length),
+            and lengths != (other.record_length, other.key_length),
         }
-        return next((problem for problem, has in problems.items() if has), "")
+        return next((problem for problem, applies in problems.items() if applies), "")
 
-    def _stranger(self, request: wire.Registration) -> str:
-        """Say to a worker that comes when all places are taken who has them, and what to do."""
+    def _describe_full_roster(self, request: wire.Registration) -> str:
+        """Describe the roster to a worker that comes too late, and what to do."""
         master = self._master
-        seats = sorted(master.seats.values(), key=lambda seat: seat.index)
-        named = [f"worker {seat.index} ({seat.address}) with {seat.records:,} records" for seat in seats[:NAMED]]
-        more = [f"{len(seats) - NAMED} more"] if len(seats) > NAMED else []
+        workers = sorted(master.workers.values(), key=lambda worker: worker.index)
+        named = [
+            f"worker {worker.index} ({worker.address}) with {worker.records:,} records"
+            for worker in workers[:MAX_LISTED_WORKERS]
+        ]
+        more = [f"{len(workers) - MAX_LISTED_WORKERS} more"] if len(workers) > MAX_LISTED_WORKERS else []
         return (
-            f"the sort is in state {master.machine.state} and has its {master.workers} workers already, "
+            f"the sort is in state {master.machine.state} and has its {master.worker_count} workers already, "
             f"{', '.join([*named, *more])}; this one with {request.records:,} records is none of them. A worker that "
-            "is started again needs the input, the output and the --temp that it had; another sort needs a master of "
+            "is restarted needs the input, the output and the --temp that it had; another sort needs a master of "
             "its own, with another --temp"
         )
 
-    def _place(self, wanted: int) -> int:
+    def _choose_index(self, wanted: int) -> int:
         if wanted >= 0:
             return wanted
-        return next(place for place in range(self._master.workers) if place not in self._master.seats)
+        return next(index for index in range(self._master.worker_count) if index not in self._master.workers)

@@ -1,7 +1,7 @@
-"""What a sort worker does with its records: sample, sort, send, merge, and clean up by the state it was in.
+"""The phases of a worker: sample, sort, shuffle, merge, and the clean-up that belongs to each state.
 
-Invariant: it reads the input and never writes there; all that is unfinished is in the temporary directory or has a
-hidden name in the output directory.
+Invariant: the input is only read. All unfinished files are in the work directory, or have a hidden name in the output
+directory.
 """
 
 from __future__ import annotations
@@ -15,13 +15,20 @@ from typing import TYPE_CHECKING
 
 from interlock.errors import SortError
 from interlock.lifecycle import SortWorkerState
-from interlock.sort.data.plan import Sample, block_size, first_position, take_sample, wanted_of, window_size
-from interlock.sort.io.buffers import Buffers
-from interlock.sort.io.memory import Cells
-from interlock.sort.io.merge import Merger, Slice, is_proven
-from interlock.sort.io.runs import BlockSorter, Run, Shares, read_note, write_note
-from interlock.sort.io.shuffle_receiver import Inbox, Name
-from interlock.sort.io.shuffle_sender import Sender
+from interlock.sort.data.plan import (
+    Sample,
+    choose_block_records,
+    choose_window_records,
+    first_position,
+    sample_size,
+    take_sample,
+)
+from interlock.sort.io.buffers import BufferPool
+from interlock.sort.io.memory import RowPool
+from interlock.sort.io.merge import Merger, Slice, verify_output
+from interlock.sort.io.runs import BlockSorter, ResidentShares, Run, read_manifest, write_manifest
+from interlock.sort.io.shuffle_receiver import ShuffleReceiver, SliceId
+from interlock.sort.io.shuffle_sender import ShuffleSender
 from interlock.sort.settings import MEBIBYTE, Partition
 
 if TYPE_CHECKING:
@@ -32,71 +39,76 @@ if TYPE_CHECKING:
     from interlock.sort.data.records import Source
     from interlock.sort.settings import Settings
 
-THREADS = 3  # more than the two cores that a worker is for: some wait for the disk while others sort
-OVERHEAD = 96 * MEBIBYTE  # of the interpreter, its libraries, rooms, and what is under way between processes
-INDEXED = 40  # bytes that are used to bring one row in order, beside the row itself
-UNEVEN = 1.05  # how much more than its share a worker may receive
-CELLS = 16  # of which a slice consists, unless it is a very small one: half of the last is waste
-LEAST_CELL, LARGEST_CELL = 4096, MEBIBYTE
-SLACK = 1.25  # room for halves of cells, and for shares that differ from what was planned
-RUNS, SLICES, NOTES = "runs", "slices", "outputs"
+THREADS = 3  # more than the two cores that a worker uses: some wait for the disk while others sort
+OVERHEAD_BYTES = 96 * MEBIBYTE  # interpreter, libraries, I/O buffers and messages in transit
+INDEX_BYTES_PER_ROW = 40  # to sort a row, beside the row itself
+RECEIVE_MARGIN = 1.05  # a worker may receive this much more than an even share
+SLABS_PER_SLICE = 16  # unless the slice is very small; half of the last slab is wasted on average
+MIN_SLAB_BYTES, MAX_SLAB_BYTES = 4096, MEBIBYTE
+POOL_MARGIN = 1.25  # for half-empty slabs, and for shares that differ from the plan
+RUNS, SLICES, MANIFESTS = "runs", "slices", "outputs"  # in the work directory
 
 
-class Workshop:
-    """The records of one worker on their way, and how far they are."""
+class PhaseRunner:
+    """Runs the phases of one worker on its records, and measures their progress."""
 
     def __init__(
         self,
         source: Source,
         output: Path,
-        temp: Path,
+        work_dir: Path,
         settings: Settings,
         changed: threading.Condition,
-        failed: Callable[[BaseException], None],
+        on_failure: Callable[[BaseException], None],
         check: Callable[[], None],
     ) -> None:
         self.source = source
         self.output = output
-        self.temp = temp
+        self.work_dir = work_dir
         self.settings = settings
-        self.block_records = block_size(source, settings)
-        self.window_records = window_size(source, settings)
-        self._at_once = max(self.block_records, self.window_records * 5 // 4)  # windows differ from what was planned
-        self._buffers = Buffers(THREADS, self._at_once, source.format.record_length)
+        self.block_records = choose_block_records(source, settings)
+        self.window_records = choose_window_records(source, settings)
+        self._buffer_records = max(self.block_records, self.window_records * 5 // 4)  # windows differ from the plan
+        self._buffers = BufferPool(THREADS, self._buffer_records, source.format.record_length)
         self.plan: Plan | None = None
         self.worker = -1
-        self.inbox: Inbox | None = None
-        self.sender: Sender | None = None
+        self.receiver: ShuffleReceiver | None = None
+        self.sender: ShuffleSender | None = None
         self.reused = 0
         self.done = 0
-        self.shares = Shares()
-        self._cells = Cells(0, 1, self._length)
+        self.shares = ResidentShares()
+        self._pool = RowPool(0, 1, self._length)
         self._runs: list[Run] = []
         self._changed = changed
-        self._failed = failed
+        self._on_failure = on_failure
         self._check = check
-        self._counting = threading.Lock()
+        self._count_lock = threading.Lock()
 
     def sample(self, worker: int, workers: int, partitions: int) -> Sample:
-        """Take this worker's part of the sample."""
+        """Sample the keys of this worker's input."""
         source = self.source
-        wanted = wanted_of(source.records, self.window_records, source.format.key_length, partitions, workers)
-        return take_sample(self.source, first_position(worker), wanted)
+        size = sample_size(source.records, self.window_records, source.format.key_length, partitions, workers)
+        return take_sample(self.source, first_position(worker), size)
 
     def accept(self, plan: Plan, worker: int) -> None:
-        """Make ready for a plan: from now on slices of others can be taken in."""
-        self._make_room(plan, worker)
-        inbox = Inbox(plan, worker, self._length, self._place(SLICES), self._cells, self._changed)
-        self.reused += inbox.find()
-        self.plan, self.worker, self.inbox = plan, worker, inbox
+        """Allocate memory for a plan, and start to receive slices of other workers."""
+        self._allocate_pool(plan, worker)
+        receiver = ShuffleReceiver(plan, worker, self._length, self._make_directory(SLICES), self._pool, self._changed)
+        self.reused += receiver.load_spilled()
+        self.plan, self.worker, self.receiver = plan, worker, receiver
 
     def sort(self) -> None:
-        """Sort all blocks."""
-        plan = self._planned()
+        """Sort all blocks into runs."""
         blocks = -(-self.source.records // self.block_records)
-        place = self._place(RUNS)
         sorter = BlockSorter(
-            self.source, self.block_records, plan, self.worker, self._buffers, place, self._cells, self.shares
+            self.source,
+            self.block_records,
+            self._accepted_plan(),
+            self.worker,
+            self._buffers,
+            self._make_directory(RUNS),
+            self._pool,
+            self.shares,
         )
 
         def sort(block: int) -> None:
@@ -115,181 +127,185 @@ class Workshop:
                 raise
         self._runs.sort(key=lambda run: run.block)
 
-    def begin_shuffle(self, patience: float) -> Sender:
-        """Make ready to send."""
+    def begin_shuffle(self, timeout: float) -> ShuffleSender:
+        """Create the sender of the shuffle."""
         self.done = 0
-        self.sender = Sender(
-            self._planned(), self.worker, self._runs, self._length, patience, self._changed, self._failed
+        self.sender = ShuffleSender(
+            self._accepted_plan(), self.worker, self._runs, self._length, timeout, self._changed, self._on_failure
         )
         return self.sender
 
     def is_shuffled(self) -> bool:
-        """Tell whether everything was sent and received."""
-        return self.sender is not None and self.inbox is not None and self.inbox.is_complete() and self.sender.is_done()
+        """Return whether everything was sent and received."""
+        if self.sender is None or self.receiver is None:
+            return False
+        return self.receiver.is_complete() and self.sender.is_done()
 
     def merge(self) -> list[Partition]:
         """Write this worker's partitions."""
-        plan = self._planned()
+        plan = self._accepted_plan()
         merger = Merger(self._length, self.source.format.key_length, self._buffers, THREADS)
         self.done = 0
-        return [self._merge(plan, merger, partition) for partition in plan.owned(self.worker)]
+        return [self._merge_partition(plan, merger, partition) for partition in plan.owned(self.worker)]
 
     def progress(self, state: SortWorkerState) -> float:
-        """Say how far a phase is, from 0 to 1."""
+        """Return the progress of a phase, from 0 to 1."""
         if state is SortWorkerState.SORTING:
             return self.done / self.source.size if self.source.size else 1.0
-        if state is SortWorkerState.SHUFFLING and self.sender is not None and self.inbox is not None:
-            return (self.sender.progress() + self.inbox.progress()) / 2
-        if state is SortWorkerState.MERGING and self.inbox is not None:
-            expected = self.inbox.size + self._own_size()
+        if state is SortWorkerState.SHUFFLING and self.sender is not None and self.receiver is not None:
+            return (self.sender.progress() + self.receiver.progress()) / 2
+        if state is SortWorkerState.MERGING and self.receiver is not None:
+            expected = self.receiver.size + self._own_size()
             return self.done / expected if expected else 1.0
         return 0.0
 
     def bytes_done(self, state: SortWorkerState) -> int:
-        """Count the bytes that the present phase has dealt with."""
+        """Return the number of bytes that the current phase has processed."""
         if state is SortWorkerState.SHUFFLING and self.sender is not None:
             return self.sender.sent
         return self.done
 
+    def count(self, size: int, *, reused: bool = False) -> None:
+        """Count bytes that the current phase has processed."""
+        with self._count_lock:
+            self.done += size
+            self.reused += reused
+
     def close(self) -> None:
-        """Send no more, and let go of files and memory."""
+        """Stop to send, and release files and memory."""
         if self.sender is not None:
             self.sender.stop()
         for run in self._runs:
             run.close()
         self._runs = []
-        if self.inbox is not None:
-            self.inbox.close()
+        if self.receiver is not None:
+            self.receiver.close()
+
+    def reset(self) -> None:
+        """Discard the plan and all runs, for a restart with another plan."""
+        self.plan, self.receiver, self.sender, self._runs, self.done = None, None, None, [], 0
 
     def clean_after_failure(self, state: SortWorkerState) -> None:
-        """Remove what a failure in a state leaves behind, and nothing that an earlier phase finished."""
+        """Remove the files of the phase that failed, but none that an earlier phase finished."""
         if state in {SortWorkerState.SORTING, SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL}:
-            shutil.rmtree(self.temp / RUNS, ignore_errors=True)
+            shutil.rmtree(self.work_dir / RUNS, ignore_errors=True)
         elif state in {SortWorkerState.SHUFFLING, SortWorkerState.WAITING_FOR_MERGE_SIGNAL}:
-            shutil.rmtree(self.temp / SLICES, ignore_errors=True)
+            shutil.rmtree(self.work_dir / SLICES, ignore_errors=True)
         elif state is SortWorkerState.MERGING:
             self._remove_outputs()
         else:
             self.clean_all()
 
     def clean_after_kill(self) -> None:
-        """Remove what a killed process had not finished; what it had is used again if its checksum proves it."""
-        for path in [*self.temp.glob("*/*.part"), *self.temp.glob("*.part")]:
+        """Remove the incomplete files of a killed process; complete ones are reused if their checksums match."""
+        for path in [*self.work_dir.glob("*/*.part"), *self.work_dir.glob("*.part")]:
             path.unlink(missing_ok=True)
 
     def clean_after_completion(self) -> None:
-        """Remove what only an unfinished sort needs; the notes that prove the output stay."""
+        """Remove runs and slices; the manifests, which verify the output, stay."""
         for name in (RUNS, SLICES):
-            shutil.rmtree(self.temp / name, ignore_errors=True)
-
-    def forget(self) -> None:
-        """Begin anew, with another plan."""
-        self.plan, self.inbox, self.sender, self._runs, self.done = None, None, None, [], 0
+            shutil.rmtree(self.work_dir / name, ignore_errors=True)
 
     def clean_all(self) -> None:
-        """Remove all temporary files."""
-        for name in (RUNS, SLICES, NOTES):
-            shutil.rmtree(self.temp / name, ignore_errors=True)
+        """Remove all files of the work directory but the journal."""
+        for name in (RUNS, SLICES, MANIFESTS):
+            shutil.rmtree(self.work_dir / name, ignore_errors=True)
+
+    @property
+    def row_memory(self) -> int:
+        """The bytes of memory that are left for rows between the phases."""
+        buffers = THREADS * self._buffer_records * (self._length + INDEX_BYTES_PER_ROW)
+        return max(0, self.settings.memory - OVERHEAD_BYTES - buffers)
 
     @property
     def _length(self) -> int:
         return self.source.format.record_length
 
-    def _planned(self) -> Plan:
+    def _accepted_plan(self) -> Plan:
         if self.plan is None:
             raise SortError("there is no plan yet")
         return self.plan
 
-    def count(self, size: int, *, reused: bool = False) -> None:
-        """Count bytes that the present phase has dealt with."""
-        with self._counting:
-            self.done += size
-            self.reused += reused
-
     def _own_size(self) -> int:
-        plan = self._planned()
+        plan = self._accepted_plan()
         extents = [plan.extent(run.cuts, self.worker) for run in self._runs]
         return sum(high - low for low, high in extents) * self._length
 
-    def _place(self, name: str) -> Path:
-        """Give the directory for sorted rows that do not stay in memory."""
-        place = self.temp / name
-        place.mkdir(parents=True, exist_ok=True)
-        return place
+    def _make_directory(self, name: str) -> Path:
+        directory = self.work_dir / name
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
 
-    @property
-    def room(self) -> int:
-        """The bytes of memory that are left for records beside all else."""
-        buffers = THREADS * self._at_once * (self._length + INDEXED)
-        return max(0, self.settings.memory - OVERHEAD - buffers)
+    def _allocate_pool(self, plan: Plan, worker: int) -> None:
+        """Decide what stays in memory, and allocate it: first rows for others, then the worker's own.
 
-    def _make_room(self, plan: Plan, worker: int) -> None:
-        """Say what stays in memory: first rows for others, which give way to those that come, then the worker's own.
-
-        What stays of the former need be written and read neither here nor there, so it is worth twice the latter.
+        Rows for others give way to those that arrive, and are neither written and read here nor there, so keeping them
+        in memory is worth twice as much as keeping the worker's own.
         """
         total = sum(member.records for member in plan.roster.members) * self._length
         share = total * len(plan.owned(worker)) // plan.partitions
         own = share * self.source.size // total if total else 0
-        sent, received = self.source.size - own, int((share - own) * UNEVEN)
+        sent, received = self.source.size - own, int((share - own) * RECEIVE_MARGIN)
         passing = max(sent, received)
-        room = min(self.room, int((own + sent + received) * SLACK))
-        if self.settings.resident is not None:
-            room = int(self.settings.resident * (own + passing) * SLACK)
-        self.shares = Shares(_share(room, sent), _share(room - passing, own))
+        memory = min(self.row_memory, int((own + sent + received) * POOL_MARGIN))
+        if self.settings.resident_share is not None:
+            memory = int(self.settings.resident_share * (own + passing) * POOL_MARGIN)
+        self.shares = ResidentShares(_share(memory, sent), _share(memory - passing, own))
         slice_records = min(self.block_records, self.source.records) // max(plan.partitions, plan.workers)
-        cell = min(max(slice_records // CELLS, LEAST_CELL // self._length, 1), max(LARGEST_CELL // self._length, 1))
-        self._cells = Cells(room, cell, self._length)
+        min_rows, max_rows = MIN_SLAB_BYTES // self._length, max(MAX_SLAB_BYTES // self._length, 1)
+        slab_rows = min(max(slice_records // SLABS_PER_SLICE, min_rows, 1), max_rows)
+        self._pool = RowPool(memory, slab_rows, self._length)
 
-    def _merge(self, plan: Plan, merger: Merger, partition: int) -> Partition:
+    def _merge_partition(self, plan: Plan, merger: Merger, partition: int) -> Partition:
         path = self.output / f"partition.{partition}"
-        beside = self.temp / NOTES / path.name
-        stamp = f"{plan.epoch} {plan.digest()} {partition}"
-        note = read_note(beside)
-        if note is not None and note.get("stamp") == stamp and is_proven(path, note):
-            self.count(note["rows"] * self._length, reused=True)
+        manifest_path = self.work_dir / MANIFESTS / path.name
+        identity = f"{plan.epoch} {plan.digest()} {partition}"
+        manifest = read_manifest(manifest_path)
+        if manifest is not None and manifest.get("identity") == identity and verify_output(path, manifest):
+            self.count(manifest["rows"] * self._length, reused=True)
         else:
-            note = {**merger.merge(self._slices(plan, partition), path, self._written), "stamp": stamp}
-            beside.parent.mkdir(parents=True, exist_ok=True)
-            write_note(beside, note)
-        return Partition(partition, str(path), note["rows"], note["rows"] * self._length)
+            merged = merger.merge(self._list_slices(plan, partition), path, self._count_merged)
+            manifest = {**merged, "identity": identity}
+            manifest_path.parent.mkdir(parents=True, exist_ok=True)
+            write_manifest(manifest_path, manifest)
+        return Partition(partition, str(path), manifest["rows"], manifest["rows"] * self._length)
 
-    def _written(self, size: int) -> None:
+    def _count_merged(self, size: int) -> None:
         self._check()
         self.count(size)
 
-    def _slices(self, plan: Plan, partition: int) -> list[Slice]:
+    def _list_slices(self, plan: Plan, partition: int) -> list[Slice]:
         """List the slices of a partition in input order."""
         slices: list[Slice] = []
         for member in plan.roster.members:
             if member.index == self.worker:
                 slices += [Slice(run.own, plan.edges(run.cuts, partition)) for run in self._runs]
-            elif self.inbox is not None:
-                names = (Name(member.index, block, partition) for block in range(member.blocks))
-                slices += [self.inbox.slice(name) for name in names]
+            elif self.receiver is not None:
+                ids = (SliceId(member.index, block, partition) for block in range(member.blocks))
+                slices += [self.receiver.slice(slice_id) for slice_id in ids]
         return slices
 
     def _remove_outputs(self) -> None:
-        """Remove the partitions that this sort wrote; one that it did not come to replace stays."""
+        """Remove the partitions that this sort wrote, but not an older one that it has not replaced yet."""
         for partition in self.plan.owned(self.worker) if self.plan is not None else ():
             path = self.output / f"partition.{partition}"
-            note = self.temp / NOTES / f"{path.name}.json"
-            if note.exists():
+            manifest = self.work_dir / MANIFESTS / f"{path.name}.json"
+            if manifest.exists():
                 path.unlink(missing_ok=True)
-                note.unlink()
+                manifest.unlink()
             path.with_name(f".{path.name}.part").unlink(missing_ok=True)
 
 
-def _share(room: int, size: int) -> float:
-    return min(1.0, max(0.0, room / size)) if size else 1.0
+def _share(memory: int, size: int) -> float:
+    return min(1.0, max(0.0, memory / size)) if size else 1.0
 
 
-def disk_of(place: Path) -> str:
-    """Name the file system of a directory, so that two workers on one can be told from two on two."""
-    return f"{platform.node()}:{place.stat().st_dev}"
+def disk_id(directory: Path) -> str:
+    """Return an id of the file system of a directory, the same for all workers that share it."""
+    return f"{platform.node()}:{directory.stat().st_dev}"
 
 
-def free_space(place: Path) -> int:
-    """Give the bytes that can still be written to the file system of a directory."""
-    status = os.statvfs(place)
+def free_space(directory: Path) -> int:
+    """Return the free bytes of the file system of a directory."""
+    status = os.statvfs(directory)
     return status.f_bavail * status.f_frsize

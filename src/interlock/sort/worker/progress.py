@@ -1,4 +1,4 @@
-"""Looks after a running worker from outside: tells how far it is, and makes it give up when that is wanted."""
+"""Progress of a worker by its state, and a thread that reports it and stops the worker on request."""
 
 from __future__ import annotations
 
@@ -15,73 +15,68 @@ from interlock.sort.wire_pb2 import WorkerStatus
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from interlock.sort.settings import Told
+    from interlock.sort.settings import ProgressCallback
     from interlock.sort.worker.worker import Worker
 
-
-# SECTION sort/status
-# How far a worker is, by its state: the phase, the percentage of the whole sort, and a sentence.
+REPORT_INTERVAL_S = 0.25
 
 
-class Weight(NamedTuple):
-    """The phase that a state belongs to, the percentage at which it begins, its width, and what is said."""
+class StateProgress(NamedTuple):
+    """The phase of a state, the percentage at which it begins, the percentage points it covers, and its message."""
 
     phase: WorkerStatus.Phase
-    begins: float
+    begins_at: float
     width: float
     message: str
 
 
-WEIGHTS = {
-    SortWorkerState.INITIALIZING: Weight(WorkerStatus.INITIALIZING, 0.0, 0.0, "Initializing worker"),
-    SortWorkerState.SAMPLING: Weight(WorkerStatus.SAMPLING, 10.0, 0.0, "Extracting samples"),
-    SortWorkerState.WAITING_FOR_PARTITION_CONFIG: Weight(
+STATE_PROGRESS = {
+    SortWorkerState.INITIALIZING: StateProgress(WorkerStatus.INITIALIZING, 0.0, 0.0, "Initializing worker"),
+    SortWorkerState.SAMPLING: StateProgress(WorkerStatus.SAMPLING, 10.0, 0.0, "Extracting samples"),
+    SortWorkerState.WAITING_FOR_PARTITION_CONFIG: StateProgress(
         WorkerStatus.SAMPLING, 15.0, 0.0, "Waiting for partition config"
     ),
-    SortWorkerState.SORTING: Weight(WorkerStatus.SORTING, 15.0, 40.0, "Sorting: {:.0f}%"),
-    SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL: Weight(
+    SortWorkerState.SORTING: StateProgress(WorkerStatus.SORTING, 15.0, 40.0, "Sorting: {:.0f}%"),
+    SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL: StateProgress(
         WorkerStatus.SORTING, 55.0, 0.0, "Sorting complete, waiting for shuffle signal"
     ),
-    SortWorkerState.SHUFFLING: Weight(WorkerStatus.SHUFFLING, 55.0, 25.0, "Shuffling: {:.0f}%"),
-    SortWorkerState.WAITING_FOR_MERGE_SIGNAL: Weight(
+    SortWorkerState.SHUFFLING: StateProgress(WorkerStatus.SHUFFLING, 55.0, 25.0, "Shuffling: {:.0f}%"),
+    SortWorkerState.WAITING_FOR_MERGE_SIGNAL: StateProgress(
         WorkerStatus.SHUFFLING, 80.0, 0.0, "Shuffle complete, waiting for merge signal"
     ),
-    SortWorkerState.MERGING: Weight(WorkerStatus.MERGING, 80.0, 20.0, "Merging: {:.0f}%"),
-    SortWorkerState.COMPLETED: Weight(WorkerStatus.COMPLETED, 100.0, 0.0, "All phases completed"),
-    SortWorkerState.FAILED: Weight(WorkerStatus.FAILED, 0.0, 0.0, "Worker failed"),
+    SortWorkerState.MERGING: StateProgress(WorkerStatus.MERGING, 80.0, 20.0, "Merging: {:.0f}%"),
+    SortWorkerState.COMPLETED: StateProgress(WorkerStatus.COMPLETED, 100.0, 0.0, "All phases completed"),
+    SortWorkerState.FAILED: StateProgress(WorkerStatus.FAILED, 0.0, 0.0, "Worker failed"),
 }
 
 
-def status_of(state: SortWorkerState, share: float) -> WorkerStatus:
-    """Say how far a worker is that has done this share, from 0 to 1, of its present phase."""
-    weight = WEIGHTS[state]
+def make_status(state: SortWorkerState, share: float) -> WorkerStatus:
+    """Create the status of a worker that has done this share, from 0 to 1, of its current phase."""
+    progress = STATE_PROGRESS[state]
     share = min(max(share, 0.0), 1.0)
     return WorkerStatus(
-        current_phase=weight.phase,
-        progress_percentage=weight.begins + weight.width * share,
-        message=weight.message.format(100 * share),
+        current_phase=progress.phase,
+        progress_percentage=progress.begins_at + progress.width * share,
+        message=progress.message.format(100 * share),
         state=str(state),
     )
 
 
-INTERVAL = 0.25
-
-
 @contextmanager
-def watching(worker: Worker, told: Told | None, stop: threading.Event | None) -> Iterator[None]:
-    """Watch a worker while the block runs."""
-    if told is None and stop is None:
+def watch_worker(worker: Worker, on_progress: ProgressCallback | None, stop: threading.Event | None) -> Iterator[None]:
+    """Report the progress of a worker while the block runs, and fail the worker when `stop` is set."""
+    if on_progress is None and stop is None:
         yield
         return
     ended = threading.Event()
-    begun = time.monotonic()
+    began_at = time.monotonic()
 
     def watch() -> None:
-        while not ended.wait(INTERVAL):
+        while not ended.wait(REPORT_INTERVAL_S):
             if stop is not None and stop.is_set():
-                worker.failed(SortError("it was told to give up"))
-            if told is not None:
-                told(_progress(worker, begun))
+                worker.fail(SortError("the worker was stopped"))
+            if on_progress is not None:
+                on_progress(_progress(worker, began_at))
 
     thread = threading.Thread(target=watch, name="interlock-sort-watch", daemon=True)
     thread.start()
@@ -90,13 +85,13 @@ def watching(worker: Worker, told: Told | None, stop: threading.Event | None) ->
     finally:
         ended.set()
         thread.join()
-        if told is not None:
-            told(_progress(worker, begun))
+        if on_progress is not None:
+            on_progress(_progress(worker, began_at))
 
 
-def _progress(worker: Worker, begun: float) -> Progress:
+def _progress(worker: Worker, began_at: float) -> Progress:
     state = worker.machine.state
-    status = status_of(state, worker.workshop.progress(state))
+    status = make_status(state, worker.runner.progress(state))
     one = WorkerProgress(
         index=worker.index,
         address=worker.address,
@@ -104,6 +99,6 @@ def _progress(worker: Worker, begun: float) -> Progress:
         phase=WorkerStatus.Phase.Name(status.current_phase),
         percent=status.progress_percentage,
         message=status.message,
-        bytes_done=worker.workshop.bytes_done(state),
+        bytes_done=worker.runner.bytes_done(state),
     )
-    return Progress(str(state), (one,), worker.workshop.source.size, time.monotonic() - begun)
+    return Progress(str(state), (one,), worker.runner.source.size, time.monotonic() - began_at)

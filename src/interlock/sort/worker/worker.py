@@ -1,7 +1,7 @@
-"""One sort worker: its life through the phases, from registration to completion, and through failures and restarts.
+"""A sort worker: its state machine from registration to completion, through failures and restarts.
 
-Invariant: the state is saved on every move. Whatever fails, in whatever thread, ends this worker in Failed, cleans up
-what that state leaves behind and reaches the master.
+Invariant: the state is saved on every transition. A failure in any thread ends this worker in Failed, removes the files
+of its phase, and is reported to the master.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.checksum import fingerprint
 from interlock.sort.io.memory import keep_freed_memory
-from interlock.sort.io.merge import is_proven
-from interlock.sort.io.runs import read_note
+from interlock.sort.io.merge import verify_output
+from interlock.sort.io.runs import read_manifest
 from interlock.sort.logging import log
 from interlock.sort.rpc import WORKER, Server, Unreachable
-from interlock.sort.settings import HIDDEN, Partition, Settings, WorkerReport
+from interlock.sort.settings import WORK_DIRECTORY, Partition, Settings, WorkerReport
 from interlock.sort.workdir import Journal, new_identity, new_incarnation
-from interlock.sort.worker.master_client import Forgotten, MasterPeer
-from interlock.sort.worker.phases import NOTES, Workshop
-from interlock.sort.worker.progress import watching
-from interlock.sort.worker.service import WorkerHandlers
+from interlock.sort.worker.master_client import MasterClient, UnknownToMaster
+from interlock.sort.worker.phases import MANIFESTS, PhaseRunner
+from interlock.sort.worker.progress import watch_worker
+from interlock.sort.worker.service import WorkerService
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,43 +35,36 @@ if TYPE_CHECKING:
 
     from interlock.sort.data.plan import Roster
     from interlock.sort.data.records import Source
-    from interlock.sort.settings import Told
+    from interlock.sort.settings import ProgressCallback
 
-    Saved = Callable[[dict[str, Any]], object]
+    SaveCallback = Callable[[dict[str, Any]], object]
 
-
-# SECTION sort/untold
-# Failures of a worker that no master knows of, since the worker had no place in a sort yet.
-#
-# Invariant: whoever started the worker gets the reason, because nobody else can tell it.
+HEARTBEAT_INTERVAL_S = 1.0
+COMPLETED_REGISTER_TIMEOUT_S = 2.0  # for which a worker that had completed tries to reach its master
+MAX_ATTEMPTS = 3  # starts of the sort after the master has lost the state of this worker
 
 
-class Untold(SortError):  # noqa: N818 - a named outcome
-    """A worker failed before it had a master to tell."""
+class UnreportedFailure(SortError):  # noqa: N818 - a named outcome
+    """A worker failed before it was registered: no master knows of it, so its starter must report the reason."""
 
 
-class UntoldInput(SortInputError, Untold):  # noqa: N818 - a named outcome
-    """A worker was given something wrong, and found it before it had a master to tell."""
+class UnreportedInputFailure(SortInputError, UnreportedFailure):  # noqa: N818 - a named outcome
+    """A worker found an error in its input before it was registered."""
 
 
 @contextmanager
-def untold() -> Iterator[None]:
-    """Have what fails in the block say that no master knows of it."""
+def unreported_failures() -> Iterator[None]:
+    """Turn errors of the block into UnreportedFailure."""
     try:
         yield
-    except Untold:
+    except UnreportedFailure:
         raise
     except SortInputError as error:
-        raise UntoldInput(str(error)) from error
+        raise UnreportedInputFailure(str(error)) from error
     except SortError as error:
-        raise Untold(str(error)) from error
+        raise UnreportedFailure(str(error)) from error
     except OSError as error:
-        raise Untold(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
-
-
-HEARTBEAT = 1.0
-NOTHING_TO_DO = 2.0  # seconds for which a completed worker looks for its master
-RESTARTS = 3
+        raise UnreportedFailure(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
 
 
 def run_worker(
@@ -80,38 +73,46 @@ def run_worker(
     output: Path,
     *,
     settings: Settings | None = None,
-    temp: Path | None = None,
+    work_dir: Path | None = None,
     index: int | None = None,
     host: str = "127.0.0.1",
-    told: Told | None = None,
+    on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
-    saved: Saved | None = None,
+    on_save: SaveCallback | None = None,
 ) -> WorkerReport:
-    """Take part in the sort of the master at an address: sort a source, write partitions to the output directory.
+    """Run a worker of the sort whose master is at an address: sort a source, write partitions to the output directory.
 
-    Unfinished work goes to `temp`; a worker that is started again with the same one goes on from there. `index` is the
-    place in the order of workers, which the master chooses when it is not given. `host` is the address of this machine
-    at which the other workers reach it. Setting `stop` makes the worker give up. `saved` gets what every move saves.
+    Unfinished work goes to `work_dir`; a worker that is restarted with the same one resumes there. `index` is the
+    position in the order of workers, which the master chooses if it is None. `host` is the address of this machine
+    that the other workers can reach. Setting `stop` aborts the worker. `on_save` receives the state on every
+    transition.
     """
     keep_freed_memory()
-    place = temp or output / HIDDEN
-    with untold():
+    directory = work_dir or output / WORK_DIRECTORY
+    with unreported_failures():
         output.mkdir(parents=True, exist_ok=True)
-        place.mkdir(parents=True, exist_ok=True)
-        worker = Worker(master, source, output, settings or Settings(), place, index, host)
-    worker.journal.also = saved
-    with watching(worker, told, stop):
+        directory.mkdir(parents=True, exist_ok=True)
+        worker = Worker(master, source, output, settings or Settings(), directory, index, host)
+    worker.journal.on_save = on_save
+    with watch_worker(worker, on_progress, stop):
         report = worker.run()
-    if temp is None:
-        shutil.rmtree(place, ignore_errors=True)
+    if work_dir is None:
+        shutil.rmtree(directory, ignore_errors=True)
     return report
 
 
 class Worker:
-    """A worker's machine, and what drives it."""
+    """The state machine of a worker, and the sequence of phases that drives it."""
 
     def __init__(
-        self, master: str, source: Source, output: Path, settings: Settings, temp: Path, index: int | None, host: str
+        self,
+        master: str,
+        source: Source,
+        output: Path,
+        settings: Settings,
+        work_dir: Path,
+        index: int | None,
+        host: str,
     ) -> None:
         self.changed = threading.Condition()
         self.settings = settings
@@ -120,191 +121,185 @@ class Worker:
         self.starts = 1
         self.incarnation = new_incarnation()
         self.roster: Roster | None = None
-        self.journal = Journal(temp, "sort worker")
+        self.journal = Journal(work_dir, "sort worker")
         self.machine: StateMachine[SortWorkerState, SortWorkerEvent] = StateMachine(SORT_WORKER, observer=self.journal)
-        self.workshop = Workshop(source, output, temp, settings, self.changed, self.failed, self.check)
-        self.wanted = index
+        self.runner = PhaseRunner(source, output, work_dir, settings, self.changed, self.fail, self.check)
+        self.wanted_index = index
         self.stopping = threading.Event()
         self._failure: BaseException | None = None
-        self._abandoned: str | None = None
-        self._foreign: dict[str, Any] | None = None  # the state of another sort that is here until this one has a place
-        self._master = MasterPeer(master, self)
-        self._server = Server(WORKER, WorkerHandlers(self), host)
+        self._abort_reason: str | None = None
+        self._other_sort: dict[str, Any] | None = None  # state of another sort, kept until this worker is registered
+        self._master = MasterClient(master, self)
+        self._server = Server(WORKER, WorkerService(self), host)
         self._workers, self._partitions = 0, 0
 
     @property
     def address(self) -> str:
-        """Where the other workers and the master reach this one."""
+        """The address that the other workers and the master can reach."""
         return self._server.address
 
     @property
     def roster_version(self) -> int:
-        """Which roster this worker knows."""
+        """The version of the roster that this worker has."""
         return self.roster.version if self.roster is not None else 0
 
     def run(self) -> WorkerReport:
-        """Go through all phases; give what was done, or raise what failed."""
+        """Run all phases; return the report, or raise the failure."""
         self._server.start()
         try:
-            with untold():
-                done = self._finished_before()
-            return done if done is not None else self._attempts()
+            with unreported_failures():
+                done = self._load_state()
+            return done if done is not None else self._run_attempts()
         finally:
-            self.workshop.close()
+            self.runner.close()
             self._server.stop()
             self._master.close()
 
-    def failed(self, error: BaseException) -> None:
-        """Hear of a failure in some thread; the phase under way ends with it."""
+    def fail(self, error: BaseException) -> None:
+        """Record a failure from any thread; the current phase ends with it."""
         with self.changed:
             if self._failure is None:
                 self._failure = error
             self.stopping.set()
             self.changed.notify_all()
 
-    def abandon(self, reason: str) -> None:
-        """Hear that the whole sort has failed."""
-        self._abandoned = reason
-        self.failed(SortError(reason))
+    def abort(self, reason: str) -> None:
+        """End, because the whole sort has failed."""
+        self._abort_reason = reason
+        self.fail(SortError(reason))
 
     def check(self) -> None:
-        """Raise what failed in another thread."""
+        """Raise the failure of another thread, if there is one."""
         if self._failure is not None:
             raise self._failure
 
-    def _attempts(self) -> WorkerReport:
-        """Go through the phases, from the beginning again when the master has forgotten this worker."""
-        left = RESTARTS
+    def _run_attempts(self) -> WorkerReport:
+        """Run the phases, and again from the start if the master has lost the state of this worker."""
+        left = MAX_ATTEMPTS
         while True:
             try:
-                return self._phases()
-            except Forgotten as error:
+                return self._run_phases()
+            except UnknownToMaster as error:
                 left -= 1
-                self._fall(error)
+                self._enter_failed(error)
                 if not left:
                     raise
                 self._restart(str(error))
             except BaseException as error:
-                self._fall(error)
-                self._tell(error)
+                self._enter_failed(error)
+                if not self.epoch:  # not registered yet
+                    with unreported_failures():
+                        raise
+                if self._abort_reason is None:
+                    self._master.report_failure(error)
                 raise
 
-    def _tell(self, error: BaseException) -> None:
-        """Tell the master of a failure, unless it told of it; raise what says that there is no master yet."""
-        if not self.epoch:
-            with untold():
-                raise error
-        if self._abandoned is None:
-            self._master.report_failure(error)
-
-    def _phases(self) -> WorkerReport:
-        machine, workshop = self.machine, self.workshop
+    def _run_phases(self) -> WorkerReport:
+        machine, runner = self.machine, self.runner
         self._register()
         machine.transition(SortWorkerEvent.REGISTER, "Starting sampling phase")
-        sample = self._sample()
+        sample = self._take_sample()
         self._master.send_sample(sample)
         machine.transition(SortWorkerEvent.SEND_SAMPLE, "Sampling complete, waiting for config")
-        self._master.notify()
-        self._await(SortWorkerState.WAITING_FOR_PARTITION_CONFIG, lambda: self._master.send_sample(sample))
-        workshop.sort()
+        self._master.notify_state()
+        self._wait_for_signal(SortWorkerState.WAITING_FOR_PARTITION_CONFIG, lambda: self._master.send_sample(sample))
+        runner.sort()
         machine.transition(SortWorkerEvent.FINISH_SORTING, "Sorting complete, waiting for signal")
-        self._master.notify()
-        self._await(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL, self._master.notify)
+        self._master.notify_state()
+        self._wait_for_signal(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL, self._master.notify_state)
         self._shuffle()
         machine.transition(SortWorkerEvent.FINISH_SHUFFLE, "Shuffle complete, waiting for signal")
-        self._master.notify()
-        self._await(SortWorkerState.WAITING_FOR_MERGE_SIGNAL, self._master.notify)
-        partitions = workshop.merge()
-        self.journal.kept["partitions"] = [(one.number, one.path, one.records, one.size) for one in partitions]
+        self._master.notify_state()
+        self._wait_for_signal(SortWorkerState.WAITING_FOR_MERGE_SIGNAL, self._master.notify_state)
+        partitions = runner.merge()
+        self.journal.checkpoint["partitions"] = [(one.number, one.path, one.records, one.size) for one in partitions]
         machine.transition(SortWorkerEvent.COMPLETE, "All phases completed successfully")
         self._complete(partitions)
         return self._report(partitions)
 
-    def _finished_before(self) -> WorkerReport | None:
-        """Look at what an earlier process left: give its report if there is nothing to do, else make ready to go on."""
-        stamp = f"{fingerprint(self.workshop.source)} {self.workshop.output.resolve()}"
-        found = self.journal.load()
-        if found is None or found.get("kept", {}).get("stamp") != stamp:
-            self.journal.kept = {"identity": new_identity(), "stamp": stamp, "epoch": 0, "index": -1}
-            self.journal.kept["input"] = self.workshop.source.records
-            if found is None:
-                self._begin()
+    def _load_state(self) -> WorkerReport | None:
+        """Load the state of an earlier process: return its report if it had completed, else prepare to resume."""
+        stamp = f"{fingerprint(self.runner.source)} {self.runner.output.resolve()}"
+        saved = self.journal.load()
+        if saved is None or saved.get("checkpoint", {}).get("stamp") != stamp:
+            self.journal.checkpoint = {"identity": new_identity(), "stamp": stamp, "epoch": 0, "index": -1}
+            self.journal.checkpoint["input"] = self.runner.source.records
+            if saved is None:
+                self._claim_work_dir()
             else:
-                self._foreign = found
+                self._other_sort = saved
             return None
-        self.journal.resume(found)
-        state = SortWorkerState(found["state"])
+        self.journal.resume(saved)
+        state = SortWorkerState(saved["state"])
         if state is SortWorkerState.COMPLETED:
-            done = self._proven()
-            if done is not None:
-                return done
-        else:
-            self._revive(state)
+            return self._report_completed_before()
+        self._restart_machine(state)
         return None
 
-    def _begin(self) -> None:
-        """Remove what another sort left, if there is something: this one has the place now."""
-        self._foreign = None
-        self.workshop.clean_all()
+    def _claim_work_dir(self) -> None:
+        """Remove the files of another sort, and save the state of this one."""
+        self._other_sort = None
+        self.runner.clean_all()
         self.journal.save(str(self.machine.state))
 
-    def _revive(self, state: SortWorkerState) -> None:
-        """Go on after a process that failed or was killed in some state."""
+    def _restart_machine(self, state: SortWorkerState) -> None:
+        """Continue after a process that failed or was killed in a state."""
         self.machine = StateMachine(SORT_WORKER, state, observer=self.journal)
         if state is not SortWorkerState.FAILED:
-            log.warning("%s: its process ended in state %s; it is started again", self.journal.who, state)
+            log.warning("%s: its process ended in state %s; it is restarted", self.journal.name, state)
             self.machine.transition(SortWorkerEvent.FAIL, f"The process ended in state {state}")
-            self.workshop.clean_after_kill()
+            self.runner.clean_after_kill()
         self.machine.transition(SortWorkerEvent.RESTART, "Started again")
 
-    def _proven(self) -> WorkerReport | None:
-        """Give the report of a worker that had completed, if its files are right and its master needs nothing more."""
-        kept = self.journal.kept
-        partitions = [Partition(*one) for one in kept.get("partitions", [])]
-        if not all(map(self._is_proven, partitions)):
+    def _report_completed_before(self) -> WorkerReport | None:
+        """Return the report of a worker that had completed, if its files are intact and the master needs no more."""
+        checkpoint = self.journal.checkpoint
+        partitions = [Partition(*one) for one in checkpoint.get("partitions", [])]
+        if not all(map(self._is_intact, partitions)):
             return None
         try:
-            answer = self._master.register(NOTHING_TO_DO)
+            answer = self._master.register(COMPLETED_REGISTER_TIMEOUT_S)
         except Unreachable:
             answer = None
-        if answer is not None and not (answer.finished and answer.epoch == kept["epoch"]):
-            return None  # a new sort, or one in which another worker may need the records of this one again
-        self.workshop.reused += len(partitions)
+        if answer is not None and not (answer.finished and answer.epoch == checkpoint["epoch"]):
+            return None  # a new sort, or one in which another worker may need this one's records again
+        self.runner.reused += len(partitions)
         self.machine = StateMachine(SORT_WORKER, SortWorkerState.COMPLETED, observer=self.journal)
-        self.index = kept["index"]
+        self.index = checkpoint["index"]
         if answer is not None:
-            self._registered(answer)
+            self._apply_registration(answer)
             self._complete(partitions)
         return self._report(partitions)
 
-    def _is_proven(self, partition: Partition) -> bool:
+    def _is_intact(self, partition: Partition) -> bool:
         name = f"partition.{partition.number}"
-        note = read_note(self.workshop.temp / NOTES / name)
-        return note is not None and is_proven(self.workshop.output / name, note)
+        manifest = read_manifest(self.runner.work_dir / MANIFESTS / name)
+        return manifest is not None and verify_output(self.runner.output / name, manifest)
 
     def _register(self) -> None:
-        answer = self._master.register(self.settings.registering)
+        answer = self._master.register(self.settings.register_timeout_s)
         if not answer.success:
             raise SortError(
-                f"the master at {self._master.address} refused this worker: {answer.message}{self._had_before()}"
+                f"the master at {self._master.address} refused this worker: "
+                f"{answer.message}{self._describe_other_sort()}"
             )
-        self._registered(answer)
-        if self._foreign is not None:
-            self._begin()
+        self._apply_registration(answer)
+        if self._other_sort is not None:
+            self._claim_work_dir()
 
-    def _had_before(self) -> str:
-        """Say what was sorted here before, if it was something else."""
-        had = (self._foreign or {}).get("kept", {}).get("input")
-        return f". Started in {self.workshop.temp} before, it had {had:,} records" if had is not None else ""
+    def _describe_other_sort(self) -> str:
+        """Describe the sort whose state is in the work directory, if it is another one."""
+        records = (self._other_sort or {}).get("checkpoint", {}).get("input")
+        return "" if records is None else f". Started in {self.runner.work_dir} before, it had {records:,} records"
 
-    def _registered(self, answer: wire.Registered) -> None:
+    def _apply_registration(self, answer: wire.Registered) -> None:
         self.epoch, self.index, self.starts = answer.epoch, answer.index, answer.starts
         self._workers, self._partitions = answer.workers, answer.partitions
-        self.journal.who = f"sort worker {self.index}"
-        self.journal.kept.update(epoch=self.epoch, index=self.index)
+        self.journal.name = f"sort worker {self.index}"
+        self.journal.checkpoint.update(epoch=self.epoch, index=self.index)
 
-    def _sample(self) -> wire.Sample:
-        sample = self.workshop.sample(self.index, self._workers, self._partitions)
+    def _take_sample(self) -> wire.Sample:
+        sample = self.runner.sample(self.index, self._workers, self._partitions)
         return wire.Sample(
             epoch=self.epoch,
             worker=self.index,
@@ -318,43 +313,47 @@ class Worker:
         roster = self.roster
         if roster is None:
             raise SortError("the shuffle was started without a roster")
-        sender = self.workshop.begin_shuffle(self.settings.shuffling)
+        sender = self.runner.begin_shuffle(self.settings.shuffle_timeout_s)
         sender.start(roster)
         with self.changed:
             sender.update(self.roster or roster)
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self._failure is not None or self.workshop.is_shuffled(), HEARTBEAT)
+                self.changed.wait_for(
+                    lambda: self._failure is not None or self.runner.is_shuffled(), HEARTBEAT_INTERVAL_S
+                )
                 self.check()
-                if self.workshop.is_shuffled():
+                if self.runner.is_shuffled():
                     return
-            self._master.notify()
+            self._master.notify_state()
 
-    def _await(self, state: SortWorkerState, remind: Callable[[], None]) -> None:
-        """Wait until the master's signal moves this worker on; remind the master of it from time to time."""
+    def _wait_for_signal(self, state: SortWorkerState, remind: Callable[[], None]) -> None:
+        """Wait until a signal of the master ends this state; call `remind` as a heartbeat meanwhile."""
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.machine.state is not state or self._failure is not None, HEARTBEAT)
+                self.changed.wait_for(
+                    lambda: self.machine.state is not state or self._failure is not None, HEARTBEAT_INTERVAL_S
+                )
                 self.check()
                 if self.machine.state is not state:
                     return
             remind()
 
     def _complete(self, partitions: list[Partition]) -> None:
-        """Report completion, and stay for the others until all have completed: one may have to be served again."""
-        while not self._master.report(self._report(partitions)):
+        """Report completion, and stay until all workers have completed: a restarted one may need records again."""
+        while not self._master.report_completion(self._report(partitions)):
             self.check()
-        self.workshop.close()
-        self.workshop.clean_after_completion()
+        self.runner.close()
+        self.runner.clean_after_completion()
 
-    def _fall(self, error: BaseException) -> None:
-        """Go to Failed and clean up by the state before."""
+    def _enter_failed(self, error: BaseException) -> None:
+        """Go to Failed and remove the files of the phase that failed."""
         state = self.machine.state
-        if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED} or self._foreign is not None:
+        if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED} or self._other_sort is not None:
             return
         self.machine.transition(SortWorkerEvent.FAIL, f"{type(error).__name__}: {error}")
-        self.workshop.close()
-        self.workshop.clean_after_failure(state)
+        self.runner.close()
+        self.runner.clean_after_failure(state)
 
     def _restart(self, reason: str) -> None:
         self.machine.transition(SortWorkerEvent.RESTART, reason)
@@ -363,7 +362,7 @@ class Worker:
             self.stopping.clear()
             self.incarnation = new_incarnation()
             self.roster = None
-            self.workshop.forget()
+            self.runner.reset()
 
     def _report(self, partitions: list[Partition]) -> WorkerReport:
         return WorkerReport(
@@ -374,6 +373,6 @@ class Worker:
             phases=dict(self.journal.phases),
             history=tuple(self.journal.history),
             peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-            reused=self.workshop.reused,
+            reused=self.runner.reused,
             starts=self.starts,
         )

@@ -1,4 +1,4 @@
-"""Runs the master and the workers of a sort as real processes, starts again what dies, and gives what they reported."""
+"""Runs master and workers of a sort as real processes, restarts those that die, and collects their reports."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 PROGRAM = Path(__file__).parent / "sort_process.py"
-PATIENCE = 60.0
-SMALL: dict[str, Any] = {"block_records": 500, "window_records": 400, "lost": 20.0, "registering": 20.0}
+TIMEOUT_S = 60.0
+SMALL: dict[str, Any] = {"block_records": 500, "window_records": 400, "lost_after_s": 20.0, "register_timeout_s": 20.0}
 
 
 def random_rows(seed: int, count: int, letters: int = 256, length: int = 100) -> NDArray[np.uint8]:
@@ -33,7 +33,7 @@ def write_source(path: Path, rows: NDArray[np.uint8], key_length: int = 10) -> S
 
 
 def write_source_again(path: Path, length: int = 100, key_length: int = 10) -> Source:
-    """Give the source of a file that is there already."""
+    """Return the source of an existing file."""
     return Source(RecordFormat(length, key_length), (Extent(str(path), 0, path.stat().st_size // length),))
 
 
@@ -48,8 +48,8 @@ def output_bytes(*places: Path) -> bytes:
     return b"".join(paths[number].read_bytes() for number in sorted(paths))
 
 
-class Crew:
-    """One master and its workers."""
+class SortCluster:
+    """One master and its workers as processes."""
 
     def __init__(
         self, place: Path, source: Source, workers: int = 2, *, forgetful: bool = False, **settings: Any
@@ -78,14 +78,14 @@ class Crew:
             thread.join()
 
     def start_master(self, die_at: tuple[str, ...] = (), **changes: Any) -> None:
-        listening = self.place / "listening"
-        listening.unlink(missing_ok=True)
-        self._run("master", die_at, role="master", workers=self.workers, listening=str(listening), **changes)
-        until = time.monotonic() + PATIENCE
-        while not listening.exists():
+        address_file = self.place / "address"
+        address_file.unlink(missing_ok=True)
+        self._run("master", die_at, role="master", workers=self.workers, address_file=str(address_file), **changes)
+        until = time.monotonic() + TIMEOUT_S
+        while not address_file.exists():
             assert time.monotonic() < until, self.results
             time.sleep(0.01)
-        self.address = listening.read_text()
+        self.address = address_file.read_text()
 
     def start_worker(self, index: int, die_at: tuple[str, ...] = (), **changes: Any) -> None:
         self._run(
@@ -102,16 +102,16 @@ class Crew:
         )
 
     def kill_local(self, state: str) -> None:
-        """Start a whole sort on this machine, which dies when its master reaches a state."""
-        orders = {"source": self._source.json(), "output": str(self.output), "workers": self.workers}
-        self._run("local", (state,), role="local", forever=True, **orders)
+        """Start a local sort that is killed when its master reaches a state."""
+        instructions = {"source": self._source.json(), "output": str(self.output), "workers": self.workers}
+        self._run("local", (state,), role="local", forever=True, **instructions)
         self.ended("local")
         assert self.results["local"][0] == -signal.SIGKILL, self.results
 
     def wait(self, name: str) -> dict[str, Any]:
-        """Wait for the end of a process, and give its report."""
+        """Wait for a process to end; return its report."""
         thread = next(thread for thread in reversed(self._threads) if thread.name == name)
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), f"{name} still runs"
         code, text, errors = self.results[name]
         assert code == 0, errors
@@ -119,41 +119,47 @@ class Crew:
         return found
 
     def ended(self, name: str) -> None:
-        """Wait for the end of a process, whatever it is."""
+        """Wait for a process to end in any way."""
         thread = next(thread for thread in reversed(self._threads) if thread.name == name)
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), f"{name} still runs"
 
     def failure(self, name: str) -> str:
-        """Wait for a process that fails, and give its message."""
+        """Wait for a process that fails; return its message."""
         thread = next(thread for thread in reversed(self._threads) if thread.name == name)
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), f"{name} still runs"
         code, _, errors = self.results[name]
         assert code == 1, (code, errors)
         assert "Traceback" not in errors
         return errors
 
-    def _run(self, name: str, die_at: tuple[str, ...], **orders: Any) -> None:
-        temp = self.place / "temp" / name
+    def _run(self, name: str, die_at: tuple[str, ...], **instructions: Any) -> None:
+        work_dir = self.place / "temp" / name
         marks = self.place / "marks" / name
         marks.mkdir(parents=True, exist_ok=True)
-        orders = {"temp": str(temp), "marks": str(marks), "die_at": die_at, "settings": self._settings, **orders}
-        thread = threading.Thread(target=self._supervise, args=(name, orders), name=name)
+        instructions = {
+            "temp": str(work_dir),
+            "marks": str(marks),
+            "die_at": die_at,
+            "settings": self._settings,
+            **instructions,
+        }
+        thread = threading.Thread(target=self._supervise, args=(name, instructions), name=name)
         self._threads.append(thread)
         thread.start()
 
-    def _supervise(self, name: str, orders: dict[str, Any]) -> None:
+    def _supervise(self, name: str, instructions: dict[str, Any]) -> None:
         while True:
             process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), json.dumps(orders)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+                [sys.executable, str(PROGRAM), json.dumps(instructions)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
             self._processes.append(process)
             text, errors = process.communicate()
-            if process.returncode != -signal.SIGKILL or self._ending or orders.get("forever"):
+            if process.returncode != -signal.SIGKILL or self._ending or instructions.get("forever"):
                 self.results[name] = (process.returncode, text.decode(), errors.decode())
                 return
             self.deaths.append(name)
             if self._forgetful and name == "master":
-                Path(orders["temp"], "state.json").unlink()
-                orders = {**orders, "port": int(self.address.rsplit(":", 1)[1])}
+                Path(instructions["temp"], "state.json").unlink()
+                instructions = {**instructions, "port": int(self.address.rsplit(":", 1)[1])}

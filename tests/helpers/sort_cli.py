@@ -1,4 +1,4 @@
-"""What the tests of the sort's commands share: real commands, each in a session of its own that must end up empty."""
+"""Runs commands of the sort for tests, each in a session of its own that must be empty afterwards."""
 
 from __future__ import annotations
 
@@ -10,33 +10,35 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from interlock.sort.data.generate import Distribution, Recipe, generate
+from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import RecordFormat
+from interlock.sort.settings import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROGRAM = [sys.executable, "-P", "-m", "interlock"]
 COMMAND = [*PROGRAM, "sort"]
+OWN_PROGRAM = [sys.executable, "-P", "-m", "interlock.cli.sort_main"]  # interlock-sort
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "200"}
-PATIENCE = 60.0
+TIMEOUT_S = 60.0
 
 
 def make_input(place: Path, records: int = 20_000, *, seed: int = 1, files: int = 2, is_ascii: bool = False) -> Path:
-    """Make some records to sort."""
+    """Generate records to sort."""
     generate(place, Recipe(records, seed, Distribution.UNIFORM, RecordFormat(ascii=is_ascii)), files=files)
     return place
 
 
 def sort(*arguments: object, largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, and see that nothing is left of it."""
-    with begun(*arguments, largest_file=largest_file) as process:
-        output, errors = process.communicate(timeout=PATIENCE)
+    """Run a command to its end; check that no process of it is left."""
+    with started(*arguments, largest_file=largest_file) as process:
+        output, errors = process.communicate(timeout=TIMEOUT_S)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 def limited(largest_file: int) -> list[str]:
-    """Give the command, under a limit to the files that it and its children write, which they meet like a full disk."""
+    """Return the command with a limit for the size of files, which acts like a full disk."""
     code = (
         f"import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({largest_file}, {largest_file})); "
         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -45,15 +47,17 @@ def limited(largest_file: int) -> list[str]:
 
 
 @contextmanager
-def begun(
+def started(
     *arguments: object,
     largest_file: int | None = None,
     url: str | None = None,
     before: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
+    command: list[str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a command, with options before it; in the end see that neither it nor a child of it is left."""
-    command = [*PROGRAM, *before, "sort"] if largest_file is None else limited(largest_file)
+    """Start a command with options before it; afterwards check that no process of it is left."""
+    if command is None:
+        command = [*PROGRAM, *before, "sort"] if largest_file is None else limited(largest_file)
     process = subprocess.Popen(
         [*command, *map(str, arguments)],
         stdin=subprocess.DEVNULL,
@@ -65,7 +69,7 @@ def begun(
     )
     try:
         yield process
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_S)
         until = time.monotonic() + 30
         while (left := members(process.pid)) and time.monotonic() < until:
             time.sleep(0.02)
@@ -73,14 +77,14 @@ def begun(
     finally:
         for pid in members(process.pid):
             os.kill(pid, 9)
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT_S)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
 
 
 def members(session: int) -> list[int]:
-    """List the processes of a session that have not ended."""
+    """List the running processes of a session."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -94,11 +98,11 @@ def members(session: int) -> list[int]:
 
 
 def first_line(process: subprocess.Popen[str]) -> str:
-    """Read the first line that a command answers."""
+    """Read the first line of a command's output."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 def names(place: Path) -> list[str]:
-    """List what is in a directory."""
+    """List the names in a directory."""
     return sorted(path.name for path in place.iterdir())
