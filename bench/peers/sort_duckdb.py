@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from sorting import given, started, tell
+from sort_driver import parse_arguments, print_report, startup_seconds
 
 READ = """read_csv($files, columns = {'line': 'VARCHAR'}, auto_detect = false, header = false, delim = '\x01',
     quote = '', escape = '', new_line = '\\r\\n', strict_mode = false)"""
@@ -13,21 +13,21 @@ READ = """read_csv($files, columns = {'line': 'VARCHAR'}, auto_detect = false, h
 
 def main() -> None:
     """Sort."""
-    asked = given()
+    arguments = parse_arguments()
     duckdb: Any = import_module("duckdb")
     database = duckdb.connect()
-    database.execute(f"set threads = {asked.workers}")
-    database.execute(f"set memory_limit = '{asked.memory // 1_000_000}MB'")
-    database.execute(f"set temp_directory = '{asked.temp}'")
+    database.execute(f"set threads = {arguments.workers}")
+    database.execute(f"set memory_limit = '{arguments.memory // 1_000_000}MB'")
+    database.execute(f"set temp_directory = '{arguments.temp}'")
     database.execute("set preserve_insertion_order = false")
-    startup = started()
-    files = "[" + ", ".join(f"'{path}'" for path in asked.files) + "]"
-    target = asked.output / "partition.0"
+    startup = startup_seconds()
+    files = "[" + ", ".join(f"'{path}'" for path in arguments.files) + "]"
+    target = arguments.output / "partition.0"
     database.execute(
         f"copy (select line from {READ.replace('$files', files)} order by line) to '{target}' "  # noqa: S608 - ours
         "(format csv, header false, quote '', escape '', delimiter '\x01', new_line '\\r\\n')"
     )
-    tell(f"threads {asked.workers}, memory_limit", startup)
+    print_report(f"threads {arguments.workers}, memory_limit", startup)
 
 
 if __name__ == "__main__":

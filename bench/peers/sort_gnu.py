@@ -5,17 +5,23 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from sorting import given, started, tell
+from sort_driver import parse_arguments, print_report, startup_seconds
 
 
 def main() -> None:
     """Sort."""
-    asked = given()
-    options = [f"--parallel={asked.workers}", f"--buffer-size={asked.memory}b", f"--temporary-directory={asked.temp}"]
-    startup = started()
-    command = [str(shutil.which("sort")), *options, f"--output={asked.output / 'partition.0'}", *asked.files]
+    arguments = parse_arguments()
+    options = [f"--parallel={arguments.workers}", f"--buffer-size={arguments.memory}b"]
+    startup = startup_seconds()
+    command = [
+        str(shutil.which("sort")),
+        *options,
+        f"--temporary-directory={arguments.temp}",
+        f"--output={arguments.output / 'partition.0'}",
+        *arguments.files,
+    ]
     subprocess.run(command, check=True)  # noqa: S603 - sort, with paths of the benchmark
-    tell("LC_ALL=C, " + " ".join(options[:2]), startup)
+    print_report("LC_ALL=C, " + " ".join(options), startup)
 
 
 if __name__ == "__main__":

@@ -6,18 +6,18 @@ import os
 from importlib import import_module
 from typing import Any
 
-from sorting import given, started, tell
+from sort_driver import parse_arguments, print_report, startup_seconds
 
 
 def main() -> None:
     """Sort."""
-    asked = given()
-    os.environ["POLARS_MAX_THREADS"] = str(asked.workers)
-    os.environ["POLARS_TEMP_DIR"] = str(asked.temp)
+    arguments = parse_arguments()
+    os.environ["POLARS_MAX_THREADS"] = str(arguments.workers)
+    os.environ["POLARS_TEMP_DIR"] = str(arguments.temp)
     polars: Any = import_module("polars")
-    startup = started()
+    startup = startup_seconds()
     lines = polars.scan_csv(
-        asked.files,
+        arguments.files,
         has_header=False,
         separator="\x01",
         quote_char=None,
@@ -25,13 +25,13 @@ def main() -> None:
         schema={"line": polars.String},
     )
     lines.sort("line").sink_csv(
-        asked.output / "partition.0",
+        arguments.output / "partition.0",
         include_header=False,
         separator="\x01",
         quote_style="never",
         line_terminator="\r\n",
     )
-    tell(f"{asked.workers} threads, streaming; it knows no limit of memory", startup)
+    print_report(f"{arguments.workers} threads, streaming; no memory limit", startup)
 
 
 if __name__ == "__main__":

@@ -7,35 +7,35 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sorting import given, number, started, tell
+from sort_driver import parse_arguments, print_report, rename_partitions, startup_seconds
 
-PIECE = 64_000_000
+CHUNK_BYTES = 64_000_000
 
 
 def main() -> None:
     """Sort."""
     os.environ["RAY_DATA_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    asked = given()
+    arguments = parse_arguments()
     ray: Any = import_module("ray")
     data: Any = import_module("ray.data")
     arrow: Any = import_module("pyarrow")
     ray.init(
-        num_cpus=asked.workers,
+        num_cpus=arguments.workers,
         include_dashboard=False,
         log_to_driver=False,
         logging_level="error",
-        object_store_memory=asked.memory // 2,
-        object_spilling_directory=str(asked.temp),
+        object_store_memory=arguments.memory // 2,
+        object_spilling_directory=str(arguments.temp),
     )
     data.DataContext.get_current().enable_progress_bars = False
-    startup = started()
-    temp = str(asked.temp)
+    startup = startup_seconds()
+    temp = str(arguments.temp)
 
     def read(batch: dict[str, Any]) -> Any:
         with Path(str(batch["path"][0])).open("rb") as file:
             file.seek(int(batch["at"][0]))
-            lines = file.read(PIECE).decode("ascii").split("\n")[:-1]
+            lines = file.read(CHUNK_BYTES).decode("ascii").split("\n")[:-1]
         return arrow.table({"line": arrow.array(lines)})
 
     def write(batch: Any) -> Any:
@@ -45,12 +45,17 @@ def main() -> None:
             target.write_text("\n".join(lines) + "\n", encoding="ascii", newline="")
         return arrow.table({"lines": [len(lines)]})
 
-    pieces = [{"path": path, "at": at} for path in asked.files for at in range(0, Path(path).stat().st_size, PIECE)]
-    blocks = data.from_items(pieces, override_num_blocks=len(pieces)).map_batches(read, batch_size=1)
+    chunks = [
+        {"path": path, "at": at} for path in arguments.files for at in range(0, Path(path).stat().st_size, CHUNK_BYTES)
+    ]
+    blocks = data.from_items(chunks, override_num_blocks=len(chunks)).map_batches(read, batch_size=1)
     blocks.sort("line").map_batches(write, batch_size=None, batch_format="pyarrow").materialize()
     ray.shutdown()
-    number(sorted(asked.temp.glob("part-*")), asked.output)
-    tell(f"{asked.workers} processors, object store of half the memory, pieces of {PIECE // 1_000_000} MB", startup)
+    rename_partitions(sorted(arguments.temp.glob("part-*")), arguments.output)
+    print_report(
+        f"{arguments.workers} processors, object store of half the memory, chunks of {CHUNK_BYTES // 1_000_000} MB",
+        startup,
+    )
 
 
 if __name__ == "__main__":

@@ -5,30 +5,30 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from sorting import given, number, started, tell
+from sort_driver import parse_arguments, print_report, rename_partitions, startup_seconds
 
 
 def main() -> None:
     """Sort."""
-    asked = given()
+    arguments = parse_arguments()
     spark_sql: Any = import_module("pyspark.sql")
     session = (
-        spark_sql.SparkSession.builder.master(f"local[{asked.workers}]")
-        .config("spark.driver.memory", f"{asked.memory // 1_000_000}m")
-        .config("spark.local.dir", str(asked.temp))
+        spark_sql.SparkSession.builder.master(f"local[{arguments.workers}]")
+        .config("spark.driver.memory", f"{arguments.memory // 1_000_000}m")
+        .config("spark.local.dir", str(arguments.temp))
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", str(8 * asked.workers))
+        .config("spark.sql.shuffle.partitions", str(8 * arguments.workers))
         .config("spark.sql.adaptive.enabled", "false")
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    startup = started()
-    written = asked.temp / "written"
-    lines = session.read.option("lineSep", "\n").text(str(asked.source))
+    startup = startup_seconds()
+    written = arguments.temp / "written"
+    lines = session.read.option("lineSep", "\n").text(str(arguments.source))
     lines.orderBy("value").write.option("lineSep", "\n").text(str(written))
     session.stop()
-    number([path for path in sorted(written.glob("part-*")) if path.stat().st_size], asked.output)
-    tell(f"local[{asked.workers}], driver memory as given, {8 * asked.workers} partitions", startup)
+    rename_partitions([path for path in sorted(written.glob("part-*")) if path.stat().st_size], arguments.output)
+    print_report(f"local[{arguments.workers}], driver memory as given, {8 * arguments.workers} partitions", startup)
 
 
 if __name__ == "__main__":
