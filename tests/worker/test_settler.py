@@ -85,6 +85,25 @@ async def test_a_flush_whose_backend_is_killed_is_repeated_and_written_once(
     assert await notices(database) == ([(task, 1, "done")] if callback else [])
 
 
+async def test_a_cancellation_whose_backend_is_killed_is_repeated_and_written_once(
+    url: str, database: Connection
+) -> None:
+    task = await enqueue(database, callback_url=CALLBACK)
+    app, gate = gated_app(url)
+    async with serving(app, replace(QUICK, cancel_grace=0.01)) as worker:
+        await gate.entered[1].wait()
+        attempt = only_attempt(worker)
+        async with locked(url, task) as holder:
+            worker.components.runner.cancel(attempt, "not wanted")
+            flushing = await blocked_by(database, holder)
+            await kill(database, flushing)
+            await blocked_by(database, holder, but=flushing)
+        await until(attempt.is_terminal)
+    assert attempt.state is TaskState.COMPLETED
+    assert await events(database, task) == ["create", "claim", "cancel"]
+    assert await notices(database) == [(task, 1, "canceled")]
+
+
 @pytest.mark.parametrize(
     ("callback", "last_words"),
     [(None, b"jsonb_to_recordset"), (CALLBACK, b"COMMIT")],

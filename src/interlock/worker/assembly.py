@@ -34,7 +34,7 @@ ALL_WORKERS = "*"
 
 
 class WorkerComponents:
-    """The parts of a worker that live from its first connection to its end, across reconnects."""
+    """The services and state of a worker, which live from its first connection to its end, across reconnects."""
 
     def __init__(self, worker: WorkerStateMachine, app: Interlock) -> None:
         settings = worker.settings

@@ -46,7 +46,7 @@ FATAL_ERRORS = (MigrationError, InvariantError)  # a new connection does not hel
 
 @dataclass(slots=True)
 class WorkerContext:
-    """What a worker process holds: its connection, counters and running attempts."""
+    """The data of a worker process: its connection, counters and running attempts."""
 
     connection: Connection | None = None
     backoff_count: int = 0

@@ -215,7 +215,7 @@ class RemoteCommands:
 
 
 class Registration:
-    """What others see and change of one worker: its row, its namespaces, and whether it claims tasks.
+    """The part of a worker that other processes see and change: its row, its namespaces, and whether it claims tasks.
 
     The heartbeat runs in a LoopThread, so that a handler which blocks the worker's loop does not make it look dead.
     """

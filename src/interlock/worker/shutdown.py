@@ -19,13 +19,11 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from interlock.errors import StoreError
 from interlock.lifecycle import TaskState
-from interlock.postgres.retry import raise_if_canceled
+from interlock.postgres.retry import retry
 from interlock.service import wait_for_event
 from interlock.telemetry import log
 from interlock.worker.cancellation import cancel_tasks, run_within
-from interlock.worker.fetcher import poll_interval
 from interlock.worker.outcome import Interruption, returned
 from interlock.worker.settler import return_attempts
 
@@ -94,18 +92,16 @@ class Shutdown:
 
     async def _stay_connected(self) -> None:
         """Reconnect whenever the database is lost, with backoff."""
-        failures = 0
         while True:
             if self._connections.are_open:
-                failures = 0
                 await self._connections.lost.wait()
-            try:
-                await self._worker.open_connections()
-            except (StoreError, OSError) as error:
-                raise_if_canceled()
-                failures += 1
-                log.warning("shutdown_without_database", error=str(error) or type(error).__name__)
-                await asyncio.sleep(poll_interval(self._worker.settings, failures))
+            await retry(self._reconnect, on_failure=self._on_reconnect_failed)
+
+    async def _reconnect(self) -> None:
+        await self._worker.open_connections()
+
+    def _on_reconnect_failed(self, error: Exception, _: float) -> None:
+        log.warning("shutdown_without_database", error=str(error) or type(error).__name__)
 
     async def _return_unstoppable(self, seconds: float) -> None:
         """Return the tasks of handlers that do not stop: threads, and coroutines that swallow their cancellation."""

@@ -1,4 +1,4 @@
-"""What went through a worker's two event systems, as numbers and as metrics, and the gauges of the queue.
+"""Statistics of a worker's two event systems, their metric, and the gauges of the queue.
 
 Invariant: each event is counted once, as a plain number; `status` and Prometheus show the same figures.
 """
@@ -83,7 +83,7 @@ class _EventMetrics(Collector):
 
     @staticmethod
     def _counter() -> CounterMetricFamily:
-        help_text = "What went through a worker's event systems, by system and what became of it"
+        help_text = "Events of a worker's two event systems, by system and result"
         return CounterMetricFamily("worker_events_total", help_text, labels=["system", "kind"])
 
 
