@@ -57,7 +57,7 @@ async def timed(work: Awaitable[object]) -> float:
 async def measure(fleet: Fleet, rounds: int) -> None:
     """Time what one worker's process does, with the settings of production."""
     worker = await fleet.add()
-    async with pooling(fleet.url, tick=0.5, lease=10.0, restart_base=0.5):
+    async with pooling(fleet.url, poll_interval=0.5, lease=10.0, restart_backoff=0.5):
         print(f"start to first heartbeat    {await timed(fleet.alive(worker)):6.2f} s")
 
         async def obeyed(event: Event) -> None:

@@ -77,6 +77,11 @@ class BackgroundService(ABC):
                     await asyncio.wait([self._task], timeout=self.stop_timeout_s)
                 await cancel_and_wait([self._task])
 
+    async def join(self) -> None:
+        """Wait until the service has ended; raise the error that ended it."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
     def cancel(self) -> None:
         """Cancel `run` without waiting for it: for callers in a hurry that cannot wait. `stop` waits."""
         self.request_stop()

@@ -124,8 +124,8 @@ def test_the_timeline_is_what_the_database_recorded(shell: Shell) -> None:
     assert lost_by.startswith(f"{killed}-")
     assert re.search(rf"^{re.escape(held)} +lost +{killed} +1 ", shown, re.MULTILINE)
     assert re.search(rf"^{re.escape(held)} +done +worker-\d +2 ", shown, re.MULTILINE)
-    assert f"{killed} says nothing any more" in shown
-    assert f"takes {held}, as attempt 2" in shown
+    assert f"{killed} sends no more heartbeats" in shown
+    assert f"claims {held} as attempt 2" in shown
 
 
 def test_in_a_terminal_a_table_lives_until_the_timeline_takes_its_place(shell: Shell) -> None:
@@ -203,7 +203,7 @@ def test_a_process_that_ends_by_itself_is_told_in_a_line(shell: Shell) -> None:
         demo.until("running on")
         os.kill(pids[-1], signal.SIGKILL)
         code, wrong = demo.end()
-    assert (code, wrong) == (1, "interlock: the demo's orchestrator has ended with exit code -9: it said nothing\n")
+    assert (code, wrong) == (1, "interlock: the demo's orchestrator was killed by SIGKILL\n")
     assert all(map(is_gone, pids))
 
 

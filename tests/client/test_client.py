@@ -16,7 +16,7 @@ import pytest
 from interlock import Backoff, Interlock, TaskContext
 from interlock.client.app import load_app
 from interlock.errors import ConfigError, DefinitionError, InputError, MigrationError, StoreError
-from interlock.postgres.connection import Unreadable
+from interlock.postgres.connection import UnreadableJson
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.ids import new_id
 
@@ -79,7 +79,7 @@ def test_a_command_takes_any_json_by_name() -> None:
     with pytest.raises(InputError, match="by name"):
         task.encode(1)
     with pytest.raises(InputError, match="nested too deeply"):
-        task.decode(Unreadable())
+        task.decode(UnreadableJson())
     with pytest.raises(InputError, match="not a JSON value"):
         task.encode(a=object())
 

@@ -33,7 +33,7 @@ async def api_at(url: str, *, app: Interlock | None = None, **settings: Any) -> 
     used = app if app is not None else Interlock(config=config)
     async with used:
         api = create_api(used, config, lag=timedelta(0))
-        await api.state.moves.look()
+        await api.state.transitions.update()
         transport = httpx.ASGITransport(app=api)
         async with httpx.AsyncClient(transport=transport, base_url=HERE) as client:
             yield client

@@ -23,7 +23,7 @@ from interlock.store.enqueue import enqueue_task
 from interlock.store.remote_commands import Status, call_processes
 from interlock.store.workers import WorkerSpec, create_worker, move_worker
 from interlock.supervisor.pool.pool import Pool
-from interlock.supervisor.pool.processes import birth_of
+from interlock.supervisor.pool.process_info import read_start_time
 from interlock.supervisor.pool.settings import PoolSettings
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the processes find their app
 
 Event = SupervisedWorkerEvent
-QUICK = {"tick": 0.1, "lease": 1.0, "restart_base": 0.05, "stop_limit": 8.0}
+QUICK = {"poll_interval": 0.1, "lease": 1.0, "restart_backoff": 0.05, "stop_timeout": 8.0}
 
 
 def config_at(url: str, **settings: Any) -> Config:
@@ -52,13 +52,11 @@ async def pooling(
     await notifier.start()
     chosen = PoolSettings(**{**QUICK, **settings})
     pool = Pool(url, config or config_at(url), chosen, notifier=notifier, clock=clock)
-    stop = asyncio.Event()
-    running = asyncio.create_task(pool.run(stop))
+    await pool.start()
     try:
         yield pool
     finally:
-        stop.set()
-        await running
+        await pool.stop()
         await notifier.stop()
 
 
@@ -145,7 +143,7 @@ def fleet_at(url: str) -> Iterator[Fleet]:
     fleet = Fleet(url)
     yield fleet
     for row in fleet.rows("select pid, birth from interlock.workers where pid is not null"):
-        if birth_of(row["pid"]) == row["birth"]:
+        if read_start_time(row["pid"]) == row["birth"]:
             kill(row["pid"])
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg.rows import DictRow
 
-from interlock.postgres.connection import dialling, prepare
+from interlock.postgres.connection import configure_adapters, connection_arguments
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -57,8 +57,8 @@ class Place:
             await connection.close()
 
     async def _connect(self) -> Brittle:
-        connection: Any = await Brittle.connect(**dialling(self._url))
-        prepare(connection)
+        connection: Any = await Brittle.connect(**connection_arguments(self._url))
+        configure_adapters(connection)
         brittle: Brittle = connection
         return brittle
 

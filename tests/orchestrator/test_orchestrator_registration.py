@@ -33,7 +33,8 @@ WORKER = RegisteredProcess("w1", namespaces=("mail", "default"), types=("send",)
 
 
 async def moves(database: Connection, worker: str = "w1") -> list[str]:
-    return [row["event"] for row in await run(database, WORKERS["read_worker_history"], {"id": worker})]
+    rows = await run(database, WORKERS["read_worker_moves"], {"id": worker, "after": 0, "limit": 100})
+    return [row["event"] for row in rows]
 
 
 async def test_a_process_is_live_from_its_registration_until_it_is_silent(database: Connection) -> None:

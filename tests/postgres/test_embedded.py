@@ -340,10 +340,10 @@ def test_a_long_path_gets_a_short_socket_directory(place: Path) -> None:
 
 def test_notes_tell_of_the_first_start_and_only_of_it(server: EmbeddedServer, place: Path) -> None:
     first: list[str] = []
-    with EmbeddedServer(place / "new", settings=QUICK, note=first.append):
+    with EmbeddedServer(place / "new", settings=QUICK, report_progress=first.append):
         assert [note.split()[0] for note in first] == ["Setting", "Starting"]
     later: list[str] = []
-    with EmbeddedServer(server.data_dir, settings=QUICK, note=later.append):
+    with EmbeddedServer(server.data_dir, settings=QUICK, report_progress=later.append):
         assert [note.split()[0] for note in later] == ["Starting"]
 
 

@@ -91,7 +91,7 @@ def test_a_new_server_waits_until_the_old_ones_keeper_has_tidied_up(place: Path)
     assert pid is not None
     kept_by = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     starting = threading.Event()
-    newcomer = EmbeddedServer(server.data_dir, settings=QUICK, note=lambda _: starting.set())
+    newcomer = EmbeddedServer(server.data_dir, settings=QUICK, report_progress=lambda _: starting.set())
     starter = threading.Thread(target=newcomer.acquire)
     os.kill(kept_by, signal.SIGSTOP)
     try:

@@ -9,10 +9,10 @@ import psycopg
 import pytest
 
 from interlock.errors import DisconnectedError, StatementError
-from interlock.postgres.connection import POOLED, connect
+from interlock.postgres.connection import PGBOUNCER_FLAG, connect
 from interlock.postgres.notifier import listen, receive
 from interlock.postgres.pgmq import use_queue
-from interlock.postgres.query import Statement, run, run_prepared, written
+from interlock.postgres.query import Statement, array_literal, run, run_prepared
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
@@ -51,7 +51,7 @@ async def test_within_a_transaction_nothing_is_prepared(database: Connection) ->
 
 
 async def test_behind_a_pooler_nothing_is_prepared(url: str) -> None:
-    async with connect(f"{url}{'&' if '?' in url else '?'}{POOLED}") as connection:
+    async with connect(f"{url}{'&' if '?' in url else '?'}{PGBOUNCER_FLAG}") as connection:
         await echoed(connection)
         (row,) = await run_prepared(connection, PREPARED, {}, tuple)
         assert row == (0,)
@@ -97,9 +97,9 @@ async def test_who_is_cancelled_leaves_a_connection_that_works(database: Connect
 
 async def test_texts_in_arrays_keep_their_signs(database: Connection) -> None:
     texts = ("plain", 'a"b', "a\\b", "a,b", "{}", "", "null", "ö\n\t", "a b")
-    (row,) = await run(database, Statement("x", "select %(a)s::text[] as a", ()), {"a": written(texts)})
+    (row,) = await run(database, Statement("x", "select %(a)s::text[] as a", ()), {"a": array_literal(texts)})
     assert row["a"] == list(texts)
-    (row,) = await run(database, Statement("x", "select %(a)s::text[] as a", ()), {"a": written(())})
+    (row,) = await run(database, Statement("x", "select %(a)s::text[] as a", ()), {"a": array_literal(())})
     assert row["a"] == []
 
 

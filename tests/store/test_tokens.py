@@ -15,7 +15,7 @@ from interlock import Interlock
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError
 from interlock.store.access import Scope, authenticate_token, create_token, list_tokens, revoke_token
-from interlock.supervisor.http.app import refuse_public_without_tokens
+from interlock.supervisor.http.server import refuse_public_without_tokens
 
 if TYPE_CHECKING:
     import httpx
@@ -150,14 +150,14 @@ def test_a_public_address_without_tokens_is_not_served(url: str) -> None:
     shell = Shell(url)
     refused = shell.run("supervisor", "--host", "0.0.0.0", "--port", "0")  # noqa: S104 - it is what is refused
     assert refused.returncode == 2
-    assert "0.0.0.0 would be served to whoever can reach it, and there is no token" in refused.stderr
+    assert "other hosts can reach 0.0.0.0, and there is no token" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
 async def test_where_tokens_are_required_one_must_be_there(url: str, database: Connection) -> None:
     config = Config(database_url=url, supervisor_require_token=True)
     async with Interlock(config=config) as app:
-        with pytest.raises(ConfigError, match="tokens are required, and there is no token: make one with"):
+        with pytest.raises(ConfigError, match="tokens are required, and there is no token: create one with"):
             await refuse_public_without_tokens(app, config)
         await token(database, "read")
         await refuse_public_without_tokens(app, config)

@@ -14,9 +14,10 @@ from api_support import HERE, api_at, supervisor_at
 from interlock import Interlock
 from interlock.config import Config
 from interlock.errors import ConfigError
-from interlock.supervisor.http.app import bound, create_api
-from interlock.supervisor.http.middleware import LOOPBACK_NAMES, Door, Rules
+from interlock.supervisor.http.app import create_api
+from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, RequestLimits, RequestLimitsMiddleware
 from interlock.supervisor.http.problems import CODES
+from interlock.supervisor.http.server import bind_socket
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -184,7 +185,7 @@ def test_ctrl_c_ends_the_supervisor_in_good_order_and_a_taken_port_is_told(url: 
         assert "server" not in httpx.get(f"{address}/healthz").headers
         port = int(address.rpartition(":")[2])
         with pytest.raises(ConfigError, match=f"cannot be served on 127.0.0.1:{port}: Address already in use"):
-            bound("127.0.0.1", port).__enter__()
+            bind_socket("127.0.0.1", port).__enter__()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert "Traceback" not in said.all()
@@ -198,8 +199,8 @@ async def test_one_request_too_many_is_put_off() -> None:
         await release.wait()
 
     release = asyncio.Event()
-    door = Door(slow, Rules(None, body_limit=1024, timeout=5.0, at_once=2))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=door), base_url=HERE) as client:
+    limited = RequestLimitsMiddleware(slow, RequestLimits(None, max_body_bytes=1024, timeout_s=5.0, max_concurrent=2))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=limited), base_url=HERE) as client:
         inside = [asyncio.create_task(client.get("/")) for _ in range(2)]
         await asyncio.sleep(0)
         refused = problem(await client.get("/"), "too_many_requests")
@@ -222,11 +223,11 @@ async def test_a_socket_of_another_origin_is_closed_before_anybody_hears_of_it()
     async def receive() -> Any:
         return {"type": "websocket.connect"}
 
-    door = Door(inner, Rules(LOOPBACK_NAMES, body_limit=1024, timeout=5.0))
+    limited = RequestLimitsMiddleware(inner, RequestLimits(LOOPBACK_HOSTS, max_body_bytes=1024, timeout_s=5.0))
     for host, origin in (("localhost:1", "http://evil.example"), ("evil.example", "http://evil.example")):
         headers = [(b"host", host.encode()), (b"origin", origin.encode())]
-        await door({"type": "websocket", "path": "/bad", "headers": headers}, receive, send)
+        await limited({"type": "websocket", "path": "/bad", "headers": headers}, receive, send)
     assert [message["type"] for message in said] == ["websocket.close", "websocket.close"]
     headers = [(b"host", b"localhost:1"), (b"origin", b"http://localhost:1")]
-    await door({"type": "websocket", "path": "/good", "headers": headers}, receive, send)
+    await limited({"type": "websocket", "path": "/good", "headers": headers}, receive, send)
     assert heard == ["/good"]

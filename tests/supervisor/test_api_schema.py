@@ -25,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
 from interlock.config import Config
 from interlock.postgres.connection import connect
 from interlock.store.access import Scope, create_token
-from interlock.supervisor.http.app import serve_api
+from interlock.supervisor.http.server import ApiServer
 from jobs_support import app_at
 
 if TYPE_CHECKING:
@@ -53,25 +53,23 @@ SETTINGS = settings(
 def served(url: str) -> Iterator[str]:
     """Serve the API from a thread of its own."""
     config = Config(database_url=url, supervisor_port=0, supervisor_require_token=True)
-    loop, stop, address = asyncio.new_event_loop(), asyncio.Event(), []
-    ready = threading.Event()
-
-    def started(place: str) -> None:
-        address.append(place)
-        ready.set()
-
-    def work() -> None:
-        loop.run_until_complete(serve_api(app_at(url), config, stop, started=started))
-        loop.close()
-
-    thread = threading.Thread(target=work)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    assert ready.wait(60)
+
+    async def start() -> ApiServer:
+        server = ApiServer(app_at(url), config)
+        await server.start()
+        return server
+
     try:
-        yield address[0]
+        server = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
+        yield server.url
+        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
+        loop.close()
 
 
 async def admin(url: str) -> str:

@@ -74,14 +74,14 @@ async def test_pausing_a_worker_over_the_api_pauses_a_process(url: str, fleet: F
 
 async def test_a_process_that_does_not_end_is_killed_and_its_tasks_are_free_at_once(url: str, fleet: Fleet) -> None:
     worker = await fleet.add(lease=3600)
-    async with pooling(url, stop_limit=0.3):
+    async with pooling(url, stop_timeout=0.3):
         row = await fleet.alive(worker)
         task = await fleet.enqueue("block_the_loop", seconds=3600)
         await fleet.state_of(task, "running")
         await fleet.move(worker, Event.TERMINATE)
         await fleet.state_of(task, "pending")
         row = await fleet.seen(worker, lambda row: row["pid"] is None)
-    assert row["process_note"] == "it was killed by SIGKILL"
+    assert row["process_note"] == "the process was killed by SIGKILL"
 
 
 async def test_a_pool_that_stops_ends_its_processes_and_the_next_one_starts_them_anew(url: str, fleet: Fleet) -> None:
@@ -91,7 +91,7 @@ async def test_a_pool_that_stops_ends_its_processes_and_the_next_one_starts_them
     row = fleet.row(worker)
     assert not exists(first["pid"])
     assert (row["status"], row["supervisor_id"], row["pid"], row["crashes"]) == ("RUNNING", None, None, 0)
-    async with pooling(url, leave=True):
+    async with pooling(url, leave_running=True):
         second = await fleet.alive(worker, generation=2)
     assert exists(second["pid"])
     async with pooling(url):  # it finds alive what was left, and stops it in the end
@@ -121,11 +121,11 @@ async def test_the_processes_of_a_killed_supervisor_work_on_and_the_next_one_ado
 
 async def test_two_supervisors_share_the_rows_and_neither_touches_the_other_s(url: str, fleet: Fleet) -> None:
     lease = 2.0
-    async with pooling(url, most=2, lease=lease, leave=True) as one:
+    async with pooling(url, max_processes=2, lease=lease, leave_running=True) as one:
         early = [await fleet.add(), await fleet.add()]
         for worker in early:
             await fleet.alive(worker)
-        async with pooling(url, most=3, lease=lease) as other:
+        async with pooling(url, max_processes=3, lease=lease) as other:
             late = await fleet.add()
             await fleet.alive(late)
             await asyncio.sleep(lease * 1.4)  # longer than it lasts if nobody renews it
@@ -133,8 +133,8 @@ async def test_two_supervisors_share_the_rows_and_neither_touches_the_other_s(ur
             assert holders == [one.id, one.id, other.id]
             # a row is moved by whoever holds it, and by nobody else
             run_sql(url, f"update interlock.workers set supervisor_id = '{other.id}' where id = '{early[0]}'")
-            await fleet.seen(early[0], lambda row: row["pid"] in [child.pid for child in other.children.values()])
-            await until(lambda: early[0] not in one.children)
+            await fleet.seen(early[0], lambda row: row["pid"] in [child.pid for child in other.processes.values()])
+            await until(lambda: early[0] not in one.processes)
         assert {fleet.row(worker)["generation"] for worker in (*early, late)} == {1}
         assert exists(fleet.row(early[1])["pid"])
     async with pooling(url):
@@ -143,7 +143,7 @@ async def test_two_supervisors_share_the_rows_and_neither_touches_the_other_s(ur
 
 async def test_a_process_whose_row_has_a_later_one_stops_by_itself(url: str, fleet: Fleet) -> None:
     worker = await fleet.add()
-    async with pooling(url, leave=True):
+    async with pooling(url, leave_running=True):
         row = await fleet.alive(worker)
     run_sql(url, f"update interlock.workers set generation = 2 where id = '{worker}'")
     run_sql(url, f"select pg_notify('interlock_control', '{worker}')")
@@ -160,7 +160,7 @@ async def test_a_worker_that_nobody_here_started_obeys_the_same_calls_within_a_s
             await until_it_obeys_promptly(fleet, worker)
             await fleet.move(worker, Event.TERMINATE)
             await asyncio.to_thread(process.wait, 60)
-        assert not pool.children
+        assert not pool.processes
     assert fleet.row(worker)["supervisor_id"] is None
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from interlock.config import FOREVER, Config
 from interlock.errors import ConfigError
-from interlock.postgres.connection import checked_url
+from interlock.postgres.connection import validate_database_url
 
 pytestmark = pytest.mark.unit
 
@@ -80,7 +80,7 @@ def test_nonsense_is_refused_with_its_place(
     ],
 )
 def test_a_url_that_libpq_reads_is_taken_as_it_is(url: str) -> None:
-    checked_url(url)
+    validate_database_url(url)
     assert Config.load(environment={"INTERLOCK_DATABASE_URL": url}).database_url == url
 
 

@@ -40,7 +40,7 @@ class Clock:
 
 async def test_a_transient_error_is_retried_three_times_and_the_worker_stays_running(url: str, fleet: Fleet) -> None:
     worker = await fleet.add()
-    async with pooling(url, restart_base=0.05):
+    async with pooling(url, restart_backoff=0.05):
         notes = []
         for generation in (1, 2, 3):
             row = await fleet.seen(worker, partial(_has_begun, generation))
@@ -49,27 +49,27 @@ async def test_a_transient_error_is_retried_three_times_and_the_worker_stays_run
             notes.append((await fleet.seen(worker, partial(_has_crashed, generation)))["process_note"])
         await fleet.alive(worker, generation=4)
         assert [note.partition("; ")[2] for note in notes] == [
-            "try 1 of 3 to start it again after 0.05 s",
-            "try 2 of 3 to start it again after 0.1 s",
-            "try 3 of 3 to start it again after 0.2 s",
+            "restart 1 of 3 in 0.05 s",
+            "restart 2 of 3 in 0.1 s",
+            "restart 3 of 3 in 0.2 s",
         ]
-        assert notes[0].startswith("it was killed by SIGKILL")
+        assert notes[0].startswith("the process was killed by SIGKILL")
     assert fleet.history(worker)[-1][0] == "RUNNING"
 
 
 async def test_a_worker_that_crashes_quickly_again_and_again_fails_with_the_reason(url: str, fleet: Fleet) -> None:
     worker = await fleet.add(app="pool_crash:app")
-    async with pooling(url, retries=1):
+    async with pooling(url, max_restarts=1):
         row = await fleet.seen(worker, lambda row: row["status"] == "FAILED")
         assert row["generation"] == 2
-        reason = "the process has ended quickly 2 times in a row; the last time, it has ended with exit code 1: "
+        reason = "2 quick crashes in a row; last: the process exited with code 1: "
         assert row["reason"] == f"{reason}RuntimeError: no good"
         await fleet.seen(worker, lambda row: row["supervisor_id"] is None)
 
 
 async def test_a_process_that_lasted_begins_anew_with_its_tries(url: str, fleet: Fleet) -> None:
     worker = await fleet.add()
-    async with pooling(url, steady=0.3):
+    async with pooling(url, stable_after=0.3):
         kill((await fleet.seen(worker, partial(_has_begun, 1)))["pid"])
         await fleet.seen(worker, partial(_has_crashed, 1))
         await fleet.alive(worker, generation=2)
@@ -84,8 +84,8 @@ async def test_memory_above_the_limit_pauses_the_worker_which_finishes_what_it_h
         first = await fleet.alive(worker)
         task = await fleet.enqueue("grow", megabytes=300, seconds=5)
         row = await fleet.seen(worker, lambda row: row["status"] == "PAUSED")
-        assert row["reason"].startswith("its process uses ")
-        assert row["reason"].endswith(" MB of memory, and its limit is 250 MB")
+        assert row["reason"].startswith("the process uses ")
+        assert row["reason"].endswith(" MB of memory; its limit is 250 MB")
         assert exists(first["pid"])
         await fleet.state_of(task, "done")
         row = await fleet.seen(worker, lambda row: row["pid"] is None)
@@ -108,7 +108,7 @@ async def test_a_worker_without_a_heartbeat_in_time_is_terminated_and_its_leases
 ) -> None:
     worker = await fleet.add(lease=3600)
     clock = Clock()
-    async with pooling(url, clock=clock, stop_limit=0.3, gap=1e9):
+    async with pooling(url, clock=clock, stop_timeout=0.3, max_poll_gap=1e9):
         row = await fleet.alive(worker)
         task = await fleet.enqueue("nap", seconds=3600)
         await fleet.state_of(task, "running")
@@ -128,7 +128,7 @@ async def test_so_is_one_that_nobody_here_started(url: str, fleet: Fleet, databa
     task = await fleet.enqueue("nap", seconds=3600)
     with worker_process(url, INTERLOCK_LEASE="3600") as process:
         await fleet.state_of(task, "running")
-        async with pooling(url, clock=clock, silence=20, gap=1e9) as pool:
+        async with pooling(url, clock=clock, heartbeat_timeout=20, max_poll_gap=1e9) as pool:
             await until(lambda: pool.watched_since is not None)
             await until(lambda: fleet.rows("select * from interlock.workers where status = 'RUNNING'"))
             (live,) = await list_live_workers(database)

@@ -15,7 +15,7 @@ import typer
 from interlock.cli.format import print_note
 from interlock.config import Config
 from interlock.errors import ConfigError
-from interlock.postgres.connection import checked_url, connect, database_url
+from interlock.postgres.connection import connect, database_url, validate_database_url
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.guards import generate as generate_guards
 from interlock.postgres.migrate import applied_migrations, grant, known_migrations, pending_migrations, sql_directory
@@ -33,7 +33,7 @@ def _embedded(config: Config) -> EmbeddedServer:
             "a database URL is set, so there is no embedded server to work with; unset INTERLOCK_DATABASE_URL "
             "(or leave out --database-url) to use it"
         )
-    return EmbeddedServer(config.data_dir, note=print_note)
+    return EmbeddedServer(config.data_dir, report_progress=print_note)
 
 
 @app.command()
@@ -76,7 +76,7 @@ def psql(
     extra = arguments or []
     # This process becomes psql, so that signals are psql's own affair: Ctrl-C ends a query there, not the session.
     if config.database_url is not None:
-        url = checked_url(config.database_url)
+        url = validate_database_url(config.database_url)
         program = Path(shutil.which("psql") or EmbeddedServer.psql_path())
         _restore_signals()
         os.execv(program, [str(program), url, *extra])  # noqa: S606 - the user's own psql, or ours; no shell

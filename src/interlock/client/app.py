@@ -24,7 +24,7 @@ from interlock.client.workflow import check_nesting
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError, InterlockError, MigrationError, StoreError
 from interlock.model.options import CHECKS, check_text, integer_check
-from interlock.postgres.connection import Pool, connect, database_url
+from interlock.postgres.connection import ConnectionPool, connect, database_url
 from interlock.postgres.notifier import Notifier
 from interlock.store.enqueue import is_copyable
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
@@ -117,7 +117,7 @@ class Interlock(Definitions):
         self._held = AsyncExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._url: str | None = None
-        self._pool: Pool | None = None
+        self._pool: ConnectionPool | None = None
         self._completions: ResultWatcher | None = None
         self._notifier: Notifier | None = None
 
@@ -347,7 +347,7 @@ class Interlock(Definitions):
             await put_schedules(connection, self.schedules.values(), now=self.now())
             for document in documents:
                 await put_workflow(connection, document, now=self.now())
-        pool = Pool(url, max_size=self._max_connections)
+        pool = ConnectionPool(url, max_size=self._max_connections)
         await pool.open()
         stack.push_async_callback(self._forget, pool)
         self._notifier = Notifier(url)
@@ -355,7 +355,7 @@ class Interlock(Definitions):
         self._url, self._pool, self._completions = url, pool, ResultWatcher(self)
         self._loop = asyncio.get_running_loop()
 
-    async def _forget(self, pool: Pool) -> None:
+    async def _forget(self, pool: ConnectionPool) -> None:
         try:
             await self.completions.stop()
             await self.notifier.stop()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.context import TaskContext
 from interlock.errors import DefinitionError, InputError, PermanentError
 from interlock.model.json_values import Codec, ValueRefusedError, is_storable
-from interlock.postgres.connection import Unreadable
+from interlock.postgres.connection import UnreadableJson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -168,7 +168,11 @@ class Arguments:
 
 def describe_bad_input(stored: Any) -> str:
     """Say why something that was stored cannot be arguments."""
-    return str(stored["unreadable"]) if isinstance(stored, Unreadable) else "must be a JSON object of arguments by name"
+    return (
+        str(stored["unreadable"])
+        if isinstance(stored, UnreadableJson)
+        else "must be a JSON object of arguments by name"
+    )
 
 
 def _described(name: str) -> str:

@@ -15,7 +15,7 @@ from interlock.errors import InputError, JobFailedError, UnknownJobError
 from interlock.lifecycle import JobState
 from interlock.model.json_values import ValueRefusedError, check_json
 from interlock.model.options import CHECKS, check_text, check_worker_count
-from interlock.postgres.connection import lent
+from interlock.postgres.connection import user_connection
 from interlock.store.jobs import find_jobs, read_job_history, read_jobs, read_steps
 from interlock.store.workflows import read_workflow
 from interlock.workflow.cancel import cancel_job
@@ -337,5 +337,5 @@ async def _stored(app: Interlock, job: NewJob, connection: AsyncConnection | Syn
     if connection is None:
         async with app.connection() as own:
             return await submit_job(own, job, actor=app.actor, now=app.now())
-    async with lent(connection) as theirs:
+    async with user_connection(connection) as theirs:
         return await submit_job(theirs, job, actor=app.actor, now=app.now())

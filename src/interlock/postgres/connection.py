@@ -1,36 +1,22 @@
-"""Where the database is, how to connect to it, and how its refusals become Python errors.
+"""Connections to PostgreSQL: the URL of the server, single connections, the pool, and connections of the user.
 
-Invariant: the SQLSTATEs of the guards never reach a caller as driver errors; no message shows a password.
+Invariant: the SQLSTATEs of the guards never reach a caller as errors of the driver, and no message shows a password.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from uuid import UUID
-
-import orjson
-from psycopg.types.array import ListDumper
-
-if TYPE_CHECKING:
-    from psycopg.abc import Buffer, DumperKey
-    from psycopg.adapt import PyFormat
-    from psycopg.types.array import BaseListDumper
-
-from typing import TYPE_CHECKING
-
-import psycopg
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
-
 import json
 import time
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
+from uuid import UUID
 from weakref import WeakKeyDictionary
 
+import orjson
+import psycopg
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, args_row, dict_row
+from psycopg.types.array import ListDumper
 from psycopg.types.json import set_json_loads
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -50,21 +36,32 @@ from interlock.postgres.embedded.server import EmbeddedServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
+    from psycopg.abc import Buffer, DumperKey
+    from psycopg.adapt import PyFormat
+    from psycopg.types.array import BaseListDumper
+    from typing_extensions import TypeIs
+
     from interlock.config import Config
 
-
 Connection = psycopg.AsyncConnection[DictRow]
+AsyncConnection = psycopg.AsyncConnection[Any]
+SyncConnection = psycopg.Connection[Any]
 
-POOLED = "pgbouncer=true"
+PGBOUNCER_FLAG = "pgbouncer=true"  # a parameter of the URL that libpq does not know
+CONNECT_TIMEOUT_S = 10
+PREPARE_THRESHOLD = 5  # runs of a statement over a cursor, after which psycopg prepares it
+POOL_TIMEOUT_S = 30.0  # to wait for a free connection
+CHECK_AFTER_IDLE_S = 1.0  # a pooled connection that was idle for longer is checked before use
 
-# SQLSTATEs that callers tell apart
+# SQLSTATEs that callers handle
 INSUFFICIENT_PRIVILEGE = "42501"
 LOCK_NOT_AVAILABLE = "55P03"
 DEADLOCK_DETECTED = "40P01"
 UNIQUE_VIOLATION = "23505"
 DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS = "22", "23"
 
-_REFUSALS: Mapping[str, type[InterlockError]] = {
+_ILLEGAL_TRANSITIONS = frozenset({"IL001", "IL002", "IL003"})
+_GUARD_ERRORS: Mapping[str, type[InterlockError]] = {
     "IL004": ImmutableRecordError,
     "IL005": FenceError,
     "IL006": UnfinishedWorkError,
@@ -72,30 +69,23 @@ _REFUSALS: Mapping[str, type[InterlockError]] = {
 }
 
 
-class Unreadable(dict[str, Any]):
-    """Stands for JSON that PostgreSQL holds and Python cannot read; nothing is found in it."""
-
-    def __init__(self) -> None:
-        super().__init__(unreadable="JSON that is nested too deeply, or has a number of too many digits")
-
-    def __missing__(self, key: str) -> None:
-        return None
+# --- where the server is
 
 
 @contextmanager
-def database_url(config: Config, note: Callable[[str], None] | None = None) -> Iterator[str]:
+def database_url(config: Config, report_progress: Callable[[str], None] | None = None) -> Iterator[str]:
     """Give the URL of the configured server, or run the embedded one for as long as the context lasts."""
     if config.database_url is not None:
-        yield checked_url(config.database_url)
+        yield validate_database_url(config.database_url)
         return
-    with EmbeddedServer(config.data_dir, note=note) as server:
+    with EmbeddedServer(config.data_dir, report_progress=report_progress) as server:
         yield server.url()
 
 
-def checked_url(url: str) -> str:
-    """Refuse a URL that libpq cannot read, in words of our own: libpq's repeat parts of it, which may be a password."""
+def validate_database_url(url: str) -> str:
+    """Raise ConfigError for a URL that libpq cannot parse; libpq's message is not shown, as it may quote a password."""
     try:
-        ports = str(conninfo_to_dict(dialling(url)["conninfo"]).get("port", "")).split(",")
+        ports = str(conninfo_to_dict(connection_arguments(url)["conninfo"]).get("port", "")).split(",")
     except psycopg.Error:
         ports = ["unknown"]
     if not all(port.isdecimal() or port == "" for port in ports):
@@ -103,87 +93,91 @@ def checked_url(url: str) -> str:
     return url
 
 
-def dialling(url: str) -> dict[str, Any]:
-    """Give the arguments with which the driver connects to a URL.
+def connection_arguments(url: str) -> dict[str, Any]:
+    """Return the arguments with which psycopg connects to a URL.
 
-    `pgbouncer=true` in it, which libpq does not know, says that a pooler in transaction mode is there: then nothing
-    may be prepared, because the next statement may go to another session.
+    `pgbouncer=true` in the URL announces a pooler in transaction mode. Nothing is prepared then, because the next
+    statement may run in another session.
     """
-    pooled = POOLED in url
-    # by hand, and not by a parser of URLs: libpq reads some that no other does
-    plain = url.replace(f"?{POOLED}&", "?").replace(f"&{POOLED}", "").replace(f"?{POOLED}", "") if pooled else url
+    pooled = PGBOUNCER_FLAG in url
+    # not by a URL parser: libpq accepts URLs that others refuse
+    plain = url
+    if pooled:
+        plain = url.replace(f"?{PGBOUNCER_FLAG}&", "?").replace(f"&{PGBOUNCER_FLAG}", "")
+        plain = plain.replace(f"?{PGBOUNCER_FLAG}", "")
     return {
         "conninfo": plain,
-        "prepare_threshold": None if pooled else 5,
+        "prepare_threshold": None if pooled else PREPARE_THRESHOLD,
         "autocommit": True,
         "row_factory": dict_row,
         "fallback_application_name": "interlock",
-        "connect_timeout": 10,
+        "connect_timeout": CONNECT_TIMEOUT_S,
     }
+
+
+def _describe_server(url: str) -> str:
+    """Name a server without its secrets."""
+    try:
+        parts = conninfo_to_dict(connection_arguments(url)["conninfo"])
+    except psycopg.Error:
+        return "the database"
+    host, port = parts.get("host", "the local server"), parts.get("port")
+    return f"{parts.get('dbname', 'the database')} at {host}{f':{port}' if port else ''}"
+
+
+# --- single connections
 
 
 @asynccontextmanager
 async def connect(url: str, *, few_statements: bool = False) -> AsyncIterator[Connection]:
-    """Open one connection that commits each statement unless told otherwise.
+    """Open one autocommit connection.
 
-    One for few statements, again and again, plans each of them once: the same plan is right whatever they are given,
-    as tests see to. To plan a claim takes the server longer than to claim a task.
+    A connection for a few statements that run again and again, such as claim and settle, uses generic plans: planning
+    a claim takes the server longer than running it. The EXPLAIN tests hold that one plan suits all parameters.
 
-    No error of the driver leaves the context: what nobody catches in it becomes one of ours.
+    No error of the driver leaves the context: those that are not caught inside become InterlockErrors.
     """
-    checked_url(url)
+    validate_database_url(url)
     try:
-        connection: Connection = await psycopg.AsyncConnection.connect(**dialling(url))
+        connection: Connection = await psycopg.AsyncConnection.connect(**connection_arguments(url))
     except psycopg.Error as error:
-        raise DisconnectedError(f"cannot connect to {_described(url)}: {str(error).strip()}") from None
-    prepare(connection)
-    # Twice, because leaving the inner context closes the connection, and with it the way to tell what happened.
+        raise DisconnectedError(f"cannot connect to {_describe_server(url)}: {str(error).strip()}") from None
+    configure_adapters(connection)
+    # Twice: leaving the inner context closes the connection, after which a lost one and a refusal look the same.
     with translated(connection):
         async with connection:
             with translated(connection):
-                if few_statements and POOLED not in url:
-                    # and no plan that was made while a table was small may scan it when it has grown
+                if few_statements and PGBOUNCER_FLAG not in url:
+                    # enable_seqscan = off: a plan made while a table is small must not scan it once it has grown
                     await connection.execute("set plan_cache_mode = force_generic_plan; set enable_seqscan = off")
                 yield connection
 
 
-def prepare(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Make a connection read JSON and write arrays fast; for this one only, since the driver may be the user's too."""
-    set_json_loads(_read_json, connection)
-    connection.adapters.register_dumper(list, ArrayDumper)
-
-
-def _read_json(data: str | bytes) -> Any:
-    """Read JSON; PostgreSQL keeps numbers beyond all floats, which the fast reader refuses: those are infinite.
-
-    What Python cannot read at all is Unreadable: it must not keep what came with it from being read.
-    """
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        try:
-            return json.loads(data)
-        except (ValueError, RecursionError):  # thousands of digits, or lists in lists
-            return Unreadable()
-
-
 @asynccontextmanager
 async def transaction(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
-    """Open a transaction, or a savepoint in one that is open; its begin and its end may fail like any statement."""
+    """Open a transaction, or a savepoint in an open one; errors of BEGIN and COMMIT are translated too."""
     with translated(connection):
         async with connection.transaction():
             yield
 
 
+def is_in_transaction(connection: Connection) -> bool:
+    """Tell whether a transaction is open on a connection."""
+    return connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
+
+
+# --- errors
+
+
 @contextmanager
 def translated(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> Iterator[None]:
-    """Turn the driver's errors into those that the engine's callers know; a lost connection is told from a refusal."""
+    """Turn errors of the driver into InterlockErrors; DisconnectedError if the connection is closed."""
     try:
         yield
     except UnicodeEncodeError as error:
-        raise StatementError(f"text must be valid Unicode, and {error.object[:100]!r} is not") from error
+        raise StatementError(f"text must be valid Unicode, got {error.object[:100]!r}") from error
     except psycopg.Error as error:
-        refusal = _refusal(error)
+        refusal = _guard_error(error)
         if refusal is None and connection.closed:
             refusal = DisconnectedError(_in_one_line(error))
         elif refusal is None:
@@ -191,11 +185,11 @@ def translated(connection: psycopg.AsyncConnection[Any] | psycopg.Connection[Any
         raise refusal from error
 
 
-def _refusal(error: psycopg.Error) -> InterlockError | None:
+def _guard_error(error: psycopg.Error) -> InterlockError | None:
     message, code = error.diag.message_primary or str(error), error.sqlstate or ""
-    if code in _REFUSALS:
-        return _REFUSALS[code](message)
-    if code not in ("IL001", "IL002", "IL003"):
+    if code in _GUARD_ERRORS:
+        return _GUARD_ERRORS[code](message)
+    if code not in _ILLEGAL_TRANSITIONS:
         return None
     detail = json.loads(error.diag.message_detail or "{}")
     return IllegalTransition(
@@ -210,53 +204,97 @@ def _refusal(error: psycopg.Error) -> InterlockError | None:
 
 
 def _in_one_line(error: psycopg.Error) -> str:
-    """Say what the server or the driver said, without the many lines in which libpq guesses what it means."""
+    """Return message and detail without the further lines in which libpq guesses at causes."""
     primary, detail = error.diag.message_primary, error.diag.message_detail
     text = primary or str(error).strip().partition("\n")[0] or type(error).__name__
     return f"{text}: {detail}" if detail else text
 
 
-def _described(url: str) -> str:
-    """Name a server without its secrets."""
+# --- values
+
+
+class UnreadableJson(dict[str, Any]):
+    """Stands for JSON that PostgreSQL stores and Python cannot parse; every look-up in it gives None."""
+
+    def __init__(self) -> None:
+        super().__init__(unreadable="JSON that is nested too deeply, or has a number of too many digits")
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def configure_adapters(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Make this connection load JSON and dump arrays fast. Not globally: the application may use psycopg itself."""
+    set_json_loads(_load_json, connection)
+    connection.adapters.register_dumper(list, ArrayDumper)
+
+
+def _load_json(data: str | bytes) -> Any:
+    """Parse JSON; UnreadableJson if Python cannot, so that the other columns and rows are still read.
+
+    PostgreSQL stores numbers beyond the range of floats. orjson refuses them; the standard library reads infinity.
+    """
     try:
-        parts = conninfo_to_dict(dialling(url)["conninfo"])
-    except psycopg.Error:
-        return "the database"
-    host, port = parts.get("host", "the local server"), parts.get("port")
-    return f"{parts.get('dbname', 'the database')} at {host}{f':{port}' if port else ''}"
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError):  # thousands of digits, or lists nested thousands deep
+            return UnreadableJson()
 
 
-# SECTION store/pool
-# The connections of one app: opened as needed, given back after use, replaced when they died at rest.
-#
-# Invariant: a connection that is handed out was alive a moment ago, and is in no transaction.
+class ArrayDumper(ListDumper):
+    """Dumps lists of UUIDs and ints, of which batches consist, ten times as fast as psycopg's dumper."""
 
-TIMEOUT = 30.0  # to wait for a connection that is free
-FRESH = 1.0  # a connection that was used this many seconds ago is not asked whether it lives
+    def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:  # noqa: A002 - psycopg's name
+        """Return one key for all lists of UUIDs and ints; psycopg inspects the elements of others."""
+        return self.cls if _is_plain(obj) else super().get_key(obj, format)
+
+    def upgrade(self, obj: list[Any], format: PyFormat) -> BaseListDumper:  # noqa: A002 - psycopg's name
+        """Keep this dumper for lists of UUIDs and ints; psycopg chooses one for others."""
+        return self if _is_plain(obj) else super().upgrade(obj, format)
+
+    def dump(self, obj: list[Any]) -> Buffer | None:
+        """Dump a list as an array literal."""
+        # JSON with other brackets; the server derives the type from the statement
+        return b"{" + orjson.dumps(obj)[1:-1] + b"}" if _is_plain(obj) else super().dump(obj)
 
 
-class Pool:
-    """Hands out connections to one database."""
+def _is_plain(values: list[Any]) -> bool:
+    return bool(values) and type(values[0]) in _PLAIN_TYPES and {*map(type, values)} <= _PLAIN_TYPES
 
-    def __init__(self, url: str, *, max_size: int = 10, timeout: float = TIMEOUT) -> None:
+
+_PLAIN_TYPES = frozenset({UUID, int})
+
+
+# --- the pool of an app
+
+
+class ConnectionPool:
+    """The connections of one app: opened as needed, returned after use, replaced when they died while idle.
+
+    Invariant: a connection that is handed out was alive within the last second and is in no transaction.
+    """
+
+    def __init__(self, url: str, *, max_size: int = 10, timeout_s: float = POOL_TIMEOUT_S) -> None:
         self._used_at: WeakKeyDictionary[psycopg.AsyncConnection[Any], float] = WeakKeyDictionary()
-        self._timeout = timeout
-        arguments = dialling(url)
+        self._timeout_s = timeout_s
+        arguments = connection_arguments(url)
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[DictRow]] = AsyncConnectionPool(
             arguments.pop("conninfo"),
             connection_class=psycopg.AsyncConnection[DictRow],
             kwargs=arguments,
             min_size=1,
             max_size=max_size,
-            timeout=timeout,
+            timeout=timeout_s,
             num_workers=2,
             open=False,
-            configure=_configure,
-            check=self._check,
+            configure=_configure_pooled,
+            check=self._check_if_idle,
         )
 
     async def open(self) -> None:
-        """Begin to connect, without waiting for it."""
+        """Start to connect, without waiting for it."""
         await self._pool.open()
 
     async def close(self) -> None:
@@ -265,94 +303,32 @@ class Pool:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
-        """Lend a connection that commits each statement unless told otherwise."""
+        """Hand out an autocommit connection for the time of the context."""
         try:
             connection = await self._pool.getconn()
         except PoolTimeout:
-            raise DisconnectedError(f"no connection to the database could be had in {self._timeout:g} s") from None
+            raise DisconnectedError(f"no connection to the database could be had in {self._timeout_s:g} s") from None
         try:
             yield connection
         finally:
             self._used_at[connection] = time.monotonic()
             await self._pool.putconn(connection)
 
-    async def _check(self, connection: psycopg.AsyncConnection[Any]) -> None:
-        """Ask a connection that rested whether it lives: a server that restarted meanwhile is no user's error."""
-        if time.monotonic() - self._used_at.get(connection, 0.0) > FRESH:
+    async def _check_if_idle(self, connection: psycopg.AsyncConnection[Any]) -> None:
+        """Check a connection that was idle, so that a restart of the server meanwhile is not the caller's error."""
+        if time.monotonic() - self._used_at.get(connection, 0.0) > CHECK_AFTER_IDLE_S:
             await self._pool.check_connection(connection)
 
 
-async def _configure(connection: psycopg.AsyncConnection[Any]) -> None:
-    prepare(connection)
+async def _configure_pooled(connection: psycopg.AsyncConnection[Any]) -> None:
+    configure_adapters(connection)
 
 
-# SECTION store/lending
-# A user's own connection, used for a moment as one of ours.
-#
-# Invariant: it comes back as it was, in the same transaction: nothing here commits or rolls back what is the user's.
-
-
-@asynccontextmanager
-async def lent(connection: AsyncConnection | SyncConnection) -> AsyncIterator[Connection]:
-    """Give a user's connection with the rows and cursors that our statements expect."""
-    if is_blocking(connection):
-        raise InputError("this needs an async psycopg connection (psycopg.AsyncConnection), not a blocking one")
-    rows, cursors = connection.row_factory, connection.cursor_factory
-    connection.row_factory = cast("Any", dict_row)
-    connection.cursor_factory = psycopg.AsyncCursor
-    try:
-        with translated(connection):
-            if not connection.autocommit:
-                # begins the user's transaction, if it has not begun: blocks of ours are then parts of it
-                await connection.execute("select 1")
-            yield connection
-    finally:
-        connection.row_factory, connection.cursor_factory = rows, cursors
-
-
-@asynccontextmanager
-async def cursor_on(
-    connection: AsyncConnection, make_row: Callable[..., Any] | None = None
-) -> AsyncIterator[psycopg.AsyncCursor[Any]]:
-    """Open a cursor on a user's connection, whatever its factories are; rows are dicts unless `make_row` is given."""
-    with translated(connection):
-        async with psycopg.AsyncCursor(connection, row_factory=_row_factory(make_row)) as cursor:
-            yield cursor
-
-
-@contextmanager
-def blocking_cursor_on(
-    connection: SyncConnection, make_row: Callable[..., Any] | None = None
-) -> Iterator[psycopg.Cursor[Any]]:
-    """Do the same on a blocking connection."""
-    with translated(connection), psycopg.Cursor(connection, row_factory=_row_factory(make_row)) as cursor:
-        yield cursor
-
-
-def _row_factory(make_row: Callable[..., Any] | None) -> Any:
-    return dict_row if make_row is None else args_row(make_row)
-
-
-def is_in_transaction(connection: Connection) -> bool:
-    """Tell whether a transaction is open on a connection."""
-    return connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
-
-
-# SECTION store/pipeline
-# Several statements in one trip to the database.
-#
-# Invariant: they run in the order in which they are given, in the transaction that is open; when one is refused, those
-# behind it have not run.
-
-
-AsyncConnection = psycopg.AsyncConnection[Any]
-
-
-SyncConnection = psycopg.Connection[Any]
+# --- connections of the user
 
 
 def is_blocking(connection: AsyncConnection | SyncConnection) -> TypeIs[SyncConnection]:
-    """Tell which kind of psycopg connection this is; anything else is refused by name."""
+    """Tell whether a psycopg connection is a blocking one; raise TypeError for any other object."""
     if isinstance(connection, psycopg.Connection):
         return True
     if isinstance(connection, psycopg.AsyncConnection):
@@ -363,25 +339,45 @@ def is_blocking(connection: AsyncConnection | SyncConnection) -> TypeIs[SyncConn
     )
 
 
-class ArrayDumper(ListDumper):
-    """Writes lists of ids and numbers, which every batch is full of, ten times as fast as the driver does."""
+@asynccontextmanager
+async def user_connection(connection: AsyncConnection | SyncConnection) -> AsyncIterator[Connection]:
+    """Give a user's connection the row and cursor factories that our statements expect, for the time of the context.
 
-    def get_key(self, obj: list[Any], format: PyFormat) -> DumperKey:  # noqa: A002 - the driver's word
-        """Take plain lists for what they are; of others the driver asks what is in them."""
-        return self.cls if _is_plain(obj) else super().get_key(obj, format)
+    Its transaction stays the user's: nothing here commits or rolls it back.
+    """
+    if is_blocking(connection):
+        raise InputError("this needs an async psycopg connection (psycopg.AsyncConnection), not a blocking one")
+    rows, cursors = connection.row_factory, connection.cursor_factory
+    connection.row_factory = cast("Any", dict_row)
+    connection.cursor_factory = psycopg.AsyncCursor
+    try:
+        with translated(connection):
+            if not connection.autocommit:
+                # begins the user's transaction if it has not begun, so that our transaction blocks are savepoints in it
+                await connection.execute("select 1")
+            yield connection
+    finally:
+        connection.row_factory, connection.cursor_factory = rows, cursors
 
-    def upgrade(self, obj: list[Any], format: PyFormat) -> BaseListDumper:  # noqa: A002 - the driver's word
-        """Leave others to the driver."""
-        return self if _is_plain(obj) else super().upgrade(obj, format)
 
-    def dump(self, obj: list[Any]) -> Buffer | None:
-        """Write a list."""
-        # JSON's, in which only the brackets differ; which type it is follows from where it stands
-        return b"{" + orjson.dumps(obj)[1:-1] + b"}" if _is_plain(obj) else super().dump(obj)
-
-
-def _is_plain(values: list[Any]) -> bool:
-    return bool(values) and type(values[0]) in _PLAIN and {*map(type, values)} <= _PLAIN
+@asynccontextmanager
+async def cursor_on(
+    connection: AsyncConnection, make_row: Callable[..., Any] | None = None
+) -> AsyncIterator[psycopg.AsyncCursor[Any]]:
+    """Open a cursor on a user's connection, whatever its factories; rows are dicts unless `make_row` is given."""
+    with translated(connection):
+        async with psycopg.AsyncCursor(connection, row_factory=_row_factory(make_row)) as cursor:
+            yield cursor
 
 
-_PLAIN = frozenset({UUID, int})
+@contextmanager
+def blocking_cursor_on(
+    connection: SyncConnection, make_row: Callable[..., Any] | None = None
+) -> Iterator[psycopg.Cursor[Any]]:
+    """Open a cursor on a user's blocking connection, in the same way."""
+    with translated(connection), psycopg.Cursor(connection, row_factory=_row_factory(make_row)) as cursor:
+        yield cursor
+
+
+def _row_factory(make_row: Callable[..., Any] | None) -> Any:
+    return dict_row if make_row is None else args_row(make_row)

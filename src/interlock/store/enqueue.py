@@ -21,7 +21,7 @@ import orjson
 from interlock.model.options import DELAY, OPTIONS, NewTask, Scope, options_in
 from interlock.postgres.connection import AsyncConnection, SyncConnection, blocking_cursor_on, cursor_on
 from interlock.postgres.ids import new_id
-from interlock.postgres.query import as_json, load_statements, run_prepared, written
+from interlock.postgres.query import array_literal, as_json, load_statements, run_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -298,7 +298,7 @@ _TEXT: Mapping[str, Callable[[Any], str]] = {
     "timestamptz": datetime.isoformat,
     "interval": _interval,
     "jsonb": lambda value: orjson.dumps(value).decode(),
-    "text[]": lambda value: written(tuple(value)),
+    "text[]": lambda value: array_literal(tuple(value)),
 }
 
 

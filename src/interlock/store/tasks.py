@@ -16,8 +16,8 @@ from uuid import UUID
 import orjson
 
 from interlock.errors import StatementError
-from interlock.postgres.connection import Unreadable, translated
-from interlock.postgres.query import as_json, load_statements, run, run_prepared, written
+from interlock.postgres.connection import UnreadableJson, translated
+from interlock.postgres.query import array_literal, as_json, load_statements, run, run_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -54,8 +54,8 @@ class ClaimedTask(NamedTuple):
 
     @property
     def input(self) -> dict[str, Any]:
-        """The arguments by name; Unreadable when the stored arguments or a result that they use cannot be decoded."""
-        if type(self.extras) is Unreadable:
+        """The arguments by name; UnreadableJson when the stored arguments or a result that they use is not readable."""
+        if type(self.extras) is UnreadableJson:
             return self.extras
         return {} if self.stored_input is None else self.stored_input
 
@@ -150,8 +150,8 @@ async def claim_pending_tasks(
     `callback_url` is the webhook of steps that name none themselves.
     """
     parameters = {
-        "namespaces": written(tuple(namespaces)),
-        "types": written(tuple(types)),
+        "namespaces": array_literal(tuple(namespaces)),
+        "types": array_literal(tuple(types)),
         "limit": limit,
         "each": -(-limit // max(len(namespaces), 1)),
         "lease": f"{lease.total_seconds()} seconds",

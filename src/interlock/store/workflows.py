@@ -13,7 +13,7 @@ import orjson
 from interlock.errors import InputError
 from interlock.model.graph import MAP, edges, required_share
 from interlock.postgres.connection import transaction
-from interlock.postgres.query import as_json, load_statements, run, run_together
+from interlock.postgres.query import as_json, load_statements, run, run_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
-    from interlock.postgres.query import Asked
+    from interlock.postgres.query import StatementCall
 
 WORKFLOWS = load_statements("workflows")
 HANDLED_KINDS = frozenset({"plain", "decision"})  # kinds whose own task runs a handler of the user's
@@ -52,7 +52,7 @@ async def put_workflow(connection: Connection, document: Mapping[str, Any], *, n
             inserted = await run(connection, WORKFLOWS["insert_workflow"], header)
             if inserted:
                 id_: UUID = inserted[0]["id"]
-                await run_together(connection, _insert_graph(id_, document, steps))
+                await run_pipeline(connection, _insert_graph(id_, document, steps))
                 return id_
         # another transaction has inserted the version in the meantime
         rows = await run(connection, WORKFLOWS["compare_workflow"], key)
@@ -76,7 +76,7 @@ async def list_workflows(connection: Connection) -> list[StoredWorkflow]:
     return [StoredWorkflow(**row) for row in await run(connection, WORKFLOWS["list_workflows"], {})]
 
 
-def _insert_graph(id_: UUID, document: Mapping[str, Any], steps: Sequence[dict[str, Any]]) -> list[Asked]:
+def _insert_graph(id_: UUID, document: Mapping[str, Any], steps: Sequence[dict[str, Any]]) -> list[StatementCall]:
     edge_rows = [edge._asdict() for edge in edges(document)]
     return [
         (WORKFLOWS["insert_workflow_steps"], {"workflow_id": id_, "steps": orjson.dumps(steps).decode()}),

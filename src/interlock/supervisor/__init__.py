@@ -1,1 +1,1 @@
-"""The supervisor: takes calls over REST, and keeps the processes of workers in the state that their rows ask for."""
+"""The supervisor: serves the REST API, and keeps worker processes in the state that their rows ask for."""

@@ -1,4 +1,4 @@
-"""Lets `python -m interlock.supervisor` be a supervisor, set up by the environment and interlock.toml."""
+"""Entry point `python -m interlock.supervisor`: a supervisor configured by INTERLOCK_* and interlock.toml."""
 
 import sys
 
@@ -9,7 +9,7 @@ from interlock.telemetry import configure_logging
 
 
 def main() -> None:
-    """Be a supervisor until asked to stop; say why when that cannot be."""
+    """Run a supervisor until it is asked to stop; exit with 2 for a wrong configuration, 1 for other errors."""
     try:
         config = Config.load()
         configure_logging(config.log_level, "json" if config.log_format == "json" else "console")

@@ -1,26 +1,29 @@
-"""Runs a supervisor as a process of its own: the API, and the pool of the workers that it keeps.
+"""Runs a supervisor (the API and a pool of workers), alone or together with an orchestrator in one process.
 
-Invariant: whatever ends first ends both; the first signal ends them in good order, the second one now.
+Invariant: when one part ends, all end. The first SIGINT or SIGTERM stops them gracefully, the second one does not wait
+for running tasks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlock.client.app import Interlock, load_app
 from interlock.orchestrator.process import Orchestrator
-from interlock.supervisor.http.app import serve_api
+from interlock.supervisor.http.server import ApiServer
 from interlock.supervisor.pool.pool import Pool
 from interlock.supervisor.pool.settings import PoolSettings
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from interlock.config import Config
+    from interlock.service import BackgroundService
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_supervisor(
@@ -30,114 +33,94 @@ def run_supervisor(
     leave: bool = False,
     started: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Supervise until asked to stop. With `leave`, the workers' processes go on when it stops."""
-    used = app if app is not None else _app_of(config)
-    asyncio.run(supervise(used, config, PoolSettings.of(config, leave=leave), started=started))
+    """Run a supervisor until a signal arrives. With `leave`, the worker processes run on when it stops."""
+    if app is None:
+        # the declared app, to check what is enqueued over REST; without one, any task and job is accepted by name
+        app = (
+            Interlock(config=config, max_connections=config.supervisor_connections)
+            if config.app is None
+            else load_app(config.app)
+        )
+    settings = PoolSettings.from_config(config, leave_running=leave)
+    asyncio.run(supervise(app, config, settings, started=started))
 
 
 async def supervise(
     app: Interlock, config: Config, settings: PoolSettings, *, started: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Serve the API and keep the pool, until a signal comes or one of them fails."""
-    stop = asyncio.Event()
+    """Serve the API and run the pool until a signal arrives or one of them fails; `started` gets the API's URL."""
     async with app:
-        # the processes use the database that the app uses, whoever named it
-        placed = replace(config, database_url=app.config.database_url, data_dir=app.config.data_dir)
-        pool = Pool(app.url, placed, settings, notifier=app.notifier)
-        _obey_signals(stop, pool)
-        tasks = [
-            asyncio.create_task(serve_api(app, config, stop, started=started)),
-            asyncio.create_task(pool.run(stop)),
-        ]
+        pool = _make_pool(app, config, settings)
+        api = ApiServer(app, config)
+        stopping = _stop_on_signals(pool.force_stop)
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await api.start()
+            await pool.start()
+            started(api.url)
+            await _wait_for_end([api, pool], stopping)
         finally:
-            stop.set()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-        for outcome in ended:
-            if isinstance(outcome, BaseException):
-                raise outcome
-
-
-def _obey_signals(stop: asyncio.Event, pool: Pool) -> None:
-    def obey() -> None:
-        if stop.is_set():
-            pool.hurry()
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, obey)
-
-
-def _app_of(config: Config) -> Interlock:
-    """Give the app that the settings name, so that what is enqueued can be checked; without one, a plain app."""
-    if config.app is None:
-        return Interlock(config=config, max_connections=config.supervisor_connections)
-    return load_app(config.app)
-
-
-# SECTION supervisor/together
-# Runs everything that one machine needs in one process tree: the orchestrator, the API, and a pool of workers.
-#
-# Invariant: whatever ends first ends all; nothing is left behind, neither in good order nor when this process is
-# killed,
-# because its workers are tied to it. What workers finish while they stop is still carried on.
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+            await asyncio.gather(api.stop(), pool.stop())
 
 
 async def run_together(
     app: Interlock, config: Config, *, workers: int, started: Callable[[str], None] = lambda _: None
 ) -> None:
-    """Run all of it until a signal comes; `started` gets the address of the API once workers are on their way."""
-    stop = asyncio.Event()
+    """Run an orchestrator, the API and a pool of workers in one process tree until a signal arrives.
+
+    The workers are tied to this process: they end with it, also when it is killed. The orchestrator stops last, so that
+    it advances the jobs whose steps the workers finish while they stop.
+    """
     async with app:
-        # the processes use the database that the app uses, whoever named it
-        placed = replace(config, database_url=app.config.database_url, data_dir=app.config.data_dir)
-        pool = Pool(app.url, placed, PoolSettings.of(config, tied=True), notifier=app.notifier)
+        pool = _make_pool(app, config, PoolSettings.from_config(config, tied=True))
+        api = ApiServer(app, config)
         orchestrator = Orchestrator(app)
-        _stop_all_on_signals(stop, pool, orchestrator)
-        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        async with _orchestrating(orchestrator):
-            serving = asyncio.create_task(serve_api(app, config, stop, started=address.set_result))
-            either: set[asyncio.Future[Any]] = {serving, address}
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            tasks = [serving]
-            if address.done():  # else it was refused, and says why below
-                await pool.add(workers)
-                tasks.append(asyncio.create_task(pool.run(stop)))
-                started(address.result())
-            await _until_one_ends(tasks, stop)
 
-
-async def _until_one_ends(tasks: list[asyncio.Task[None]], stop: asyncio.Event) -> None:
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stop.set()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-    for outcome in ended:
-        if isinstance(outcome, BaseException):
-            raise outcome
-
-
-@asynccontextmanager
-async def _orchestrating(orchestrator: Orchestrator) -> AsyncIterator[None]:
-    await orchestrator.start()
-    try:
-        yield
-    finally:
-        await orchestrator.stop()
-
-
-def _stop_all_on_signals(stop: asyncio.Event, pool: Pool, orchestrator: Orchestrator) -> None:
-    def obey() -> None:
-        if stop.is_set():
-            pool.hurry()
+        def force_stop() -> None:
+            pool.force_stop()
             orchestrator.request_stop()
-        stop.set()
+
+        stopping = _stop_on_signals(force_stop)
+        try:
+            await orchestrator.start()
+            await api.start()
+            await pool.add(workers)
+            await pool.start()
+            started(api.url)
+            await _wait_for_end([api, pool], stopping)
+        finally:
+            await asyncio.gather(api.stop(), pool.stop())
+            await orchestrator.stop()
+
+
+def _make_pool(app: Interlock, config: Config, settings: PoolSettings) -> Pool:
+    # the processes use the app's database, whatever the configuration names
+    database = replace(config, database_url=app.config.database_url, data_dir=app.config.data_dir)
+    return Pool(app.url, database, settings, notifier=app.notifier)
+
+
+def _stop_on_signals(force_stop: Callable[[], None]) -> asyncio.Event:
+    """Set the returned event at the first signal, and call `force_stop` at each further one."""
+    stopping = asyncio.Event()
+
+    def on_signal() -> None:
+        if stopping.is_set():
+            force_stop()
+        stopping.set()
 
     loop = asyncio.get_running_loop()
     for number in SIGNALS:
-        loop.add_signal_handler(number, obey)
+        loop.add_signal_handler(number, on_signal)
+    return stopping
+
+
+async def _wait_for_end(services: list[BackgroundService], stopping: asyncio.Event) -> None:
+    """Wait until a signal arrived or a service ended, then stop all; raise the error of a service that failed."""
+    ends = [asyncio.create_task(service.join()) for service in services]
+    signaled = asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait([*ends, signaled], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        signaled.cancel()
+        stopping.set()  # from here on a signal forces the stop
+        await asyncio.gather(*(service.stop() for service in services))
+    await asyncio.gather(*ends)

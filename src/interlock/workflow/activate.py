@@ -17,7 +17,7 @@ from interlock.model.graph import (
 )
 from interlock.model.options import MAX_JOB_DEPTH
 from interlock.model.timing import later, wake_at
-from interlock.postgres.query import run, run_all
+from interlock.postgres.query import run, run_in_order
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.workflows import HANDLED_KINDS, WORKFLOWS
 from interlock.workflow.batch import Release, lock_jobs
@@ -133,17 +133,17 @@ async def carry_out(connection: Connection, batch: Batch, messages: Sequence[int
     await _open_ready(connection, batch)
     writes = batch.writes()
     if _must_look(batch):
-        await run_all(connection, writes)
+        await run_in_order(connection, writes)
         await _admit(connection, batch)
         await decide_endings(connection, batch)
         writes = batch.writes()
     else:
         batch.completed += read_at_zero(batch)
     if batch.completed:
-        await run_all(connection, writes)
+        await run_in_order(connection, writes)
         await complete_jobs(connection, batch)
         writes = batch.writes()
-    await run_all(connection, [*writes, *batch.write_jobs(messages)])
+    await run_in_order(connection, [*writes, *batch.write_jobs(messages)])
 
 
 def _must_look(batch: Batch) -> bool:
@@ -240,7 +240,7 @@ async def _reuse(connection: Connection, batch: Batch, rows: Sequence[dict[str, 
         Skipped(_root(row), poisoned=False, reason=f"result reused from job {batch.jobs[row['job_id']].retried_from}")
         for row in rows
     ]
-    await run_all(connection, batch.writes())
+    await run_in_order(connection, batch.writes())
     ended = [Ended(row["id"], row["job_id"], row["step"], "skipped", chosen=row["chosen"], reused=True) for row in rows]
     await follow(connection, batch, ended)
 

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from interlock.errors import DisconnectedError, InputError, StatementError
 from interlock.postgres.connection import transaction
-from interlock.postgres.query import as_json, run, run_all, run_prepared
+from interlock.postgres.query import as_json, run, run_in_order, run_prepared
 from interlock.store.jobs import ORCHESTRATION
 from interlock.telemetry import log
 from interlock.workflow.activate import carry_out, ended_steps, follow, start_jobs, take_ended_steps
@@ -244,7 +244,7 @@ async def _forget_failures(connection: Connection, messages: Iterable[Message]) 
     """Strike off what was set aside before, and was acted on now."""
     ids = [message.failure for message in messages if message.failure is not None]
     if ids:
-        await run_all(connection, [(ORCHESTRATION["forget_failures"], {"ids": ids})])
+        await run_in_order(connection, [(ORCHESTRATION["forget_failures"], {"ids": ids})])
 
 
 async def _cancel_children(connection: Connection, batch: Batch, messages: Iterable[Message]) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
-    from interlock.postgres.query import Asked
+    from interlock.postgres.query import StatementCall
 
 T = TypeVar("T")
 
@@ -156,7 +156,7 @@ class Batch:
         """Let a step wait on, with what is known of it by now."""
         self.waits[step_id] = {"id": step_id, "unresolved": unresolved, **known}
 
-    def writes(self) -> list[Asked]:
+    def writes(self) -> list[StatementCall]:
         """Give the statements that write what was gathered about steps, and forget it."""
         for step in self.resolution.still_waiting:
             self.wait(step.id, unresolved=step.unresolved, taken=step.taken, failed=step.failed)
@@ -164,7 +164,7 @@ class Batch:
         self.resolution = Resolution(ready=self.resolution.ready)
         return asked
 
-    def write_releases(self) -> list[Asked]:
+    def write_releases(self) -> list[StatementCall]:
         """Give the statements that release what may go."""
         releases, self.releases = self.releases, []
         if not releases:
@@ -179,7 +179,7 @@ class Batch:
         }
         return [(TASKS["release_waiting_tasks"], parameters)]
 
-    def write_jobs(self, messages: Sequence[int] = ()) -> list[Asked]:
+    def write_jobs(self, messages: Sequence[int] = ()) -> list[StatementCall]:
         """Give the statements that write what became of the other jobs, and delete the messages that led to it."""
         ended = [*self.completed, *self.failed, *self.canceled]
         for job in ended:
@@ -187,7 +187,7 @@ class Batch:
         self.messages += [_woken(job) for job in ended if job.parent_task_id is not None]
         return [*self._counters(messages), *self._failures(), *self._messages()]
 
-    def _counters(self, messages: Sequence[int]) -> list[Asked]:
+    def _counters(self, messages: Sequence[int]) -> list[StatementCall]:
         going = [job for job in self.jobs.values() if job.changed and _written(job) != job.known]
         if not going and not messages:
             return []
@@ -201,7 +201,7 @@ class Batch:
         }
         return [(JOBS["update_jobs"], parameters)]
 
-    def write_completions(self) -> Asked:
+    def write_completions(self) -> StatementCall:
         """Give the statement that completes jobs; it leaves those alone whose output is too large."""
         parameters = {
             "ids": [job.id for job in self.completed],
@@ -211,8 +211,8 @@ class Batch:
         }
         return JOBS["complete_running_jobs"], parameters
 
-    def _failures(self) -> list[Asked]:
-        asked: list[Asked] = []
+    def _failures(self) -> list[StatementCall]:
+        asked: list[StatementCall] = []
         for name, jobs in (("fail_running_jobs", self.failed), ("cancel_unfinished_jobs", self.canceled)):
             if jobs:
                 ids = [job.id for job in jobs]
@@ -220,11 +220,11 @@ class Batch:
                 asked.append((JOBS["notify_ended_jobs"], {"ids": ids}))
         return asked
 
-    def _messages(self) -> list[Asked]:
+    def _messages(self) -> list[StatementCall]:
         messages, self.messages = self.messages, []
         return [(ORCHESTRATION["send_messages"], {"messages": orjson.dumps(messages).decode()})] if messages else []
 
-    def _skips(self) -> list[Asked]:
+    def _skips(self) -> list[StatementCall]:
         skipped = self.resolution.skipped
         if not skipped:
             return []
@@ -238,17 +238,17 @@ class Batch:
         }
         return [(TASKS["skip_waiting_tasks"], parameters)]
 
-    def _waits(self) -> list[Asked]:
+    def _waits(self) -> list[StatementCall]:
         waits, self.waits = self.waits, {}
         if not waits:
             return []
         document = orjson.dumps(list(waits.values())).decode()
-        asked: list[Asked] = [(STEPS["update_waiting_steps"], {"ids": list(waits), "steps": document})]
+        asked: list[StatementCall] = [(STEPS["update_waiting_steps"], {"ids": list(waits), "steps": document})]
         if any(wait.get("held_by") == "limit" for wait in waits.values()):
             asked.append((TASKS["notify_duties"], {"duties": ["limits"]}))
         return asked
 
-    def _parts(self) -> list[Asked]:
+    def _parts(self) -> list[StatementCall]:
         maps, self.maps = self.maps, []
         return [(STEPS["insert_parts"], {"ids": maps, "now": self.now})] if maps else []
 

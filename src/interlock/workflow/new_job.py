@@ -14,7 +14,7 @@ from interlock.errors import InputError, StoreError
 from interlock.model.options import MAX_JOB_DEPTH, check_worker_count
 from interlock.model.timing import LONGEST
 from interlock.postgres.ids import new_id
-from interlock.postgres.query import run, run_together
+from interlock.postgres.query import run, run_pipeline
 from interlock.store.jobs import JOBS, STEPS
 from interlock.store.workflows import WORKFLOWS
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
-    from interlock.postgres.query import Asked
+    from interlock.postgres.query import StatementCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,18 +167,18 @@ async def insert_jobs(
     Must run in a transaction. A job whose id or request id exists is not inserted, and the existing one is unchanged.
     """
     common = {"actor": actor, "now": now}
-    insert: Asked = (JOBS["insert_jobs"], {"jobs": orjson.dumps([job.row for job in jobs]).decode(), **common})
+    insert: StatementCall = (JOBS["insert_jobs"], {"jobs": orjson.dumps([job.row for job in jobs]).decode(), **common})
     if all(job.has_new_id for job in jobs):
         # the statements that follow find no rows for a job that was not inserted, so all go in one pipeline
-        inserted, *_ = await run_together(connection, [insert, *_start_statements(jobs, common)])
+        inserted, *_ = await run_pipeline(connection, [insert, *_start_statements(jobs, common)])
         return {row["id"] for row in inserted}
-    (inserted,) = await run_together(connection, [insert])
+    (inserted,) = await run_pipeline(connection, [insert])
     ids = {row["id"] for row in inserted}
-    await run_together(connection, _start_statements([job for job in jobs if job.id in ids], common))
+    await run_pipeline(connection, _start_statements([job for job in jobs if job.id in ids], common))
     return ids
 
 
-def _start_statements(jobs: Sequence[PreparedJob], common: dict[str, Any]) -> list[Asked]:
+def _start_statements(jobs: Sequence[PreparedJob], common: dict[str, Any]) -> list[StatementCall]:
     ids = [job.id for job in jobs]
     starting = [job.id for job in jobs if job.starts]
     return [

@@ -1,6 +1,6 @@
-"""`interlock demo`: what Interlock does, shown on a real PostgreSQL: a task's life, then a workflow on real processes.
+"""The command `interlock demo`: the life of one task, then a workflow on real processes.
 
-Invariant: nothing is acted. What is shown was read from the database, or said by it, and what is started is stopped.
+Invariant: nothing is simulated. All output is read from the database, and every process that is started is stopped.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from interlock.cli.demo.task import play_task
-from interlock.cli.demo.workflow import play_workflow
+from interlock.cli.demo.task import show_task
+from interlock.cli.demo.workflow import show_workflow
 from interlock.config import Config
 from interlock.postgres.connection import connect, database_url
 from interlock.postgres.migrate import migrate
 
 
-class Act(StrEnum):
+class Part(StrEnum):
     """The parts of the demo."""
 
     TASK = "task"
@@ -30,25 +30,25 @@ class Act(StrEnum):
 
 def demo(
     context: typer.Context,
-    act: Annotated[Act | None, typer.Argument(help="Play this act only.", show_default=False)] = None,
+    part: Annotated[Part | None, typer.Argument(help="Show only this part.", show_default=False)] = None,
 ) -> None:
-    """See a task survive a crash and the database refuse illegal moves; then a workflow that loses a worker."""
+    """Show a task that survives a crash, moves that the database refuses, and a workflow that loses a worker."""
     config: Config = context.obj
     console = Console(highlight=False)
     with database_url(config, lambda text: console.print(f"[dim]{escape(text)}[/dim]")) as url:
         try:
-            asyncio.run(_demo(console, url, list(Act) if act is None else [act]))
+            asyncio.run(_demo(console, url, list(Part) if part is None else [part]))
         except asyncio.CancelledError:
             raise KeyboardInterrupt from None
 
 
-async def _demo(console: Console, url: str, acts: list[Act]) -> None:
-    if (playing := asyncio.current_task()) is not None:
-        for number in (signal.SIGTERM, signal.SIGHUP):  # as good as Ctrl-C: what was started is stopped
-            asyncio.get_running_loop().add_signal_handler(number, playing.cancel)
+async def _demo(console: Console, url: str, parts: list[Part]) -> None:
+    if (current := asyncio.current_task()) is not None:
+        for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the processes are stopped
+            asyncio.get_running_loop().add_signal_handler(number, current.cancel)
     async with connect(url) as connection:
         await migrate(connection, note=lambda text: console.print(f"[dim]{escape(text)}[/dim]"))
-        if Act.TASK in acts:
-            await play_task(console, connection)
-        if Act.WORKFLOW in acts:
-            await play_workflow(console, connection, url)
+        if Part.TASK in parts:
+            await show_task(console, connection)
+        if Part.WORKFLOW in parts:
+            await show_workflow(console, connection, url)

@@ -1,6 +1,6 @@
-"""The workflow that the demo runs: that of examples/order_workflow.py, in a namespace of its own.
+"""The workflow of the demo: that of examples/order_workflow.py, in a namespace of its own.
 
-Invariant: each demo has its own version and namespace, so that several can run on one database, whoever else uses it.
+Invariant: each demo has its own version and namespace, so that several can run on one database.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from interlock import Interlock, PermanentError
 
 @dataclass
 class Order:
-    """What a job is submitted with; it is checked before anything is stored."""
+    """The input of a job; it is checked before anything is stored."""
 
     number: int
     items: list[str]
@@ -21,8 +21,8 @@ class Order:
 EXPRESS_BELOW = 3  # days
 
 app = Interlock()
-HOME = app.config.namespaces[0]  # the demo says it to its workers, by INTERLOCK_NAMESPACES
-wf = app.workflow("demo_order_fulfillment", namespace=HOME, version=HOME, input=Order)
+NAMESPACE = app.config.namespaces[0]  # the demo sets INTERLOCK_NAMESPACES for its workers
+wf = app.workflow("demo_order_fulfillment", namespace=NAMESPACE, version=NAMESPACE, input=Order)
 
 
 @wf.step

@@ -1,4 +1,4 @@
-"""The first act of the demo: one task's life, with a crash, a zombie and three illegal moves on the way."""
+"""The first part of the demo: the life of one task, with a crash, a zombie worker and three illegal moves."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
     from interlock.store.tasks import ClaimedTask
 
-TASK = "send_email"
+TASK_TYPE = "send_email"
 SHORT_LEASE = timedelta(milliseconds=50)
 LEASE = timedelta(seconds=30)
 
 
-async def play_task(console: Console, connection: Connection) -> None:
-    """Let a task live, try to cheat, and show what the database has to say about both."""
+async def show_task(console: Console, connection: Connection) -> None:
+    """Run a task through its life, try illegal moves, and show what the database recorded."""
     console.rule("[bold]A task's life")
-    task_id = await _live(console, connection)
+    task_id = await _run_task(console, connection)
     console.rule("[bold]What the database refuses")
-    await _misbehave(console, connection, task_id)
+    await _try_illegal_moves(console, connection, task_id)
     console.rule("[bold]What the database recorded")
     await _show_history(console, connection, task_id)
     console.print(
@@ -46,18 +46,18 @@ async def play_task(console: Console, connection: Connection) -> None:
     )
 
 
-async def _live(console: Console, connection: Connection) -> UUID:
-    namespace = f"interlock-demo-{secrets.token_hex(4)}"  # of its own, so that nobody else takes the task away
-    task = NewTask(TASK, {"to": "ada@example.org"}, namespace=namespace)
+async def _run_task(console: Console, connection: Connection) -> UUID:
+    namespace = f"interlock-demo-{secrets.token_hex(4)}"  # of its own: no other worker claims the task
+    task = NewTask(TASK_TYPE, {"to": "ada@example.org"}, namespace=namespace)
     task_id = (await enqueue_task(connection, task, actor="you")).id
     console.print(f"[green]enqueued[/green]  send_email as task {task_id}")
     (first,) = await _claim(connection, "worker-1", namespace, SHORT_LEASE)
     seconds = SHORT_LEASE.total_seconds()
     console.print(f"[green]claimed[/green]   by worker-1 as attempt {first.attempt}, for {seconds:.2f} s")
     console.print("[red]crashed[/red]   worker-1 hangs and does not renew its lease")
-    while (finder := await _recover(connection, task_id)) is None:  # noqa: ASYNC110 - it is time itself that must pass
+    while (recovered_by := await _recover(connection, task_id)) is None:  # noqa: ASYNC110 - the lease must expire
         await asyncio.sleep(seconds / 5)
-    console.print(f"[yellow]recovered[/yellow] by {escape(finder)}, which found the lease expired")
+    console.print(f"[yellow]recovered[/yellow] by {escape(recovered_by)}, which found the lease expired")
     (second,) = await _claim(connection, "worker-2", namespace, LEASE)
     console.print(f"[green]claimed[/green]   by worker-2 as attempt {second.attempt}")
     late = Outcome(task_id, first.attempt, TaskRowEvent.SUCCEED, output="from the dead")
@@ -70,17 +70,17 @@ async def _live(console: Console, connection: Connection) -> UUID:
 
 
 async def _claim(connection: Connection, worker: str, namespace: str, lease: timedelta) -> list[ClaimedTask]:
-    return await claim_pending_tasks(connection, actor=worker, types=[TASK], namespaces=[namespace], lease=lease)
+    return await claim_pending_tasks(connection, actor=worker, types=[TASK_TYPE], namespaces=[namespace], lease=lease)
 
 
 async def _recover(connection: Connection, task_id: UUID) -> str | None:
-    """Look for expired leases, and tell who found the task's: any worker of this database may be first."""
+    """Recover expired leases; return which worker recovered the task: any worker of this database may be first."""
     await recover_expired_tasks(connection, actor="worker-2")
     history = await read_task_history(connection, task_id)
     return next((record.actor for record in history if record.event == TaskRowEvent.EXPIRE), None)
 
 
-async def _misbehave(console: Console, connection: Connection, task_id: UUID) -> None:
+async def _try_illegal_moves(console: Console, connection: Connection, task_id: UUID) -> None:
     for text, statement in (
         ("a finished task back to running", "update interlock.tasks set state = 'running' where id = %s"),
         ("a made-up state", "update interlock.tasks set state = 'almost done' where id = %s"),

@@ -50,13 +50,13 @@ _INITDB = (*_LOCALE, "--auth=peer", "--no-sync")  # what is written goes to disk
 class Cluster:
     """The files of one embedded server."""
 
-    def __init__(self, data_dir: Path, settings: Mapping[str, str], note: Callable[[str], None]) -> None:
+    def __init__(self, data_dir: Path, settings: Mapping[str, str], report_progress: Callable[[str], None]) -> None:
         self.data_dir = data_dir
         self.pgdata = data_dir / keeper.PGDATA
         self.log = data_dir / keeper.LOG
         self.socket_dir = keeper.socket_dir(data_dir)
         self._settings = dict(settings)
-        self._note = note
+        self._report_progress = report_progress
 
     def url(self, database: str) -> str:
         """Return a libpq URL; with the port, because PGPORT would move the socket elsewhere."""
@@ -112,9 +112,9 @@ class Cluster:
         install = reachable_install(account, self.data_dir)
         self._require_version(major_version(install))
         if self.version() is None:
-            self._note(f"Setting up PostgreSQL {major_version(install)} in {self.data_dir} (only once)")
+            self._report_progress(f"Setting up PostgreSQL {major_version(install)} in {self.data_dir} (only once)")
             self._create(account, install, lock)
-        self._note(f"Starting PostgreSQL in {self.data_dir}")
+        self._report_progress(f"Starting PostgreSQL in {self.data_dir}")
         _claim(self.socket_dir, account)
         self._forget_dead_server()
         self._write_configuration(own_account())

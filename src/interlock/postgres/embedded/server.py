@@ -72,11 +72,11 @@ class EmbeddedServer:
         data_dir: Path | None = None,
         *,
         settings: Mapping[str, str] | None = None,
-        note: Callable[[str], None] | None = None,
+        report_progress: Callable[[str], None] | None = None,
     ) -> None:
         # Resolved, so that all who mean the same directory also find the same socket.
         self.data_dir = _resolved(data_dir or default_data_dir())
-        self._cluster = Cluster(self.data_dir, settings or {}, note or (lambda _: None))
+        self._cluster = Cluster(self.data_dir, settings or {}, report_progress or (lambda _: None))
         self._share: int | None = None
 
     def __enter__(self) -> Self:

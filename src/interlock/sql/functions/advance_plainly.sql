@@ -4,6 +4,9 @@
 -- and the rules that say what follows stand there alone. As there, jobs are locked first, in the order of their
 -- ids, each statement sees what the last one who held the locks left, and a transaction that ends no job need not wait
 -- for the disk. Its plans are kept for as long as a session lives: none of them may scan a table.
+--
+-- moves: task waiting -release-> pending
+-- moves: job RUNNING -success-> COMPLETED
 create or replace function interlock.advance_plainly(
     acting text, most int, patience text, moment timestamptz,
     out received int, out released int, out finalized int

@@ -326,7 +326,7 @@ select tasks.job_id, tasks.step, tasks.state, tasks.reason, tasks.finished_at,
             ) as downstream
         where edges.workflow_id = jobs.workflow_id and edges.upstream = tasks.step
             and (
-                downstream.reused or downstream.state not in ('skipped', 'canceled')
+                downstream.reused or downstream.state not in ('canceled', 'skipped')
                 -- canceled after its turn had come, and not while it waited for it
                 or downstream.state = 'canceled' and (downstream.unresolved = 0 or exists (
                     select from interlock.tasks as part where part.part_of = downstream.id

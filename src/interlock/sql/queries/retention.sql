@@ -24,7 +24,7 @@ with walked as materialized (
                 and job_id is null
         ))
         -- said again, for a row that was requeued at this very moment
-        and finished_at is not null and state in ('done', 'canceled', 'skipped', 'error')
+        and finished_at is not null and state in ('done', 'error', 'canceled', 'skipped')
     returning id
 )
 select (select count(*) from walked) as walked, (select count(*) from deleted) as deleted,
@@ -66,12 +66,12 @@ with deleted as (
                 cross join lateral (
                     select id
                     from interlock.tasks
-                    where tasks.job_id = wanted.job_id and state in ('done', 'canceled', 'skipped', 'error')
+                    where tasks.job_id = wanted.job_id and state in ('done', 'error', 'canceled', 'skipped')
                     limit %(batch)s
                 ) as found
             limit %(batch)s
         ))
-        and state in ('done', 'canceled', 'skipped', 'error')
+        and state in ('done', 'error', 'canceled', 'skipped')
     returning id
 )
 select count(*) as steps

@@ -3,9 +3,6 @@
 -- In all of them: `now` is null in production and the test's clock in tests; `actor` goes into the records, set for
 -- this transaction only, so that it works behind a pooler too.
 
--- name: set_actor
-select set_config('interlock.actor', %(actor)s, true)
-
 -- name: release_waiting_tasks
 -- moves: task waiting -release-> pending
 -- A step may get a later run_at or an input with it; arrays that are shorter than the ids leave both as they are. Whoever

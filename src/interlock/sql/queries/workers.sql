@@ -140,9 +140,3 @@ from interlock.worker_state_transitions
 where worker_id = %(id)s
 order by id desc
 limit 1
-
--- name: read_worker_history
-select from_state, to_state, event, reason, actor, recorded_at
-from interlock.worker_state_transitions
-where worker_id = %(id)s
-order by id

@@ -1,1 +1,1 @@
-"""The REST API of the supervisor: routes, requests and responses, idempotency, authentication, middleware."""
+"""The supervisor's REST API: endpoints by resource, authentication, idempotency, problem details, metrics."""

@@ -1,6 +1,6 @@
-"""Who makes a request, and whether they may: bearer tokens, and nobody's name on a loopback address.
+"""Authentication and authorization: bearer tokens with scopes; on a loopback address a token is optional by default.
 
-Invariant: a token that was sent is checked, also where none is needed; every move that comes of a request is recorded
+Invariant: a token in a request is checked, also where none is needed. Every transition caused by a request is recorded
 under the name of its token.
 """
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
 
-ANONYMOUS = "api"
+ANONYMOUS_ACTOR = "api"
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="interlock"'}
 
 _bearer = HTTPBearer(
     auto_error=False, description="A token of `interlock token create`; not needed on a loopback address by default."
 )
-Sent = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+BearerToken = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever makes a request: the name for the records, and what they may do."""
+    """The sender of a request: the actor for the records, and the scope of the token."""
 
     actor: str
     scope: Scope
 
     def require(self, scope: Scope, what: str = "this") -> None:
-        """Refuse what the caller may not do."""
+        """Raise 403 unless the caller has the scope."""
         if not self.scope.includes(scope):
             raise Problem(
                 "insufficient_scope",
@@ -48,39 +48,39 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """How callers are recognised."""
+class Authenticator:
+    """Finds the caller of a request by its bearer token."""
 
     app: Interlock
     token_required: bool
 
-    async def recognise(self, sent: HTTPAuthorizationCredentials | None, *, said: bool) -> Caller:
-        """Tell who calls; `said` when there is an Authorization header at all."""
-        if sent is None:
-            if said:
+    async def authenticate(self, token: HTTPAuthorizationCredentials | None, *, has_header: bool) -> Caller:
+        """Return the caller, or raise 401; `has_header`: the request has an Authorization header of any form."""
+        if token is None:
+            if has_header:
                 raise Problem("unknown_token", "the Authorization header must be: Bearer TOKEN", headers=CHALLENGE)
             if self.token_required:
                 raise Problem("missing_token", "send a token as Authorization: Bearer TOKEN", headers=CHALLENGE)
-            return Caller(ANONYMOUS, Scope.ADMIN)
+            return Caller(ANONYMOUS_ACTOR, Scope.ADMIN)
         async with self.app.connection() as connection:
-            known = await authenticate_token(connection, sent.credentials)
+            known = await authenticate_token(connection, token.credentials)
         if known is None:
             raise Problem("unknown_token", "the token is unknown, revoked or expired", headers=CHALLENGE)
         return Caller(f"token:{known.name}", known.scope)
 
 
 def caller_with(scope: Scope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[Caller]]:
-    """Give a dependency that lets only callers with a scope pass."""
+    """Make a dependency that authenticates the caller and requires a scope."""
 
-    async def recognise(request: Request, sent: Sent) -> Caller:
-        access: Access = request.app.state.access
-        caller = await access.recognise(sent, said="authorization" in request.headers)
+    async def authenticate(request: Request, token: BearerToken) -> Caller:
+        authenticator: Authenticator = request.app.state.authenticator
+        caller = await authenticator.authenticate(token, has_header="authorization" in request.headers)
         caller.require(scope)
         return caller
 
-    return recognise
+    return authenticate
 
 
-ReadingCaller = Annotated[Caller, Depends(caller_with(Scope.READ))]
-OperatingCaller = Annotated[Caller, Depends(caller_with(Scope.OPERATE))]
-AdministeringCaller = Annotated[Caller, Depends(caller_with(Scope.ADMIN))]
+ReadCaller = Annotated[Caller, Depends(caller_with(Scope.READ))]
+OperateCaller = Annotated[Caller, Depends(caller_with(Scope.OPERATE))]
+AdminCaller = Annotated[Caller, Depends(caller_with(Scope.ADMIN))]

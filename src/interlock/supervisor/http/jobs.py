@@ -1,6 +1,6 @@
-"""Jobs over REST: submitted, looked at, canceled, retried, signaled and approved.
+"""Endpoints of jobs: submit, read, cancel, retry, signal, approve.
 
-Invariant: everything is done by the same calls as from Python and the command line, on the connection of the request.
+Invariant: an endpoint makes the same calls as the Python API and the command line, on the request's connection.
 """
 
 from __future__ import annotations
@@ -17,24 +17,11 @@ from interlock.errors import InputError
 from interlock.lifecycle import JOB, JobState
 from interlock.postgres.connection import transaction
 from interlock.store import jobs as stored
-from interlock.supervisor.http import responses as documents
-from interlock.supervisor.http.idempotency import Acting, Operating, Outcome, Reading, shown
-from interlock.supervisor.http.problems import Problem, refused_move
-from interlock.supervisor.http.requests import (
-    USUAL,
-    Approval,
-    Cursor,
-    JobId,
-    Limit,
-    Name,
-    NewJob,
-    Reasoned,
-    Retry,
-    SignalSent,
-    page,
-    read_id,
-    slice_of,
-)
+from interlock.supervisor.http import responses
+from interlock.supervisor.http.idempotency import MutationResult, OperateMutation, ReadApp, RequestApp, json_response
+from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, decode_id, make_page, slice_page
+from interlock.supervisor.http.problems import Problem, illegal_transition_problem
+from interlock.supervisor.http.requests import Approval, JobId, Name, NewJob, Reasoned, Retry, SignalSent
 from interlock.supervisor.http.responses import Move, Page, Signaled, Step, SubmittedJob
 from interlock.workflow.new_job import NewJob as JobRequest
 from interlock.workflow.submit import reject_job
@@ -43,158 +30,160 @@ router = APIRouter(tags=["jobs"])
 
 
 @router.post("/api/jobs", status_code=201, response_model=SubmittedJob, responses={200: {"model": SubmittedJob}})
-async def submit_job(act: Operating, body: NewJob) -> Response:
-    """Submit a job of a workflow; one whose input does not fit the workflow's schema is 422, and recorded as FAILED."""
+async def submit_job(mutation: OperateMutation, body: NewJob) -> Response:
+    """Submit a job of a workflow. Input that does not fit its schema is answered with 422 and recorded as FAILED."""
 
-    async def work(app: Acting) -> Outcome:
+    async def work(app: RequestApp) -> MutationResult:
         try:
             async with app.connection() as connection, transaction(connection):
                 job = await app.submit(
                     body.workflow,
                     body.input,
                     version=body.version,
-                    request_id=act.request_id(body),
+                    request_id=mutation.request_id(body),
                     parent=body.parent_job_id,
                     worker_count=body.worker_count,
                     timeout=body.timeout,
                     correlation_id=body.correlation_id,
                 )
         except InputError as error:
-            return await _rejected(app, body, error, act.request.url.path)
-        return await _submitted(job)
+            return await _record_rejection(app, body, error, mutation.request.url.path)
+        return await _submitted_result(job)
 
-    return await act.perform(body, work, status=201)
+    return await mutation.execute(body, work, status=201)
 
 
 @router.post(
     "/api/jobs/{job_id}/retry", status_code=201, response_model=SubmittedJob, responses={200: {"model": SubmittedJob}}
 )
-async def retry_job(act: Operating, job_id: JobId, body: Retry) -> Response:
-    """Submit a job that has ended anew from a step on; what was done before it is not done again."""
+async def retry_job(mutation: OperateMutation, job_id: JobId, body: Retry) -> Response:
+    """Run a job that has ended again from a step on; earlier steps keep their results."""
 
-    async def work(app: Acting) -> Outcome:
+    async def work(app: RequestApp) -> MutationResult:
         job = app.job(job_id)
         status = await job.status()
         if not status.has_ended:
             raise Problem("not_possible", f"job {job_id} is {status.status}: it can be retried once it has ended")
-        return await _submitted(await job.retry_from(body.step, request_id=act.request_id(body)))
+        return await _submitted_result(await job.retry_from(body.step, request_id=mutation.request_id(body)))
 
-    return await act.perform(body, work, status=201)
+    return await mutation.execute(body, work, status=201)
 
 
-@router.post("/api/jobs/{job_id}/cancel", response_model=documents.Job)
-async def cancel_job(act: Operating, job_id: JobId, body: Reasoned | None = None) -> Response:
-    """Cancel a job and its children. What runs is asked to stop; the job is CANCELED when it has."""
-    given = body or Reasoned()
+@router.post("/api/jobs/{job_id}/cancel", response_model=responses.Job)
+async def cancel_job(mutation: OperateMutation, job_id: JobId, body: Reasoned | None = None) -> Response:
+    """Cancel a job and its children. Running steps are asked to stop; the job is CANCELED when they have."""
+    command = body or Reasoned()
 
-    async def work(app: Acting) -> Any:
+    async def work(app: RequestApp) -> Any:
         job = app.job(job_id)
-        canceled = await job.cancel(given.reason)
+        canceled = await job.cancel(command.reason)
         status = await job.status()
         if not canceled:
-            about = f"Job is about to become {status.ending}: {status.reason}"
-            raise refused_move(JOB, job_id, status.status, JobState.CANCELED, about)
+            otherwise = f"Job is about to become {status.ending}: {status.reason}"
+            raise illegal_transition_problem(JOB, job_id, status.status, JobState.CANCELED, otherwise)
         return asdict(status)
 
-    return await act.perform(given, work)
+    return await mutation.execute(command, work)
 
 
 @router.post("/api/jobs/{job_id}/signal", response_model=Signaled)
-async def signal_job(act: Operating, job_id: JobId, body: SignalSent) -> Response:
-    """Send a signal that a step waits for, or will; the first of a name counts."""
+async def signal_job(mutation: OperateMutation, job_id: JobId, body: SignalSent) -> Response:
+    """Send a signal that a step waits for, or will wait for; only the first of a name counts."""
 
-    async def work(app: Acting) -> Any:
-        job = await _going_on(app, job_id)
+    async def work(app: RequestApp) -> Any:
+        job = await _unfinished_job(app, job_id)
         return {"outcome": await job.signal(body.name, body.payload)}
 
-    return await act.perform(body, work)
+    return await mutation.execute(body, work)
 
 
 @router.post("/api/jobs/{job_id}/approve", response_model=Signaled)
-async def approve_step(act: Operating, job_id: JobId, body: Approval) -> Response:
-    """Answer a step that waits for a person, in the name of the caller."""
+async def approve_step(mutation: OperateMutation, job_id: JobId, body: Approval) -> Response:
+    """Approve or reject an approval step, in the name of the caller."""
 
-    async def work(app: Acting) -> Any:
-        job = await _going_on(app, job_id)
+    async def work(app: RequestApp) -> Any:
+        job = await _unfinished_job(app, job_id)
         return {"outcome": await job.approve(body.step, body.approved, body.comment)}
 
-    return await act.perform(body, work)
+    return await mutation.execute(body, work)
 
 
-@router.get("/api/jobs", response_model=Page[documents.JobSummary])
+@router.get("/api/jobs", response_model=Page[responses.JobSummary])
 async def list_jobs(
-    app: Reading,
+    app: ReadApp,
     status: Annotated[JobState | None, Query(description="In this state.")] = None,
     workflow: Annotated[Name | None, Query(description="Of this workflow.")] = None,
     namespace: Annotated[Name | None, Query(description="Of this namespace.")] = None,
-    limit: Limit = USUAL,
+    limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Response:
     """List jobs, the newest first."""
     found = await app.find_jobs(
-        status=status, workflow=workflow, namespace=namespace, limit=limit + 1, before=read_id(cursor)
+        status=status, workflow=workflow, namespace=namespace, limit=limit + 1, before=decode_id(cursor)
     )
-    return shown(page([asdict(job) for job in found], limit, _place))
+    return json_response(make_page([asdict(job) for job in found], limit, _cursor_key))
 
 
-@router.get("/api/jobs/{job_id}", response_model=documents.Job)
-async def show_job(app: Reading, job_id: JobId) -> Response:
+@router.get("/api/jobs/{job_id}", response_model=responses.Job)
+async def show_job(app: ReadApp, job_id: JobId) -> Response:
     """Show a job."""
-    return shown(asdict(await app.job(job_id).status()))
+    return json_response(asdict(await app.job(job_id).status()))
 
 
 @router.get("/api/jobs/{job_id}/steps", response_model=Page[Step])
-async def list_steps(app: Reading, job_id: JobId, limit: Limit = USUAL, cursor: Cursor = None) -> Response:
-    """List the steps of a job as they were declared, each map with its parts behind it."""
-    return shown(_documents(slice_of(await app.job(job_id).steps(), limit, cursor)))
+async def list_steps(app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Response:
+    """List the steps of a job in the order of their declaration, each map followed by its parts."""
+    return json_response(_as_documents(slice_page(await app.job(job_id).steps(), limit, cursor)))
 
 
 @router.get("/api/jobs/{job_id}/history", response_model=Page[Move])
-async def show_job_history(app: Reading, job_id: JobId, limit: Limit = USUAL, cursor: Cursor = None) -> Response:
-    """List every move that a job made, oldest first."""
+async def show_job_history(
+    app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> Response:
+    """List every transition of a job, oldest first."""
     records = await app.job(job_id).history()
     if not records:
         await app.job(job_id).status()
-    return shown(_documents(slice_of(records, limit, cursor)))
+    return json_response(_as_documents(slice_page(records, limit, cursor)))
 
 
-@router.get("/api/jobs/{job_id}/children", response_model=Page[documents.JobSummary])
-async def list_children(app: Reading, job_id: JobId, limit: Limit = USUAL, cursor: Cursor = None) -> Response:
+@router.get("/api/jobs/{job_id}/children", response_model=Page[responses.JobSummary])
+async def list_children(app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Response:
     """List the child jobs of a job, the newest first."""
     async with app.connection() as connection:
-        rows = await stored.find_jobs(connection, parent=job_id, before=read_id(cursor), limit=limit + 1)
+        rows = await stored.find_jobs(connection, parent=job_id, before=decode_id(cursor), limit=limit + 1)
     if not rows:
         await app.job(job_id).status()
-    return shown(page([known_fields(JobSummary, row) for row in rows], limit, _place))
+    return json_response(make_page([known_fields(JobSummary, row) for row in rows], limit, _cursor_key))
 
 
-async def _submitted(job: JobHandle) -> Outcome:
+async def _submitted_result(job: JobHandle) -> MutationResult:
     status: JobStatus = await job.status()
-    return Outcome({**asdict(status), "created": job.created}, 201 if job.created else 200)
+    return MutationResult({**asdict(status), "created": job.created}, 201 if job.created else 200)
 
 
-async def _rejected(app: Acting, body: NewJob, error: InputError, path: str) -> Outcome:
-    """Record a job that does not fit its workflow as one that failed, and say so."""
+async def _record_rejection(app: RequestApp, body: NewJob, error: InputError, path: str) -> MutationResult:
+    """Record a job with invalid input as FAILED; the result is a 422 with the id of that job."""
     job = JobRequest(body.workflow, body.input, version=body.version)
     async with app.connection() as connection:
         id_ = await reject_job(connection, job, str(error), actor=app.actor, now=app.now())
     problem = Problem("invalid_input", str(error), {} if id_ is None else {"job_id": str(id_)})
-    return Outcome(problem.document(path), problem.status)
+    return MutationResult(problem.document(path), problem.status)
 
 
-async def _going_on(app: Acting, job_id: UUID) -> JobHandle:
-    """Give a job that a signal can still reach."""
+async def _unfinished_job(app: RequestApp, job_id: UUID) -> JobHandle:
+    """Return a job that can still receive a signal; 409 if it has ended."""
     job = app.job(job_id)
     status = await job.status()
     if status.has_ended or status.ending is not None:
-        word = status.ending or status.status
-        raise Problem("not_possible", f"job {job_id} is {word}: a signal cannot reach it any more")
+        state = status.ending or status.status
+        raise Problem("not_possible", f"job {job_id} is {state} and takes no more signals")
     return job
 
 
-def _place(last: dict[str, Any]) -> list[Any]:
+def _cursor_key(last: dict[str, Any]) -> list[Any]:
     return [last["id"]]
 
 
-def _documents(found: dict[str, Any]) -> dict[str, Any]:
-    return {**found, "items": [asdict(item) for item in found["items"]]}
+def _as_documents(page: dict[str, Any]) -> dict[str, Any]:
+    return {**page, "items": [asdict(item) for item in page["items"]]}

@@ -1,6 +1,6 @@
-"""The figures of the supervisor: refusals, keys of requests, and the requests themselves.
+"""Prometheus metrics of the API: requests, idempotency keys, refused transitions, and transitions of workers and jobs.
 
-Invariant: labels are states, codes, methods and paths as they are declared; nothing that a caller sends becomes one.
+Invariant: labels are states, codes, methods and declared paths; no text of a caller becomes a label.
 """
 
 from __future__ import annotations
@@ -35,55 +35,51 @@ http_request_duration_seconds = Histogram(
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 failed_transitions_total = Counter(
-    "failed_transitions_total", "Moves that were refused", ["machine", "from_state", "to_state"]
+    "failed_transitions_total", "Refused transitions", ["machine", "from_state", "to_state"]
 )
 idempotency_requests_total = Counter(
     "idempotency_requests_total", "Requests with a key: hit, miss or conflict", ["outcome"]
 )
-idempotency_hit_ratio = Gauge("idempotency_hit_ratio", "Of the requests with a key, those whose answer was there")
+idempotency_hit_ratio = Gauge(
+    "idempotency_hit_ratio", "Share of requests with a key that were answered from the stored response"
+)
 
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"})
 UNMATCHED = "unmatched"
+# Records of a transaction carry times before its commit: only records older than this are counted as complete.
+COMMIT_LAG = timedelta(seconds=10)
+DURATION_BUCKETS_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0, 21_600.0, 86_400.0)
+# machine -> prefix of the metrics, description
+MACHINES = {"worker": ("supervised_worker", "supervised workers"), "job": ("job", "jobs")}
 _counts = {"hit": 0, "miss": 0, "conflict": 0}
 
 
-def note_key(outcome: str) -> None:
-    """Count a request with a key."""
+def count_keyed_request(outcome: str) -> None:
+    """Count a request with an idempotency key: hit, miss or conflict."""
     _counts[outcome] += 1
     idempotency_requests_total.labels(outcome).inc()
     idempotency_hit_ratio.set(_counts["hit"] / sum(_counts.values()))
 
 
-def note_request(method: str, route: str | None, status: int, seconds: float) -> None:
-    """Count a request that was answered, under the path as it is declared."""
+def observe_request(method: str, route: str | None, status: int, seconds: float) -> None:
+    """Count an answered request under its declared path."""
     known = method if method in METHODS else "other"
     http_requests_total.labels(known, route or UNMATCHED, str(status)).inc()
     http_request_duration_seconds.labels(known, route or UNMATCHED).observe(seconds)
 
 
-# SECTION supervisor/moves
-# Shows the moves of workers and jobs as metrics: transition counts by pair, and the time in each state.
-#
-# Invariant: they are made from the records, so that every move counts, whoever made it: this supervisor, another one, a
-# worker itself or a person with psql. They begin with the supervisor's start.
-
-LAG = timedelta(seconds=10)  # what a transaction may take from its beginning to its commit
-BOUNDS = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0, 21_600.0, 86_400.0)
-NAMES = {"worker": ("supervised_worker", "supervised workers"), "job": ("job", "jobs")}
-
-
 class _Duration:
-    """How long a state lasted, of all that left it."""
+    """The histogram of one state: how long it lasted, for all that left it."""
 
     __slots__ = ("buckets", "seconds")
 
     def __init__(self) -> None:
-        self.buckets = [0] * (len(BOUNDS) + 1)
+        self.buckets = [0] * (len(DURATION_BUCKETS_S) + 1)
         self.seconds = 0.0
 
 
-class _Series:
-    """The figures of one lifecycle."""
+class _TransitionCounts:
+    """The transition counts and durations of one machine."""
 
     def __init__(self) -> None:
         self.moves: dict[tuple[str, str], int] = {}
@@ -97,45 +93,53 @@ class _Series:
         duration.seconds += counted.seconds
 
 
-class MoveMetrics(Collector):
-    """Counts on from where it was each time that somebody asks; the first look only remembers the moment."""
+class TransitionMetrics(Collector):
+    """Transitions of workers and jobs by pair of states, and the time in each state.
 
-    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Connection]], *, lag: timedelta = LAG) -> None:
+    They are counted from the records in the database, so that every transition counts, whoever made it: this
+    supervisor, another one, a worker, or a person with psql. The count begins with the first `update`.
+    """
+
+    def __init__(
+        self, connect: Callable[[], AbstractAsyncContextManager[Connection]], *, lag: timedelta = COMMIT_LAG
+    ) -> None:
         self._connect = connect
         self._lag = lag
         self._since: datetime | None = None
-        self._series = {machine: _Series() for machine in NAMES}
-        self._looking = asyncio.Lock()
+        self._series = {machine: _TransitionCounts() for machine in MACHINES}
+        self._updating = asyncio.Lock()
 
-    async def look(self) -> None:
-        """Count what was recorded since the last look."""
-        async with self._looking, self._connect() as connection:
+    async def update(self) -> None:
+        """Count the transitions recorded since the last update."""
+        async with self._updating, self._connect() as connection:
             until = await read_complete_until(connection, self._lag)
             since, self._since = self._since, until
             if since is None or since >= until:
                 self._since = since or until
                 return
             for machine, series in self._series.items():
-                for counted in await count_moves(connection, machine, since=since, until=until, bounds=BOUNDS):
+                for counted in await count_moves(
+                    connection, machine, since=since, until=until, bounds=DURATION_BUCKETS_S
+                ):
                     series.add(counted)
 
     def collect(self) -> Iterator[Metric]:
-        """Give the figures to whoever scrapes."""
+        """Return the metrics for a scrape."""
         for machine, series in self._series.items():
-            name, described = NAMES[machine]
+            name, described = MACHINES[machine]
             moves = CounterMetricFamily(
-                f"{name}_transitions_total", f"Moves of {described}", labels=["from_state", "to_state"]
+                f"{name}_transitions_total", f"Transitions of {described}", labels=["from_state", "to_state"]
             )
             for pair, count in series.moves.items():
                 moves.add_metric(list(pair), count)
             yield moves
             yield self._histogram(name, described, series)
 
-    def _histogram(self, name: str, described: str, series: _Series) -> HistogramMetricFamily:
+    def _histogram(self, name: str, described: str, series: _TransitionCounts) -> HistogramMetricFamily:
         family = HistogramMetricFamily(
             f"{name}_state_duration_seconds", f"Time in a state, of {described} that left it", labels=["state"]
         )
-        bounds = [*map(str, BOUNDS), "+Inf"]
+        bounds = [*map(str, DURATION_BUCKETS_S), "+Inf"]
         for state, duration in series.durations.items():
             family.add_metric([state], list(zip(bounds, accumulate(duration.buckets), strict=True)), duration.seconds)
         return family

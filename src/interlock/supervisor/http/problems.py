@@ -1,6 +1,10 @@
-"""Refusals and failures as RFC 9457 has them: problem details, each with a code that a program can act on.
+"""Error responses as problem details (RFC 9457), each with a code for programs. Every 4xx and 5xx is made here.
 
-Invariant: no answer shows a stack trace, a statement or a secret; what nobody foresaw is `internal_error` and no more.
+A 409 has one of two codes. `illegal_transition`: the lifecycle does not allow the move; made from the database's
+refusal (`IllegalTransition`), or by `illegal_transition_problem` where the engine reports that nothing was changed.
+`not_possible`: the endpoint itself raises `Problem`.
+
+Invariant: no response shows a stack trace, a statement or a secret; an unexpected error is `internal_error` only.
 """
 
 from __future__ import annotations
@@ -34,10 +38,11 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from interlock.machine import Machine
-MEDIA_TYPE = "application/problem+json"
-KIND = "urn:interlock:problem:"
 
-# every code that can be answered, with its status and its title
+MEDIA_TYPE = "application/problem+json"
+TYPE_PREFIX = "urn:interlock:problem:"
+
+# every code, with its status and title
 CODES: Mapping[str, tuple[int, str]] = {
     "bad_request": (400, "The request cannot be read"),
     "missing_token": (401, "A token is needed"),
@@ -64,20 +69,21 @@ CODES: Mapping[str, tuple[int, str]] = {
     "timeout": (503, "The request took too long"),
     "database_unavailable": (503, "The database cannot be reached"),
 }
-_RETRY = {"Retry-After": "1"}
-_UNKNOWN: Mapping[type[InterlockError], str] = {
+_RETRY_AFTER = {"Retry-After": "1"}
+_NOT_FOUND_CODES: Mapping[type[InterlockError], str] = {
     UnknownWorkerError: "unknown_worker",
     UnknownJobError: "unknown_job",
     UnknownTaskError: "unknown_task",
 }
-_HTTP = {404: "unknown_path", 405: "method_not_allowed", 415: "unsupported_media_type"}
-# SQLSTATEs of what goes away by itself, and of values that PostgreSQL cannot hold
-_PASSING = ("40", "53", "55P03", "57014", "57P")
-_UNFIT = ("22",)
+_HTTP_CODES = {404: "unknown_path", 405: "method_not_allowed", 415: "unsupported_media_type"}
+# SQLSTATE prefixes: transient errors, and values that PostgreSQL cannot store
+_TRANSIENT_SQLSTATES = ("40", "53", "55P03", "57014", "57P")
+_DATA_SQLSTATES = ("22",)
+_INTERNAL_DETAIL = "the supervisor's log has the details"
 
 
 class Problem(Exception):  # noqa: N818 - the name of RFC 9457
-    """A request that is not carried out, and why."""
+    """A request that is refused or failed. Endpoints raise it; `code` is one of CODES."""
 
     def __init__(
         self,
@@ -95,9 +101,9 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
         self.extensions = dict(extensions or {})
 
     def document(self, instance: str) -> dict[str, Any]:
-        """Give the members of RFC 9457, the code and what else there is to say."""
+        """Return the members of RFC 9457, the code and the extensions."""
         return {
-            "type": KIND + self.code,
+            "type": TYPE_PREFIX + self.code,
             "title": self.title,
             "status": self.status,
             "detail": self.detail,
@@ -107,107 +113,116 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
         }
 
     def response(self, instance: str) -> Response:
-        """Answer with it."""
-        return Response(encoded(self.document(instance)), self.status, self.headers, MEDIA_TYPE)
+        """Return the response."""
+        return Response(encode_json(self.document(instance)), self.status, self.headers, MEDIA_TYPE)
 
 
-def encoded(document: Any) -> bytes:
-    """Write JSON; a length of time is a number of seconds."""
-    return orjson.dumps(document, default=_json_of)
+def encode_json(document: Any) -> bytes:
+    """Encode JSON; a timedelta becomes a number of seconds."""
+    return orjson.dumps(document, default=_encode_value)
 
 
-def _json_of(value: object) -> object:
+def _encode_value(value: object) -> object:
     return value.total_seconds() if isinstance(value, timedelta) else str(value)
 
 
-def problem_of(error: Exception) -> Problem:
-    """Say what an error is to whoever made the request."""
+def problem_from_error(error: Exception) -> Problem:
+    """Convert any exception to the problem that the caller gets."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, RequestValidationError):
-        return _invalid(error)
+        return _from_validation_error(error)
     if isinstance(error, HTTPException):
-        code = _HTTP.get(error.status_code, "bad_request")
+        code = _HTTP_CODES.get(error.status_code, "bad_request")
         detail = CODES[code][1] if code != "bad_request" else str(error.detail)
         return Problem(code, detail, headers=error.headers)
     if isinstance(error, InterlockError):
-        return _of_engine(error)
-    return Problem("internal_error", "what it was is in the supervisor's log")
+        return _from_interlock_error(error)
+    return Problem("internal_error", _INTERNAL_DETAIL)
 
 
-def _of_engine(error: InterlockError) -> Problem:
+def _from_interlock_error(error: InterlockError) -> Problem:
     if isinstance(error, IllegalTransition):
-        return _illegal(error)
+        return _from_illegal_transition(error)
     if isinstance(error, DisconnectedError):
-        return Problem("database_unavailable", "try again in a moment", headers=_RETRY)
+        return Problem("database_unavailable", "try again in a moment", headers=_RETRY_AFTER)
     if isinstance(error, StatementError):
-        return _of_database(error)
-    for kind, code in _UNKNOWN.items():
+        return _from_statement_error(error)
+    for kind, code in _NOT_FOUND_CODES.items():
         if isinstance(error, kind):
             return Problem(code, str(error))
     if isinstance(error, InputError):
         return Problem("invalid_input", str(error))
-    return Problem("internal_error", "what it was is in the supervisor's log")
+    return Problem("internal_error", _INTERNAL_DETAIL)
 
 
-def _of_database(error: StatementError) -> Problem:
+def _from_statement_error(error: StatementError) -> Problem:
     state = str(getattr(error.__cause__, "sqlstate", None) or "")
-    if state.startswith(_PASSING):
-        return Problem("busy", "try again in a moment", headers=_RETRY)
-    if state.startswith(_UNFIT):
+    if state.startswith(_TRANSIENT_SQLSTATES):
+        return Problem("busy", "try again in a moment", headers=_RETRY_AFTER)
+    if state.startswith(_DATA_SQLSTATES):
         return Problem("invalid_input", "the request holds a value that the database cannot store")
-    return Problem("internal_error", "what it was is in the supervisor's log")
+    return Problem("internal_error", _INTERNAL_DETAIL)
 
 
-def _illegal(error: IllegalTransition) -> Problem:
-    said = {"from": error.from_state, "to": error.to_state, "allowed": [str(state) for state in error.allowed]}
-    return Problem("illegal_transition", str(error), {**said, "machine": error.machine, "id": error.row})
+def _from_illegal_transition(error: IllegalTransition) -> Problem:
+    """Make a 409 from a move that the database refused."""
+    extensions = {
+        "from": error.from_state,
+        "to": error.to_state,
+        "allowed": [str(state) for state in error.allowed],
+        "machine": error.machine,
+        "id": error.row,
+    }
+    return Problem("illegal_transition", str(error), extensions)
 
 
-def refused_move(machine: Machine[Any, Any], id_: object, source: str, target: str, otherwise: str) -> Problem:
-    """Refuse a move in the words of its lifecycle; `otherwise` when the table would allow it, and the row does not."""
+def illegal_transition_problem(
+    machine: Machine[Any, Any], id_: object, source: str, target: str, otherwise: str
+) -> Problem:
+    """Make a 409 for a move that was not made; `otherwise` is the detail if the machine itself would allow the move."""
     states = {str(state): state for state in machine.states}
     allowed = [str(state) for state in machine.allowed_targets(states[source])]
     sentence = machine.validate_transition(states[source], states[target])
-    said = {"from": source, "to": target, "allowed": allowed, "machine": machine.name, "id": str(id_)}
-    return Problem("illegal_transition", sentence or otherwise, said)
+    extensions = {"from": source, "to": target, "allowed": allowed, "machine": machine.name, "id": str(id_)}
+    return Problem("illegal_transition", sentence or otherwise, extensions)
 
 
-def _invalid(error: RequestValidationError) -> Problem:
-    """Name the fields, and say what is wrong with each, without the values, which may be secrets."""
+def _from_validation_error(error: RequestValidationError) -> Problem:
+    """Name the invalid fields and the reasons, without the values, which may be secrets."""
     broken = next((each for each in error.errors() if each["type"] == "json_invalid"), None)
     if broken is not None:
         return Problem("bad_request", f"the body is not valid JSON, at character {broken['loc'][-1]}")
-    found = [
-        {"field": _field(each["loc"]), "message": str(each["msg"]).removeprefix("Value error, ")}
+    errors = [
+        {"field": _field_path(each["loc"]), "message": str(each["msg"]).removeprefix("Value error, ")}
         for each in error.errors()
     ]
-    detail = "; ".join(f"{each['field']}: {each['message']}" for each in found[:5])
-    return Problem("invalid_request", detail, {"errors": found})
+    detail = "; ".join(f"{each['field']}: {each['message']}" for each in errors[:5])
+    return Problem("invalid_request", detail, {"errors": errors})
 
 
-def _field(loc: Sequence[Any]) -> str:
+def _field_path(loc: Sequence[Any]) -> str:
     place, *names = [str(part) for part in loc]
     return ".".join(names) if names and place == "body" else ".".join([place, *names])
 
 
-def answer_problem(request: Request, error: Exception) -> Response:
-    """Answer with what an error is; count a refused move, log what nobody foresaw."""
-    problem = problem_of(error)
-    note_problem(problem, error, request.method, request.url.path)
+def problem_response(request: Request, error: Exception) -> Response:
+    """Answer an exception with its problem, counted and logged."""
+    problem = problem_from_error(error)
+    record_problem(problem, error, request.method, request.url.path)
     return problem.response(request.url.path)
 
 
-def note_problem(problem: Problem, error: Exception, method: str, path: str) -> None:
-    """Count and log a problem, once."""
+def record_problem(problem: Problem, error: Exception, method: str, path: str) -> None:
+    """Count a refused transition; log refused transitions, transient failures and unexpected errors."""
     if problem.code == "illegal_transition":
-        said = problem.extensions
-        failed_transitions_total.labels(_known(said["machine"]), str(said["from"]), str(said["to"])).inc()
+        move = problem.extensions
+        failed_transitions_total.labels(_machine_label(move["machine"]), str(move["from"]), str(move["to"])).inc()
         log.warning(
             "invalid_transition_attempted",
-            machine=said["machine"],
-            current_state=said["from"],
-            wanted_state=said["to"],
+            machine=move["machine"],
+            current_state=move["from"],
+            wanted_state=move["to"],
             reason=problem.detail,
         )
     elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
@@ -216,6 +231,6 @@ def note_problem(problem: Problem, error: Exception, method: str, path: str) -> 
         log.warning("request_put_off", method=method, path=path, code=problem.code, error=str(error))
 
 
-def _known(machine: str) -> str:
+def _machine_label(machine: str) -> str:
     names = {known.name for known in MACHINES.values()}
     return machine if machine in names else "other"

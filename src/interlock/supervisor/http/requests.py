@@ -1,18 +1,15 @@
-"""What requests say: each body is checked here before anything is done, and an unknown member is refused.
+"""Request models and path parameters: each body is validated before any work; unknown members are refused.
 
-Invariant: what passes can be stored: text without NUL, numbers that fit their columns, JSON that PostgreSQL can hold.
+Invariant: a valid value can be stored: text without NUL, numbers that fit their columns, JSON that PostgreSQL accepts.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
-import orjson
-from fastapi import Path, Query
+from fastapi import Path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from interlock.model.json_values import ValueRefusedError, check_json
@@ -31,23 +28,21 @@ from interlock.model.options import (
     ValueType,
     options_in,
 )
-from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
+
+MAX_JSON_DEPTH = 100
+MAX_DURATION_S = 315_360_000  # ten years
+MIN_TIME, MAX_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+NO_NUL_PATTERN = r"^[^\x00]*$"
+APP_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 
 
-DEEPEST = 100
-LONGEST_TIME = 315_360_000  # ten years, in seconds
-FIRST, LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
-WITHOUT_NUL = r"^[^\x00]*$"
-APP = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
-
-
-def _storable(value: Any) -> Any:
-    """Refuse JSON that cannot be stored, and say where in it."""
-    if _is_deeper(value, DEEPEST):
-        raise ValueError(f"is nested deeper than {DEEPEST} levels")
+def _check_storable(value: Any) -> Any:
+    """Refuse JSON that cannot be stored; the error names the place."""
+    if _is_nested_deeper(value, MAX_JSON_DEPTH):
+        raise ValueError(f"is nested deeper than {MAX_JSON_DEPTH} levels")
     try:
         check_json(value)
     except ValueRefusedError as error:
@@ -55,7 +50,7 @@ def _storable(value: Any) -> Any:
     return value
 
 
-def _is_deeper(value: Any, levels: int) -> bool:
+def _is_nested_deeper(value: Any, levels: int) -> bool:
     layer = [value]
     for _ in range(levels):
         layer = [
@@ -69,25 +64,29 @@ def _is_deeper(value: Any, levels: int) -> bool:
     return True
 
 
-def _within_time(value: datetime) -> datetime:
+def _check_time(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError("needs a time zone, such as 2030-01-01T09:00:00Z")
-    if not FIRST <= value < LAST:
-        raise ValueError(f"must be from {FIRST.year} to {LAST.year - 1}")
+    if not MIN_TIME <= value < MAX_TIME:
+        raise ValueError(f"must be from {MIN_TIME.year} to {MAX_TIME.year - 1}")
     return value
 
 
-def _unicode(value: str) -> str:
+def _check_not_blank(value: str) -> str:
     if not value.strip():
         raise ValueError("must not be blank")
     return value
 
 
-Text = Annotated[str, StringConstraints(min_length=1, max_length=1000, pattern=WITHOUT_NUL), AfterValidator(_unicode)]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=WITHOUT_NUL), AfterValidator(_unicode)]
-Document = Annotated[dict[str, Any], AfterValidator(_storable)]
-Moment = Annotated[datetime, AfterValidator(_within_time)]
-Seconds = Annotated[float, Field(gt=0, le=LONGEST_TIME, allow_inf_nan=False)]
+Text = Annotated[
+    str, StringConstraints(min_length=1, max_length=1000, pattern=NO_NUL_PATTERN), AfterValidator(_check_not_blank)
+]
+Name = Annotated[
+    str, StringConstraints(min_length=1, max_length=200, pattern=NO_NUL_PATTERN), AfterValidator(_check_not_blank)
+]
+Document = Annotated[dict[str, Any], AfterValidator(_check_storable)]
+Moment = Annotated[datetime, AfterValidator(_check_time)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
 
 WorkerId = Annotated[str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$", description="The worker.")]
 JobId = Annotated[UUID, Path(description="The job.")]
@@ -98,54 +97,54 @@ NamespaceName = Annotated[
 
 
 class Command(BaseModel):
-    """What every request that changes something can say."""
+    """The body of a request that changes state."""
 
     model_config = ConfigDict(extra="forbid")
 
-    request_id: Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=WITHOUT_NUL)] | None = Field(
+    request_id: Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=NO_NUL_PATTERN)] | None = Field(
         default=None,
         description="The same request again gives the same answer; an Idempotency-Key header does the same.",
     )
 
 
 class Reasoned(Command):
-    """A move, and why."""
+    """A transition with an optional reason."""
 
-    reason: Text | None = Field(default=None, description="Why, for the records.")
+    reason: Text | None = Field(default=None, description="The reason, for the records.")
 
 
 class NewWorker(Command):
-    """A worker to be made. What is left out is as the supervisor's own settings say."""
+    """A worker to create. The supervisor's own settings apply where a member is missing."""
 
-    workspace_id: Name = Field(default="default", description="To whom it belongs; a label, and no more.")
+    workspace_id: Name = Field(default="default", description="The owner; a label without further effect.")
     namespaces: Annotated[list[Name], Field(min_length=1, max_length=100)] | None = Field(
-        default=None, description="It takes tasks of these."
+        default=None, description="The namespaces whose tasks it claims."
     )
     concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None, description="Tasks that it runs at once."
     )
-    app: Annotated[str, StringConstraints(pattern=APP, max_length=200)] | None = Field(
-        default=None, description="Whose tasks it runs, as package.module:app."
+    app: Annotated[str, StringConstraints(pattern=APP_PATTERN, max_length=200)] | None = Field(
+        default=None, description="The app whose tasks it runs, as package.module:app."
     )
     memory_limit_mb: Annotated[float, Field(gt=0, le=1_048_576, allow_inf_nan=False)] | None = Field(
-        default=None, description="With more memory than this it is paused."
+        default=None, description="It is paused when it uses more memory."
     )
     lease: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] | None = Field(
-        default=None, description="Seconds after which a silent process loses its tasks."
+        default=None, description="Seconds without a heartbeat after which it loses its tasks."
     )
     grace: Annotated[float, Field(ge=0, le=25, allow_inf_nan=False)] | None = Field(
-        default=None, description="Seconds that its tasks get when it stops."
+        default=None, description="Seconds that running tasks get to finish when it stops."
     )
-    labels: Document = Field(default_factory=dict, description="Whatever you want to find with it again.")
+    labels: Document = Field(default_factory=dict, description="Labels of your own.")
 
 
 class NewJob(Command):
-    """A job to be submitted."""
+    """A job to submit."""
 
     workflow: Name
     input: Document = Field(default_factory=dict)
-    version: Name | None = Field(default=None, description="Of the workflow; the newest unless given.")
-    parent_job_id: UUID | None = Field(default=None, description="The job of which it is a child.")
+    version: Name | None = Field(default=None, description="The version of the workflow; the newest by default.")
+    parent_job_id: UUID | None = Field(default=None, description="The parent job.")
     worker_count: Annotated[int, Field(ge=1, le=MAX_WORKER_COUNT)] | None = Field(
         default=None, description="Steps that may run at once."
     )
@@ -154,20 +153,20 @@ class NewJob(Command):
 
 
 class Retry(Command):
-    """From which step on a job is to be done again."""
+    """The step from which to run a job again."""
 
     step: Name
 
 
 class SignalSent(Command):
-    """A signal that a step waits for."""
+    """A signal for a step that waits, or will wait."""
 
     name: Name
-    payload: Annotated[Any, AfterValidator(_storable)] = None
+    payload: Annotated[Any, AfterValidator(_check_storable)] = None
 
 
 class Approval(Command):
-    """The answer to a step that waits for a person."""
+    """The decision on an approval step."""
 
     step: Name
     approved: bool = True
@@ -195,7 +194,7 @@ OPTION_TYPES: Mapping[ValueType, Any] = {
     URL: Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=2000)],
     TIME: Moment,
     DURATION: Seconds,
-    DELAY: Annotated[float, Field(ge=0, le=LONGEST_TIME, allow_inf_nan=False)],
+    DELAY: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)],
     PRIORITY: Annotated[int, Field(ge=PRIORITY.least, le=PRIORITY.most)],
     TRIES: Annotated[int, Field(ge=TRIES.least, le=TRIES.most)],
     ID: UUID,
@@ -220,77 +219,4 @@ else:
 class CancelTask(Reasoned):
     """A cancellation."""
 
-    force: bool = Field(default=False, description="Also a running one at once, without waiting for its worker.")
-
-
-# SECTION supervisor/pages
-# Lists, a page at a time: where the next one begins is in a cursor that only this side reads.
-#
-# Invariant: the order is total and does not change, so that pages neither repeat nor leave out what was there all
-# along.
-
-MOST = 200
-USUAL = 50
-
-Limit = Annotated[int, Query(ge=1, le=MOST, description="At most so many.")]
-Cursor = Annotated[
-    str | None, Query(max_length=500, description="`next` of the page before; without it, the first page.")
-]
-
-
-def page(items: Sequence[Any], limit: int, place: Callable[[Any], list[Any]]) -> dict[str, Any]:
-    """Make a page of what was found, one more than asked for if there is more."""
-    shown = list(items[:limit])
-    following = _written(place(shown[-1])) if len(items) > limit else None
-    return {"items": shown, "next": following}
-
-
-def slice_of(items: Sequence[Any], limit: int, cursor: str | None) -> dict[str, Any]:
-    """Make a page of something that is there as a whole, and only grows at its end."""
-    start = read_number(cursor)
-    shown = list(items[start : start + limit])
-    following = _written([start + limit]) if len(items) > start + limit else None
-    return {"items": shown, "next": following}
-
-
-def read_number(cursor: str | None) -> int:
-    """Read a cursor that is a number: how many came before, or the last of them."""
-    number: int = 0 if cursor is None else _read(cursor, int)[0]
-    return number
-
-
-def read_id(cursor: str | None) -> UUID | None:
-    """Read a cursor that is an id."""
-    return None if cursor is None else _read(cursor, UUID)[0]
-
-
-def read_time_and_id(cursor: str | None) -> tuple[datetime, str] | None:
-    """Read a cursor that is a time and an id."""
-    if cursor is None:
-        return None
-    at, id_ = _read(cursor, datetime.fromisoformat, str)
-    if at.tzinfo is None or "\0" in id_:
-        raise _unreadable()
-    return at, id_
-
-
-def _written(parts: list[Any]) -> str:
-    return base64.urlsafe_b64encode(orjson.dumps([str(part) for part in parts])).decode().rstrip("=")
-
-
-def _read(cursor: str, *kinds: Callable[[str], Any]) -> list[Any]:
-    try:
-        parts = orjson.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-        read = [kind(part) for kind, part in zip(kinds, parts, strict=True)]
-    except (ValueError, TypeError, AttributeError, binascii.Error):
-        raise _unreadable() from None
-    if any(isinstance(part, int) and not 0 <= part < 2**63 for part in read):
-        raise _unreadable()
-    return read
-
-
-def _unreadable() -> Problem:
-    message = "must be `next` of a page that was given for the same list"
-    return Problem(
-        "invalid_request", f"query.cursor: {message}", {"errors": [{"field": "query.cursor", "message": message}]}
-    )
+    force: bool = Field(default=False, description="Cancel a running task at once, without waiting for its worker.")

@@ -1,4 +1,4 @@
-"""What answers say: the shapes that the OpenAPI document promises."""
+"""Response models: the shapes that the OpenAPI document promises."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from interlock.lifecycle import JobState, SupervisedWorkerState, TaskRowState
 T = TypeVar("T")
 
 
-class Answer(BaseModel):
-    """An answer; a newer supervisor may say more."""
+class ResponseModel(BaseModel):
+    """Base of all responses; a newer supervisor may add members."""
 
     model_config = ConfigDict(extra="allow")
 
 
-class Page(Answer, Generic[T]):
-    """Some of a list; `next` is the cursor of the following page, null on the last one."""
+class Page(ResponseModel, Generic[T]):
+    """One page of a list; `next` is the cursor of the following page, null on the last one."""
 
     items: list[T]
     next: str | None
 
 
-class Problem(Answer):
-    """Problem details as RFC 9457 has them; `code` is for programs."""
+class Problem(ResponseModel):
+    """Problem details (RFC 9457); `code` is for programs."""
 
     type: str
     title: str
@@ -37,17 +37,17 @@ class Problem(Answer):
     code: str
 
 
-class Worker(Answer):
+class Worker(ResponseModel):
     """A worker as the supervisor sees it."""
 
     id: str
     workspace_id: str
     status: SupervisedWorkerState
     role: str
-    live: bool = Field(description="Whether its process said lately that it is here.")
+    live: bool = Field(description="Whether its process sent a heartbeat lately.")
     event: str | None
     reason: str | None
-    spec: dict[str, Any] | None = Field(description="What it was asked to be; null when its process came by itself.")
+    spec: dict[str, Any] | None = Field(description="The requested settings; null if the process registered itself.")
     labels: dict[str, Any]
     namespaces: list[str]
     types: list[str]
@@ -56,8 +56,8 @@ class Worker(Answer):
     updated_at: datetime
 
 
-class Move(Answer):
-    """One line of a history."""
+class Move(ResponseModel):
+    """One transition of a history."""
 
     from_state: str | None
     to_state: str
@@ -68,13 +68,13 @@ class Move(Answer):
 
 
 class TaskMove(Move):
-    """One line of a task's history."""
+    """One transition of a task's history."""
 
     attempt: int
 
 
-class JobSummary(Answer):
-    """What a list of jobs tells of each."""
+class JobSummary(ResponseModel):
+    """A job in a list."""
 
     id: UUID
     workflow: str | None
@@ -82,7 +82,7 @@ class JobSummary(Answer):
     namespace: str
     status: JobState
     reason: str | None
-    ending: str | None = Field(description="What it becomes once its steps have stopped.")
+    ending: str | None = Field(description="The state that it reaches once its steps have stopped.")
     open_steps: int | None
     depth: int
     parent_job_id: UUID | None
@@ -94,7 +94,7 @@ class JobSummary(Answer):
 
 
 class Job(JobSummary):
-    """All that is stored of a job."""
+    """A job."""
 
     input: dict[str, Any]
     output: dict[str, Any] | None
@@ -103,12 +103,12 @@ class Job(JobSummary):
 
 
 class SubmittedJob(Job):
-    """A job that was submitted; `created` is false when the request was there already."""
+    """A submitted job; `created` is false if an earlier request created it."""
 
     created: bool
 
 
-class Step(Answer):
+class Step(ResponseModel):
     """One step of a job."""
 
     id: UUID
@@ -130,14 +130,14 @@ class Step(Answer):
     error: dict[str, Any] | None
 
 
-class Signaled(Answer):
-    """What came of a signal: the first of a name counts."""
+class Signaled(ResponseModel):
+    """The outcome of a signal: only the first of a name counts."""
 
     outcome: str = Field(description="sent, or already sent")
 
 
-class TaskSummary(Answer):
-    """What a list of tasks tells of each."""
+class TaskSummary(ResponseModel):
+    """A task in a list."""
 
     id: UUID
     namespace: str
@@ -155,7 +155,7 @@ class TaskSummary(Answer):
 
 
 class Task(TaskSummary):
-    """All that is stored of a task."""
+    """A task."""
 
     worker_id: str | None
     job_id: UUID | None
@@ -168,20 +168,20 @@ class Task(TaskSummary):
 
 
 class EnqueuedTask(Task):
-    """A task that was enqueued; `created` is false when it was there already."""
+    """An enqueued task; `created` is false if an earlier request created it."""
 
     created: bool
 
 
-class CanceledTask(Answer):
-    """What came of a cancellation."""
+class CanceledTask(ResponseModel):
+    """The outcome of a cancellation."""
 
-    outcome: str = Field(description="canceled, or requested of the worker that runs it")
+    outcome: str = Field(description="canceled; or requested: its worker is asked to stop it")
     task: Task
 
 
-class TaskResult(Answer):
-    """How a task ended, if it has."""
+class TaskResult(ResponseModel):
+    """The result of a task, if it has ended."""
 
     id: UUID
     state: TaskRowState
@@ -190,7 +190,7 @@ class TaskResult(Answer):
     error: dict[str, Any] | None
 
 
-class Namespace(Answer):
+class Namespace(ResponseModel):
     """A namespace and its unfinished tasks."""
 
     name: str
@@ -203,16 +203,16 @@ class Namespace(Answer):
     limited: int
 
 
-class NamespaceMoved(Answer):
-    """What came of pausing or resuming a namespace."""
+class NamespaceMoved(ResponseModel):
+    """The outcome of pausing or resuming a namespace."""
 
     name: str
     paused: bool
-    tasks: int = Field(description="How many tasks are held now, or were freed.")
+    tasks: int = Field(description="Tasks that are held now, or were released.")
 
 
-class Explanation(Answer):
-    """Where something is, and why it is not moving."""
+class Explanation(ResponseModel):
+    """The state of a task, step, job or worker, and why it makes no progress."""
 
     kind: str
     id: str
@@ -224,8 +224,8 @@ class Explanation(Answer):
     causes: list[Explanation]
 
 
-class Status(Answer):
-    """The whole queue at one moment."""
+class Status(ResponseModel):
+    """Counts of tasks, jobs and processes at one moment."""
 
     now: datetime
     namespaces: dict[str, Any]
@@ -233,7 +233,7 @@ class Status(Answer):
     processes: list[dict[str, Any]]
 
 
-class Health(Answer):
-    """Whether the supervisor is there, or ready."""
+class Health(ResponseModel):
+    """The health or readiness of the supervisor."""
 
     status: str

@@ -1,6 +1,6 @@
-"""The system as a whole over REST: namespaces, status, explanations, metrics and health.
+"""Endpoints of the whole system: namespaces, status, explanations, metrics, health.
 
-Invariant: `/healthz` and `/readyz` need no token and tell nothing but yes or no.
+Invariant: `/healthz` and `/readyz` need no token and reveal nothing but yes or no.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from interlock.store.leader import read_clock
 from interlock.store.limits import list_namespaces, paused_namespaces
 from interlock.store.stats import overview_document, read_overview
 from interlock.store.workers import read_last_worker_move, read_worker
-from interlock.supervisor.http.idempotency import Acting, Operating, Reading, shown
+from interlock.supervisor.http.idempotency import OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.problems import Problem
 from interlock.supervisor.http.requests import NamespaceName, Reasoned
 from interlock.supervisor.http.responses import Explanation, Health, Namespace, NamespaceMoved, Page, Status
@@ -28,11 +28,11 @@ from interlock.telemetry import log
 
 router = APIRouter(tags=["system"])
 
-SOON = 3.0  # seconds in which a supervisor that is ready can say so
+READINESS_TIMEOUT_S = 3.0
 
 
-class Explained(StrEnum):
-    """What can be explained."""
+class ExplainedKind(StrEnum):
+    """The kinds that can be explained."""
 
     TASK = "task"
     STEP = "step"
@@ -41,61 +41,61 @@ class Explained(StrEnum):
 
 
 @router.get("/api/namespaces", response_model=Page[Namespace])
-async def show_namespaces(app: Reading) -> Response:
+async def show_namespaces(app: ReadApp) -> Response:
     """List the namespaces that have unfinished tasks or are paused."""
     async with app.connection() as connection:
         found = await list_namespaces(connection)
-    return shown({"items": [namespace._asdict() for namespace in found], "next": None})
+    return json_response({"items": [namespace._asdict() for namespace in found], "next": None})
 
 
 @router.post("/api/namespaces/{name}/pause", response_model=NamespaceMoved)
-async def pause_namespace(act: Operating, name: NamespaceName, body: Reasoned | None = None) -> Response:
-    """Let no task of a namespace start until it is resumed; what runs goes on."""
-    given = body or Reasoned()
+async def pause_namespace(mutation: OperateMutation, name: NamespaceName, body: Reasoned | None = None) -> Response:
+    """Pause a namespace: its tasks are not claimed until it is resumed; running tasks go on."""
+    command = body or Reasoned()
 
-    async def work(app: Acting) -> Any:
-        return {"name": name, "paused": True, "tasks": await app.pause(name, given.reason)}
+    async def work(app: RequestApp) -> Any:
+        return {"name": name, "paused": True, "tasks": await app.pause(name, command.reason)}
 
-    return await act.perform(given, work)
+    return await mutation.execute(command, work)
 
 
 @router.post("/api/namespaces/{name}/resume", response_model=NamespaceMoved)
-async def resume_namespace(act: Operating, name: NamespaceName, body: Reasoned | None = None) -> Response:
-    """Let the tasks of a namespace start again."""
+async def resume_namespace(mutation: OperateMutation, name: NamespaceName, body: Reasoned | None = None) -> Response:
+    """Resume a namespace: its tasks are claimed again."""
 
-    async def work(app: Acting) -> Any:
+    async def work(app: RequestApp) -> Any:
         async with app.connection() as connection:
             if name not in await paused_namespaces(connection):
                 raise Problem("not_possible", f"namespace {name} is not paused")
         return {"name": name, "paused": False, "tasks": await app.resume(name)}
 
-    return await act.perform(body or Reasoned(), work)
+    return await mutation.execute(body or Reasoned(), work)
 
 
 @router.get("/api/status", response_model=Status)
 async def show_status(
-    app: Reading,
-    all: Annotated[bool, Query(description="Count ended tasks too, even millions.")] = False,  # noqa: A002, FBT002 - as the command's flag is named
+    app: ReadApp,
+    all: Annotated[bool, Query(description="Count ended tasks too, which may take long.")] = False,  # noqa: A002, FBT002 - as the command's flag is named
 ) -> Response:
-    """Show how the queue is, as `interlock status --json` does."""
+    """Show the counts of tasks, jobs and processes, as `interlock status --json` does."""
     async with app.connection() as connection:
-        return shown(overview_document(await read_overview(connection, whole=all)))
+        return json_response(overview_document(await read_overview(connection, whole=all)))
 
 
 @router.get("/api/explain/{kind}/{id}", response_model=Explanation)
 async def explain(
-    app: Reading,
-    kind: Explained,
+    app: ReadApp,
+    kind: ExplainedKind,
     id_: Annotated[str, Path(alias="id", min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")],
 ) -> Response:
-    """Say where a task, a step, a job or a worker is, and why it is not moving."""
-    if kind is Explained.WORKER:
-        return shown(await _explain_worker(app, id_))
+    """Explain why a task, a step, a job or a worker makes no progress."""
+    if kind is ExplainedKind.WORKER:
+        return json_response(await _explain_worker(app, id_))
     found = await app.explain(id_)
-    if (found.kind == "job") is not (kind is Explained.JOB):
-        unknown = UnknownJobError if kind is Explained.JOB else UnknownTaskError
+    if (found.kind == "job") is not (kind is ExplainedKind.JOB):
+        unknown = UnknownJobError if kind is ExplainedKind.JOB else UnknownTaskError
         raise unknown(f"there is no {kind} {id_}: it is a {found.kind}")
-    return shown(asdict(found))
+    return json_response(asdict(found))
 
 
 async def _explain_worker(app: Interlock, worker_id: str) -> dict[str, Any]:
@@ -103,12 +103,14 @@ async def _explain_worker(app: Interlock, worker_id: str) -> dict[str, Any]:
         row = await read_worker(connection, worker_id)
         last = await read_last_worker_move(connection, worker_id)
         now = await read_clock(connection)
-    facts = [] if last is None else [f"{last['event']} by {last['actor']}" + _told(last["reason"])]
+    facts = []
+    if last is not None:
+        facts.append(f"{last['event']} by {last['actor']}" + (f": {last['reason']}" if last["reason"] else ""))
     if row["heartbeat_at"] is None:
-        facts.append("no process of it was ever heard of")
+        facts.append("its process never sent a heartbeat")
     else:
-        silent = (now - row["heartbeat_at"]).total_seconds()
-        facts.append(f"its process was last heard of {silent:.0f} s ago" + ("" if row["live"] else ", and is not live"))
+        age = (now - row["heartbeat_at"]).total_seconds()
+        facts.append(f"the last heartbeat is {age:.0f} s old" + ("" if row["live"] else "; the process is not live"))
     if row.get("process_note"):
         facts.append(str(row["process_note"]))
     return {
@@ -123,35 +125,31 @@ async def _explain_worker(app: Interlock, worker_id: str) -> dict[str, Any]:
     }
 
 
-def _told(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
-
-
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def show_metrics(request: Request, app: Reading) -> Response:
-    """Give the metrics in Prometheus' text format."""
+async def show_metrics(request: Request, app: ReadApp) -> Response:
+    """Return the metrics in the Prometheus text format."""
     del app
     try:
-        await request.app.state.moves.look()
+        await request.app.state.transitions.update()
     except StoreError as error:
         log.warning("moves_not_counted", error=str(error))
-    figures = generate_latest(REGISTRY) + generate_latest(request.app.state.registry)
-    return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})
+    content = generate_latest(REGISTRY) + generate_latest(request.app.state.registry)
+    return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 @router.get("/healthz", response_model=Health)
 async def show_health() -> Response:
-    """Say that the supervisor is there."""
-    return shown({"status": "ok"})
+    """Answer that the supervisor is alive."""
+    return json_response({"status": "ok"})
 
 
 @router.get("/readyz", response_model=Health)
 async def show_readiness(request: Request) -> Response:
-    """Say whether the supervisor can do its work: 503 when the database cannot be reached."""
+    """Answer whether the supervisor is ready: 503 if the database cannot be reached."""
     app: Interlock = request.app.state.app
     try:
-        async with asyncio.timeout(SOON), app.connection() as connection:
+        async with asyncio.timeout(READINESS_TIMEOUT_S), app.connection() as connection:
             await read_clock(connection)
     except TimeoutError:
-        raise DisconnectedError(f"the database did not answer in {SOON:g} s") from None
-    return shown({"status": "ready"})
+        raise DisconnectedError(f"the database did not answer within {READINESS_TIMEOUT_S:g} s") from None
+    return json_response({"status": "ready"})

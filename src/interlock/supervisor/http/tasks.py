@@ -1,7 +1,7 @@
-"""Tasks over REST: enqueued, looked at, waited for, canceled and requeued.
+"""Endpoints of tasks: enqueue, read, wait for the result, cancel, requeue.
 
-Invariant: a task that the supervisor's own app declares is checked against its signature; any other is taken by its
-name, and the worker that runs it says whether its arguments fit.
+Invariant: the arguments of a task that the supervisor's own app declares are checked against its signature. Any other
+type is accepted by name, and the worker that runs it checks the arguments.
 """
 
 from __future__ import annotations
@@ -19,21 +19,10 @@ from interlock.client.task_handle import TaskStatus, refuse_step
 from interlock.errors import InputError, TaskFailedError
 from interlock.lifecycle import TASK_ROW, TaskRowState
 from interlock.model.options import NewTask as PreparedTask
-from interlock.supervisor.http.idempotency import Acting, Operating, Outcome, Reading, shown
-from interlock.supervisor.http.problems import Problem, refused_move
-from interlock.supervisor.http.requests import (
-    USUAL,
-    CancelTask,
-    Cursor,
-    Limit,
-    Name,
-    NewTask,
-    Reasoned,
-    TaskId,
-    page,
-    read_id,
-    slice_of,
-)
+from interlock.supervisor.http.idempotency import MutationResult, OperateMutation, ReadApp, RequestApp, json_response
+from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, decode_id, make_page, slice_page
+from interlock.supervisor.http.problems import Problem, illegal_transition_problem
+from interlock.supervisor.http.requests import CancelTask, Name, NewTask, Reasoned, TaskId
 from interlock.supervisor.http.responses import (
     CanceledTask,
     EnqueuedTask,
@@ -46,87 +35,89 @@ from interlock.supervisor.http.responses import (
 
 router = APIRouter(tags=["tasks"])
 
-LONGEST_WAIT = 20.0
+MAX_WAIT_S = 20.0
 
 
 @router.post("/api/tasks", status_code=201, response_model=EnqueuedTask, responses={200: {"model": EnqueuedTask}})
-async def enqueue_task(act: Operating, body: NewTask) -> Response:
+async def enqueue_task(mutation: OperateMutation, body: NewTask) -> Response:
     """Enqueue a task."""
 
-    async def work(app: Acting) -> Outcome:
-        (made,) = await app.enqueue_many([_prepared(app, body, act.request_id(body))])
+    async def work(app: RequestApp) -> MutationResult:
+        (made,) = await app.enqueue_many([_prepare_task(app, body, mutation.request_id(body))])
         document = {**asdict(await made.status()), "created": made.created}
-        return Outcome(document, 201 if made.created else 200)
+        return MutationResult(document, 201 if made.created else 200)
 
-    return await act.perform(body, work, status=201)
+    return await mutation.execute(body, work, status=201)
 
 
 @router.post("/api/tasks/{task_id}/cancel", response_model=CanceledTask)
-async def cancel_task(act: Operating, task_id: TaskId, body: CancelTask | None = None) -> Response:
-    """Cancel a task: at once if it does not run, else by asking its worker, or at once too with `force`."""
-    given = body or CancelTask()
+async def cancel_task(mutation: OperateMutation, task_id: TaskId, body: CancelTask | None = None) -> Response:
+    """Cancel a task: at once if it is not running, or with `force`; otherwise its worker is asked to stop it."""
+    command = body or CancelTask()
 
-    async def work(app: Acting) -> Any:
+    async def work(app: RequestApp) -> Any:
         task = app.handle(task_id)
-        outcome = await task.cancel(given.reason, force=given.force)
+        outcome = await task.cancel(command.reason, force=command.force)
         status = await task.status()
         if outcome == "ended":
-            raise refused_move(TASK_ROW, task_id, status.state, TaskRowState.CANCELED, "Task has ended")
+            raise illegal_transition_problem(TASK_ROW, task_id, status.state, TaskRowState.CANCELED, "Task has ended")
         return {"outcome": outcome, "task": asdict(status)}
 
-    return await act.perform(given, work)
+    return await mutation.execute(command, work)
 
 
 @router.post("/api/tasks/{task_id}/requeue", response_model=Task)
-async def requeue_task(act: Operating, task_id: TaskId, body: Reasoned | None = None) -> Response:
-    """Give a task that is in error or was canceled a new set of tries."""
-    given = body or Reasoned()
+async def requeue_task(mutation: OperateMutation, task_id: TaskId, body: Reasoned | None = None) -> Response:
+    """Requeue a task that is in error or canceled, with all its tries."""
+    command = body or Reasoned()
 
-    async def work(app: Acting) -> Any:
+    async def work(app: RequestApp) -> Any:
         task = app.handle(task_id)
         _refuse_step(await task.status())
-        requeued = await task.requeue(given.reason)
+        requeued = await task.requeue(command.reason)
         status = await task.status()
         if not requeued:
-            taken = f"Another task has the unique key {status.unique_key!r} now"
-            raise refused_move(TASK_ROW, task_id, status.state, TaskRowState.PENDING, taken)
+            otherwise = f"Another task has the unique key {status.unique_key!r} now"
+            raise illegal_transition_problem(TASK_ROW, task_id, status.state, TaskRowState.PENDING, otherwise)
         return asdict(status)
 
-    return await act.perform(given, work)
+    return await mutation.execute(command, work)
 
 
 @router.get("/api/tasks", response_model=Page[TaskSummary])
 async def list_tasks(
-    app: Reading,
+    app: ReadApp,
     state: Annotated[list[TaskRowState] | None, Query(description="In one of these states.")] = None,
     namespace: Annotated[Name | None, Query(description="Of this namespace.")] = None,
     type: Annotated[Name | None, Query(description="Of this type.")] = None,  # noqa: A002 - the name of the column
     tag: Annotated[Name | None, Query(description="With this tag.")] = None,
-    limit: Limit = USUAL,
+    limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Response:
     """List tasks, the newest first."""
     found = await app.find(
-        states=state, namespace=namespace, type=type, tag=tag, limit=limit + 1, before=read_id(cursor)
+        states=state, namespace=namespace, type=type, tag=tag, limit=limit + 1, before=decode_id(cursor)
     )
-    return shown(page([asdict(task) for task in found], limit, lambda last: [last["id"]]))
+    return json_response(make_page([asdict(task) for task in found], limit, lambda last: [last["id"]]))
 
 
 @router.get("/api/tasks/{task_id}", response_model=Task)
-async def show_task(app: Reading, task_id: TaskId) -> Response:
+async def show_task(app: ReadApp, task_id: TaskId) -> Response:
     """Show a task."""
-    return shown(asdict(await app.handle(task_id).status()))
+    return json_response(asdict(await app.handle(task_id).status()))
 
 
 @router.get("/api/tasks/{task_id}/history", response_model=Page[TaskMove])
-async def show_task_history(app: Reading, task_id: TaskId, limit: Limit = USUAL, cursor: Cursor = None) -> Response:
-    """List every move that a task made, oldest first."""
+async def show_task_history(
+    app: ReadApp, task_id: TaskId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> Response:
+    """List every transition of a task, oldest first."""
     task = app.handle(task_id)
     records = await task.history()
     if not records:
         await task.status()
-    found = slice_of(records, limit, cursor)
-    return shown({**found, "items": [asdict(record) for record in found["items"]]})
+    page = slice_page(records, limit, cursor)
+    return json_response({**page, "items": [asdict(record) for record in page["items"]]})
 
 
 @router.get(
@@ -136,18 +127,18 @@ async def show_task_history(app: Reading, task_id: TaskId, limit: Limit = USUAL,
 )
 async def show_result(
     request: Request,
-    app: Reading,
+    app: ReadApp,
     task_id: TaskId,
-    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT, description="Wait for its end so many seconds.")] = 0,
+    wait: Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for its end.")] = 0,
 ) -> Response:
-    """Show what came of a task: 200 when it has ended, well or not, 202 when it has not."""
+    """Show the result of a task: 200 if it has ended, successfully or not; 202 if it has not."""
     task = app.handle(task_id)
     status = await task.status()
     if wait and not status.has_ended:
         await _wait(task, min(wait, request.app.state.config.supervisor_timeout / 2))
         status = await task.status()
-    told = {name: getattr(status, name) for name in ("id", "state", "output", "error")}
-    return shown({**told, "ended": status.has_ended}, 200 if status.has_ended else 202)
+    result = {name: getattr(status, name) for name in ("id", "state", "output", "error")}
+    return json_response({**result, "ended": status.has_ended}, 200 if status.has_ended else 202)
 
 
 async def _wait(task: handle.TaskHandle[Any], seconds: float) -> None:
@@ -157,7 +148,7 @@ async def _wait(task: handle.TaskHandle[Any], seconds: float) -> None:
         return
 
 
-def _prepared(app: Interlock, body: NewTask, request_id: str | None) -> PreparedTask:
+def _prepare_task(app: Interlock, body: NewTask, request_id: str | None) -> PreparedTask:
     given = body.model_dump(exclude={"type", "input", "request_id"}, exclude_none=True)
     options: dict[str, Any] = {**given, "request_id": request_id}
     if app.tasks.get(body.type) is None:

@@ -1,1 +1,1 @@
-"""The supervised worker processes: started, adopted, drained and replaced as their rows demand."""
+"""The pool of worker processes that a supervisor keeps in the state that their rows ask for."""

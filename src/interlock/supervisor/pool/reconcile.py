@@ -1,7 +1,7 @@
-"""What is to be done about one worker, from what its row asks for and what its process does. No I/O in here.
+"""Decides the next action for one worker from its row and the state of its process. No I/O.
 
-Invariant: a process is started only for a row that is RUNNING and has none; whatever a row says, a process that was
-asked to stop and does not is killed in the end.
+Invariant: a process is started only for a row that is RUNNING and has none. A process that got SIGTERM and does not
+exit within its stop timeout is killed, whatever its row says.
 """
 
 from __future__ import annotations
@@ -10,29 +10,47 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from interlock.lifecycle import SupervisedWorkerState
-from interlock.supervisor.pool.settings import FAREWELL
+from interlock.process_groups import describe_exit
+from interlock.supervisor.pool.settings import SHUTDOWN_MARGIN_S
+from interlock.worker.run import UNRECOVERABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
     from interlock.store.supervision import HeldWorker
-    from interlock.supervisor.pool.processes import Ended
     from interlock.supervisor.pool.settings import PoolSettings
 
 MEGABYTE = 1_000_000
-WITH_A_PROCESS = (SupervisedWorkerState.RUNNING, SupervisedWorkerState.PAUSED)
+STATES_WITH_PROCESS = (SupervisedWorkerState.RUNNING, SupervisedWorkerState.PAUSED)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """What is known of a process. Neither alive nor ended: there is none."""
+class ProcessExit:
+    """The exit of a worker process. The code is unknown for a process that is not this supervisor's own child."""
+
+    code: int | None = None
+    message: str = ""  # the reason that the process itself gave
+
+    @property
+    def is_unrecoverable(self) -> bool:
+        """Whether a restart would fail again: a wrong setting, an old schema."""
+        return self.code == UNRECOVERABLE
+
+    def __str__(self) -> str:
+        how = "the process exited" if self.code is None else f"the process {describe_exit(self.code)}"
+        return f"{how}: {self.message}" if self.message else how
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """The state of a worker's process. Neither alive nor exited: there is none."""
 
     alive: bool = False
-    ended: Ended | None = None
-    memory: int | None = None
-    asked_for: float | None = None  # seconds since it was asked to stop
-    draining: bool = False  # it was paused for its memory, which goes with it
+    exit: ProcessExit | None = None
+    memory: int | None = None  # bytes
+    stopping_for: float | None = None  # seconds since SIGTERM
+    draining: bool = False  # paused because of its memory: it stops once it holds no task
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +60,19 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Ask the process to finish and end."""
+    """Send SIGTERM: the process finishes its tasks within its grace and exits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the process that does not end."""
+    """Send SIGKILL to a process that did not stop in time."""
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Write that the process is gone; start another after `delay`, or give the worker up if `failed` says why."""
+class RecordExit:
+    """Record that the process is gone; restart it after `delay` seconds, or fail the worker for the reason `failed`."""
 
-    text: str | None
+    note: str | None
     crashes: int = 0
     delay: float | None = None
     failed: str | None = None
@@ -62,110 +80,112 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Have the worker take nothing new."""
+    """Pause the worker: it claims no more tasks."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Terminate:
-    """End the worker, and free what it holds."""
+    """Terminate the worker and return the tasks that it holds."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Forgive:
-    """Forget earlier crashes."""
+class ResetCrashes:
+    """Forget earlier crashes of a process that has run long enough."""
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
-    """Keep the row no longer: there is nothing left to do about it."""
+class Release:
+    """Give up the lease on the row: it needs no process any more."""
 
 
-Instruction = Start | Stop | Kill | Note | Pause | Terminate | Forgive | LetGo
+Action = Start | Stop | Kill | RecordExit | Pause | Terminate | ResetCrashes | Release
 
 
 def decide(
-    worker: HeldWorker, sight: Sight, settings: PoolSettings, *, watched_since: datetime | None = None
-) -> Instruction | None:
-    """Say what is to be done next; None when all is as it should be."""
-    if sight.ended is not None:
-        return _after_end(worker, sight.ended, settings, was_asked=sight.asked_for is not None)
-    if sight.asked_for is not None:
-        return Kill() if sight.asked_for > stop_limit(worker.spec, settings) else None
-    if SupervisedWorkerState(worker.status) not in WITH_A_PROCESS:
-        return Stop() if sight.alive else LetGo()
-    if not sight.alive:
-        return Start() if _is_due(worker) else None
-    return _about_living(worker, sight, settings, watched_since)
+    worker: HeldWorker, observed: Observation, settings: PoolSettings, *, watched_since: datetime | None = None
+) -> Action | None:
+    """Return the next action; None if the process is as the row asks.
+
+    `watched_since` is the start of the time that the pool has watched without a gap: only missed heartbeats after it
+    count.
+    """
+    if observed.exit is not None:
+        return _after_exit(worker, observed.exit, settings, was_requested=observed.stopping_for is not None)
+    if observed.stopping_for is not None:
+        return Kill() if observed.stopping_for > stop_timeout(worker.spec, settings) else None
+    if SupervisedWorkerState(worker.status) not in STATES_WITH_PROCESS:
+        return Stop() if observed.alive else Release()
+    if not observed.alive:
+        is_due = worker.restart_at is None or worker.restart_at <= worker.moment
+        return Start() if is_due and worker.status == SupervisedWorkerState.RUNNING else None
+    return _while_alive(worker, observed, settings, watched_since)
 
 
-def _about_living(
-    worker: HeldWorker, sight: Sight, settings: PoolSettings, watched_since: datetime | None
-) -> Instruction | None:
-    silence = _silence(worker, settings, watched_since)
-    if silence is not None:
-        return Terminate(silence)
-    excess = _excess(worker, sight)
+def after_crash(reason: str, crashes: int, settings: PoolSettings, *, is_unrecoverable: bool = False) -> RecordExit:
+    """Return the action after a process exited without a stop request, or could not be started."""
+    if is_unrecoverable:
+        return RecordExit(reason, crashes, failed=reason)
+    if crashes > settings.max_restarts:
+        failed = f"{crashes} quick crashes in a row; last: {reason}"
+        return RecordExit(failed, crashes, failed=failed)
+    delay = settings.restart_delay(crashes)
+    return RecordExit(f"{reason}; restart {crashes} of {settings.max_restarts} in {delay:g} s", crashes, delay)
+
+
+def stop_timeout(spec: Mapping[str, Any], settings: PoolSettings) -> float:
+    """Return the seconds from SIGTERM to SIGKILL: at least the worker's own grace and a margin."""
+    grace = spec.get("grace")
+    return max(settings.stop_timeout, grace + SHUTDOWN_MARGIN_S if isinstance(grace, int | float) else 0.0)
+
+
+def _after_exit(
+    worker: HeldWorker, process_exit: ProcessExit, settings: PoolSettings, *, was_requested: bool
+) -> RecordExit:
+    if worker.status != SupervisedWorkerState.RUNNING or was_requested:
+        return RecordExit(str(process_exit))
+    crashes = 1 if _uptime(worker) >= settings.stable_after else worker.crashes + 1
+    return after_crash(str(process_exit), crashes, settings, is_unrecoverable=process_exit.is_unrecoverable)
+
+
+def _while_alive(
+    worker: HeldWorker, observed: Observation, settings: PoolSettings, watched_since: datetime | None
+) -> Action | None:
+    missed_heartbeat = _missed_heartbeat(worker, settings, watched_since)
+    if missed_heartbeat is not None:
+        return Terminate(missed_heartbeat)
+    excess = _memory_excess(worker, observed)
     if worker.status == SupervisedWorkerState.PAUSED:
-        # once what it holds is done, the memory goes with the process, and a resume starts another
-        return Stop() if worker.holds == 0 and (sight.draining or excess is not None) else None
+        # The memory is freed by ending the process once it holds no task; a resume starts another one.
+        return Stop() if worker.holds == 0 and (observed.draining or excess is not None) else None
     if excess is not None:
         return Pause(excess)
-    return Forgive() if worker.crashes and _lived(worker) >= settings.steady else None
+    return ResetCrashes() if worker.crashes and _uptime(worker) >= settings.stable_after else None
 
 
-def _after_end(worker: HeldWorker, ended: Ended, settings: PoolSettings, *, was_asked: bool) -> Note:
-    if worker.status != SupervisedWorkerState.RUNNING or was_asked:
-        return Note(str(ended))
-    crashes = 1 if _lived(worker) >= settings.steady else worker.crashes + 1
-    return after_crash(str(ended), crashes, settings, is_unrecoverable=ended.is_unrecoverable)
+def _uptime(worker: HeldWorker) -> float:
+    started = worker.process_started_at
+    return 0.0 if started is None else (worker.moment - started).total_seconds()
 
 
-def after_crash(what: str, crashes: int, settings: PoolSettings, *, is_unrecoverable: bool = False) -> Note:
-    """Say what follows from a process that has ended, or could not be started, although its row asks for one."""
-    if is_unrecoverable:
-        return Note(what, crashes, failed=what)
-    if crashes > settings.retries:
-        reason = f"the process has ended quickly {crashes} times in a row; the last time, {what}"
-        return Note(reason, crashes, failed=reason)
-    delay = settings.pause_before(crashes)
-    return Note(f"{what}; try {crashes} of {settings.retries} to start it again after {delay:g} s", crashes, delay)
-
-
-def stop_limit(spec: Mapping[str, Any], settings: PoolSettings) -> float:
-    """Seconds from SIGTERM to SIGKILL: never less than what the grace of the worker itself takes."""
-    grace = spec.get("grace")
-    return max(settings.stop_limit, grace + FAREWELL if isinstance(grace, int | float) else 0.0)
-
-
-def _is_due(worker: HeldWorker) -> bool:
-    is_time = worker.restart_at is None or worker.restart_at <= worker.moment
-    return is_time and worker.status == SupervisedWorkerState.RUNNING
-
-
-def _lived(worker: HeldWorker) -> float:
-    began = worker.process_started_at
-    return 0.0 if began is None else (worker.moment - began).total_seconds()
-
-
-def _silence(worker: HeldWorker, settings: PoolSettings, watched_since: datetime | None) -> str | None:
-    """Say that a process was not heard of for too long, if so; only while somebody has listened."""
-    began, heard = worker.process_started_at, worker.heartbeat_at
-    has_spoken = heard is not None and (began is None or heard >= began)
-    limit = settings.silence if has_spoken else settings.start_limit
-    times = [time for time in (began, heard, watched_since) if time is not None]
+def _missed_heartbeat(worker: HeldWorker, settings: PoolSettings, watched_since: datetime | None) -> str | None:
+    """Return the reason to terminate a worker without heartbeats; None if it is in time."""
+    started, heartbeat = worker.process_started_at, worker.heartbeat_at
+    has_sent = heartbeat is not None and (started is None or heartbeat >= started)
+    limit = settings.heartbeat_timeout if has_sent else settings.start_timeout
+    times = [time for time in (started, heartbeat, watched_since) if time is not None]
     if not times:
         return None
-    silent = (worker.moment - max(times)).total_seconds()
-    return f"no heartbeat for {silent:.0f} s" if silent > limit else None
+    elapsed = (worker.moment - max(times)).total_seconds()
+    return f"no heartbeat for {elapsed:.0f} s" if elapsed > limit else None
 
 
-def _excess(worker: HeldWorker, sight: Sight) -> str | None:
-    """Say that a process uses more memory than it may, if so."""
+def _memory_excess(worker: HeldWorker, observed: Observation) -> str | None:
+    """Return the reason to pause a worker that uses more memory than its limit; None if it does not."""
     limit = worker.spec.get("memory_limit_mb")
-    if not isinstance(limit, int | float) or sight.memory is None or sight.memory <= limit * MEGABYTE:
+    if not isinstance(limit, int | float) or observed.memory is None or observed.memory <= limit * MEGABYTE:
         return None
-    return f"its process uses {sight.memory / MEGABYTE:.0f} MB of memory, and its limit is {limit:g} MB"
+    return f"the process uses {observed.memory / MEGABYTE:.0f} MB of memory; its limit is {limit:g} MB"
