@@ -25,16 +25,6 @@ JOBS = load_statements("jobs")
 WORKERS = load_statements("workers")
 SOURCE = Path(str(files("interlock")))
 
-# Transitions that are written in a second place, and why.
-WRITTEN_TWICE = {
-    # The fast path advances a whole batch of plain steps in one call: it writes the counters of steps and jobs in the
-    # same UPDATE as their states. Separate updates would write each row twice.
-    "advance_plainly()": {
-        Move("task", "waiting", "release", "pending"),
-        Move("job", "RUNNING", "success", "COMPLETED"),
-    },
-}
-
 # Statements whose name is put together at run time, and the expression that does so.
 NAMED_BY_EXPRESSION = {
     "count_job_moves": "count_{machine}_moves",
@@ -48,15 +38,13 @@ NAMED_BY_EXPRESSION = {
 @pytest.mark.unit
 def test_every_transition_is_written_in_exactly_one_place() -> None:
     """In a named statement or in a database function; no other transition is written."""
-    written = Counter(move for writer in WRITERS for move in writer.moves - WRITTEN_TWICE.get(writer.name, set()))
+    written = Counter(move for writer in WRITERS for move in writer.moves)
     declared = Counter(
         Move(guard.machine.name, str(source), str(event), str(target))
         for guard in GUARDS
         for source, event, target in guard.machine.rows
     )
     assert written == declared
-    by_name = {writer.name: writer.moves for writer in WRITERS}
-    assert all(moves <= by_name[name] for name, moves in WRITTEN_TWICE.items()), "an exception that is not needed"
 
 
 @pytest.mark.unit

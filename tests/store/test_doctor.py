@@ -13,7 +13,7 @@ from interlock.store.doctor import DOCTOR, Finding, diagnose
 from interlock.store.step_results import read_orchestration_failures
 from interlock.store.tasks import claim_pending_tasks
 from interlock.store.workers import RegisteredProcess, register_worker
-from interlock.workflow.advance import MOST_READS, advance
+from interlock.workflow.advance import MAX_MESSAGE_READS, advance
 from workflow_support import Hand, serve, step
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ async def test_results_that_lead_to_nothing_and_messages_set_aside_are_told(data
 
 async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Connection) -> None:
     await database.execute("select pgmq.send('orchestration_step_results', '{\"foo\": 1}')")
-    for _ in range(MOST_READS):
+    for _ in range(MAX_MESSAGE_READS):
         await advance(database, actor="o", visibility=0)
     (row,) = await read_orchestration_failures(database)
     assert (row["job_id"], row["retry_at"]) == (None, None)

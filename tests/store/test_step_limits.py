@@ -80,8 +80,8 @@ async def test_first_steps_wait_for_their_limit(hand: Hand) -> None:
 async def test_steps_after_others_wait_for_their_limit_and_are_left_to_the_rules(hand: Hand) -> None:
     job = await hand.submit(step("a"), step("b", "a", **KEY), step("c", "a", **KEY), step("d", "b", "c"))
     await hand.settle((await hand.claim())[0])
-    parameters = {"actor": "o_1", "limit": 100, "patience": "500ms", "now": None}
-    (plain,) = await run(hand.connection, ORCHESTRATION["advance_plainly"], parameters)
+    parameters = {"actor": "o_1", "limit": 100, "lock_timeout": "500ms", "now": None}
+    (plain,) = await run(hand.connection, ORCHESTRATION["advance_plain_steps"], parameters)
     assert plain["received"] is None, "there is something to judge"
     await hand.advance()
     assert await held(hand, job) == {"b": "limit", "c": "limit", "d": "dependency"}

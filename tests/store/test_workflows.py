@@ -12,7 +12,7 @@ from interlock.postgres.connection import connect
 from interlock.postgres.migrate import grant, migrate
 from interlock.postgres.pgmq import use_queue
 from interlock.store.jobs import find_jobs, read_job_history
-from interlock.store.step_results import queue_state
+from interlock.store.step_results import read_queue_state
 from interlock.store.tasks import read_task_history
 from interlock.store.workflows import list_workflows, put_workflow, read_workflow
 from interlock.workflow.advance import cancel_overdue_jobs, start_waiting_jobs
@@ -189,7 +189,7 @@ async def test_canceling_a_job_that_waits_ends_it_at_once(database: Connection) 
     assert not await cancel_job(database, job, actor="ada"), "a second time changes nothing"
     assert not await cancel_job(database, uuid4(), actor="ada")
     await hand.run()
-    assert (await queue_state(database))["waiting"] == 0
+    assert (await read_queue_state(database))["waiting"] == 0
 
 
 async def test_canceling_a_running_job_asks_what_runs_to_stop_and_releases_nothing(hand: Hand) -> None:

@@ -12,7 +12,7 @@ import pytest
 from interlock.errors import InputError
 from interlock.postgres.connection import connect
 from interlock.store.jobs import find_jobs
-from interlock.store.step_results import queue_state
+from interlock.store.step_results import read_queue_state
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiting_jobs
@@ -130,7 +130,7 @@ async def test_people_and_machines_do_not_wait_in_a_circle(hand: Hand, url: str)
     circles = "select deadlocks from pg_stat_database where datname = current_database()"
     assert (await (await hand.connection.execute(circles)).fetchall())[0]["deadlocks"] == 0
     await hand.run()
-    assert (await queue_state(hand.connection))["archived"] == 0
+    assert (await read_queue_state(hand.connection))["archived"] == 0
 
 
 async def signal(hand: Hand, job: UUID) -> None:

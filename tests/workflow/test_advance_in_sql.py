@@ -45,8 +45,8 @@ async def hand(database: Connection) -> Hand:
 
 async def plainly(hand: Hand) -> tuple[int | None, int | None, int | None]:
     """Let the database do a batch; give what it received, released and finalized."""
-    parameters = {"actor": "o_1", "limit": 100, "patience": "500ms", "now": hand.now}
-    (row,) = await run(hand.connection, ORCHESTRATION["advance_plainly"], parameters)
+    parameters = {"actor": "o_1", "limit": 100, "lock_timeout": "500ms", "now": hand.now}
+    (row,) = await run(hand.connection, ORCHESTRATION["advance_plain_steps"], parameters)
     return row["received"], row["released"], row["finalized"]
 
 

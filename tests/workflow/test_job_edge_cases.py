@@ -14,7 +14,7 @@ from interlock.model.graph import MAX_MAP_PARTS, check_definition
 from interlock.postgres.connection import connect
 from interlock.store.jobs import ORCHESTRATION
 from interlock.store.retention import Retention, delete_ended_tasks
-from interlock.store.step_results import queue_state
+from interlock.store.step_results import read_queue_state
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.tasks import Outcome, settle_running_tasks
 from interlock.store.workflows import put_workflow
@@ -102,7 +102,7 @@ async def test_a_step_that_is_canceled_in_the_batch_that_would_skip_it_counts_on
     await hand.run()
     assert (await hand.job(kid))["status"] == "CANCELED"
     assert (await hand.job(parent))["status"] == "CANCELED"
-    assert (await queue_state(hand.connection))["archived"] == 0
+    assert (await read_queue_state(hand.connection))["archived"] == 0
 
 
 async def test_no_parts_and_no_children_are_made_for_a_job_that_is_canceled_in_the_same_batch(hand: Hand) -> None:

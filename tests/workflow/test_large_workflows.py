@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -129,6 +130,8 @@ IDS = "array_fill('01a1e2cf-6c0c-75b3-83a4-94f638565840'::uuid, array[100])"
 VALUES = {
     "ids": IDS,
     "job_ids": IDS,
+    "task_ids": IDS,
+    "workflow_ids": "'{}'",
     "skipped": IDS,
     "actor": "'o'",
     "run_ats": "'{}'",
@@ -136,7 +139,9 @@ VALUES = {
     "reasons": "'{}'",
     "poisoned": "'{}'",
     "errors": "'{}'",
-    "failed_steps": "'{}'",
+    "failed_counts": "'{}'",
+    "counted_ids": IDS,
+    "counted_edges": "'{}'",
     "messages": "'{}'",
     "repeatable": "true",
     "steps": "'[]'",
@@ -151,7 +156,27 @@ VALUES = {
     "others": "'[]'",
     "expected": "1",
 }
-# what each statement may go by; anything else would be a scan
+# functions whose query is checked like a statement, with the types of the parameters in that query
+FUNCTIONS = {
+    "release_waiting_tasks": {
+        "task_ids": "uuid[]",
+        "run_ats": "timestamptz[]",
+        "inputs": "jsonb[]",
+        "only_held_by": "text",
+        "new_reason": "text",
+        "moment": "timestamptz",
+        "counted_ids": "uuid[]",
+        "counted_edges": "int[]",
+    },
+    "complete_running_jobs": {
+        "job_ids": "uuid[]",
+        "workflow_ids": "uuid[]",
+        "failed_counts": "int[]",
+        "new_reason": "text",
+        "moment": "timestamptz",
+    },
+}
+# the indexes that each statement may use; anything else would be a scan
 HOT = {
     "claim_pending_tasks": {
         "tasks_claim",
@@ -172,12 +197,12 @@ HOT = {
     },
     "release_waiting_tasks": {"tasks_pkey"},
     "skip_waiting_tasks": {"tasks_pkey"},
-    "update_waiting_steps": {"tasks_pkey"},
+    "update_waiting_steps": {"tasks_pkey", "namespaces_pkey", "jobs_pkey"},
     "update_jobs": {"jobs_pkey"},
-    "complete_running_jobs": {"jobs_open", "waiters_pkey"},
+    "complete_running_jobs": {"jobs_pkey", "waiters_pkey"},
     "read_admissible_steps": {"jobs_pkey", "tasks_capped", "tasks_held_steps", "workflow_steps_pkey"},
     "read_next_compensations": {"tasks_held_steps"},
-    "read_woken_steps": {"tasks_pkey", "jobs_parent_task"},
+    "read_parent_steps": {"tasks_pkey", "jobs_parent_task"},
     "read_overdue_signals": {"tasks_wait_until", "jobs_pkey"},
     "read_overdue_jobs": {"jobs_deadline"},
 }
@@ -216,7 +241,6 @@ def test_every_hot_statement_goes_by_its_indexes(filled: psycopg.Connection) -> 
 
 def check_plans(filled: psycopg.Connection, name: str) -> None:
     """See to it that a statement goes by its indexes, whatever it is asked for."""
-    statement = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS}[name]
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -224,8 +248,15 @@ def check_plans(filled: psycopg.Connection, name: str) -> None:
             names.append(match[1])
         return f"${names.index(match[1]) + 1}"
 
-    text = re.sub(r"%\((\w+)\)s", number, statement.sql).replace("%%", "%")
-    filled.execute(f"prepare hot as {text}".encode())
+    if name in FUNCTIONS:
+        body = files("interlock").joinpath("sql", "functions", f"{name}.sql").read_text(encoding="utf-8")
+        query = re.search(r"return query\n(.*?);\nend", body, re.DOTALL)[1]  # type: ignore[index]
+        text = re.sub(rf"(?<!\.)\b({'|'.join(FUNCTIONS[name])})\b", number, query)
+    else:
+        statement = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS}[name]
+        text = re.sub(r"%\((\w+)\)s", number, statement.sql).replace("%%", "%")
+    types = ", ".join(FUNCTIONS[name][parameter] for parameter in names) if name in FUNCTIONS else ""
+    filled.execute(f"prepare hot {f'({types})' if types else ''} as {text}".encode())
     values = ", ".join(VALUES.get(name, "null") for name in names)
     for mode in ("force_generic_plan", "force_custom_plan"):
         filled.execute(f"set plan_cache_mode = {mode}".encode())

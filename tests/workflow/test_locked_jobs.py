@@ -12,8 +12,8 @@ import pytest
 from interlock.errors import StoreError
 from interlock.postgres.connection import connect
 from interlock.store.doctor import diagnose
-from interlock.store.step_results import queue_state, read_orchestration_failures, replay_results
-from interlock.workflow.advance import MOST_READS, advance, cancel_overdue_jobs, start_waiting_jobs
+from interlock.store.step_results import read_orchestration_failures, read_queue_state, replay_results
+from interlock.workflow.advance import MAX_MESSAGE_READS, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.signals import expire_overdue_signals, send_signal
 from workflow_support import Hand, serve, step
@@ -60,18 +60,18 @@ async def test_a_job_that_somebody_holds_stops_no_other_and_goes_on_when_it_is_l
     await settle_all(hand)
     async with held(url, "jobs", stuck):
         await hand.advance()
-        await let_come_back(hand, reads=MOST_READS)
+        await let_come_back(hand, reads=MAX_MESSAGE_READS)
         await hand.advance()
         await settle_all(hand)
         await hand.advance()
         assert (await hand.states(stuck))["c"] == "waiting"
         assert [(await hand.job(job))["status"] for job in free] == ["COMPLETED"] * 3
-    assert (await queue_state(hand.connection))["waiting"] == 2
-    assert (await queue_state(hand.connection))["archived"] == 0, "to be held is no failure"
+    assert (await read_queue_state(hand.connection))["waiting"] == 2
+    assert (await read_queue_state(hand.connection))["archived"] == 0, "to be held is no failure"
     await let_come_back(hand)
     await hand.run()
     assert (await hand.job(stuck))["status"] == "COMPLETED"
-    assert await queue_state(hand.connection) == NONE_WAITING
+    assert await read_queue_state(hand.connection) == NONE_WAITING
 
 
 async def test_messages_of_a_held_job_come_back_after_pauses_that_grow(hand: Hand, url: str) -> None:
@@ -118,13 +118,13 @@ async def test_what_was_left_for_later_often_is_set_aside_at_its_first_failure_a
     stuck = await hand.submit(step("a"), step("b", "a"))
     await settle_all(hand)
     async with held(url, "jobs", stuck):
-        await let_come_back(hand, reads=MOST_READS)
+        await let_come_back(hand, reads=MAX_MESSAGE_READS)
         await hand.advance()
-    assert (await queue_state(hand.connection))["archived"] == 0
+    assert (await read_queue_state(hand.connection))["archived"] == 0
     await hand.connection.execute(
         "alter table interlock.tasks add constraint broken check (step <> 'b' or state <> 'pending')"
     )
-    await let_come_back(hand, reads=MOST_READS)
+    await let_come_back(hand, reads=MAX_MESSAGE_READS)
     assert (await hand.advance()).failed == 1
     (failure,) = await read_orchestration_failures(hand.connection)
     assert failure["retry_at"] - failure["failed_at"] == timedelta(minutes=1)
@@ -168,11 +168,11 @@ async def test_what_only_time_brings_about_leaves_held_jobs_for_later(database: 
 async def test_a_person_is_told_that_somebody_holds_the_job(
     hand: Hand, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("interlock.workflow.cancel.A_PERSON_S", "50ms")
-    monkeypatch.setattr("interlock.workflow.signals.A_PERSON_S", "50ms")
+    monkeypatch.setattr("interlock.workflow.cancel.INTERACTIVE_LOCK_TIMEOUT", "50ms")
+    monkeypatch.setattr("interlock.workflow.signals.INTERACTIVE_LOCK_TIMEOUT", "50ms")
     job = await hand.submit(step("s", kind="signal", signal="go"))
     async with held(url, "jobs", job):
-        with pytest.raises(StoreError, match="another transaction holds the job"):
+        with pytest.raises(StoreError, match="the job is locked by another transaction"):
             await cancel_job(hand.connection, job, actor="ada")
         with pytest.raises(StoreError, match="`interlock doctor` names it"):
             await send_signal(hand.connection, job, "go", 1, actor="ada")

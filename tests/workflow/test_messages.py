@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock.postgres.connection import connect
-from interlock.store.step_results import queue_state, read_orchestration_failures
+from interlock.store.step_results import read_orchestration_failures, read_queue_state
 from interlock.store.task_admin import cancel_unfinished_tasks
-from interlock.workflow.advance import MOST_READS, advance, start_waiting_jobs
+from interlock.workflow.advance import MAX_MESSAGE_READS, advance, start_waiting_jobs
 from workflow_support import Failed, Hand, serve, step
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def test_duplicates_and_replays_change_nothing(hand: Hand) -> None:
     sent = await replay(hand.connection)
     assert (await hand.advance(limit=1000)).duplicates == sent
     assert await snapshot(hand.connection) == before
-    assert (await queue_state(hand.connection)) == {"waiting": 0, "oldest_age": None, "archived": 0}
+    assert (await read_queue_state(hand.connection)) == {"waiting": 0, "oldest_age": None, "archived": 0}
 
 
 async def test_a_step_that_was_requeued_before_anybody_noticed_its_failure_counts_when_it_ends(hand: Hand) -> None:
@@ -145,15 +145,15 @@ async def test_a_bad_message_is_put_aside_and_the_others_flow_on(hand: Hand) -> 
         await hand.connection.execute("select pgmq.send('orchestration_step_results', %s::jsonb)", [content])
     job = await hand.submit(step("a"), step("b", "a"))
     await hand.settle((await hand.claim())[0])
-    for _ in range(MOST_READS):
+    for _ in range(MAX_MESSAGE_READS):
         await advance(hand.connection, actor="o", visibility=0)
     await hand.run()
     assert (await hand.job(job))["status"] == "COMPLETED"
     failures = await read_orchestration_failures(hand.connection)
     assert len(failures) == len(bad)
     assert all("it is not" in row["error"] for row in failures)
-    assert (await queue_state(hand.connection))["archived"] == len(bad)
-    assert (await queue_state(hand.connection))["waiting"] == 0
+    assert (await read_queue_state(hand.connection))["archived"] == len(bad)
+    assert (await read_queue_state(hand.connection))["waiting"] == 0
 
 
 async def test_a_job_that_cannot_be_carried_on_holds_up_no_other_in_the_batch(hand: Hand) -> None:
@@ -171,7 +171,7 @@ async def test_a_job_that_cannot_be_carried_on_holds_up_no_other_in_the_batch(ha
     done = await hand.advance()
     assert (done.received, done.advanced, done.failed) == (2, 1, 1)
     assert (await hand.states(well))["b"] == "pending"
-    for _ in range(MOST_READS - 1):
+    for _ in range(MAX_MESSAGE_READS - 1):
         await hand.connection.execute("update pgmq.q_orchestration_step_results set vt = now()")
         assert (await hand.advance()).failed == 1
     (failure,) = await read_orchestration_failures(hand.connection)

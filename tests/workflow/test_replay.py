@@ -9,13 +9,13 @@ import pytest
 
 from interlock.store.jobs import ORCHESTRATION
 from interlock.store.step_results import (
-    queue_state,
     read_orchestration_failures,
+    read_queue_state,
     refresh_pending_reasons,
     replay_results,
     resend_lost_results,
 )
-from interlock.workflow.advance import MOST_READS, advance
+from interlock.workflow.advance import MAX_MESSAGE_READS, advance
 from interlock.workflow.cancel import cancel_job
 from workflow_support import Hand, serve, step
 
@@ -54,9 +54,9 @@ async def set_aside(hand: Hand) -> UUID:
 
 async def fail(hand: Hand) -> None:
     """Let orchestrators try until they give up."""
-    for _ in range(MOST_READS):
+    for _ in range(MAX_MESSAGE_READS):
         await advance(hand.connection, actor="o", visibility=0)
-    assert (await queue_state(hand.connection))["waiting"] == 0
+    assert (await read_queue_state(hand.connection))["waiting"] == 0
 
 
 async def test_a_lost_message_is_sent_again_after_a_while(hand: Hand) -> None:
@@ -79,7 +79,7 @@ async def test_what_still_waits_in_the_queue_is_not_sent_again(hand: Hand) -> No
         "update pgmq.q_orchestration_step_results set enqueued_at = enqueued_at - interval '10 minutes'"
     )
     assert await resend_lost_results(hand.connection, now=datetime.now(UTC) + 5 * MINUTE) == 0
-    assert (await queue_state(hand.connection))["waiting"] == 1
+    assert (await read_queue_state(hand.connection))["waiting"] == 1
 
 
 async def test_steps_of_jobs_that_have_ended_are_not_looked_at_for_ever(database: Connection) -> None:
@@ -97,7 +97,7 @@ async def test_steps_of_jobs_that_have_ended_are_not_looked_at_for_ever(database
 async def test_the_sweep_goes_by_its_index(hand: Hand) -> None:
     await hand.connection.execute("set enable_seqscan = off")
     rows = await hand.connection.execute(
-        "explain " + ORCHESTRATION["resend_lost_results"].sql, {"patience": MINUTE, "limit": 100, "now": None}
+        "explain " + ORCHESTRATION["resend_lost_results"].sql, {"min_age": MINUTE, "limit": 100, "now": None}
     )
     text = "\n".join(row["QUERY PLAN"] for row in await rows.fetchall())
     assert "Index Scan using tasks_unadvanced" in text
@@ -136,7 +136,7 @@ async def test_what_was_set_aside_is_sent_again_when_somebody_asks_for_it(hand: 
     assert await replay_results(hand.connection, job if by_job else None) == 1
     await hand.run()
     assert (await hand.job(job))["status"] == "COMPLETED"
-    assert (await queue_state(hand.connection))["archived"] == 0
+    assert (await read_queue_state(hand.connection))["archived"] == 0
 
 
 async def test_a_replay_of_a_job_finds_what_was_lost_without_a_trace(hand: Hand) -> None:

@@ -23,7 +23,7 @@ from interlock.postgres.notifier import WakeMode
 from interlock.postgres.retry import RetryState, keep_connected, retry
 from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.remote_commands import Enable, Refresh, Status, parse_command, send_answer
-from interlock.store.step_results import queue_state
+from interlock.store.step_results import read_queue_state
 from interlock.store.workers import HEARTBEATS_PER_LEASE, RegisteredProcess, deregister_worker, ensure_registered
 from interlock.telemetry import log
 from interlock.workflow.advance import advance
@@ -216,7 +216,7 @@ class Orchestrator:
         process = RegisteredProcess(self.id, "orchestrator", statistics=self.statistics.document())
         lease = timedelta(seconds=self.settings.presence)
         self._follow_status(await ensure_registered(connection, process, lease=lease, now=self._app.now()))
-        show_queue(await queue_state(connection))
+        show_queue(await read_queue_state(connection))
         self._heartbeat_at = time.monotonic()
 
     def _follow_status(self, status: str) -> None:

@@ -129,7 +129,7 @@ create table interlock.jobs (
     reused jsonb,                            -- documents of the steps whose results are taken from `retried_from`
     parent_task_id uuid,
     -- failures of the orchestrator with this job, and the time of its next try: other jobs need not wait for it
-    stumbles int not null default 0,
+    advance_failures int not null default 0,
     not_before timestamptz,
     constraint jobs_depth check (depth between 0 and 5),
     constraint jobs_worker_count check (worker_count between 1 and 10),

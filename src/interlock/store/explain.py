@@ -14,7 +14,7 @@ from interlock.lifecycle import JOB
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import load_statements, run
 from interlock.store.leader import read_clock
-from interlock.store.step_results import queue_state
+from interlock.store.step_results import read_queue_state
 from interlock.store.workers import list_live_workers
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ async def read_queue(connection: Connection) -> dict[str, Any]:
     (place,) = await run(connection, EXPLAIN["read_queue_place"], {})
     if not place["installed"] or not place["there"]:
         return {**place, "waiting": 0, "oldest_age": None, "archived": 0}
-    return {**place, **await queue_state(connection)}
+    return {**place, **await read_queue_state(connection)}
 
 
 async def _read(connection: Connection, ids: Sequence[UUID], now: datetime | None) -> dict[UUID, Cause]:

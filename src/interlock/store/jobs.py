@@ -1,7 +1,9 @@
-"""Jobs: submitting, reading and canceling them. What carries them on is in `orchestration.py`.
+"""Reads jobs and their steps; loads the statements of the aggregates job, step and orchestration.
 
-Invariant: whoever changes a job, or moves its steps because of it, has locked its row first; an ended job stays as it
-is.
+The workflow engine (`interlock.workflow`) writes jobs with these statements.
+
+Invariant: a transaction that changes a job, or moves its steps because of another, has locked the job's row first; an
+ended job does not change.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ STEPS = load_statements("steps")
 
 
 async def read_jobs(connection: Connection, ids: Sequence[UUID]) -> list[dict[str, Any]]:
-    """Read whole jobs by id."""
+    """Read jobs by id, with all columns."""
     return await read_prepared(connection, JOBS["read_jobs"], {"ids": list(ids)})
 
 
@@ -36,7 +38,7 @@ async def find_jobs(
     before: UUID | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """Find jobs, newest first, without their documents; `before` is the last id of the page before."""
+    """Find jobs, newest first, without input and output; `before` is the cursor: the last id of the page before."""
     parameters = {
         "status": status,
         "workflow": workflow,
@@ -49,10 +51,10 @@ async def find_jobs(
 
 
 async def read_steps(connection: Connection, job_id: UUID) -> list[dict[str, Any]]:
-    """Read the steps of a job as they were declared, each map with its parts behind it, compensations last."""
+    """Read the steps of a job in the order of the definition, each map followed by its parts, compensations last."""
     return await run(connection, STEPS["read_steps"], {"job_id": job_id})
 
 
 async def read_job_history(connection: Connection, job_id: UUID) -> list[dict[str, Any]]:
-    """Read every move that a job made, oldest first."""
+    """Read the recorded moves of a job, oldest first."""
     return await run(connection, JOBS["read_job_history"], {"id": job_id})

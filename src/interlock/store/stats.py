@@ -15,7 +15,7 @@ from interlock.postgres.migrate import applied_migrations, schema_version
 from interlock.postgres.query import load_statements, run
 from interlock.store.leader import Leader, read_clock, read_leader
 from interlock.store.schedules import ScheduleState, list_schedules
-from interlock.store.step_results import queue_state
+from interlock.store.step_results import read_queue_state
 from interlock.store.workers import LiveProcess, list_live_workers
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ async def read_overview(connection: Connection, *, whole: bool = False, now: dat
             schedules=await list_schedules(connection),
             leader=await read_leader(connection, now=now),
             jobs=await (count_all_jobs if complete else count_unfinished_jobs)(connection),
-            orchestration=await queue_state(connection),
+            orchestration=await read_queue_state(connection),
             processes=await list_live_workers(connection, now=now),
         )
 

@@ -1,4 +1,8 @@
-"""TODO docstring."""
+"""The queue of step results: its metrics, archived messages, and resending of lost or archived ones.
+
+Invariant: no message is resent while the first one may still be in the queue; a message that keeps failing is resent at
+growing intervals; a message that was not needed changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,37 +18,34 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
 
+MAX_RESEND_BATCH_SIZE = 1_000  # messages, or jobs, per transaction
+LOST_RESULT_MIN_AGE = timedelta(minutes=1)  # since the end of a step that was not advanced
 
-async def queue_state(connection: Connection) -> dict[str, Any]:
-    """Tell how many messages wait, how old the oldest is in seconds, and how many were put aside."""
+
+async def read_queue_state(connection: Connection) -> dict[str, Any]:
+    """Read how many messages wait, the age of the oldest in seconds, and how many are archived."""
     rows = await run(connection, ORCHESTRATION["read_queue_state"], {})
     return dict(rows[0]) if rows else {"waiting": 0, "oldest_age": None, "archived": 0}
 
 
 async def read_orchestration_failures(connection: Connection, *, limit: int = 100) -> list[dict[str, Any]]:
-    """Read the messages that were put aside, the latest first."""
+    """Read the archived messages with their errors, newest first."""
     return await run(connection, ORCHESTRATION["read_orchestration_failures"], {"limit": limit})
 
 
-REPLAY_BATCH_SIZE = 1_000  # messages, or jobs, that one transaction takes
-
-
-LOST_RESULT_AGE = timedelta(minutes=1)  # with a step that has ended and was not carried on
-
-
 async def resend_lost_results(connection: Connection, *, now: datetime | None = None) -> int:
-    """Send again what was set aside and is due, and what ended and was not carried on for a while; give how many."""
-    due = {"job_id": None, "asked": False, "limit": REPLAY_BATCH_SIZE, "now": now}
+    """Resend archived messages that are due, and results of steps that ended a while ago and were not advanced."""
+    due = {"job_id": None, "at_once": False, "limit": MAX_RESEND_BATCH_SIZE, "now": now}
     (failures,) = await run(connection, ORCHESTRATION["resend_failures"], due)
-    overlooked = {"patience": LOST_RESULT_AGE, "limit": REPLAY_BATCH_SIZE, "now": now}
+    overlooked = {"min_age": LOST_RESULT_MIN_AGE, "limit": MAX_RESEND_BATCH_SIZE, "now": now}
     (lost,) = await run(connection, ORCHESTRATION["resend_lost_results"], overlooked)
     return int(failures["sent"] + lost["sent"])
 
 
 async def replay_results(connection: Connection, job_id: UUID | None = None, *, now: datetime | None = None) -> int:
-    """Send again at once what was set aside, of one job or of all; of one job, all that was not carried on."""
-    asked = {"job_id": job_id, "asked": True, "limit": None, "now": now}
-    (failures,) = await run(connection, ORCHESTRATION["resend_failures"], asked)
+    """Resend archived messages at once, of one job or of all; for one job, also every result that was not advanced."""
+    every = {"job_id": job_id, "at_once": True, "limit": None, "now": now}
+    (failures,) = await run(connection, ORCHESTRATION["resend_failures"], every)
     if job_id is None:
         return int(failures["sent"])
     (lost,) = await run(connection, ORCHESTRATION["resend_results_of_job"], {"job_id": job_id, "now": now})
@@ -52,7 +53,6 @@ async def replay_results(connection: Connection, job_id: UUID | None = None, *, 
 
 
 async def refresh_pending_reasons(connection: Connection, *, now: datetime | None = None) -> int:
-    """Write down anew what jobs wait for that no worker serves, where that has changed; give how many."""
-    return len(
-        await run(connection, ORCHESTRATION["refresh_pending_reasons"], {"limit": REPLAY_BATCH_SIZE, "now": now})
-    )
+    """Update the reason of jobs that wait for workers, where the unserved namespaces have changed; return how many."""
+    parameters = {"limit": MAX_RESEND_BATCH_SIZE, "now": now}
+    return len(await run(connection, ORCHESTRATION["refresh_pending_reasons"], parameters))

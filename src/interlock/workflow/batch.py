@@ -1,7 +1,7 @@
-"""One transaction's worth of orchestration: the jobs it has locked, and what it is going to write, gathered first.
+"""One orchestration transaction: the jobs that it has locked, and the writes that it gathers before it runs them.
 
-Invariant: jobs are locked before any of their steps is read or moved because of another, always in the order of their
-ids; the counters of a job change only here.
+Invariant: jobs are locked in the order of their ids, before any of their steps is read or moved because of another
+step; the counters of a job change only here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import orjson
 
 from interlock.errors import DisconnectedError, StatementError, StoreError
+from interlock.lifecycle import JOB, JobState, TaskRowState
+from interlock.model.graph import COMPENSATION_PREFIX
 from interlock.postgres.connection import DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, is_in_transaction, translated
 from interlock.postgres.query import as_json, run
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.tasks import TASKS
 from interlock.telemetry import log
-from interlock.workflow.resolve import Ended, Resolution, Skipped, Waiting
+from interlock.workflow.resolve import FAILED_STATES, Resolution
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -27,19 +29,18 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
     from interlock.postgres.query import StatementCall
+    from interlock.workflow.resolve import EndedStep, SkippedStep, WaitingStep
 
 T = TypeVar("T")
 
-COMPENSATION = "compensate:"
-PATIENCE = "500ms"  # with others who have locked what we need; less than a deadlock takes, so that we give way
-A_PERSON_S = "10s"  # patience, before he is told
-HELD = "another transaction holds the job and does not let it go; `interlock doctor` names it"
-ENDED = frozenset({"COMPLETED", "FAILED", "CANCELED"})
+BATCH_LOCK_TIMEOUT = "500ms"  # shorter than deadlock_timeout, so that the orchestrator gives way in a deadlock
+INTERACTIVE_LOCK_TIMEOUT = "10s"  # for a call whose caller waits, such as a cancellation
+JOB_LOCKED_ERROR = "the job is locked by another transaction; `interlock doctor` names it"
 
 
 @dataclass(slots=True)
 class LockedJob:
-    """A job that nobody else changes until the transaction ends."""
+    """A job whose row this transaction has locked."""
 
     id: UUID
     workflow_id: UUID | None
@@ -56,23 +57,29 @@ class LockedJob:
     correlation_id: UUID | None
     retried_from: UUID | None
     error: dict[str, Any] | None
-    reason: str | None = None  # a new one
+    reason: str | None = None  # a new one; None leaves the stored one
     changed: bool = False
-    known: tuple[Any, ...] = ()  # what the database has of it
+    stored: tuple[Any, ...] = ()  # the values of _UPDATED_COLUMNS in the database
 
     @property
-    def goes_on(self) -> bool:
-        """Whether its steps may lead to others."""
-        return self.status == "RUNNING" and self.ending is None
+    def is_advancing(self) -> bool:
+        """Whether its steps may activate others: it runs, and is not about to fail or to be canceled."""
+        return self.status == JobState.RUNNING and self.ending is None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended or is about to fail or to be canceled."""
+        return self.status in JOB.final or self.ending is not None
 
 
-_OF_A_JOB = tuple(column.name for column in fields(LockedJob) if column.name not in {"reason", "changed", "known"})
-_WRITTEN = ("open_steps", "failed_steps", "ending", "ending_reason", "compensating", "reason", "error")
-_written = attrgetter(*_WRITTEN)
+_UNREAD_FIELDS = frozenset({"reason", "changed", "stored"})
+_READ_COLUMNS = tuple(column.name for column in fields(LockedJob) if column.name not in _UNREAD_FIELDS)
+_UPDATED_COLUMNS = ("open_steps", "failed_steps", "ending", "ending_reason", "compensating", "reason", "error")
+_updated_values = attrgetter(*_UPDATED_COLUMNS)
 
 
-class Release(NamedTuple):
-    """A step that may be claimed now; what is None stays as it is."""
+class Activation(NamedTuple):
+    """A step that becomes pending. A `run_at` or an `input` of None leaves the stored one."""
 
     id: UUID
     namespace: str
@@ -82,127 +89,106 @@ class Release(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """What one transaction does to the jobs that it has locked."""
+    """The locked jobs of one transaction, and the writes to their steps, gathered."""
 
     actor: str
     now: datetime | None
     jobs: dict[UUID, LockedJob] = field(default_factory=dict)
-    moment: datetime | None = None  # the time of the transaction, by the server's clock unless a test has its own
-    paused: frozenset[str] = frozenset()
+    moment: datetime | None = None  # the transaction's time: the server's clock, or the clock of a test
+    paused: frozenset[str] = frozenset()  # namespaces
     resolution: Resolution = field(default_factory=Resolution)
-    releases: list[Release] = field(default_factory=list)
+    activations: list[Activation] = field(default_factory=list)
     waits: dict[UUID, dict[str, Any]] = field(default_factory=dict)
     maps: list[UUID] = field(default_factory=list)
-    out_of_turn: set[UUID] = field(default_factory=set)  # jobs of which a compensation was canceled, maybe too early
+    canceled_compensations: set[UUID] = field(default_factory=set)  # jobs; it may have been canceled before its turn
     messages: list[dict[str, Any]] = field(default_factory=list)
     completed: list[LockedJob] = field(default_factory=list)
     failed: list[LockedJob] = field(default_factory=list)
     canceled: list[LockedJob] = field(default_factory=list)
-    released: int = 0
-    skipped: int = 0
-    created: int = 0
+    activated_count: int = 0
+    skipped_count: int = 0
+    created_count: int = 0  # parts, compensations and child jobs
 
     @property
-    def finalized(self) -> int:
-        """How many jobs end with it."""
+    def finalized_count(self) -> int:
+        """The number of jobs that end with this batch."""
         return len(self.completed) + len(self.failed) + len(self.canceled)
 
-    def note_locked(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Take in jobs that were locked, each once."""
+    def add_locked_jobs(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Add the jobs of these rows, each once; a row without a job has the id None."""
         for row in rows:
             self.moment = row["now"]
             if row["id"] is not None and row["id"] not in self.jobs:
                 self.paused = frozenset(row["paused"])
-                job = self.jobs[row["id"]] = LockedJob(**{name: row[name] for name in _OF_A_JOB})
-                job.known = _written(job)
+                job = self.jobs[row["id"]] = LockedJob(**{name: row[name] for name in _READ_COLUMNS})
+                job.stored = _updated_values(job)
 
-    def note_ended(self, ended: Iterable[Ended]) -> None:
-        """Count steps that have ended, or are skipped because others did."""
+    def count_ended(self, ended: Iterable[EndedStep]) -> None:
+        """Update the counters of jobs for steps that have ended or are skipped."""
         for step in ended:
             job = self.jobs[step.job_id]
             job.open_steps -= 1
             job.changed = True
-            if step.step.startswith(COMPENSATION):
-                self.out_of_turn |= {job.id} if step.state == "canceled" else set()
-            elif step.state in {"error", "canceled"} and step.part_of is None:
+            if step.step.startswith(COMPENSATION_PREFIX):
+                if step.state == TaskRowState.CANCELED:
+                    self.canceled_compensations.add(job.id)
+            elif step.state in FAILED_STATES and step.part_of is None:
                 job.failed_steps += 1
 
-    def note_skipped(self, skipped: Iterable[Skipped]) -> None:
-        """Count maps that failed for their parts."""
+    def count_failed_skips(self, skipped: Iterable[SkippedStep]) -> None:
+        """Count skipped steps that failed by themselves, such as a map whose parts failed."""
         for skip in skipped:
             self.jobs[skip.step.job_id].failed_steps += skip.error is not None
 
-    def release(self, step: Waiting, *, run_at: datetime | None = None, refused: str | None = None) -> None:
-        """Let a step go, unless its job runs enough of them. One that sleeps does not run, so it takes up no room."""
+    def activate(self, step: WaitingStep, *, run_at: datetime | None = None, refused: str | None = None) -> None:
+        """Activate a step; in a job with a `worker_count`, it waits for that first.
+
+        `refused` is the reason for which the built-in handler fails the step. A step with a later `run_at` sleeps, and
+        does not count against `worker_count`.
+        """
         job = self.jobs[step.job_id]
-        given = None if refused is None else {"refused": refused}
+        input_ = None if refused is None else {"refused": refused}
         sleeps = run_at is not None and self.moment is not None and run_at > self.moment
         if job.worker_count is not None and not sleeps:
-            self.wait(step.id, held_by="worker_count", run_at=run_at, input=given)
+            self.keep_waiting(step.id, held_by="worker_count", run_at=run_at, input=input_)
             job.changed = True
         else:
-            self.let_go(Release(step.id, step.namespace, run_at, given), step.limit_key)
+            self.activate_unless_held(Activation(step.id, step.namespace, run_at, input_), step.limit_key)
 
-    def let_go(self, step: Release, limit_key: str | None) -> None:
-        """Let a step be claimed, unless its namespace is paused; one with a limit is let in by that."""
-        if step.namespace in self.paused:
-            self.wait(step.id, held_by="namespace", run_at=step.run_at, input=step.input)
+    def activate_unless_held(self, activation: Activation, limit_key: str | None) -> None:
+        """Make a step pending, unless its namespace is paused or a limit admits it later."""
+        if activation.namespace in self.paused:
+            self.keep_waiting(activation.id, held_by="namespace", run_at=activation.run_at, input=activation.input)
         elif limit_key is not None:
-            self.wait(step.id, held_by="limit", run_at=step.run_at, input=step.input)
+            self.keep_waiting(activation.id, held_by="limit", run_at=activation.run_at, input=activation.input)
         else:
-            self.releases.append(step)
+            self.activations.append(activation)
 
-    def wait(self, step_id: UUID, *, unresolved: int = 0, **known: Any) -> None:
-        """Let a step wait on, with what is known of it by now."""
-        self.waits[step_id] = {"id": step_id, "unresolved": unresolved, **known}
+    def keep_waiting(self, step_id: UUID, *, unresolved: int = 0, **columns: Any) -> None:
+        """Update a step that goes on waiting: its counts, or its next cause.
 
-    def writes(self) -> list[StatementCall]:
-        """Give the statements that write what was gathered about steps, and forget it."""
+        The reason of a hold (namespace, limit, worker_count) is made in the database by hold_reason().
+        """
+        self.waits[step_id] = {"id": step_id, "unresolved": unresolved, **columns}
+
+    def take_step_writes(self) -> list[StatementCall]:
+        """Return the statements that write the gathered changes of steps, and clear them."""
         for step in self.resolution.still_waiting:
-            self.wait(step.id, unresolved=step.unresolved, taken=step.taken, failed=step.failed)
-        asked = [*self._skips(), *self._waits(), *self._parts(), *self.write_releases()]
+            self.keep_waiting(step.id, unresolved=step.unresolved, taken=step.taken, failed=step.failed)
+        calls = [*self._take_skips(), *self._take_waits(), *self._take_maps(), *self._take_activations()]
         self.resolution = Resolution(ready=self.resolution.ready)
-        return asked
+        return calls
 
-    def write_releases(self) -> list[StatementCall]:
-        """Give the statements that release what may go."""
-        releases, self.releases = self.releases, []
-        if not releases:
-            return []
-        self.released += len(releases)
-        plain = all(release.run_at is None and release.input is None for release in releases)
-        parameters = {
-            "ids": [release.id for release in releases],
-            "run_ats": [] if plain else [release.run_at for release in releases],
-            "inputs": [] if plain else [as_json(release.input) for release in releases],
-            **self._common(reason=None, held_by=None),
-        }
-        return [(TASKS["release_waiting_tasks"], parameters)]
-
-    def write_jobs(self, messages: Sequence[int] = ()) -> list[StatementCall]:
-        """Give the statements that write what became of the other jobs, and delete the messages that led to it."""
+    def take_job_writes(self, messages: Sequence[int] = ()) -> list[StatementCall]:
+        """Return the statements that write jobs other than completed ones, and delete the handled messages."""
         ended = [*self.completed, *self.failed, *self.canceled]
         for job in ended:
             job.changed = False
-        self.messages += [_woken(job) for job in ended if job.parent_task_id is not None]
-        return [*self._counters(messages), *self._failures(), *self._messages()]
+        self.messages += [_parent_message(job) for job in ended if job.parent_task_id is not None]
+        return [*self._job_updates(messages), *self._job_ends(), *self._take_messages()]
 
-    def _counters(self, messages: Sequence[int]) -> list[StatementCall]:
-        going = [job for job in self.jobs.values() if job.changed and _written(job) != job.known]
-        if not going and not messages:
-            return []
-        parameters = {
-            "ids": [job.id for job in going],
-            "jobs": _rows(going),
-            "messages": list(messages),
-            # whoever hears of the end of a job can rely on it
-            "repeatable": bool(messages) and not self.finalized,
-            "now": self.now,
-        }
-        return [(JOBS["update_jobs"], parameters)]
-
-    def write_completions(self) -> StatementCall:
-        """Give the statement that completes jobs; it leaves those alone whose output is too large."""
+    def complete_statement(self) -> StatementCall:
+        """Return the statement that completes jobs; it does not change a job whose output is too large."""
         parameters = {
             "ids": [job.id for job in self.completed],
             "workflow_ids": [job.workflow_id for job in self.completed],
@@ -211,24 +197,11 @@ class Batch:
         }
         return JOBS["complete_running_jobs"], parameters
 
-    def _failures(self) -> list[StatementCall]:
-        asked: list[StatementCall] = []
-        for name, jobs in (("fail_running_jobs", self.failed), ("cancel_unfinished_jobs", self.canceled)):
-            if jobs:
-                ids = [job.id for job in jobs]
-                asked.append((JOBS[name], {"ids": ids, "jobs": _rows(jobs), **self._common()}))
-                asked.append((JOBS["notify_ended_jobs"], {"ids": ids}))
-        return asked
-
-    def _messages(self) -> list[StatementCall]:
-        messages, self.messages = self.messages, []
-        return [(ORCHESTRATION["send_messages"], {"messages": orjson.dumps(messages).decode()})] if messages else []
-
-    def _skips(self) -> list[StatementCall]:
+    def _take_skips(self) -> list[StatementCall]:
         skipped = self.resolution.skipped
         if not skipped:
             return []
-        self.skipped += len(skipped)
+        self.skipped_count += len(skipped)
         parameters = {
             "ids": [skip.step.id for skip in skipped],
             "reasons": [skip.reason for skip in skipped],
@@ -238,22 +211,74 @@ class Batch:
         }
         return [(TASKS["skip_waiting_tasks"], parameters)]
 
-    def _waits(self) -> list[StatementCall]:
+    def _take_waits(self) -> list[StatementCall]:
         waits, self.waits = self.waits, {}
         if not waits:
             return []
         document = orjson.dumps(list(waits.values())).decode()
-        asked: list[StatementCall] = [(STEPS["update_waiting_steps"], {"ids": list(waits), "steps": document})]
+        calls: list[StatementCall] = [(STEPS["update_waiting_steps"], {"ids": list(waits), "steps": document})]
         if any(wait.get("held_by") == "limit" for wait in waits.values()):
-            asked.append((TASKS["notify_duties"], {"duties": ["limits"]}))
-        return asked
+            calls.append((TASKS["notify_duties"], {"duties": ["limits"]}))
+        return calls
 
-    def _parts(self) -> list[StatementCall]:
+    def _take_maps(self) -> list[StatementCall]:
         maps, self.maps = self.maps, []
         return [(STEPS["insert_parts"], {"ids": maps, "now": self.now})] if maps else []
 
+    def _take_activations(self) -> list[StatementCall]:
+        activations, self.activations = self.activations, []
+        if not activations:
+            return []
+        self.activated_count += len(activations)
+        # empty arrays leave run_at and input as they are
+        plain = all(activation.run_at is None and activation.input is None for activation in activations)
+        parameters = {
+            "ids": [activation.id for activation in activations],
+            "run_ats": [] if plain else [activation.run_at for activation in activations],
+            "inputs": [] if plain else [as_json(activation.input) for activation in activations],
+            **self._common(reason=None, held_by=None),
+        }
+        return [(TASKS["release_waiting_tasks"], parameters)]
+
+    def _job_updates(self, messages: Sequence[int]) -> list[StatementCall]:
+        updated = [job for job in self.jobs.values() if job.changed and _updated_values(job) != job.stored]
+        if not updated and not messages:
+            return []
+        parameters = {
+            "ids": [job.id for job in updated],
+            "jobs": _job_rows(updated),
+            "messages": list(messages),
+            # a client that is notified of a job's end must find it durable
+            "repeatable": bool(messages) and not self.finalized_count,
+            "now": self.now,
+        }
+        return [(JOBS["update_jobs"], parameters)]
+
+    def _job_ends(self) -> list[StatementCall]:
+        calls: list[StatementCall] = []
+        for name, jobs in (("fail_running_jobs", self.failed), ("cancel_unfinished_jobs", self.canceled)):
+            if jobs:
+                ids = [job.id for job in jobs]
+                calls.append((JOBS[name], {"ids": ids, "jobs": _job_rows(jobs), **self._common()}))
+                calls.append((JOBS["notify_ended_jobs"], {"ids": ids}))
+        return calls
+
+    def _take_messages(self) -> list[StatementCall]:
+        messages, self.messages = self.messages, []
+        return [(ORCHESTRATION["send_messages"], {"messages": orjson.dumps(messages).decode()})] if messages else []
+
     def _common(self, **more: Any) -> dict[str, Any]:
         return {"actor": self.actor, "now": self.now, **more}
+
+
+def _parent_message(job: LockedJob) -> dict[str, Any]:
+    """Make the message that activates the parent step of an ended child job."""
+    return {"job_id": job.parent_job_id, "task_id": job.parent_task_id, "correlation_id": job.correlation_id}
+
+
+def _job_rows(jobs: Iterable[LockedJob]) -> str:
+    rows = [{"id": job.id, **dict(zip(_UPDATED_COLUMNS, _updated_values(job), strict=True))} for job in jobs]
+    return orjson.dumps(rows).decode()
 
 
 async def lock_jobs(
@@ -263,37 +288,41 @@ async def lock_jobs(
     actor: str,
     now: datetime | None,
     own: bool = False,
-    patience: str = PATIENCE,
+    lock_timeout: str = BATCH_LOCK_TIMEOUT,
 ) -> Batch:
-    """Lock jobs and begin a batch with them. Must run in a transaction; its settings are changed if it is our own."""
+    """Lock jobs and begin a batch with them. Must run in a transaction.
+
+    `own` says that the transaction is not the caller's: only then are its settings (lock timeout, planner) changed.
+    """
     batch = Batch(actor, now)
-    parameters = {"ids": sorted(set(ids)), "actor": actor, "now": now, "own": own, "patience": patience}
-    batch.note_locked(await run(connection, ORCHESTRATION["lock_jobs"], parameters))
+    parameters = {"ids": sorted(set(ids)), "actor": actor, "now": now, "own": own, "lock_timeout": lock_timeout}
+    batch.add_locked_jobs(await run(connection, ORCHESTRATION["lock_jobs"], parameters))
     return batch
 
 
-async def for_a_person(connection: Connection, work: Callable[[bool], Awaitable[T]]) -> T:
-    """Do what somebody asked for, who waits for it; `work` is told whether the transaction is its own.
+async def run_interactive(connection: Connection, work: Callable[[bool], Awaitable[T]]) -> T:
+    """Run a transaction whose caller waits; `work` gets True if it runs in a transaction of its own.
 
-    If it waited in a circle with others, it is done once more: they went on when this one was stopped.
+    A lock timeout raises a StoreError that says so. After a deadlock, the work is run once more: the transactions that
+    it was in conflict with have gone on.
     """
     own = not is_in_transaction(connection)
     try:
         return await work(own)
     except StatementError as error:
-        if is_held(error):
-            raise StoreError(HELD) from error
+        if is_lock_timeout(error):
+            raise StoreError(JOB_LOCKED_ERROR) from error
         if error.sqlstate != DEADLOCK_DETECTED:
             raise
     return await work(own)
 
 
-def is_held(error: Exception) -> bool:
-    """Tell whether something failed only because somebody else has locked what it needs, and takes his time."""
+def is_lock_timeout(error: Exception) -> bool:
+    """Tell whether a statement failed only because another transaction holds a lock that it needs."""
     return isinstance(error, StatementError) and error.sqlstate == LOCK_NOT_AVAILABLE
 
 
-async def together_or_apart(
+async def run_all_jobs(
     connection: Connection,
     ids: Collection[UUID],
     work: Callable[[Collection[UUID]], Awaitable[int]],
@@ -301,17 +330,17 @@ async def together_or_apart(
     name: str,
     now: datetime | None,
 ) -> int:
-    """Do something to jobs, all of them at once; when that fails, to one at a time."""
+    """Run some work for all jobs in one transaction; if that fails, for each job by itself. Return the sum."""
     try:
         return await work(ids)
     except DisconnectedError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with one job must not hold up the others
-        log.warning("orchestration_duty_failed", work=name, jobs=len(ids), error=said(error))
-    return await apart(connection, ids, work, name=name, now=now)
+    except Exception as error:  # noqa: BLE001 - one bad job must not hold up the others
+        log.warning("orchestration_duty_failed", work=name, jobs=len(ids), error=format_error(error))
+    return await run_each_job(connection, ids, work, name=name, now=now)
 
 
-async def apart(
+async def run_each_job(
     connection: Connection,
     ids: Iterable[UUID],
     work: Callable[[Collection[UUID]], Awaitable[int]],
@@ -319,29 +348,21 @@ async def apart(
     name: str,
     now: datetime | None,
 ) -> int:
-    """Do something to jobs, one at a time; one that fails says so, and is left alone for a while."""
-    done = 0
+    """Run some work for each job in a transaction of its own; a job that fails is recorded and backs off."""
+    total = 0
     for id_ in ids:
         try:
-            done += await work([id_])
+            total += await work([id_])
         except DisconnectedError:
             raise
-        except Exception as error:  # noqa: BLE001 - the same
-            log.warning("orchestration_job_failed", work=name, job_id=str(id_), error=said(error))
-            reason = f"could not be {name}: {said(error)}"
+        except Exception as error:  # noqa: BLE001 - one bad job must not hold up the others
+            log.warning("orchestration_job_failed", work=name, job_id=str(id_), error=format_error(error))
+            parameters = {"id": id_, "reason": f"could not be {name}: {format_error(error)}", "now": now}
             with translated(connection):
-                await connection.execute(ORCHESTRATION["note_stumble"].sql, {"id": id_, "reason": reason, "now": now})
-    return done
+                await connection.execute(ORCHESTRATION["record_job_failure"].sql, parameters)
+    return total
 
 
-def said(error: Exception) -> str:
-    """Say what went wrong, for people."""
+def format_error(error: Exception) -> str:
+    """Format an error for a log event or a stored reason."""
     return f"{type(error).__name__}: {error}"
-
-
-def _woken(job: LockedJob) -> dict[str, Any]:
-    return {"job_id": job.parent_job_id, "task_id": job.parent_task_id, "correlation_id": job.correlation_id}
-
-
-def _rows(jobs: Iterable[LockedJob]) -> str:
-    return orjson.dumps([{"id": job.id, **dict(zip(_WRITTEN, _written(job), strict=True))} for job in jobs]).decode()

@@ -1,7 +1,10 @@
-"""What the end of steps means for the steps that wait for them. No I/O: rows in, verdicts out.
+"""Resolves dependencies: decides from ended steps which waiting steps become ready and which are skipped. No I/O.
 
-Invariant: a step is judged once, when the last of its edges is resolved, and by the counts alone, so that the order in
-which its upstream steps ended makes no difference.
+The SQL function `advance_plain_steps` decides the common case by itself (every step done, no decision, no failure) and
+leaves all others to this module. `dry_run.py` states the same rules independently.
+
+Invariant: a step is decided once, when its last edge is resolved, and from the counts alone, so that the order in which
+its upstream steps ended makes no difference.
 """
 
 from __future__ import annotations
@@ -10,18 +13,23 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlock.lifecycle import TASK_ROW, TaskRowState
 from interlock.model.graph import ALL, ANY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from uuid import UUID
 
-PART = "part"
-FAILED_STATES = frozenset({"error", "canceled"})
+PART_CONDITION = "part"  # of the implicit edge from a part to its map
+FAILED_STATES = TASK_ROW.final - {TaskRowState.DONE, TaskRowState.SKIPPED}
 
 
-class Ended(NamedTuple):
-    """A step that has ended, and what others need to know of it."""
+class EndedStep(NamedTuple):
+    """A step that has ended, as the steps downstream of it see it.
+
+    `chosen` has the branches of a decision; `poisoned` marks a step that was skipped because of a failure; `reused` one
+    whose result was taken over from an earlier job.
+    """
 
     id: UUID
     job_id: UUID
@@ -35,16 +43,16 @@ class Ended(NamedTuple):
     @property
     def succeeded(self) -> bool:
         """Whether it has a result."""
-        return self.state == "done" or self.reused
+        return self.state == TaskRowState.DONE or self.reused
 
     @property
     def failed(self) -> bool:
-        """Whether it counts as failed: it did, it was canceled, or it was skipped for such a step."""
+        """Whether it failed, was canceled, or was skipped because of such a step."""
         return self.state in FAILED_STATES or self.poisoned
 
 
 class EdgeOutcome(Enum):
-    """What an edge says once the step that it comes from has ended."""
+    """The outcome of an edge whose upstream step has ended."""
 
     TAKEN = "taken"
     FAILED = "failed"
@@ -52,8 +60,8 @@ class EdgeOutcome(Enum):
 
 
 @dataclass(slots=True)
-class Waiting:
-    """A step that waits, and how many of its edges, or of its parts, are still open."""
+class WaitingStep:
+    """A waiting step with the counts of its edges, or of its parts if it is a map that has been activated."""
 
     id: UUID
     job_id: UUID
@@ -66,110 +74,104 @@ class Waiting:
     unresolved: int = 0
     taken: int = 0
     failed: int = 0
-    by_parts: bool = False
-    culprit: str | None = None
+    waits_for_parts: bool = False
+    failed_upstream: str | None = None  # the first one that failed in this batch
 
 
-_OF_A_ROW = (
+_ROW_COLUMNS = (
     *("id", "job_id", "step", "kind", "namespace", "priority", "limit_key", "rule", "unresolved", "taken", "failed"),
 )
 
 
-class Skipped(NamedTuple):
-    """A step that will not run, and why; `error` when it failed by itself, as a map does for its parts.
+class SkippedStep(NamedTuple):
+    """A step that will not run; `error` is set if it failed by itself, as a map does because of its parts.
 
-    Without a reason, it is for a step that failed in an earlier batch.
+    The reason is None if the failed upstream step ended in an earlier batch; it is read from the database then.
     """
 
-    step: Waiting
+    step: WaitingStep
     poisoned: bool
     reason: str | None
     error: dict[str, Any] | None = None
 
+    def as_ended(self) -> EndedStep:
+        """Return the step as its own downstream steps see it."""
+        return EndedStep(self.step.id, self.step.job_id, self.step.step, TaskRowState.SKIPPED, poisoned=self.poisoned)
 
-def enough(rule: float, taken: int, failed: int) -> bool:
-    """Tell whether so many successes satisfy a rule."""
+
+def is_rule_met(rule: float, taken: int, failed: int) -> bool:
+    """Tell whether the outcomes of all edges or parts meet a join rule or a map strategy."""
     if rule == ANY:
         return taken >= 1
     return failed == 0 if rule == ALL else taken / max(taken + failed, 1) >= rule
 
 
-def edge_outcome(ended: Ended, downstream: str, condition: str, *, branch: bool) -> EdgeOutcome:
-    """Tell what an edge says about its upstream step, which has ended."""
-    if condition == PART:
+def edge_outcome(ended: EndedStep, downstream: str, condition: str, *, branch: bool) -> EdgeOutcome:
+    """Return the outcome of an edge from an ended step."""
+    if condition == PART_CONDITION:
         return EdgeOutcome.TAKEN if ended.succeeded else EdgeOutcome.FAILED
     if condition == "failure":
         return EdgeOutcome.TAKEN if ended.failed else EdgeOutcome.NOT_TAKEN
     if ended.failed:
         return EdgeOutcome.FAILED
-    if not ended.succeeded or (branch and not _chose(ended.chosen, downstream)):
+    if not ended.succeeded or (branch and not _is_chosen(ended.chosen, downstream)):
         return EdgeOutcome.NOT_TAKEN
     return EdgeOutcome.TAKEN
 
 
-def _chose(chosen: Any, branch: str) -> bool:
+def _is_chosen(chosen: Any, branch: str) -> bool:
     return chosen == branch or (isinstance(chosen, list) and branch in chosen)
 
 
 @dataclass(slots=True)
 class Resolution:
-    """What became of the waiting steps of one batch."""
+    """The waiting steps of one batch, and the decisions about them."""
 
-    steps: dict[UUID, Waiting] = field(default_factory=dict)
-    ready: list[Waiting] = field(default_factory=list)
-    skipped: list[Skipped] = field(default_factory=list)
+    steps: dict[UUID, WaitingStep] = field(default_factory=dict)
+    ready: list[WaitingStep] = field(default_factory=list)
+    skipped: list[SkippedStep] = field(default_factory=list)
 
-    def follow(self, ended: Mapping[UUID, Ended], rows: Iterable[Mapping[str, Any]]) -> dict[UUID, Ended]:
-        """Take note of what `ended` says to the steps of these rows; give those that are skipped for it."""
-        touched: dict[UUID, Waiting] = {}
+    def resolve(self, ended: Mapping[UUID, EndedStep], rows: Iterable[Mapping[str, Any]]) -> dict[UUID, EndedStep]:
+        """Resolve the edges of these rows, which lead from `ended` steps; return the steps that are skipped by it."""
+        touched: dict[UUID, WaitingStep] = {}
         for row in rows:
             upstream = ended.get(row["upstream_id"])
             if upstream is not None and row["id"] is not None:
-                step = self._known(row)
+                step = self._waiting_step(row)
                 touched[step.id] = step
                 outcome = edge_outcome(upstream, step.step, row["condition"], branch=row["branch"])
-                self._count(step, upstream, outcome)
-        skipped = [skip for step in touched.values() if step.unresolved == 0 and (skip := self._judge(step))]
+                step.unresolved -= 1
+                step.taken += outcome is EdgeOutcome.TAKEN
+                if outcome is EdgeOutcome.FAILED:
+                    step.failed += 1
+                    step.failed_upstream = step.failed_upstream or upstream.step
+        skipped = [skip for step in touched.values() if step.unresolved == 0 and (skip := self._decide(step))]
         self.skipped += skipped
-        return {
-            skip.step.id: Ended(skip.step.id, skip.step.job_id, skip.step.step, "skipped", poisoned=skip.poisoned)
-            for skip in skipped
-        }
+        return {skip.step.id: skip.as_ended() for skip in skipped}
 
     @property
-    def still_waiting(self) -> list[Waiting]:
-        """The steps that know more than before, but not enough."""
+    def still_waiting(self) -> list[WaitingStep]:
+        """The steps whose counts have changed, and that have unresolved edges or parts left."""
         return [step for step in self.steps.values() if step.unresolved > 0]
 
-    def _known(self, row: Mapping[str, Any]) -> Waiting:
-        known = self.steps.get(row["id"])
-        if known is None:
-            known = Waiting(**{name: row[name] for name in _OF_A_ROW}, by_parts=row["condition"] == PART)
-            self.steps[known.id] = known
-        return known
+    def _waiting_step(self, row: Mapping[str, Any]) -> WaitingStep:
+        step = self.steps.get(row["id"])
+        if step is None:
+            is_part = row["condition"] == PART_CONDITION
+            step = WaitingStep(**{name: row[name] for name in _ROW_COLUMNS}, waits_for_parts=is_part)
+            self.steps[step.id] = step
+        return step
 
-    @staticmethod
-    def _count(step: Waiting, upstream: Ended, outcome: EdgeOutcome) -> None:
-        step.unresolved -= 1
-        step.taken += outcome is EdgeOutcome.TAKEN
-        step.failed += outcome is EdgeOutcome.FAILED
-        if outcome is EdgeOutcome.FAILED:
-            step.culprit = step.culprit or upstream.step
-
-    def _judge(self, step: Waiting) -> Skipped | None:
-        if step.by_parts:
-            return self._judge_map(step)
-        if step.taken + step.failed == 0:
-            return Skipped(step, poisoned=False, reason="branch not taken")
-        if enough(step.rule, step.taken, step.failed):
+    def _decide(self, step: WaitingStep) -> SkippedStep | None:
+        """Make a step ready whose edges are all resolved, or return why it is skipped."""
+        if not step.waits_for_parts and step.taken + step.failed == 0:
+            return SkippedStep(step, poisoned=False, reason="branch not taken")
+        if is_rule_met(step.rule, step.taken, step.failed):
             self.ready.append(step)
             return None
-        return Skipped(step, poisoned=True, reason=f"step {step.culprit} failed" if step.culprit else None)
-
-    def _judge_map(self, step: Waiting) -> Skipped | None:
-        if enough(step.rule, step.taken, step.failed):
-            self.ready.append(step)
-            return None
-        reason = f"{step.failed} of {step.taken + step.failed} parts failed"
-        error = {"type": "PartsFailed", "message": reason, "traceback": None, "retryable": False}
-        return Skipped(step, poisoned=True, reason=reason, error=error)
+        if step.waits_for_parts:
+            reason = f"{step.failed} of {step.taken + step.failed} parts failed"
+            error = {"type": "PartsFailed", "message": reason, "traceback": None, "retryable": False}
+            return SkippedStep(step, poisoned=True, reason=reason, error=error)
+        reason_or_none = f"step {step.failed_upstream} failed" if step.failed_upstream else None
+        return SkippedStep(step, poisoned=True, reason=reason_or_none)

@@ -1,7 +1,6 @@
-"""New jobs: from what was asked for to rows of jobs and steps.
+"""Submits jobs: checks them against stored workflows, inserts them with their steps, and starts those that can start.
 
-Invariant: a job and all its steps are written in one transaction; a request that was made before, or a step that has
-its child job, leads to the job that is there.
+Invariant: a job and all its steps are inserted in one transaction; a repeated request id returns the existing job.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from interlock.errors import InputError
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, run
 from interlock.store.jobs import JOBS
-from interlock.workflow.activate import begin_jobs
-from interlock.workflow.batch import ENDED, lock_jobs
+from interlock.workflow.activate import activate_root_steps
+from interlock.workflow.batch import lock_jobs
 from interlock.workflow.new_job import (
     NewJob,
     PreparedJob,
@@ -33,18 +32,10 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from datetime import datetime
-    from uuid import UUID
-
-    from interlock.postgres.connection import Connection
 
 
 async def submit_job(connection: Connection, job: NewJob, *, actor: str, now: datetime | None = None) -> Submitted:
-    """Store one job with its steps, in the connection's own transaction if it is in one; start it if it can be."""
+    """Insert one job with its steps, in the connection's transaction if it is in one, and start it if it can start."""
     (submitted,) = await submit_jobs(connection, [job], actor=actor, now=now)
     return submitted
 
@@ -52,35 +43,35 @@ async def submit_job(connection: Connection, job: NewJob, *, actor: str, now: da
 async def submit_jobs(
     connection: Connection, jobs: Sequence[NewJob], *, actor: str, now: datetime | None = None
 ) -> list[Submitted]:
-    """Store many jobs at once, all or none."""
+    """Insert many jobs, all or none."""
     async with transaction(connection):
-        rows = await _prepare(connection, jobs, actor=actor, now=now)
-        made = await insert_jobs(connection, rows, actor=actor, now=now)
-        opening = [row.id for row in rows if row.needs_activation and row.id in made]
-        if opening:
-            await begin_jobs(connection, opening, actor=actor, now=now)
-        there = await find_submitted_jobs(connection, [row for row in rows if row.id not in made])
-    return [Submitted(there.get(row.id, row.id), row.id in made) for row in rows]
+        prepared = await _prepare_jobs(connection, jobs, actor=actor, now=now)
+        inserted = await insert_jobs(connection, prepared, actor=actor, now=now)
+        ids = [job.id for job in prepared if job.needs_activation and job.id in inserted]
+        if ids:
+            await activate_root_steps(connection, ids, actor=actor, now=now)
+        existing = await find_submitted_jobs(connection, [job for job in prepared if job.id not in inserted])
+    return [Submitted(existing.get(job.id, job.id), job.id in inserted) for job in prepared]
 
 
 async def reject_job(
     connection: Connection, job: NewJob, reason: str, *, actor: str, now: datetime | None = None
 ) -> UUID | None:
-    """Store a job that does not fit its workflow as FAILED, without steps; None when there is no such workflow."""
+    """Insert a job with an invalid input as FAILED, without steps; None if the workflow does not exist."""
     (found,) = await find_workflows(connection, [(job.workflow, job.version)], now=now)
     if found.id is None:
         return None
-    row = prepare_job(job, found)
+    prepared = prepare_job(job, found)
     error = {"type": "InputError", "message": reason, "traceback": None, "retryable": False}
     common = {"actor": actor, "now": now}
     async with transaction(connection):
-        await run(connection, JOBS["insert_jobs"], {"jobs": orjson.dumps([row.row]).decode(), **common})
-        rejected = {"ids": [row.id], "reason": reason, "error": as_json(error), **common}
+        await run(connection, JOBS["insert_jobs"], {"jobs": orjson.dumps([prepared.row]).decode(), **common})
+        rejected = {"ids": [prepared.id], "reason": reason, "error": as_json(error), **common}
         await run(connection, JOBS["reject_submitted_jobs"], rejected)
-    return row.id
+    return prepared.id
 
 
-async def _prepare(
+async def _prepare_jobs(
     connection: Connection, jobs: Sequence[NewJob], *, actor: str, now: datetime | None
 ) -> list[PreparedJob]:
     found = await find_workflows(connection, [(job.workflow, job.version) for job in jobs], now=now)
@@ -88,19 +79,19 @@ async def _prepare(
         if workflow.id is None:
             raise InputError(await describe_unknown_workflow(connection, job.workflow, job.version))
     parents = {job.parent_job_id for job in jobs if job.parent_job_id is not None}
-    depths = await _read_depths(connection, parents, actor=actor, now=now)
+    depths = await _lock_parents(connection, parents, actor=actor, now=now)
     return [
         prepare_job(job, workflow, depth=0 if job.parent_job_id is None else depths[job.parent_job_id] + 1)
         for job, workflow in zip(jobs, found, strict=True)
     ]
 
 
-async def _read_depths(
+async def _lock_parents(
     connection: Connection, parents: set[UUID], *, actor: str, now: datetime | None
 ) -> dict[UUID, int]:
-    """Tell how deep jobs are that are to be parents; each must be there, and go on.
+    """Lock parent jobs and return their depths; InputError if one does not exist or is over.
 
-    They are locked: whoever cancels one of them finds the children that it is about to get.
+    The lock makes a concurrent cancellation of the parent see its new children.
     """
     if not parents:
         return {}
@@ -109,6 +100,6 @@ async def _read_depths(
         job = found.get(id_)
         if job is None:
             raise InputError(f"job {id_} cannot be a parent: there is no such job")
-        if job.ending is not None or job.status in ENDED:
+        if job.is_over:
             raise InputError(f"job {id_} cannot be a parent: it is {job.ending or job.status}")
     return {id_: job.depth for id_, job in found.items()}

@@ -1,7 +1,7 @@
--- Everything that is written to `jobs`. Each move stands in exactly one statement, and says so in its header.
+-- Inserts, moves and reads of `jobs`. Each move is written in exactly one statement or function, as its header says.
 --
--- All of them take many jobs at once. Whoever moves a job, or a step of it because of another, has locked it before,
--- in the order of the ids.
+-- The statements take many jobs at once. A transaction that moves a job, or a step because of another one, has locked the
+-- job first, in the order of the ids.
 
 -- name: insert_jobs
 insert into interlock.jobs (id, parent_job_id, parent_task_id, depth, worker_count, task_description, namespace, input,
@@ -10,7 +10,7 @@ insert into interlock.jobs (id, parent_job_id, parent_task_id, depth, worker_cou
 select given.id, given.parent_job_id, given.parent_task_id, coalesce(given.depth, 0), given.worker_count,
     given.workflow, given.namespace, coalesce(given.input, '{}'), given.workflow_id, given.request_id,
     coalesce(given.correlation_id, given.id), %(actor)s, given.root_namespaces, given.timeout_seconds,
-    -- `least` leaves nulls out
+    -- `least` ignores nulls, hence the case
     case
         when given.timeout_seconds is not null
         then coalesce(%(now)s::timestamptz, now()) + make_interval(secs => least(given.timeout_seconds, 3155760000))
@@ -25,7 +25,7 @@ on conflict do nothing
 returning id
 
 -- name: find_submitted_jobs
--- Those that were there already, by request.
+-- Finds existing jobs by request id.
 select jobs.id, jobs.request_id, workflows.name as workflow
 from interlock.jobs
     left join interlock.workflows on workflows.id = jobs.workflow_id
@@ -59,24 +59,10 @@ where id = any (%(ids)s::uuid[]) and status = 'PENDING'
 returning id
 
 -- name: complete_running_jobs
--- moves: job RUNNING -success-> COMPLETED
--- Whoever waits for one of them is told. Jobs whose output is too large to be stored are left as they are.
-with completed as (
-    update interlock.jobs
-    set status = 'COMPLETED', event = 'success', reason = %(reason)s, open_steps = 0, output = made.output,
-        failed_steps = given.failed_steps,
-        completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-    from unnest(%(ids)s::uuid[], %(workflow_ids)s::uuid[], %(failed_steps)s::int[])
-            as given (id, workflow_id, failed_steps)
-        -- made once, and not again for the condition
-        cross join lateral (select interlock.job_output(given.id, given.workflow_id) as output offset 0) as made
-    where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status = 'RUNNING' and made.output is not null
-        and (select set_config('interlock.actor', %(actor)s, true)) is not null
-    returning jobs.id
-)
-select id,
-    case when exists (select from interlock.waiters where task_id = id) then pg_notify('interlock_done', id::text) end
-from completed
+-- The function of the same name makes the move. Jobs whose output is too large to be stored are not returned.
+select id
+from interlock.complete_running_jobs(%(actor)s, %(ids)s::uuid[], %(workflow_ids)s::uuid[], %(failed_steps)s::int[],
+    %(reason)s, %(now)s::timestamptz)
 
 -- name: fail_running_jobs
 -- moves: job RUNNING -error-> FAILED
@@ -103,8 +89,8 @@ where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status in ('SUB
 returning jobs.id
 
 -- name: update_jobs
--- The counters of jobs that go on, and what some of them will become; the messages that led to it have done their work.
--- A transaction that would be repeated from its messages need not wait for the disk: what loses it loses all of it.
+-- Updates the counters and the ending of jobs that go on, and deletes the handled messages. A transaction that its messages
+-- would repeat after a crash commits asynchronously: a crash that loses it restores the messages.
 with counted as (
     update interlock.jobs
     set open_steps = given.open_steps, failed_steps = given.failed_steps, ending = coalesce(given.ending, jobs.ending),
@@ -122,7 +108,7 @@ select (select count(*) from counted) as counted,
         when cardinality(%(messages)s::bigint[]) > 0
             then (select count(*) from interlock.settings, pgmq.delete(orchestration_queue, %(messages)s::bigint[]))
     end as deleted,
-    case when %(repeatable)s::boolean then set_config('synchronous_commit', 'off', true) end as patience
+    case when %(repeatable)s::boolean then set_config('synchronous_commit', 'off', true) end as commits
 
 -- name: read_jobs
 select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.event, jobs.reason,
@@ -135,7 +121,7 @@ where jobs.id = any (%(ids)s::uuid[])
 order by jobs.id
 
 -- name: find_jobs
--- Null means "any". Newest first, a page at a time (`before` is the last id of the page before).
+-- Finds jobs, newest first, with cursor pagination: `before` is the last id of the page before. Null means "any".
 select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.event, jobs.reason,
     jobs.depth, jobs.parent_job_id, jobs.retried_from, jobs.request_id, jobs.correlation_id, jobs.actor, jobs.ending,
     jobs.open_steps, jobs.deadline_at, jobs.created_at, jobs.started_at, jobs.completed_at, jobs.updated_at

@@ -1,20 +1,20 @@
--- How jobs are carried on: messages are taken, the ends of steps lead to others, and jobs come to their end. Nothing here
--- changes a state: the ids go to the statements of tasks.sql and jobs.sql, in the same transaction, in which the jobs are
--- locked.
+-- Statements of the orchestrator: the queue of step results, locks on jobs, the steps downstream of ended ones, due jobs.
+-- None of them changes a state: moves are made by the statements of tasks.sql and jobs.sql, in the transaction that has
+-- locked the jobs.
 
 -- name: lock_jobs
--- Every statement that follows in the transaction goes by an index, even when a table looks small at the moment, and its
--- plan is made once: for a few rows, to plan costs more than to run. And none of them waits for long for what somebody
--- else has locked. Not in a transaction that is somebody else's.
-with ready as materialized (
-    -- before anything is locked
-    select case when %(own)s then set_config('lock_timeout', %(patience)s, true) end as patience
+-- Locks jobs and configures the transaction, if it is our own: the statements that follow wait for a lock at most
+-- `lock_timeout`, use indexes even while a table is small, and use generic plans, because planning a statement for a few
+-- rows costs more than running it.
+with configured as materialized (
+    -- before the first lock
+    select case when %(own)s then set_config('lock_timeout', %(lock_timeout)s, true) end as lock_timeout
 )
 select jobs.id, jobs.workflow_id, jobs.status, jobs.ending, jobs.ending_reason, jobs.compensating, jobs.worker_count,
     jobs.open_steps, jobs.failed_steps, jobs.depth, jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id,
     jobs.retried_from, jobs.error, coalesce(%(now)s::timestamptz, now()) as now,
     array(select name from interlock.namespaces where paused_at is not null) as paused
-from interlock.lock_jobs(case when (select count(*) from ready) = 1 then %(ids)s::uuid[] end) as jobs
+from interlock.lock_jobs(case when (select count(*) from configured) = 1 then %(ids)s::uuid[] end) as jobs
 where set_config('interlock.actor', %(actor)s, true) is not null
     and case
         when %(own)s
@@ -22,23 +22,23 @@ where set_config('interlock.actor', %(actor)s, true) is not null
         else ''
     end is not null
 
--- name: advance_plainly
--- A whole batch, if there is nothing to judge in it; if there is, nothing, and nulls.
+-- name: advance_plain_steps
+-- Advances a whole batch, if every message in it is a plain case; otherwise changes nothing and returns nulls.
 select received, released, finalized
-from interlock.advance_plainly(%(actor)s, %(limit)s::int, %(patience)s, %(now)s::timestamptz)
+from interlock.advance_plain_steps(%(actor)s, %(limit)s::int, %(lock_timeout)s, %(now)s::timestamptz)
 
 -- name: take_messages
--- Messages of the queue, which nobody else gets until the transaction ends, with their jobs, which are locked. What is
--- read by later statements is what the last one who held the locks left. Nobody is waited for longer than `patience`.
+-- Reads messages, which become invisible to other readers, and locks their jobs. Later statements of the transaction see
+-- the writes of the transactions that held the locks before. A lock is waited for at most `lock_timeout`.
 with taken as materialized (
     select given.msg_id, given.read_ct, given.message, case
-            -- what cannot be understood must not hold up the others
+            -- a malformed id must not fail the other messages
             when given.message ->> 'job_id' ~* '^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$'
                 then (given.message ->> 'job_id')::uuid
         end as job_id
     from interlock.settings
         cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, %(limit)s::int) as given
-    where (select set_config('lock_timeout', %(patience)s, true)) is not null
+    where (select set_config('lock_timeout', %(lock_timeout)s, true)) is not null
 ), jobs as materialized (
     select * from interlock.lock_jobs(array(select distinct job_id from taken))
 )
@@ -55,22 +55,23 @@ where (
     ) is not null
 
 -- name: read_message
--- One of them, when something is wrong with a batch: what was read is counted, even if what follows fails.
+-- Reads one message, after its batch has failed. Committed by itself: the read counts even if handling the message fails.
 select given.msg_id, given.read_ct, given.message
 from interlock.settings
     cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, 1) as given
 
 -- name: defer_message
--- Its job is held by somebody who takes his time: it comes back after a pause, which grows.
+-- The job is locked by another transaction: hides the message for 2^read_ct seconds, at most 32.
 select pgmq.set_vt(orchestration_queue, %(msg_id)s::bigint, (2 ^ least(%(reads)s, 5))::int)
 from interlock.settings
 
 -- name: archive_message
--- The job says so too, unless somebody holds it. A message that was sent again and failed again is the old failure, with a longer pause.
+-- Moves a message to the archive and records the failure, also in the reason of the job, unless that is locked. A message
+-- that was resent and failed again updates its first failure, and is resent later each time: 1 minute to 6 hours.
 with archived as materialized (
     select pgmq.archive(orchestration_queue, %(msg_id)s::bigint) as done
     from interlock.settings
-), told as (
+), noted as (
     update interlock.jobs
     set reason = 'a step result was set aside: ' || %(error)s::text, updated_at = coalesce(%(now)s::timestamptz, now())
     where id = (
@@ -84,7 +85,7 @@ with archived as materialized (
 insert into interlock.orchestration_failures as known (msg_id, job_id, task_id, message, error, failed_at, retry_at)
 select coalesce(%(failure)s::bigint, %(msg_id)s::bigint), %(job_id)s, %(task_id)s, %(message)s, %(error)s,
     coalesce(%(now)s::timestamptz, now()),
-    -- what names no job has nobody to be sent again for
+    -- a message without a job is not resent
     case when %(job_id)s::uuid is not null then coalesce(%(now)s::timestamptz, now()) + interval '1 minute' end
 from archived
 where done
@@ -94,7 +95,7 @@ set error = excluded.error, failed_at = excluded.failed_at, times = known.times 
 returning msg_id
 
 -- name: resend_failures
--- What was set aside, when its time has come, or when somebody asks for it; again later, should this message be lost.
+-- Resends archived messages that are due, or all of them with `at_once`; again later, in case this message is lost.
 with due as (
     update interlock.orchestration_failures
     set retry_at = coalesce(%(now)s::timestamptz, now())
@@ -103,7 +104,7 @@ with due as (
         select msg_id
         from interlock.orchestration_failures
         where job_id is not null and job_id = coalesce(%(job_id)s::uuid, job_id)
-            and (%(asked)s::boolean or retry_at <= coalesce(%(now)s::timestamptz, now()))
+            and (%(at_once)s::boolean or retry_at <= coalesce(%(now)s::timestamptz, now()))
         order by msg_id
         limit %(limit)s
         for update skip locked
@@ -120,11 +121,11 @@ select count(*) as sent, case when count(*) > 0 then pg_notify('interlock_orches
 from sent
 
 -- name: resend_lost_results
--- Steps that ended a while ago and were not carried on, though no message about them can be left in the queue: it has
--- none that is as old. To touch them is enough, since the database sends what has ended. Of a job that has ended there
--- is nothing to carry on; of one that has not started, later.
+-- Resends the results of steps that ended at least `min_age` ago and were not advanced, although the queue has no message
+-- that is as old as they are. An update is enough: the trigger send_step_results() sends the message. Steps of an ended
+-- job are marked as advanced; those of a job that has not started are advanced when it starts.
 with bound as materialized (
-    select coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+    select coalesce(%(now)s::timestamptz, now()) - %(min_age)s::interval
         - make_interval(secs => coalesce(metrics.oldest_msg_age_sec, 0)) as moment
     from interlock.settings
         cross join lateral pgmq.metrics(settings.orchestration_queue) as metrics
@@ -151,7 +152,7 @@ select count(*) filter (where not advanced) as sent
 from resent
 
 -- name: resend_results_of_job
--- The same when somebody asks for it: of one job, and however short ago.
+-- Resends the results of one job's steps that were not advanced, whatever their age.
 with resent as (
     update interlock.tasks
     set updated_at = coalesce(%(now)s::timestamptz, now())
@@ -162,20 +163,20 @@ with resent as (
 select count(*) as sent
 from resent
 
--- name: forget_failures
--- What was set aside could be acted on after all.
-with gone as (
+-- name: delete_failures
+-- Deletes the failure records of messages that have been handled after all, and the reason of their jobs.
+with deleted as (
     delete from interlock.orchestration_failures
     where msg_id = any (%(ids)s::bigint[])
     returning job_id
 )
 update interlock.jobs
 set reason = null
-where id = any (array(select job_id from gone)) and status in ('PENDING', 'RUNNING')
+where id = any (array(select job_id from deleted)) and status in ('PENDING', 'RUNNING')
     and reason like 'a step result was set aside: %%'
 
 -- name: send_messages
--- Besides the ends of steps, which the database sends by itself: a child job has ended, or is to be canceled.
+-- Sends messages other than the ends of steps, which a trigger sends: a child job has ended, or is to be canceled.
 with sent as (
     select pgmq.send_batch(orchestration_queue, array(select jsonb_array_elements(%(messages)s::jsonb))) as msg_id
     from interlock.settings
@@ -191,7 +192,7 @@ from interlock.settings
     cross join lateral pgmq.metrics(settings.orchestration_queue) as metrics
 
 -- name: read_orchestration_failures
--- What names no job comes last: it holds up nobody.
+-- Failures without a job come last: they hold up no job.
 select msg_id, job_id, task_id, message, error, times, failed_at, retry_at
 from interlock.orchestration_failures
 order by job_id is null, msg_id desc
@@ -203,15 +204,15 @@ from interlock.tasks
 where job_id = any (%(ids)s::uuid[]) and state in ('done', 'error', 'canceled') and not advanced
 
 -- name: take_ended_steps
--- Steps that have ended, once each: a message that comes again, in whatever order, finds nothing to take. What ended
--- before its job started is taken when it starts. With each comes what waits for it, one row for each: over its edges,
--- or, of a part, the map that it belongs to. `skipped` are steps of which only this is asked. What waits is locked: it is
--- about to be judged and counted, and whoever cancels it just now must have done so before, or find it judged.
+-- Takes ended steps, each once: a repeated message finds nothing to take. A step that ended before its job started is taken
+-- when the job starts. Returns a row for each step that waits for an ended one: over an edge, or, for a part, its map.
+-- `skipped` are steps that need not be taken, and whose waiting steps are returned as well. Waiting steps are locked: a
+-- concurrent cancellation of one is either visible here, or waits until it is resolved.
 with taken as (
     update interlock.tasks
     set advanced = true
     where id = any (%(ids)s::uuid[])
-        -- in a CASE, so that the planner does not go by the job, through all its steps
+        -- CASE keeps the planner from using the index on job_id, which would read all steps of the job
         and case
             when state in ('done', 'error', 'canceled') and not advanced
                 then job_id = any (array(
@@ -275,8 +276,8 @@ from ended
     ) as steps on true
 where ended.part_of is not null
 
--- name: read_culprits
--- Of steps that are skipped for one that failed in an earlier batch: the first such one.
+-- name: read_failed_upstreams
+-- Reads, for steps that are skipped because of an upstream step that failed in an earlier batch, the first such step.
 select tasks.id, found.step
 from interlock.tasks
     cross join lateral (select workflow_id from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
@@ -296,8 +297,8 @@ from interlock.tasks
     ) as found
 where tasks.id = any (%(ids)s::uuid[])
 
--- name: read_woken_steps
--- Steps that wait for a child job, and whose child has ended.
+-- name: read_parent_steps
+-- Reads child steps that wait for their child job, where that has ended.
 select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority
 from interlock.tasks
     cross join lateral (
@@ -312,8 +313,8 @@ where tasks.id = any (%(ids)s::uuid[])
     end
 
 -- name: read_failed_steps
--- Once, at the end of a job: what failed in it, and whether a step after it ran in spite of it. A map that lacks parts
--- failed as a whole; its parts are not asked.
+-- Reads the failed steps of jobs without open steps, and whether each is handled: a step directly downstream ran in spite
+-- of the failure. A map with too many failed parts is one failed step; its parts are left out.
 select tasks.job_id, tasks.step, tasks.state, tasks.reason, tasks.finished_at,
     coalesce(tasks.error, jsonb_build_object('type', tasks.state, 'message', tasks.reason)) as error,
     exists (
@@ -327,7 +328,7 @@ select tasks.job_id, tasks.step, tasks.state, tasks.reason, tasks.finished_at,
         where edges.workflow_id = jobs.workflow_id and edges.upstream = tasks.step
             and (
                 downstream.reused or downstream.state not in ('canceled', 'skipped')
-                -- canceled after its turn had come, and not while it waited for it
+                -- canceled after its activation, and not while it waited for its dependencies
                 or downstream.state = 'canceled' and (downstream.unresolved = 0 or exists (
                     select from interlock.tasks as part where part.part_of = downstream.id
                 ))
@@ -345,7 +346,7 @@ where jobs.id = any (%(ids)s::uuid[])
 order by tasks.finished_at, tasks.step
 
 -- name: read_unfinished_descendants
--- The whole tree at once, so that a cancellation does not go down it step by step.
+-- Reads the whole tree of child jobs, so that a cancellation reaches all levels at once.
 with recursive below as (
     select id, status
     from interlock.jobs
@@ -363,20 +364,20 @@ where status in ('SUBMITTED', 'PENDING', 'RUNNING')
 order by id
 
 -- name: read_children_of_steps
--- Child jobs that have not ended, of steps that were canceled.
+-- Reads the unfinished child jobs of canceled steps.
 select id
 from interlock.jobs
 where parent_task_id = any (%(ids)s::uuid[]) and parent_task_id is not null
     and status in ('SUBMITTED', 'PENDING', 'RUNNING')
 order by id
 
--- name: note_stumble
--- A job that could not be carried on is left alone for a while, which grows, so that it holds up no other; but one that
--- somebody holds is looked for again as soon as he lets it go.
+-- name: record_job_failure
+-- Records that the orchestrator could not start, cancel or advance a job, and hides it for 1 second to 1 hour, doubling
+-- each time, so that it holds up no other. A job that is locked is not changed: it is read again once the lock is gone.
 update interlock.jobs
-set stumbles = stumbles + 1, reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now()),
+set advance_failures = advance_failures + 1, reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now()),
     not_before = coalesce(%(now)s::timestamptz, now())
-        + least(interval '1 second' * 2 ^ least(stumbles, 20), interval '1 hour')
+        + least(interval '1 second' * 2 ^ least(advance_failures, 20), interval '1 hour')
 where id = (
         select id
         from interlock.jobs
@@ -385,13 +386,13 @@ where id = (
     )
 
 -- name: refresh_pending_reasons
--- What jobs wait for that no worker serves may have changed since they were submitted.
+-- Updates the reason of jobs that wait for workers: other namespaces may be served now than when they were submitted.
 with live as materialized (
     select coalesce(array_agg(distinct served.namespace), '{}') as namespaces
     from interlock.workers
         cross join lateral unnest(workers.namespaces) as served (namespace)
     where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
-), told as materialized (
+), unserved as materialized (
     select workflows.id, format('no live worker serves %%s %%s',
             case count(*) when 1 then 'namespace' else 'namespaces' end,
             string_agg(format('''%%s''', root.namespace), ', ' order by root.place)) as reason
@@ -401,16 +402,16 @@ with live as materialized (
     group by workflows.id
 )
 update interlock.jobs
-set reason = told.reason, updated_at = coalesce(%(now)s::timestamptz, now())
-from told
-where jobs.workflow_id = told.id and jobs.id = any (array(
+set reason = unserved.reason, updated_at = coalesce(%(now)s::timestamptz, now())
+from unserved
+where jobs.workflow_id = unserved.id and jobs.id = any (array(
         select found.id
-        from told
+        from unserved
             cross join lateral (
                 select id
                 from interlock.jobs
-                where workflow_id = told.id and status = 'PENDING' and not_before is null
-                    and reason is distinct from told.reason
+                where workflow_id = unserved.id and status = 'PENDING' and not_before is null
+                    and reason is distinct from unserved.reason
                 limit %(limit)s
                 for no key update skip locked
             ) as found
@@ -418,8 +419,8 @@ where jobs.workflow_id = told.id and jobs.id = any (array(
 returning jobs.id
 
 -- name: read_startable_jobs
--- Jobs that wait for workers, and whose first steps somebody serves by now. Found by workflow: those that nobody serves
--- may be very many, and are not looked at. Here and below: what somebody has locked at the moment is for the next look.
+-- Reads PENDING jobs all of whose root namespaces have a live worker now. By workflow, so that the jobs of unserved
+-- workflows, of which there may be many, are not read. Here and below, locked jobs are left to the next call.
 with live as materialized (
     select coalesce(array_agg(distinct served.namespace), '{}') as namespaces
     from interlock.workers
@@ -466,10 +467,10 @@ where wait_until <= coalesce(%(now)s::timestamptz, now()) and wait_until is not 
 order by wait_until
 limit %(limit)s
 
--- name: read_waits_for_signal
--- The steps of a job that a signal of this name can reach, and whether they wait for it now.
+-- name: read_signal_steps
+-- Reads the signal and approval steps of a job, and whether each waits now or has timed out.
 select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.state, steps.kind,
-    tasks.state = 'waiting' and tasks.held_by = 'signal' as waits, tasks.input ? 'refused' as is_over,
+    tasks.state = 'waiting' and tasks.held_by = 'signal' as is_waiting, tasks.input ? 'refused' as is_timed_out,
     tasks.wait_until, steps.spec
 from interlock.jobs
     join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id

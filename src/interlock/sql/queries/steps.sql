@@ -1,7 +1,7 @@
--- The steps of jobs: how they are made, what they wait for, and what is told of them. Nothing here changes a state.
+-- Steps of jobs: inserts, waits, and reads of steps with their definition. None of these statements changes a state.
 
 -- name: insert_steps
--- All steps of new jobs. The first ones of a job that has started are claimable at once, as many as it may run.
+-- Inserts all steps of new jobs. Root steps of a started job that have a handler are pending at once, up to worker_count.
 insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
     backoff, limit_key, tags, callback_url, job_id, step, unresolved, correlation_id, capped, reused, output)
 select namespace, type, case when goes and paused is null and limit_key is null then 'pending' else 'waiting' end,
@@ -27,9 +27,9 @@ from (
     select steps.*, jobs.id as job_id, jobs.worker_count, jobs.correlation_id, jobs.reused -> steps.step as reused,
         paused.name as paused, paused.reason as pause_reason, may_go.may_go,
         may_go.may_go and (jobs.worker_count is null or row_number() over (
-            -- what is paused takes up no room of the others
-            partition by jobs.id, may_go.may_go, paused.name order by steps.priority desc, steps.position) <= jobs.worker_count
-        ) as goes
+            -- steps of a paused namespace do not count against worker_count
+            partition by jobs.id, may_go.may_go, paused.name order by steps.priority desc, steps.position
+        ) <= jobs.worker_count) as goes
     from interlock.jobs
         cross join lateral (
             select step, position, namespace, priority, max_tries, edges, waits_for, backoff, kind,
@@ -49,8 +49,8 @@ from (
 ) as made
 order by job_id, position
 
--- name: read_roots
--- The first steps of jobs that start, and those whose result is there already.
+-- name: read_root_steps
+-- Reads and locks the root steps of jobs that start, and the steps whose results they reuse.
 select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.limit_key, steps.kind, tasks.reused,
     tasks.output -> 'orchestration_metadata' -> 'chosen' as chosen
 from interlock.jobs
@@ -73,12 +73,13 @@ from interlock.jobs
     ) as tasks
 where jobs.id = any (%(ids)s::uuid[])
 
--- name: read_openings
--- What a step that has no handler of its own needs to know when its turn has come.
+-- name: read_special_steps
+-- Reads what the activation of steps without a handler of their own needs: map, sleep, signal, approval and child steps.
 select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, steps.kind, steps.spec,
     case when steps.kind = 'map' then interlock.map_size(interlock.map_source(tasks.job_id, steps.spec)) end as parts,
-    -- read by every part, which is handed its item, and not again the whole list that it is from
-    case when steps.spec ->> 'over_input' is not null then jobs.input - (steps.spec ->> 'over_input') end as left_input,
+    -- the job input of every part; without the mapped list, of which a part gets its item
+    case when steps.spec ->> 'over_input' is not null then jobs.input - (steps.spec ->> 'over_input') end
+        as input_without_source,
     case when steps.kind = 'sleep' then jobs.input -> (steps.spec ->> 'until') end as until,
     case when steps.kind = 'child' then interlock.step_inputs(tasks) end as inputs,
     case
@@ -94,13 +95,14 @@ from interlock.tasks
 where tasks.id = any (%(ids)s::uuid[])
 
 -- name: insert_parts
--- One task for every element of what a map goes over; how many there are, the map's own row says already.
+-- Inserts one task for each element of a map's source. The map's own row has their number already.
 insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
     backoff, limit_key, tags, callback_url, job_id, step, correlation_id, capped, part, part_of, input)
 select map.namespace, steps.type, case when hold.held_by is null then 'pending' else 'waiting' end, hold.held_by,
     hold.reason, map.priority, coalesce(%(now)s::timestamptz, now()), steps.max_tries, steps.timeout_seconds,
-    steps.backoff, steps.limit_key, steps.tags, steps.callback_url, map.job_id, format('%%s[%%s]', map.step, items.index), map.correlation_id, map.capped, items.index,
-    map.id, jsonb_build_object('item', items.item, 'index', items.index)
+    steps.backoff, steps.limit_key, steps.tags, steps.callback_url, map.job_id,
+    format('%%s[%%s]', map.step, items.index), map.correlation_id, map.capped, items.index, map.id,
+    jsonb_build_object('item', items.item, 'index', items.index)
 from interlock.tasks as map
     join interlock.jobs on jobs.id = map.job_id
     join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = map.step
@@ -122,7 +124,7 @@ where map.id = any (%(ids)s::uuid[])
 order by map.id, items.index
 
 -- name: update_waiting_steps
--- Steps that go on waiting: their counters, or their next wait. The reason of a hold follows from `held_by`.
+-- Updates steps that go on waiting: their counts, or their next cause. The reason of a hold follows from `held_by`.
 update interlock.tasks
 set unresolved = coalesce(given.unresolved, tasks.unresolved), taken = coalesce(given.taken, tasks.taken),
     failed = coalesce(given.failed, tasks.failed), held_by = coalesce(given.held_by, tasks.held_by),
@@ -147,17 +149,17 @@ where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
     and case when tasks.state = 'waiting' then true else false end
 
 -- name: read_admissible_steps
--- Of jobs with a worker_count: as many of the steps that are ready as there is room for. What waits for a limit takes up
--- some, since that lets it in by itself. What sleeps, or waits for a paused namespace, takes up none; of each paused namespace one step begins to wait for that, so that its resumption
--- leads back to the job.
+-- Reads, for jobs with a worker_count, the ready steps that may run now. A step that waits for a limit counts against
+-- worker_count, since the limit admits it without asking the job. A step that sleeps or waits for a paused namespace does
+-- not count. Of each paused namespace one step is returned, to wait for the namespace: its resumption leads to the job.
 select found.id, found.namespace, found.limit_key
 from interlock.jobs
     cross join lateral (
         select count(*) as steps
         from interlock.tasks
         where job_id = jobs.id and capped and (state in ('pending', 'running') or held_by = 'limit')
-            and not advanced -- requeued by a person: nobody is told of its end again
-            -- it sleeps; others without a handler may be due only later, too, and keep their room: they are tried again
+            and not advanced -- requeued after its end was advanced
+            -- it sleeps; other built-in steps with a later run_at are retries, and count
             and not (type = 'interlock.pass' and run_at > coalesce(%(now)s::timestamptz, now()) and 'sleep' = (
                 select kind
                 from interlock.workflow_steps as steps
@@ -191,8 +193,8 @@ from interlock.jobs
 where jobs.id = any (%(ids)s::uuid[]) and jobs.worker_count is not null
 
 -- name: insert_compensations
--- In the order in which they will run: the step that ended last comes first. Tries and backoff are those of the task that
--- undoes it, if the definition tells them, and so are timeout, limit, tags and callback, if it has them.
+-- Inserts compensations in the order in which they run: the step that ended last first. Tries, backoff, timeout, limit,
+-- tags and callback are those of the compensating task, where the definition has them.
 insert into interlock.tasks (namespace, type, state, held_by, reason, run_at, max_tries, timeout_seconds, backoff,
     limit_key, tags, callback_url, job_id, step, correlation_id, capped, part, input)
 select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for the compensations before it',
@@ -215,7 +217,8 @@ order by done.job_id, done.finished_at desc, done.id desc
 returning id, job_id, part
 
 -- name: read_next_compensations
--- `open_steps` is given where one may have ended before its turn: then none goes unless all that are open wait for theirs.
+-- Reads the next compensation of each job. `open_steps` is set for jobs in which one was canceled, perhaps before its turn:
+-- the next one runs only if all open steps are waiting compensations, so that no two run at once.
 select found.id, found.namespace, found.limit_key
 from unnest(%(ids)s::uuid[], %(open_steps)s::int[]) as wanted (job_id, open_steps)
     cross join lateral (
@@ -239,7 +242,7 @@ from interlock.tasks
 where job_id = any (%(ids)s::uuid[]) and step like 'compensate:%%' and state in ('error', 'canceled')
 
 -- name: lock_unfinished_steps
--- Locked, so that none goes from running back to pending between the two statements that cancel the one and the other.
+-- Locks them, so that no step returns from running to pending between the statements that cancel either.
 select id, state
 from interlock.tasks
 where job_id = any (%(ids)s::uuid[]) and state in ('waiting', 'pending', 'running')
@@ -247,7 +250,7 @@ order by id
 for no key update
 
 -- name: read_steps
--- As declared, each map with its parts behind it, compensations last.
+-- Reads all steps of a job in the order of the definition, each map followed by its parts, compensations last.
 select tasks.id, tasks.step, coalesce(steps.kind, case when tasks.part_of is null then 'compensation' else 'part' end)
         as kind,
     tasks.type, tasks.namespace, tasks.state, tasks.event, tasks.reason, tasks.held_by, tasks.priority, tasks.run_at,
@@ -276,8 +279,8 @@ where jobs.id = %(job_id)s
 order by coalesce(steps.position, mapped.position), tasks.part_of is not null, tasks.part, tasks.id
 
 -- name: read_reusable_steps
--- What another job can take over from this one: documents of the steps that are done, and not undone again. A step that
--- is missing has been pruned.
+-- Reads the results that a retry of this job can reuse: those of done steps. `undone` steps were compensated; a missing
+-- step has been pruned.
 select steps.step, tasks.id is null as is_missing, compensation.undone,
     case
         when (tasks.state = 'done' or tasks.reused)

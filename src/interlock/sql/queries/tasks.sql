@@ -4,24 +4,10 @@
 -- this transaction only, so that it works behind a pooler too.
 
 -- name: release_waiting_tasks
--- moves: task waiting -release-> pending
--- A step may get a later run_at or an input with it; arrays that are shorter than the ids leave both as they are. Whoever
--- lets tasks go that wait for one thing says so by `held_by`: what waits for something else by now waits on.
--- Idle workers are told once for every namespace.
-with released as (
-    update interlock.tasks
-    set state = 'pending', event = 'release', reason = %(reason)s, held_by = null, unresolved = 0,
-        run_at = coalesce(given.run_at, tasks.run_at), input = coalesce(given.input, tasks.input),
-        updated_at = coalesce(%(now)s::timestamptz, now())
-    from unnest(%(ids)s::uuid[], %(run_ats)s::timestamptz[], %(inputs)s::jsonb[]) as given (id, run_at, input)
-    where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
-        and case when tasks.state = 'waiting' then %(held_by)s::text is null or tasks.held_by = %(held_by)s else false end
-        and (select set_config('interlock.actor', %(actor)s, true)) is not null
-    returning tasks.id, tasks.namespace
-)
-select array_agg(id) as ids, pg_notify('interlock_tasks', namespace)
-from released
-group by namespace
+-- The function of the same name makes the move and notifies the workers.
+select ids
+from interlock.release_waiting_tasks(%(actor)s, %(ids)s::uuid[], %(run_ats)s::timestamptz[], %(inputs)s::jsonb[],
+    %(held_by)s::text, %(reason)s, %(now)s::timestamptz)
 
 -- name: hold_pending_tasks
 -- moves: task pending -hold-> waiting
@@ -276,8 +262,8 @@ returning id, worker_id
 
 -- name: skip_waiting_tasks
 -- moves: task waiting -skip-> skipped
--- Poisoned says that something failed, and not that a branch was not taken. What this means for the steps behind it is
--- worked out before: no message tells of it.
+-- `poisoned` marks a skip because of a failure, and not because a branch was not taken. The steps downstream are resolved in
+-- the same transaction, so no message is sent.
 update interlock.tasks
 set state = 'skipped', event = 'skip', reason = unwanted.reason, held_by = null, poisoned = unwanted.poisoned,
     error = coalesce(unwanted.error, tasks.error), advanced = true, unresolved = 0,

@@ -1,4 +1,4 @@
--- What was declared: workflows with their steps and edges. They are written once and never changed.
+-- Workflow definitions with their steps and edges. A version is written once and never changed.
 
 -- name: insert_workflow
 insert into interlock.workflows (name, version, namespace, definition, root_namespaces, plain_roots, timeout_seconds,
@@ -30,7 +30,7 @@ from interlock.workflows
 where name = %(name)s and version = %(version)s
 
 -- name: read_workflow
--- Without a version, the one that was registered last.
+-- Without a version, reads the one that was registered last.
 select id, name, version, namespace, definition, registered_at
 from interlock.workflows
 where name = %(name)s and version = coalesce(%(version)s::text, version)
@@ -43,7 +43,8 @@ from interlock.workflows
 order by name, registered_at desc, id desc
 
 -- name: find_workflows
--- What a submit needs to know of each workflow that it names, of the queue, and of who would take the first steps.
+-- Reads, for a submit, the workflows by name and version, which of their root namespaces have no live worker, and whether
+-- the queue exists.
 select wanted.place, found.id, found.version, found.namespace, found.root_namespaces, found.plain_roots,
     found.timeout_seconds, array(
         select namespace
