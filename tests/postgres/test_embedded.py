@@ -307,7 +307,7 @@ def test_a_write_to_a_full_disk_is_told(server: EmbeddedServer) -> None:
 
 def test_too_little_room_is_told_before_the_first_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = shutil.disk_usage(place).total + 1
-    monkeypatch.setattr(embedded_cluster, "ROOM_FOR_A_NEW_CLUSTER", room)
+    monkeypatch.setattr(embedded_cluster, "NEW_CLUSTER_BYTES", room)
     with pytest.raises(EmbeddedServerError, match=r"is full: \d+ MB are left, and a new PostgreSQL needs"):
         EmbeddedServer(place).acquire()
 

@@ -1,7 +1,7 @@
-"""Lays out on disk what an embedded server needs: its directories, its databases and its configuration.
+"""The files of an embedded server: its directories, its database cluster and its configuration.
 
-Everything written for the server by another user than its own lies outside the directories that belong to the server,
-so that root never follows a link planted there; and a database cluster appears under its name only when it is complete.
+Files that another user than the server's writes for it lie outside the server's own directories, so that root never
+follows a link planted there. A database cluster appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from urllib.parse import quote
 
 from interlock.errors import EmbeddedServerError
 from interlock.postgres.embedded import keeper
+from interlock.postgres.embedded.failures import ALTERNATIVES, disk_full
 from interlock.postgres.embedded.install import (
-    WAY_OUT,
     Account,
-    disk_full,
     major_version,
     own_account,
     reachable_install,
-    require_name,
-    require_passage,
+    require_path_characters,
+    require_traversable,
     server_account,
     size_of_copy,
 )
@@ -34,8 +33,8 @@ if TYPE_CHECKING:
 
 ROLE = "interlock"
 DATABASE = "interlock"
-ROOM_FOR_A_NEW_CLUSTER = 100 * 2**20
-LONGEST_LOG = 10 * 2**20
+NEW_CLUSTER_BYTES = 100 * 2**20
+MAX_LOG_BYTES = 10 * 2**20
 
 _DEFAULTS = {
     "max_connections": "200",
@@ -44,7 +43,7 @@ _DEFAULTS = {
     "log_line_prefix": "%m [%p] ",
 }
 _LOCALE = ("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
-_INITDB = (*_LOCALE, "--auth=peer", "--no-sync")  # what is written goes to disk once, when it is complete
+_INITDB = (*_LOCALE, "--auth=peer", "--no-sync")  # synced once, when the cluster is complete
 
 
 class Cluster:
@@ -59,68 +58,68 @@ class Cluster:
         self._report_progress = report_progress
 
     def url(self, database: str) -> str:
-        """Return a libpq URL; with the port, because PGPORT would move the socket elsewhere."""
+        """Return a libpq URL; with the port, because PGPORT would change the name of the socket."""
         host = quote(str(self.socket_dir), safe="")
         return f"postgresql://{ROLE}@/{quote(database, safe='')}?host={host}&port={keeper.PORT}"
 
     def version(self) -> str | None:
-        """Return the major version of the databases on disk, if there are any."""
+        """Return the major version of the cluster on disk, or None if there is none."""
         try:
             return (self.pgdata / "PG_VERSION").read_text(encoding="ascii", errors="replace").strip()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def says_ready(self) -> bool:
-        """Tell whether the server has noted that it accepts connections."""
+    def is_marked_ready(self) -> bool:
+        """Tell whether the server has written to postmaster.pid that it accepts connections."""
         try:
-            noted = (self.pgdata / "postmaster.pid").read_text(encoding="utf-8", errors="replace").splitlines()
+            lines = (self.pgdata / "postmaster.pid").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             return False
-        return noted[7:8] != [] and noted[7].strip() == "ready"
+        return lines[7:8] != [] and lines[7].strip() == "ready"
 
     def make_directory(self) -> None:
-        """Make the data directory, private unless another user has to walk through it."""
+        """Make the data directory; private, unless the server's user has to traverse it."""
         account = server_account()
-        require_name(self.data_dir, str.isprintable)  # its configuration file could not name it
+        require_path_characters(self.data_dir, str.isprintable)  # the configuration file has to name it
         missing = [path for path in (self.data_dir, *self.data_dir.parents) if not path.exists()]
         nearest = missing[-1].parent if missing else self.data_dir
         if not nearest.is_dir():
             raise EmbeddedServerError(
-                f"{self.data_dir} cannot be a data directory, because {nearest} is not a directory: {WAY_OUT}."
+                f"{self.data_dir} cannot be a data directory, because {nearest} is not a directory: {ALTERNATIVES}."
             )
-        require_passage(account, nearest)
+        require_traversable(account, nearest)
         mode = 0o711 if account.is_other else 0o700
         for path in reversed(missing):
-            _make(path, mode)
-        self._require_own(account)
+            _make_directory(path, mode)
+        self._require_ownership(account)
 
-    def _require_own(self, account: Account) -> None:
+    def _require_ownership(self, account: Account) -> None:
         found = self.data_dir.stat()
         if account.is_other and (found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             raise EmbeddedServerError(
                 f"{self.data_dir} can be changed by other users than root, so root does not keep its server there: "
-                f"{WAY_OUT}."
+                f"{ALTERNATIVES}."
             )
 
     def prepare(self, lock: int) -> list[str]:
-        """Make everything ready for a server of which no process is alive, and return the command that runs it.
+        """Prepare the start of a server of which no process is alive; return the command that runs it.
 
-        The lock is start.lock, held by the caller.
+        `lock` is start.lock, held by the caller.
         """
         account = server_account()
-        self._require_room(account)
+        self._require_disk_space(account)
         install = reachable_install(account, self.data_dir)
         self._require_version(major_version(install))
         if self.version() is None:
             self._report_progress(f"Setting up PostgreSQL {major_version(install)} in {self.data_dir} (only once)")
-            self._create(account, install, lock)
+            self._create_cluster(account, install, lock)
         self._report_progress(f"Starting PostgreSQL in {self.data_dir}")
-        _claim(self.socket_dir, account)
-        self._forget_dead_server()
+        _make_private(self.socket_dir, account)
+        self._remove_leftovers()
         self._write_configuration(own_account())
-        if self.log.exists() and self.log.stat().st_size > LONGEST_LOG:
+        if self.log.exists() and self.log.stat().st_size > MAX_LOG_BYTES:
             os.truncate(self.log, 0)
-        # On the command line these outrank every file and ALTER SYSTEM: who may connect is not a matter of taste.
+        # On the command line, so that no file and no ALTER SYSTEM overrides who may connect.
         fixed = {
             "config_file": str(self.data_dir / "interlock.conf"),
             "hba_file": str(self.data_dir / "pg_hba.conf"),
@@ -136,28 +135,28 @@ class Cluster:
     def _require_version(self, ours: int) -> None:
         theirs = self.version()
         if theirs is None and self.pgdata.exists() and any(self.pgdata.iterdir()):
-            raise EmbeddedServerError(f"{self.pgdata} holds files, but no PostgreSQL databases: {WAY_OUT}.")
+            raise EmbeddedServerError(f"{self.pgdata} holds files, but no PostgreSQL databases: {ALTERNATIVES}.")
         if theirs is not None and theirs != str(ours):
             shown = theirs if theirs.isdecimal() else "an unknown release"
             raise EmbeddedServerError(
                 f"{self.pgdata} was made by PostgreSQL {shown}, and the embedded server is PostgreSQL {ours}, which "
                 f"cannot read it. Dump it with PostgreSQL {shown} and load the dump into a new directory, or start "
-                f"with an empty one: {WAY_OUT}."
+                f"with an empty one: {ALTERNATIVES}."
             )
 
-    def _require_room(self, account: Account) -> None:
-        needed = size_of_copy(account, self.data_dir) + (ROOM_FOR_A_NEW_CLUSTER if self.version() is None else 0)
+    def _require_disk_space(self, account: Account) -> None:
+        needed = size_of_copy(account, self.data_dir) + (NEW_CLUSTER_BYTES if self.version() is None else 0)
         free = shutil.disk_usage(self.data_dir).free
         if free < needed:
             raise disk_full(
                 self.data_dir, f"{free // 2**20} MB are left, and a new PostgreSQL needs {needed // 2**20} MB"
             )
 
-    def _create(self, account: Account, install: Path, lock: int) -> None:
+    def _create_cluster(self, account: Account, install: Path, lock: int) -> None:
         new = self.pgdata.with_name(f"{keeper.PGDATA}.new")
         if new.exists():
-            shutil.rmtree(new)  # of a process that was killed while it set up
-        _claim(new, account)
+            shutil.rmtree(new)  # left by a process that was killed during initdb
+        _make_private(new, account)
         try:
             where = ["-D", str(new)]
             initdb, postgres = install / "bin" / "initdb", install / "bin" / "postgres"
@@ -167,13 +166,13 @@ class Cluster:
             if self._settings.get("fsync") != "off":
                 account.run(self.data_dir, lock, initdb, *where, "--sync-only")
         except BaseException:
-            shutil.rmtree(new, ignore_errors=True)  # above all on a full disk
+            shutil.rmtree(new, ignore_errors=True)  # frees the space on a full disk
             raise
         new.rename(self.pgdata)
-        _sync(self.data_dir)
+        _fsync(self.data_dir)
 
-    def _forget_dead_server(self) -> None:
-        # server.lock is free, so these belong to nobody, even if their process id is somebody's again.
+    def _remove_leftovers(self) -> None:
+        # server.lock is free: the files are stale, even if another process has their process id by now.
         socket = self.socket_dir / f".s.PGSQL.{keeper.PORT}"
         for leftover in (self.pgdata / "postmaster.pid", socket, socket.with_name(f"{socket.name}.lock")):
             leftover.unlink(missing_ok=True)
@@ -196,8 +195,8 @@ class Cluster:
         new.rename(self.data_dir / name)
 
 
-def _make(directory: Path, mode: int) -> None:
-    # Named only when its mode is right, whatever the umask: another process may come at the same moment.
+def _make_directory(directory: Path, mode: int) -> None:
+    # Renamed once its mode is right, whatever the umask: another process may use it at the same moment.
     new = directory.with_name(f"{directory.name}.{os.getpid()}.new")
     new.mkdir()
     new.chmod(mode)
@@ -209,15 +208,15 @@ def _make(directory: Path, mode: int) -> None:
             raise
 
 
-def _claim(directory: Path, account: Account) -> None:
-    """Make a private directory of the account's; one that is there already must be the account's or ours."""
+def _make_private(directory: Path, account: Account) -> None:
+    """Make a directory private to the account; one that exists must belong to the account or to this user."""
     directory.mkdir(mode=0o700, exist_ok=True)
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(opened).st_uid not in {account.uid, os.geteuid()}:
             raise EmbeddedServerError(
                 f"{directory}, which the embedded PostgreSQL needs for itself, belongs to another user: "
-                f"remove it, or {WAY_OUT}."
+                f"remove it, or {ALTERNATIVES}."
             )
         if account.is_other:
             os.fchown(opened, account.uid, account.gid)
@@ -232,7 +231,7 @@ def _quoted(value: str) -> str:
     return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def _sync(directory: Path) -> None:
+def _fsync(directory: Path) -> None:
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)

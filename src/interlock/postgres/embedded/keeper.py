@@ -1,8 +1,8 @@
-"""Keeps one embedded PostgreSQL server: starts it, and stops it once its last user has left.
+"""The keeper of one embedded server: a detached process that starts PostgreSQL and stops it after its last user.
 
-A server is alive exactly while `server.lock` is held: its processes inherit the lock, and the kernel frees it with the
-last of them. So nothing is decided by a process id, which may be somebody else's by now. Standard library only: it runs
-as a detached script that outlives the process that started it.
+A server is alive exactly while `server.lock` is held: its processes inherit the lock, and the kernel releases it with
+the last of them. Process ids decide nothing, because they are reused. Standard library only: this file runs as a script
+without site-packages and outlives the process that started it.
 """
 
 from __future__ import annotations
@@ -21,102 +21,104 @@ from pathlib import Path
 if sys.platform != "win32":
     import fcntl
 
-START_LOCK = "start.lock"  # held by whoever starts or stops the server; always taken before the others
+START_LOCK = "start.lock"  # held while a process starts or stops the server; always taken before the others
 USERS_LOCK = "users.lock"  # held shared by every process that uses the server
-SERVER_LOCK = "server.lock"  # held by the server's processes, and by nobody else
+SERVER_LOCK = "server.lock"  # held by the server's processes only
 KEEPER_LOCK = "keeper.lock"  # held by the keeper
 PINNED = "pinned"
 LOG = "server.log"
 PGDATA = "pgdata"
 PORT = 5432
 
-POLL = 0.02
-PATIENCE = 20.0
+POLL_INTERVAL_S = 0.02
+FAST_SHUTDOWN_S = 20.0  # after which an immediate shutdown (SIGQUIT) follows the fast one (SIGINT)
 ENVIRONMENT = {"LANG": "C", "LC_ALL": "C", "PATH": "/usr/bin:/bin"}
 
-_LONGEST_SOCKET_PATH = 103  # the smallest limit of the systems we run on, that of macOS
+_MAX_SOCKET_PATH_BYTES = 103  # the limit of macOS, the smallest of the supported systems
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file, made when it is missing; programs started later do not inherit it."""
+    """Open a lock file and create it if it is missing; child processes do not inherit it."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def take_shared(lock: int) -> None:
-    """Wait until nobody holds the lock exclusively, and share it."""
+    """Take the lock in shared mode; wait while another process holds it exclusively."""
     fcntl.flock(lock, fcntl.LOCK_SH)
 
 
 def try_exclusive(lock: int) -> bool:
-    """Take the lock for ourselves, unless somebody holds it."""
+    """Take the lock exclusively if no other process holds it; tell whether that worked."""
     return _try(lock, fcntl.LOCK_EX)
 
 
 def unlock(lock: int) -> None:
-    """Give the lock up, also in copies of it that a fork may have made."""
+    """Release the lock, also for copies of the descriptor in forked processes."""
     fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether somebody holds the lock exclusively."""
+    """Tell whether a process holds the lock exclusively."""
     lock = open_lock(path)
     try:
-        # Shared, so that two who ask at once do not take each other for the owner.
+        # In shared mode, so that two processes that test at once do not see each other as the holder.
         return not _try(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
 
 
 def postmaster_pid(data_dir: Path) -> int | None:
-    """Return the process id of the server, if the one that the server noted is still a server of this directory."""
+    """Return the process id in postmaster.pid, if it still is a server of this directory."""
     try:
-        noted = (data_dir / PGDATA / "postmaster.pid").read_text(encoding="utf-8", errors="replace")
+        content = (data_dir / PGDATA / "postmaster.pid").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    first = noted.partition("\n")[0].strip()
+    first = content.partition("\n")[0].strip()
     return int(first) if first.isdecimal() and _is_server(int(first), data_dir / PGDATA) else None
 
 
 def socket_dir(data_dir: Path) -> Path:
-    """Tell where the server's socket is: in the data directory, unless no client could name it there."""
+    """Return the directory of the socket: in the data directory, unless no client could name it there."""
     near = data_dir / "run"
-    # libpq takes a comma for the end of one host and the beginning of the next.
-    if len(os.fsencode(near / f".s.PGSQL.{PORT}")) <= _LONGEST_SOCKET_PATH and "," not in str(near):
+    # libpq reads a comma as the separator of two hosts.
+    if len(os.fsencode(near / f".s.PGSQL.{PORT}")) <= _MAX_SOCKET_PATH_BYTES and "," not in str(near):
         return near
     digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
-    # Not the user's TMPDIR: processes with different ones have to meet. Starters refuse what somebody else put there.
+    # Not the user's TMPDIR: processes with different ones share the server. A start refuses other users' directories.
     return Path("/tmp") / f"interlock-{os.geteuid()}-{digest}"  # noqa: S108 - ownership is checked before it is used
 
 
-def forget_socket_dir(data_dir: Path) -> None:
-    """Leave nothing of a server that has gone outside its data directory."""
+def remove_socket_dir(data_dir: Path) -> None:
+    """Remove the socket directory of a stopped server if it is outside the data directory."""
     place = socket_dir(data_dir)
     if place.parent != data_dir:
-        with suppress(OSError):  # it is gone, or a killed server's socket is in it, for the next start to remove
+        with suppress(
+            OSError
+        ):  # already removed, or it holds the socket of a killed server, which the next start removes
             place.rmdir()
 
 
 def stop_server(data_dir: Path, timeout: float) -> bool:
-    """Shut the server down, in a hurry once patience ends; False when it is still there after the timeout."""
+    """Send a fast shutdown, and an immediate one later; False if the server still runs after the timeout."""
     began = time.monotonic()
     sent = None
     while is_held(data_dir / SERVER_LOCK):
         waited = time.monotonic() - began
         if waited > timeout:
             return False
-        wanted = signal.SIGINT if waited < min(PATIENCE, timeout * 2 / 3) else signal.SIGQUIT
-        # A server that has only just been started has not noted its process id yet: ask again.
+        wanted = signal.SIGINT if waited < min(FAST_SHUTDOWN_S, timeout * 2 / 3) else signal.SIGQUIT
+        # A server that has just been started may not have written its process id yet: read it again.
         pid = postmaster_pid(data_dir)
         if pid is not None and sent is not wanted:
             with suppress(ProcessLookupError):
                 os.kill(pid, wanted)
             sent = wanted
-        time.sleep(POLL)
+        time.sleep(POLL_INTERVAL_S)
     return True
 
 
-def await_keeper(data_dir: Path) -> None:
-    """Wait until the keeper of a server that has gone has gone too, and with it the last hand on the directory."""
+def wait_for_keeper(data_dir: Path) -> None:
+    """Wait until the keeper of a stopped server has ended, the last process that uses the directory."""
     lock = open_lock(data_dir / KEEPER_LOCK)
     take_shared(lock)
     os.close(lock)
@@ -139,13 +141,13 @@ def _is_server(pid: int, pgdata: Path) -> bool:
 
 
 def _looks_like_server(pid: int, pgdata: Path) -> bool:
-    """Ask where there is no /proc, and a command line is one text."""
+    """Check by ps, for systems without /proc; its command line is one string."""
     ps = ["/bin/ps", "-ww", "-o", "command=", "-p", str(pid)]
-    said = subprocess.run(ps, capture_output=True, check=False).stdout  # noqa: S603 - a fixed program
-    return f"/postgres -D {pgdata} -c " in os.fsdecode(said)
+    output = subprocess.run(ps, capture_output=True, check=False).stdout  # noqa: S603 - a fixed program
+    return f"/postgres -D {pgdata} -c " in os.fsdecode(output)
 
 
-def _start(data_dir: Path, account: str, command: list[str]) -> subprocess.Popen[bytes]:
+def _start_server(data_dir: Path, account: str, command: list[str]) -> subprocess.Popen[bytes]:
     lock = open_lock(data_dir / SERVER_LOCK)
     fcntl.flock(lock, fcntl.LOCK_EX)
     uid, gid = (int(part) for part in account.split(":"))
@@ -162,50 +164,50 @@ def _start(data_dir: Path, account: str, command: list[str]) -> subprocess.Popen
             extra_groups=[] if other else None,
         )
     finally:
-        os.close(lock)  # from here on the server alone holds it
+        os.close(lock)  # from here on only the server holds it
 
 
 def _stop_after_last_user(data_dir: Path) -> None:
     users = open_lock(data_dir / USERS_LOCK)
     start = open_lock(data_dir / START_LOCK)
     while True:
-        fcntl.flock(users, fcntl.LOCK_EX)  # sleeps in the kernel until the last user has left or died
-        # Starters hold start.lock while they join the users; to wait for it with users.lock in hand would deadlock.
+        fcntl.flock(users, fcntl.LOCK_EX)  # blocks until the last user has released it or died
+        # A starting process takes users.lock while it holds start.lock: taking them in the other order would deadlock.
         unlock(users)
         fcntl.flock(start, fcntl.LOCK_EX)
         if try_exclusive(users):
             break
         unlock(start)
     if (data_dir / PINNED).exists():
-        # Only an explicit stop ends a pinned server, so there is nothing left to watch for.
+        # Only an explicit stop ends a pinned server.
         os.close(users)
         os.close(start)
         return
-    # Both locks stay held until this process ends with the server: whoever comes now waits, then starts afresh.
+    # Both locks stay held until this process ends with the server: new users wait and then start another server.
     stop_server(data_dir, timeout=math.inf)
 
 
-def _keep(data_dir: Path, account: str, command: list[str], start: int, ready: int) -> None:
+def _keep_server(data_dir: Path, account: str, command: list[str], start: int, ready: int) -> None:
     lock = open_lock(data_dir / KEEPER_LOCK)
-    fcntl.flock(lock, fcntl.LOCK_EX)  # the keeper of the server before this one may still be leaving
-    server = _start(data_dir, account, command) if command else None
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the previous server's keeper may still be ending
+    server = _start_server(data_dir, account, command) if command else None
     os.write(ready, b"1")
     os.close(ready)
     os.close(start)
     threading.Thread(target=_stop_after_last_user, args=(data_dir,), daemon=True).start()
     if server is not None:
         server.wait()
-    # The server's other processes may outlive a killed postmaster for a moment.
+    # The other processes of a killed postmaster may outlive it for a moment.
     alive = open_lock(data_dir / SERVER_LOCK)
     take_shared(alive)
-    forget_socket_dir(data_dir)  # while keeper.lock is held: whoever starts the next server waits for it
+    remove_socket_dir(data_dir)  # while keeper.lock is held: the next start waits for it
 
 
 def main() -> int:
-    """Run as `keeper.py DATA_DIR UID:GID LOCK [POSTGRES ARGUMENT...]`; without a command, keep the server that runs.
+    """Run as `keeper.py DATA_DIR UID:GID LOCK [POSTGRES ARGUMENT...]`; without a command, adopt the running server.
 
-    LOCK is the starter's own start.lock, handed down so that it is held until the server holds its lock, even if the
-    starter is killed at once.
+    LOCK is the inherited descriptor of start.lock, so that it is held until the server holds its own lock, even if the
+    starting process is killed at once.
     """
     data_dir, account, start, command = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:]
     started, ready = os.pipe()
@@ -219,7 +221,7 @@ def main() -> int:
     log = os.open(data_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
     for target, source in enumerate((nothing, log, log)):
         os.dup2(source, target)
-    _keep(data_dir, account, command, start, ready)
+    _keep_server(data_dir, account, command, start, ready)
     return 0
 
 
