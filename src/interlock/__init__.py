@@ -1,6 +1,7 @@
-"""Interlock: durable tasks and workflows on PostgreSQL; every lifecycle is a state machine that the database enforces.
+"""Interlock: durable tasks and workflows for Python on PostgreSQL.
 
-Names are imported on first use, so that `import interlock` is cheap.
+Every lifecycle is a state machine that the database enforces. Names are imported on first use, so that a program pays
+only for the modules that it needs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
     from interlock.client.job_handle import JobHandle, JobStatus, StepStatus
-    from interlock.client.step_context import StepContext
+    from interlock.client.step_context import StepContext, StepExecutionResult
     from interlock.client.task import Task
     from interlock.client.task_handle import Affected, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
@@ -28,14 +29,26 @@ if TYPE_CHECKING:
         UnknownJobError,
         UnknownTaskError,
     )
-    from interlock.lifecycle import TASK_TRANSITIONS, WORKER_TRANSITIONS, TaskEvent, TaskState, WorkerEvent, WorkerState
+    from interlock.lifecycle import (
+        TASK_TRANSITIONS,
+        WORKER_TRANSITIONS,
+        JobState,
+        SupervisedWorkerState,
+        TaskEvent,
+        TaskRowState,
+        TaskState,
+        WorkerEvent,
+        WorkerState,
+    )
     from interlock.model.backoff import Backoff
     from interlock.worker.attempt import TaskResult, TaskStateMachine
     from interlock.worker.process import WorkerContext, WorkerStateMachine
     from interlock.worker.run import run_worker, serving
     from interlock.worker.settings import WorkerSettings
 
-_HOMES = {
+    __version__: str
+
+_MODULES = {
     "TASK_TRANSITIONS": "interlock.lifecycle",
     "WORKER_TRANSITIONS": "interlock.lifecycle",
     "Affected": "interlock.client.task_handle",
@@ -52,6 +65,10 @@ _HOMES = {
     "RetryableError": "interlock.errors",
     "StepContext": "interlock.client.step_context",
     "StepStatus": "interlock.client.job_handle",
+    "JobState": "interlock.lifecycle",
+    "SupervisedWorkerState": "interlock.lifecycle",
+    "TaskRowState": "interlock.lifecycle",
+    "StepExecutionResult": "interlock.client.step_context",
     "Task": "interlock.client.task",
     "TaskContext": "interlock.client.context",
     "TaskEvent": "interlock.lifecycle",
@@ -66,7 +83,7 @@ _HOMES = {
     "WorkerContext": "interlock.worker.process",
     "WorkerEvent": "interlock.lifecycle",
     "WorkerState": "interlock.lifecycle",
-    "WorkerSettings": "interlock.worker.run",
+    "WorkerSettings": "interlock.worker.settings",
     "WorkerStateMachine": "interlock.worker.process",
     "Workflow": "interlock.client.workflow",
     "run_worker": "interlock.worker.run",
@@ -85,17 +102,21 @@ __all__ = [
     "InterlockError",
     "JobFailedError",
     "JobHandle",
+    "JobState",
     "JobStatus",
     "PermanentError",
     "RetryableError",
     "StepContext",
+    "StepExecutionResult",
     "StepStatus",
+    "SupervisedWorkerState",
     "Task",
     "TaskContext",
     "TaskEvent",
     "TaskFailedError",
     "TaskHandle",
     "TaskResult",
+    "TaskRowState",
     "TaskState",
     "TaskStateMachine",
     "TaskStatus",
@@ -107,15 +128,20 @@ __all__ = [
     "WorkerState",
     "WorkerStateMachine",
     "Workflow",
+    "__version__",
     "run_worker",
     "serving",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - reads files, and few programs ask
+
+        return version("interlock")
+    if name not in _MODULES:
         raise AttributeError(f"module 'interlock' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 

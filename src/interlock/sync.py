@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
     from interlock.client.enqueue import Enqueuer
-    from interlock.client.job_handle import JobHandle, JobRecord, JobStatus, JobSummary, Signaled, StepStatus
-    from interlock.client.task_handle import Affected, Canceled, TaskHandle, TaskStatus
+    from interlock.client.job_handle import JobHandle, JobRecord, JobStatus, JobSummary, SignalOutcome, StepStatus
+    from interlock.client.task_handle import Affected, CancelOutcome, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
     from interlock.model.options import NewTask
     from interlock.store.task_admin import TaskSummary
@@ -60,9 +60,9 @@ class SyncHandle(Generic[R]):
         history: list[TaskRecord] = self._run(self._handle.history())
         return history
 
-    def cancel(self, reason: str | None = None, *, force: bool = False) -> Canceled:
+    def cancel(self, reason: str | None = None, *, force: bool = False) -> CancelOutcome:
         """Cancel the task, as TaskHandle.cancel does."""
-        canceled: Canceled = self._run(self._handle.cancel(reason, force=force))
+        canceled: CancelOutcome = self._run(self._handle.cancel(reason, force=force))
         return canceled
 
     def requeue(self, reason: str | None = None) -> bool:
@@ -111,14 +111,14 @@ class SyncJob:
         """Cancel the job, as JobHandle.cancel does."""
         return bool(self._run(self._job.cancel(reason)))
 
-    def signal(self, name: str, payload: Any = None) -> Signaled:
+    def signal(self, name: str, payload: Any = None) -> SignalOutcome:
         """Send a signal that a step waits for, or will."""
-        sent: Signaled = self._run(self._job.signal(name, payload))
+        sent: SignalOutcome = self._run(self._job.signal(name, payload))
         return sent
 
-    def approve(self, step: str, approved: bool = True, comment: str | None = None) -> Signaled:  # noqa: FBT001, FBT002 - as JobHandle.approve
+    def approve(self, step: str, approved: bool = True, comment: str | None = None) -> SignalOutcome:  # noqa: FBT001, FBT002 - as JobHandle.approve
         """Answer an approval step."""
-        sent: Signaled = self._run(self._job.approve(step, approved, comment))
+        sent: SignalOutcome = self._run(self._job.approve(step, approved, comment))
         return sent
 
     def retry_from(self, step: str, *, request_id: str | None = None) -> SyncJob:

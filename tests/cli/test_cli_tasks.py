@@ -240,7 +240,7 @@ def test_steps_are_left_out_of_a_requeue_and_refused_by_id(shell: Shell) -> None
     shell.rows("update interlock.tasks set state = 'canceled', event = 'cancel', finished_at = now()")
     refused = shell.run("tasks", "requeue", alone, str(step), "--yes")
     assert refused.returncode == 2
-    assert f"the step 'pack' of job {job}" in refused.stderr
+    assert f"is step 'pack' of job {job}" in refused.stderr
     assert f"interlock jobs retry {job}" in refused.stderr
     assert shell.state_of(alone) == "canceled", "nothing is done by halves"
     done = shell.run("tasks", "requeue", "--state", "canceled", "--yes")

@@ -268,7 +268,7 @@ def test_an_app_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / f"{name}_broken.py").write_text("import no_such_thing\n")
     assert isinstance(load_app(f"{name}:main"), Interlock)
     for reference, told in [
-        (name, f"no 'app'; there is {name}:main"),
+        (name, f"no 'app'; did you mean {name}:main"),
         (f"{name}:n", "is a int, not an Interlock app"),
         (f"{name}_absent:app", f"no module '{name}_absent'"),
         ("not a name", "does not name an app"),

@@ -10,7 +10,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 
-from interlock import Interlock
+from interlock import Interlock, JobState, TaskRowState
 from interlock.client.job_handle import JobHandle
 from interlock.config import Config
 from interlock.errors import InputError, InterlockError, JobFailedError, UnknownJobError
@@ -71,6 +71,11 @@ async def test_a_status_tells_what_was_asked_for(jobs: Interlock) -> None:
         ("third", "plain", "waiting", ["second"]),
     ]
     assert steps[1].reason == "waits for first"
+    assert (status.status, steps[0].state) == (JobState.PENDING, TaskRowState.WAITING)
+    assert isinstance(status.status, JobState)
+    assert isinstance(steps[0].state, TaskRowState)
+    assert isinstance((await job.history())[0].to_state, JobState)
+    assert all(isinstance(found.status, JobState) for found in await jobs.find_jobs())
 
 
 async def test_one_request_is_one_job(jobs: Interlock, database: Connection) -> None:

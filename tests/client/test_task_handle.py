@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from interlock import Interlock, PermanentError, TaskFailedError
+from interlock import Interlock, PermanentError, TaskFailedError, TaskRowState
 from interlock.client import results
 from interlock.errors import InputError, StoreError
 from interlock.postgres.connection import connect
@@ -263,7 +263,7 @@ async def test_steps_are_not_requeued_but_their_jobs_retried(app: Interlock, dat
     assert ([task.id for task in done.tasks], done.count, done.steps_left_out) == ([alone.id], 1, 2)
     failed = (await hand.steps(job))["a"]
     assert await requeue_ended_tasks(database, [failed["id"]], actor="ada") == []
-    with pytest.raises(InputError, match=f"the step 'a' of job {job}.*`interlock jobs retry {job} STEP`"):
+    with pytest.raises(InputError, match=f"is step 'a' of job {job}.*`interlock jobs retry {job} STEP`"):
         await app.handle(failed["id"]).requeue()
     assert await hand.states(job) == {"a": "error", "b": "error"}
 
@@ -311,3 +311,15 @@ async def test_a_server_that_restarted_meanwhile_is_no_error_of_the_next_call(
     await database.execute(f"{KILL} pid <> pg_backend_pid()".encode())
     monkeypatch.setattr("interlock.postgres.connection.FRESH", -1.0)
     assert await app.find() == []
+
+
+async def test_states_are_members_of_exported_enums(app: Interlock) -> None:
+    handle = await app.tasks["never"].enqueue()
+    status = await handle.status()
+    (summary,) = await app.find(type="never")
+    (record,) = await handle.history()
+    assert status.state == "pending"
+    assert status.state is summary.state is record.to_state is TaskRowState.PENDING
+    assert await handle.cancel() == "canceled"
+    assert (await handle.status()).state is TaskRowState.CANCELED
+    assert [record.from_state for record in await handle.history()] == [None, TaskRowState.PENDING]

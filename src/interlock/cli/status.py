@@ -27,9 +27,8 @@ from interlock.cli.format import (
     print_note,
 )
 from interlock.client.app import Interlock
-from interlock.client.task_handle import ENDED
 from interlock.errors import UnknownTaskError
-from interlock.lifecycle import JobState, TaskRowState
+from interlock.lifecycle import TASK_ROW, JobState, TaskRowState
 from interlock.store.jobs import read_jobs
 from interlock.store.leader import read_clock
 from interlock.store.schedules import ScheduleState
@@ -273,7 +272,7 @@ async def _look_at_task(app: Interlock, *, task_id: str, in_json: bool, pretty: 
         raise await _unknown(app, id_, f"there is no task {id_}: not stored, not committed yet, or pruned")
     waits = _waits(task, now)
     text = format_json({**task, "waits": waits}, pretty=pretty) if in_json else _described(task, waits, now)
-    return text, task["state"] not in ENDED
+    return text, task["state"] not in TASK_ROW.final
 
 
 def _waits(task: dict[str, Any], now: datetime) -> str | None:

@@ -1,6 +1,6 @@
-"""The app: one object that knows the tasks and holds the connections to the database while it is open.
+"""The app: holds the declared tasks and workflows and, while it is open, the connections to the database.
 
-Invariant: an app belongs to the event loop that opened it; it closes with the last of those who opened it.
+Invariant: an app belongs to the event loop that opened it; it closes when `close` was called as often as `open`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from weakref import WeakKeyDictionary
 
 from interlock.client.enqueue import BulkEnqueue, require_prepared
 from interlock.client.explain import explain
-from interlock.client.job_handle import JobHandle, find_summaries, job_id, submit_checked
+from interlock.client.job_handle import JobHandle, as_job_id, find_job_summaries, submit
 from interlock.client.registry import Definitions
 from interlock.client.results import ResultWatcher
-from interlock.client.task_handle import UNFINISHED, TaskHandle, act_on, not_open, wanted_tasks
+from interlock.client.task_handle import UNFINISHED, TaskHandle, apply_to_tasks, not_open_error, task_filter
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError, InterlockError, MigrationError, StoreError
-from interlock.model.options import CHECKS, check_text, integer_check
+from interlock.lifecycle import TaskRowState
+from interlock.model.options import check_id, check_text, integer_check
 from interlock.postgres.connection import ConnectionPool, connect, database_url
 from interlock.postgres.notifier import Notifier
 from interlock.store.enqueue import is_copyable
@@ -54,15 +55,14 @@ if TYPE_CHECKING:
     from interlock.store.task_admin import TaskSummary
 
 
-# SECTION client/opening
-# What an app does before it connects: finds its server, and sees to it that the schema is there.
-#
-# Invariant: the embedded server is migrated by whoever opens it; any other is left as it is.
+T = TypeVar("T")
+
+_check_max_connections = integer_check(1, 10_000)
 
 
 @asynccontextmanager
-async def located(config: Config) -> AsyncIterator[str]:
-    """Give the URL of the server; the embedded one is started and left in a thread, because that takes its time."""
+async def running_database(config: Config) -> AsyncIterator[str]:
+    """Yield the URL of the database; start the embedded server if it is used, in a thread because that blocks."""
     context = database_url(config)
     url = await asyncio.to_thread(context.__enter__)
     try:
@@ -71,10 +71,9 @@ async def located(config: Config) -> AsyncIterator[str]:
         await asyncio.to_thread(context.__exit__, None, None, None)
 
 
-async def see_to_schema(connection: Connection, *, is_embedded: bool) -> None:
-    """Migrate the embedded server, which is ours; of any other, see that somebody has."""
-    # not at the top: with the installer of the queue it is a tenth of what an import of the app costs
-    from interlock.postgres.migrate import applied_migrations, known_migrations, migrate, missing_migrations  # noqa: PLC0415 - needed once, when opening
+async def ensure_schema(connection: Connection, *, is_embedded: bool) -> None:
+    """Migrate the embedded server; of any other server, only check that it is migrated."""
+    from interlock.postgres.migrate import applied_migrations, known_migrations, migrate, missing_migrations  # noqa: PLC0415 - a tenth of the import time, needed once
 
     if is_embedded:
         await migrate(connection)
@@ -87,13 +86,8 @@ async def see_to_schema(connection: Connection, *, is_embedded: bool) -> None:
         )
 
 
-T = TypeVar("T")
-
-_CONNECTIONS = integer_check(1, 10_000)
-
-
 class Interlock(Definitions):
-    """Declare tasks on it, then `async with app:` enqueue them, wait for them and act on them."""
+    """Declares tasks and workflows; inside `async with app:` enqueues, submits, waits, cancels and requeues."""
 
     def __init__(
         self,
@@ -110,9 +104,9 @@ class Interlock(Definitions):
         self.config = Config.load(given) if config is None else config.with_flags(given)
         self.actor = _checked(check_text, "actor", actor, ConfigError)
         self._clock = clock
-        self._max_connections = _checked(_CONNECTIONS, "max_connections", max_connections, ConfigError)
+        self._max_connections = _checked(_check_max_connections, "max_connections", max_connections, ConfigError)
         self._openings = 0
-        # one per loop: a lock belongs to the loop in which somebody waited for it
+        # one per loop: a lock belongs to the event loop in which it was awaited
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         self._held = AsyncExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -129,7 +123,7 @@ class Interlock(Definitions):
         await self.close()
 
     async def open(self) -> None:
-        """Connect; bring the embedded server up first if it is the one. Store what is declared."""
+        """Connect, start the embedded server if it is used, and store declared workflows, schedules and limits."""
         if self._loop not in (None, asyncio.get_running_loop()):
             raise StoreError("the app is open in another event loop; an app belongs to the loop that opened it")
         async with self._opening():
@@ -140,7 +134,7 @@ class Interlock(Definitions):
             self._openings += 1
 
     async def close(self) -> None:
-        """Undo one opening; the last one closes the connections. Safe when it is not open."""
+        """Undo one `open`; the last one closes the connections. Does nothing if the app is not open."""
         async with self._opening():
             if self._openings == 1:
                 await self._held.aclose()
@@ -148,43 +142,43 @@ class Interlock(Definitions):
 
     @property
     def is_open(self) -> bool:
-        """Whether the app can be used."""
+        """Whether the app is open."""
         return self._pool is not None
 
     @property
     def url(self) -> str:
-        """Where the database is, while the app is open."""
+        """The URL of the database, while the app is open."""
         if self._url is None:
-            raise not_open()
+            raise not_open_error()
         return self._url
 
     @property
     def notifier(self) -> Notifier:
         """The notifier that all parts of this process share: one LISTEN connection, from the first subscriber on."""
         if self._notifier is None:
-            raise not_open()
+            raise not_open_error()
         return self._notifier
 
     @property
     def completions(self) -> ResultWatcher:
-        """What wakes those who wait for results."""
+        """Wakes callers that wait for the end of tasks and jobs."""
         if self._completions is None:
-            raise not_open()
+            raise not_open_error()
         return self._completions
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
-        """Lend a connection of the app's pool, which commits each statement unless told otherwise."""
+        """Borrow a connection of the app's pool, in autocommit mode."""
         if self._pool is None:
-            raise not_open()
+            raise not_open_error()
         return self._pool.connection()
 
     def now(self) -> datetime | None:
-        """Give the time of the clock that tests control; None means the server's own."""
+        """Return the time of the clock that a test controls; None means the server's clock."""
         return None if self._clock is None else self._clock()
 
     def handle(self, task_id: UUID | str) -> TaskHandle[Any]:
-        """Give a handle of a task by its id."""
-        return TaskHandle(self, _checked(CHECKS["task_id"], "task_id", task_id, InputError))
+        """Return the handle of a task by its id."""
+        return TaskHandle(self, _checked(check_id, "task_id", task_id, InputError))
 
     async def submit(
         self,
@@ -199,12 +193,12 @@ class Interlock(Definitions):
         correlation_id: UUID | str | None = None,
         connection: AsyncConnection | SyncConnection | None = None,
     ) -> JobHandle:
-        """Start a job of a workflow; in the caller's transaction if an async psycopg connection is given.
+        """Submit a job of a workflow; in the caller's transaction if an async psycopg connection is given.
 
-        One `request_id` gives one job, however often it is sent. `worker_count` (1 to 10) is how many of its steps may
-        run at once; after `timeout` seconds it is canceled.
+        `request_id` is an idempotency key: the same one returns the same job. At most `worker_count` (1 to 10) of its
+        steps run at once; after `timeout` seconds it is canceled.
         """
-        return await submit_checked(
+        return await submit(
             self,
             workflow,
             input,
@@ -218,11 +212,11 @@ class Interlock(Definitions):
         )
 
     def job(self, id_: UUID | str) -> JobHandle:
-        """Give a handle of a job by its id."""
-        return JobHandle(self, job_id(id_))
+        """Return the handle of a job by its id."""
+        return JobHandle(self, as_job_id(id_))
 
     async def explain(self, id_: UUID | str) -> Explanation:
-        """Say where a task or a job is, since when, and why it is not moving: what holds it up, down to the cause."""
+        """Explain the state of a task or a job: since when, why it is not moving, and what it waits for."""
         return await explain(self, id_)
 
     async def find_jobs(
@@ -234,15 +228,15 @@ class Interlock(Definitions):
         limit: int = 100,
         before: UUID | None = None,
     ) -> list[JobSummary]:
-        """Find jobs, newest first; `before` is the last id of the page before."""
-        return await find_summaries(
+        """Find jobs, newest first; `before` is the last id of the previous page."""
+        return await find_job_summaries(
             self, status=status, workflow=workflow, namespace=namespace, limit=limit, before=before
         )
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, connection: AsyncConnection | SyncConnection | None = None
     ) -> Sequence[TaskHandle[Any]]:
-        """Store what `task.prepare(...)` gave, of any tasks and with any options: all of them or none."""
+        """Store tasks of `task.prepare(...)`, of any types and with any options: all or none."""
         given = require_prepared(tasks)
 
         def handle(type_: str, id_: UUID, created: bool) -> TaskHandle[Any]:  # noqa: FBT001 - a column, not a flag
@@ -264,12 +258,12 @@ class Interlock(Definitions):
         limit: int = 100,
         before: UUID | None = None,
     ) -> list[TaskSummary]:
-        """Find tasks, newest first; `before` is the last id of the page before."""
-        wanted = wanted_tasks(states, namespace, type, tag)
+        """Find tasks, newest first; `before` is the last id of the previous page."""
+        matching = task_filter(states, namespace, type, tag)
         if limit < 0:
-            raise InputError(f"limit must not be negative, and {limit} is")
+            raise InputError(f"limit must be 0 or more, got {limit}")
         async with self.connection() as connection:
-            return await find_tasks(connection, wanted, limit=limit, before=before)
+            return await find_tasks(connection, matching, limit=limit, before=before)
 
     async def cancel(
         self,
@@ -283,21 +277,22 @@ class Interlock(Definitions):
         force: bool = False,
         preview: bool = False,
     ) -> Affected:
-        """Cancel all tasks of a filter, in batches: running ones by asking their workers, or at once with `force`."""
+        """Cancel all tasks that match a filter, in batches; ask the workers of running ones, unless `force`."""
 
-        async def act(connection: Connection, ids: list[UUID]) -> list[UUID]:
+        async def cancel_page(connection: Connection, ids: list[UUID]) -> list[UUID]:
             canceled = await cancel_unfinished_tasks(
                 connection, ids, actor=self.actor, reason=reason, running=force, now=self.now()
             )
             rest = [id_ for id_ in ids if id_ not in set(canceled)]
             return canceled + await request_cancel_of_running_tasks(connection, rest, reason=reason, now=self.now())
 
-        return await act_on(self, act, wanted_tasks(states, namespace, type, tag), limit, preview=preview)
+        matching = task_filter(states, namespace, type, tag)
+        return await apply_to_tasks(self, cancel_page, matching, limit, preview=preview)
 
     async def requeue(
         self,
         *,
-        states: Sequence[str] = ("error",),
+        states: Sequence[str] = (TaskRowState.ERROR,),
         namespace: str | None = None,
         type: str | None = None,  # noqa: A002 - the name of the column
         tag: str | None = None,
@@ -305,27 +300,27 @@ class Interlock(Definitions):
         reason: str | None = None,
         preview: bool = False,
     ) -> Affected:
-        """Give all tasks of a filter a new set of tries, in batches: those in error, or `canceled` ones if named.
+        """Requeue all tasks that match a filter, with new tries, in batches: those in error, or canceled ones if named.
 
-        Steps are left out, and counted in the answer: `job.retry_from(step)` submits their job anew.
+        Steps are left out and counted in the answer: `job.retry_from(step)` submits their job again.
         """
 
-        async def act(connection: Connection, ids: list[UUID]) -> list[UUID]:
+        async def requeue_page(connection: Connection, ids: list[UUID]) -> list[UUID]:
             return await requeue_unless_duplicate(connection, ids, actor=self.actor, reason=reason, now=self.now())
 
-        wanted = replace(wanted_tasks(states, namespace, type, tag), standalone=True)
-        affected = await act_on(self, act, wanted, limit, preview=preview)
+        matching = replace(task_filter(states, namespace, type, tag), standalone=True)
+        affected = await apply_to_tasks(self, requeue_page, matching, limit, preview=preview)
         async with self.connection() as connection:
-            return replace(affected, steps_left_out=await count_steps(connection, wanted))
+            return replace(affected, steps_left_out=await count_steps(connection, matching))
 
     async def pause(self, namespace: str, reason: str | None = None) -> int:
-        """Let no task of a namespace start until it is resumed; give how many are held now."""
+        """Pause a namespace: no task of it starts until `resume`. Return how many tasks are held."""
         name = _checked(check_text, "namespace", namespace, InputError)
         async with self.connection() as connection:
             return await pause_namespace(connection, name, reason, self.actor, now=self.now())
 
     async def resume(self, namespace: str) -> int:
-        """Let the tasks of a namespace start again; give how many were held."""
+        """Resume a namespace; return how many tasks were held."""
         async with self.connection() as connection:
             return await resume_namespace(connection, namespace, self.actor, now=self.now())
 
@@ -340,9 +335,9 @@ class Interlock(Definitions):
             task.resolve()
         documents = [workflow.document for workflow in self.workflows.values()]
         check_nesting(documents)
-        url = await stack.enter_async_context(located(self.config))
+        url = await stack.enter_async_context(running_database(self.config))
         async with connect(url) as connection:
-            await see_to_schema(connection, is_embedded=self.config.database_url is None)
+            await ensure_schema(connection, is_embedded=self.config.database_url is None)
             await put_limits(connection, self.limits.values(), now=self.now())
             await put_schedules(connection, self.schedules.values(), now=self.now())
             for document in documents:
@@ -364,39 +359,35 @@ class Interlock(Definitions):
             await pool.close()
 
 
-def _checked(check: Callable[[str, Any], T], name: str, value: Any, refusal: type[InterlockError]) -> T:
+def _checked(check: Callable[[str, Any], T], name: str, value: Any, error_type: type[InterlockError]) -> T:
     try:
         return check(name, value)
     except ValueError as error:
-        raise refusal(str(error)) from None
-
-
-# SECTION client/loading
-# Finds the app that a command line names: `package.module:app`.
-#
-# Invariant: what goes wrong is told in the words of the person who typed the name; an error inside the module itself is
-# shown as it is.
+        raise error_type(str(error)) from None
 
 
 def load_app(reference: str) -> Interlock:
-    """Import the module and give its app; the part after the colon is `app` unless told otherwise."""
+    """Import the app that `package.module:app` names; the part after the colon is `app` by default.
+
+    ConfigError names a part of the reference that is wrong; an error inside the module is raised as it is.
+    """
     module_name, _, path = reference.partition(":")
-    module = _imported(module_name, reference)
+    module = _import_module(module_name, reference)
     found: object = module
     for part in (path or "app").split("."):
         found = getattr(found, part, None)
     if isinstance(found, Interlock):
         return found
-    there = [name for name, value in vars(module).items() if isinstance(value, Interlock)]
-    hint = f"there is {module_name}:{there[0]}" if there else "there is none in it"
+    apps = [name for name, value in vars(module).items() if isinstance(value, Interlock)]
+    hint = f"did you mean {module_name}:{apps[0]}?" if apps else "it has no Interlock app"
     if found is None:
-        raise ConfigError(f"the module {module_name} has no {path or 'app'!r}; {hint}")
+        raise ConfigError(f"module {module_name} has no {path or 'app'!r}; {hint}")
     raise ConfigError(f"{reference} is a {type(found).__name__}, not an Interlock app; {hint}")
 
 
-def _imported(name: str, reference: str) -> ModuleType:
+def _import_module(name: str, reference: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise ConfigError(f"{reference!r} does not name an app; right would be e.g. package.module:app")
+        raise ConfigError(f"{reference!r} does not name an app; write package.module:app")
     here = str(Path.cwd())
     if not {here, ""} & set(sys.path):
         sys.path.insert(0, here)
@@ -404,5 +395,5 @@ def _imported(name: str, reference: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
-        raise ConfigError(f"there is no module {error.name!r} to import {reference!r} from, seen from {here}") from None
+            raise  # the module exists, and a module that it imports does not
+        raise ConfigError(f"cannot import {reference!r} from {here}: there is no module {error.name!r}") from None

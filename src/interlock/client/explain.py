@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from interlock.client.job_handle import job_id
+from interlock.client.job_handle import as_job_id
 from interlock.errors import UnknownTaskError
 from interlock.lifecycle import JOB
 from interlock.store.explain import read_explanation
@@ -211,7 +211,7 @@ class Explanation:
 
 async def explain(app: Interlock, id_: UUID | str) -> Explanation:
     """Say why a task or a job, whichever has this id, is where it is."""
-    wanted = job_id(id_)
+    wanted = as_job_id(id_)
     async with app.connection() as connection:
         found = await read_explanation(connection, wanted, now=app.now())
     if found is None:

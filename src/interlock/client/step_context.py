@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from interlock.client.context import TaskContext
 from interlock.errors import PermanentError
@@ -169,6 +169,29 @@ def _missing(step: str, name: str, job: Mapping[str, Any]) -> str:
     )
 
 
+class StepExecutionMetadata(TypedDict):
+    """When, where and how one attempt at a step ran."""
+
+    started_at: str | None
+    completed_at: str | None
+    execution_ms: float | None
+    worker_id: str | None
+    attempt: int
+    retryable: bool
+
+
+class StepExecutionResult(TypedDict):
+    """The document that is stored as the output of a step, done or in error."""
+
+    step: str
+    success: bool
+    result: Any
+    status: Literal["completed", "failed"]
+    error: Mapping[str, Any] | None
+    metadata: StepExecutionMetadata
+    orchestration_metadata: Mapping[str, Any]
+
+
 def step_result(
     step: str,
     *,
@@ -182,16 +205,16 @@ def step_result(
     retryable: bool | None = None,
     orchestration_metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Make the StepExecutionResult that is stored as the output of a step, done or in error."""
-    return {
+    """Make the document that is stored as the output of a step."""
+    document: StepExecutionResult = {
         "step": step,
         "success": success,
         "result": result,
         "status": "completed" if success else "failed",
         "error": error,
         "metadata": {
-            "started_at": started_at and started_at.isoformat(),
-            "completed_at": completed_at and completed_at.isoformat(),
+            "started_at": None if started_at is None else started_at.isoformat(),
+            "completed_at": None if completed_at is None else completed_at.isoformat(),
             "execution_ms": _milliseconds(started_at, completed_at),
             "worker_id": worker_id,
             "attempt": attempt,
@@ -199,6 +222,7 @@ def step_result(
         },
         "orchestration_metadata": orchestration_metadata or {},
     }
+    return cast("dict[str, Any]", document)
 
 
 def _milliseconds(started_at: datetime | None, completed_at: datetime | None) -> float | None:

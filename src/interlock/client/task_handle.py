@@ -1,4 +1,4 @@
-"""What a caller holds of a task that was enqueued: its id, and everything that can be asked of it or done to it.
+"""Handles of enqueued tasks, and operations on all tasks that match a filter.
 
 Invariant: a handle keeps no state of the task; every answer comes from the database.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from interlock.errors import InputError, StoreError, TaskFailedError, UnknownTaskError
-from interlock.lifecycle import TaskRowState
+from interlock.lifecycle import TASK_ROW, TaskRowState
 from interlock.store.task_admin import (
     TaskFilter,
     TaskSummary,
@@ -34,18 +34,19 @@ if TYPE_CHECKING:
 
 R_co = TypeVar("R_co", covariant=True)
 
-ENDED = frozenset({"done", "error", "canceled", "skipped"})
-Canceled = Literal["canceled", "requested", "ended"]
+CancelOutcome = Literal["canceled", "requested", "ended"]
+UNFINISHED = tuple(state for state in TaskRowState if state in TASK_ROW.unfinished)
+MAX_LISTED = 100  # tasks in the answer of an operation on a filter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStatus:
-    """All that is stored of a task."""
+    """The stored task: its state, options, input and outcome."""
 
     id: UUID
     namespace: str
     type: str
-    state: str
+    state: TaskRowState
     event: str | None
     reason: str | None
     held_by: str | None
@@ -73,14 +74,17 @@ class TaskStatus:
     finished_at: datetime | None
     updated_at: datetime
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", TaskRowState(self.state))  # the row has a string
+
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more happens to the task by itself."""
-        return self.state in ENDED
+        """Whether the task is in a final state, which only a requeue leaves."""
+        return self.state in TASK_ROW.final
 
 
 class TaskHandle(Generic[R_co]):
-    """A task that was enqueued. `created` is False when it was there already."""
+    """An enqueued task. `created` is False when a task with its id, unique key or request id existed already."""
 
     __slots__ = ("_app", "_task", "created", "id")
 
@@ -89,7 +93,7 @@ class TaskHandle(Generic[R_co]):
         app: Interlock,
         id_: UUID,
         task: Task[..., R_co] | None = None,
-        created: bool = False,  # noqa: FBT001, FBT002 - by position, because a keyword is dear a million times
+        created: bool = False,  # noqa: FBT001, FBT002 - by position: a keyword costs time when a million handles are made
     ) -> None:
         self._app = app
         self._task = task
@@ -101,35 +105,40 @@ class TaskHandle(Generic[R_co]):
         return f"<TaskHandle {name}{self.id}>"
 
     async def status(self) -> TaskStatus:
-        """Read the task as it is now."""
+        """Read the current task."""
         async with self._app.connection() as connection:
             rows = await read_tasks(connection, [self.id])
         if not rows:
-            raise UnknownTaskError(f"there is no task {self.id}: not stored, not committed yet, or pruned")
+            raise UnknownTaskError(
+                f"there is no task {self.id}: it was never stored, is not committed yet, or was pruned"
+            )
         return TaskStatus(**rows[0])
 
     async def history(self) -> list[TaskRecord]:
-        """Read every move that the task made, oldest first."""
+        """Read all transitions of the task, oldest first."""
         async with self._app.connection() as connection:
             return await read_task_history(connection, self.id)
 
-    async def result(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109 - what callers of results expect
-        """Wait for the end and give the result; TaskFailedError if there is none, TimeoutError if it takes longer."""
+    async def result(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109 - part of the public API
+        """Wait until the task has ended and return its result.
+
+        TaskFailedError if it ended without one, TimeoutError if it has not ended within `timeout` seconds.
+        """
         try:
             async with asyncio.timeout(timeout):
-                status = await self._end()
+                status = await self._wait_until_ended()
         except TimeoutError:
             raise TimeoutError(f"task {self.id} has not ended within {timeout:g} s") from None
-        if status.state != "done":
+        if status.state is not TaskRowState.DONE:
             raise _failure(status)
         task = self._task or self._app.tasks.get(status.type)
         value: R_co = status.output if task is None else task.decode_result(status.output)
         return value
 
-    async def cancel(self, reason: str | None = None, *, force: bool = False) -> Canceled:
-        """Cancel the task: at once if it does not run, else by asking its worker; with `force` at once in any case.
+    async def cancel(self, reason: str | None = None, *, force: bool = False) -> CancelOutcome:
+        """Cancel the task: at once if it is not running or with `force`, else by a request to its worker.
 
-        Gives what came of it: "canceled", "requested" of the worker, or "ended" if there was nothing left to cancel.
+        Returns "canceled", "requested" when the worker was asked, or "ended" if the task had ended before.
         """
         app = self._app
         async with app.connection() as connection:
@@ -144,9 +153,9 @@ class TaskHandle(Generic[R_co]):
                     return "ended"
 
     async def requeue(self, reason: str | None = None) -> bool:
-        """Give a task that ended in error or was canceled a new set of tries; False if it is not in such a state.
+        """Make a task that is in error or canceled pending again, with new tries; False if it is in another state.
 
-        InputError when it is a step: what came of its end is part of its job, which can be retried.
+        InputError if it is a step: its outcome is part of a job, which can be retried instead.
         """
         refuse_step(await self.status())
         app = self._app
@@ -154,49 +163,39 @@ class TaskHandle(Generic[R_co]):
             ids = [self.id]
             return bool(await requeue_unless_duplicate(connection, ids, actor=app.actor, reason=reason, now=app.now()))
 
-    async def _end(self) -> TaskStatus:
+    async def _wait_until_ended(self) -> TaskStatus:
         while not (status := await self.status()).has_ended:
             await self._app.completions.wait(self.id)
         return status
 
 
 def refuse_step(status: TaskStatus) -> None:
-    """Refuse to requeue a step by itself; InputError says what to do instead."""
+    """Raise InputError if the task is a step: a step is not requeued, its job is retried."""
     if status.job_id is not None:
         raise InputError(
-            f"task {status.id} is the step {status.step!r} of job {status.job_id} and cannot be requeued by itself: "
-            f"once the job has ended, `interlock jobs retry {status.job_id} STEP` submits it anew from a step on"
+            f"task {status.id} is step {status.step!r} of job {status.job_id} and cannot be requeued by itself; "
+            f"when the job has ended, `interlock jobs retry {status.job_id} STEP` submits it again from a step on"
         )
 
 
 def _failure(status: TaskStatus) -> TaskFailedError:
     error = status.error or {}
-    told = ": ".join(str(error[part]) for part in ("type", "message") if error.get(part)) or status.reason
-    how = "ended in error" if status.state == "error" else f"was {status.state}"
-    return TaskFailedError(
-        f"task {status.type} {status.id} {how}{f': {told}' if told else ''}", state=status.state, error=status.error
-    )
+    cause = ": ".join(str(error[part]) for part in ("type", "message") if error.get(part)) or status.reason
+    outcome = "ended in error" if status.state is TaskRowState.ERROR else f"was {status.state}"
+    message = f"task {status.type} {status.id} {outcome}{f': {cause}' if cause else ''}"
+    return TaskFailedError(message, state=status.state, error=status.error)
 
 
-def not_open() -> StoreError:
-    """Say what to do with an app that has no connection yet."""
+def not_open_error() -> StoreError:
+    """Make the error for the use of an app that is not open."""
     return StoreError("the app is not open: enqueue and wait inside `async with app:`, or after `await app.open()`")
-
-
-# SECTION client/acts
-# Acts on all tasks of a filter: which are meant, and what came of it.
-#
-# Invariant: a preview touches nothing, and finds the same tasks as the act would.
-
-UNFINISHED = ("waiting", "pending", "running")
-SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """What an act by filter touched, or would touch: how many tasks, and the first hundred of them.
+    """The tasks that an operation on a filter changed, or with `preview` would change: their number, and the first 100.
 
-    `steps_left_out` are tasks of the filter that belong to jobs, when the act is not for those.
+    `steps_left_out` counts the steps that match the filter, when the operation is not for steps.
     """
 
     count: int
@@ -205,30 +204,30 @@ class Affected:
     steps_left_out: int = 0
 
 
-def wanted_tasks(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> TaskFilter:
-    """Make a filter; InputError names a state that there is not."""
+def task_filter(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> TaskFilter:
+    """Make a filter; InputError names an unknown state."""
     unknown = sorted(set(states or ()) - {str(state) for state in TaskRowState})
     if isinstance(states, str) or unknown:
-        known = ", ".join(TaskRowState)
-        raise InputError(f"states must be a list of {known}; not {states if isinstance(states, str) else unknown[0]}")
+        wrong = states if isinstance(states, str) else unknown[0]
+        raise InputError(f"states must be a list of {', '.join(TaskRowState)}, got {wrong!r}")
     return TaskFilter(None if states is None else tuple(states), namespace, type_, tag)
 
 
-async def act_on(
+async def apply_to_tasks(
     app: Interlock,
-    act: Callable[[Connection, list[UUID]], Awaitable[list[UUID]]],
-    wanted: TaskFilter,
+    apply: Callable[[Connection, list[UUID]], Awaitable[list[UUID]]],
+    matching: TaskFilter,
     limit: int | None,
     *,
     preview: bool,
 ) -> Affected:
-    """Do something to all tasks of a filter, a page at a time; `act` gives those that it did it to."""
+    """Apply an operation to all tasks that match a filter, page by page; `apply` returns the ids that it changed."""
     count = 0
-    shown: list[TaskSummary] = []
+    listed: list[TaskSummary] = []
     async with app.connection() as connection:
-        async for page in iterate_task_pages(connection, wanted, limit):
+        async for page in iterate_task_pages(connection, matching, limit):
             ids = [task.id for task in page]
-            touched = set(ids if preview else await act(connection, ids))
-            count += len(touched)
-            shown += [task for task in page if task.id in touched][: SHOWN - len(shown)]
-    return Affected(count, tuple(shown), preview)
+            changed = set(ids if preview else await apply(connection, ids))
+            count += len(changed)
+            listed += [task for task in page if task.id in changed][: MAX_LISTED - len(listed)]
+    return Affected(count, tuple(listed), preview)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from interlock.errors import StatementError
+from interlock.lifecycle import TaskRowState
 from interlock.postgres.connection import UNIQUE_VIOLATION, transaction
 from interlock.postgres.query import run
 from interlock.store.tasks import TASKS, insert_callbacks, notify_ended, notify_tasks
@@ -146,7 +147,7 @@ class TaskSummary:
     id: UUID
     namespace: str
     type: str
-    state: str
+    state: TaskRowState
     reason: str | None
     priority: int
     run_at: datetime
@@ -156,6 +157,9 @@ class TaskSummary:
     created_at: datetime
     finished_at: datetime | None
     tags: list[str] | None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", TaskRowState(self.state))  # the row has a string
 
 
 async def find_tasks(

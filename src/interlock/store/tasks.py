@@ -16,6 +16,7 @@ from uuid import UUID
 import orjson
 
 from interlock.errors import StatementError
+from interlock.lifecycle import TaskRowEvent, TaskRowState
 from interlock.postgres.connection import UnreadableJson, translated
 from interlock.postgres.query import array_literal, as_json, load_statements, run, run_prepared
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from datetime import datetime
 
-    from interlock.lifecycle import TaskRowEvent
     from interlock.postgres.connection import Connection
 
 TASKS = load_statements("tasks")
@@ -125,13 +125,17 @@ class LostAttempt:
 class TaskRecord:
     """One recorded move of a task."""
 
-    from_state: str | None
-    to_state: str
+    from_state: TaskRowState | None
+    to_state: TaskRowState
     event: str
     reason: str | None
     actor: str
     attempt: int
     recorded_at: datetime
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "from_state", None if self.from_state is None else TaskRowState(self.from_state))
+        object.__setattr__(self, "to_state", TaskRowState(self.to_state))  # the row has strings
 
 
 async def claim_pending_tasks(
