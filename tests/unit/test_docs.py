@@ -1,4 +1,4 @@
-"""What the README prints is what runs."""
+"""The README, the examples and the paths in the docs match the tree."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def test_links_between_documents_lead_somewhere() -> None:
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_paths_in_the_map_and_the_recipes_exist() -> None:
+    source = ROOT / "src" / "interlock"
+    for page in (ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"):
+        for path in re.findall(r"`([\w./-]+/[\w.-]*|[\w-]+\.(?:py|sql|toml))`", page.read_text(encoding="utf-8")):
+            found = [(base / path).exists() for base in (source, ROOT, ROOT / "tests")]
+            assert any(found), f"{page.name} names {path}, which does not exist"
