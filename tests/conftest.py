@@ -54,10 +54,10 @@ settings.load_profile("steady")
 
 # Files whose tests take longest, the longest first.
 LONGEST = (
-    "test_workflow_random.py",
+    "test_random_workflows.py",
     "test_workflow_chaos.py",
     "test_api_schema.py",
-    "test_jobs_flow.py",
+    "test_jobs_end_to_end.py",
     "test_cli_demo.py",
     "test_sort_engine.py",
     "test_sort_restart.py",

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.store
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
@@ -67,7 +67,7 @@ async def test_a_job_whose_first_steps_are_served_starts_with_its_submit(hand: H
     assert (await hand.advance()).received == 0, "no orchestrator is needed for that"
 
 
-async def test_a_job_nobody_serves_waits_with_the_reason_until_somebody_does(database: Connection) -> None:
+async def test_a_job_without_workers_is_pending_with_the_reason(database: Connection) -> None:
     hand = Hand(database)
     job = await hand.submit(step("a", namespace="inventory"), step("b", namespace="fulfillment"), step("c", "a", "b"))
     row = await hand.job(job)
@@ -84,7 +84,7 @@ async def test_a_job_nobody_serves_waits_with_the_reason_until_somebody_does(dat
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_a_worker_that_is_paused_or_not_heard_of_is_not_live(database: Connection) -> None:
+async def test_a_paused_or_silent_worker_is_not_live(database: Connection) -> None:
     await serve(database)
     await database.execute("update interlock.workers set seen_until = now() - interval '1 s'")
     job = await Hand(database).submit(step("a"))
@@ -96,7 +96,7 @@ async def test_a_worker_that_is_paused_or_not_heard_of_is_not_live(database: Con
     assert await start_waiting_jobs(database, actor="o") == 0
 
 
-async def test_a_request_leads_to_one_job(hand: Hand) -> None:
+async def test_a_request_id_makes_one_job(hand: Hand) -> None:
     first = await hand.submit(step("a"), request_id="r")
     again = await submit_job(hand.connection, NewJob("w", {}, request_id="r"), actor="ada")
     assert again == (first, False)
@@ -114,7 +114,7 @@ async def test_a_request_leads_to_one_job(hand: Hand) -> None:
     assert await submit_job(hand.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, False)
 
 
-async def test_what_makes_no_sense_is_refused_by_name(hand: Hand) -> None:
+async def test_invalid_jobs_are_refused(hand: Hand) -> None:
     await hand.submit(step("a"))
 
     async def refused(match: str, job: NewJob) -> None:
@@ -128,7 +128,7 @@ async def test_what_makes_no_sense_is_refused_by_name(hand: Hand) -> None:
     await refused(r"cannot be a parent: there is no such job", NewJob("w", {}, parent_job_id=uuid4()))
 
 
-async def test_a_job_can_have_a_parent_that_goes_on(hand: Hand) -> None:
+async def test_a_parent_job_must_not_be_over(hand: Hand) -> None:
     parent = await hand.submit(step("a"))
     child = await submit_job(hand.connection, NewJob("w", {}, parent_job_id=parent), actor="ada")
     assert (await hand.job(child.id))["depth"] == 1
@@ -167,7 +167,7 @@ async def test_another_queue_can_be_used_once_the_old_one_is_empty(hand: Hand) -
         await use_queue(hand.connection, "No such; name")
 
 
-async def test_jobs_are_found_by_what_is_asked(hand: Hand) -> None:
+async def test_find_jobs_filters(hand: Hand) -> None:
     first = await hand.submit(step("a"))
     await hand.run()
     second = await hand.submit(step("a"), name="other")
@@ -179,7 +179,7 @@ async def test_jobs_are_found_by_what_is_asked(hand: Hand) -> None:
     assert await find_jobs(hand.connection, namespace="elsewhere") == []
 
 
-async def test_canceling_a_job_that_waits_ends_it_at_once(database: Connection) -> None:
+async def test_canceling_a_pending_job_ends_it_at_once(database: Connection) -> None:
     hand = Hand(database)
     job = await hand.submit(step("a"), step("b", "a"))
     assert await cancel_job(database, job, actor="ada", reason="no need")
@@ -192,7 +192,7 @@ async def test_canceling_a_job_that_waits_ends_it_at_once(database: Connection) 
     assert (await read_queue_state(database))["waiting"] == 0
 
 
-async def test_canceling_a_running_job_asks_what_runs_to_stop_and_releases_nothing(hand: Hand) -> None:
+async def test_canceling_a_running_job_requests_cancellation_and_activates_nothing(hand: Hand) -> None:
     job = await hand.submit(step("a"), step("b"), step("c", "a"))
     (running,) = await hand.claim(limit=1)
     assert await cancel_job(hand.connection, job, actor="ada", reason="enough")
@@ -211,7 +211,7 @@ async def test_canceling_a_running_job_asks_what_runs_to_stop_and_releases_nothi
     assert not await cancel_job(hand.connection, job, actor="ada")
 
 
-async def test_a_job_that_takes_too_long_is_canceled(hand: Hand) -> None:
+async def test_a_job_is_canceled_after_its_timeout(hand: Hand) -> None:
     slow = await hand.submit(step("a"), timeout=60)
     await hand.submit(step("a"), name="patient")
     row = await hand.job(slow)
@@ -224,7 +224,7 @@ async def test_a_job_that_takes_too_long_is_canceled(hand: Hand) -> None:
     assert (row["status"], row["reason"]) == ("CANCELED", "the job's timeout of 60 s is over")
 
 
-async def test_a_timeout_of_the_submit_goes_before_that_of_the_workflow(hand: Hand) -> None:
+async def test_the_timeout_of_a_submit_overrides_that_of_the_workflow(hand: Hand) -> None:
     await put_workflow(hand.connection, workflow(step("a"), timeout=60))
     made = await submit_job(hand.connection, NewJob("w", {}, timeout=5), actor="ada")
     assert (await hand.job(made.id))["timeout_seconds"] == 5
@@ -243,7 +243,7 @@ async def test_every_move_of_a_step_is_recorded_with_its_actor(hand: Hand) -> No
     ]
 
 
-async def test_a_role_that_owns_nothing_can_do_all_of_it(hand: Hand, url: str) -> None:
+async def test_a_granted_role_can_run_jobs(hand: Hand, url: str) -> None:
     await hand.connection.execute("create role lodger login")
     try:
         await grant(hand.connection, "lodger")

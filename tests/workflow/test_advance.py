@@ -1,4 +1,4 @@
-"""How jobs are carried on in the database: order, joins, decisions, failures, and what they end as."""
+"""Advancing jobs in the database: order, joins, decisions, failures, compensations and the end of the job."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.store
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
 
-async def test_a_chain_runs_in_order_and_hands_results_on(hand: Hand) -> None:
+async def test_a_chain_runs_in_order_and_passes_results_downstream(hand: Hand) -> None:
     hand.outcomes = {"a": {"x": 1}, "b": [2], "c": "last"}
     job = await hand.submit(step("a"), step("b", "a"), step("c", "b", config={"k": "v"}), input={"order": 7})
     for name in "abc":
@@ -43,7 +43,7 @@ async def test_a_chain_runs_in_order_and_hands_results_on(hand: Hand) -> None:
     assert [record["event"] for record in await read_job_history(hand.connection, job)][-1] == "success"
 
 
-async def test_a_join_waits_for_all_whatever_the_order_or_the_batches(hand: Hand) -> None:
+async def test_a_join_waits_for_all_upstream_steps_in_any_order_and_batch(hand: Hand) -> None:
     names = [f"b{i}" for i in range(7)]
     job = await hand.submit(step("a"), *(step(name, "a") for name in names), step("z", *names))
     await hand.settle((await hand.claim())[0])
@@ -58,7 +58,7 @@ async def test_a_join_waits_for_all_whatever_the_order_or_the_batches(hand: Hand
     assert (await hand.job(job))["output"] == {"z": None}
 
 
-async def test_a_decision_skips_what_it_did_not_choose_and_what_converges_waits_for_the_rest(hand: Hand) -> None:
+async def test_a_decision_skips_unchosen_branches_and_a_join_waits_for_the_chosen_ones(hand: Hand) -> None:
     hand.outcomes = {"d": "express", "express": 1, "join": "ok"}
     job = await hand.submit(
         step("d", kind="decision", branches=["express", "standard"]),
@@ -98,7 +98,7 @@ async def test_a_decision_may_choose_several_or_none(hand: Hand) -> None:
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_an_unhandled_failure_poisons_what_follows_and_fails_the_job_after_the_rest_has_run(hand: Hand) -> None:
+async def test_an_unhandled_failure_skips_downstream_steps_and_fails_the_job_at_its_end(hand: Hand) -> None:
     hand.outcomes = {"a": Failed("boom")}
     job = await hand.submit(step("a"), step("b", "a"), step("c", "b"), step("x"), step("y", "x"))
     await hand.run()
@@ -117,7 +117,7 @@ async def test_an_unhandled_failure_poisons_what_follows_and_fails_the_job_after
     assert row["error"] == {"steps": {"a": {"type": "ValueError", "message": "boom"}}}
 
 
-async def test_a_skip_names_the_step_that_failed_in_whichever_batch(hand: Hand) -> None:
+async def test_the_reason_of_a_skip_names_the_failed_step_of_any_batch(hand: Hand) -> None:
     hand.outcomes = {"a": Failed("boom")}
     job = await hand.submit(step("a"), step("b"), step("c", "a", "b"), step("d", "c"))
     tasks = {name_of(task): task for task in await hand.claim()}
@@ -157,7 +157,9 @@ async def test_a_failure_edge_handles_a_failure_and_is_not_taken_without_one(han
         (1.0, [], True),
     ],
 )
-async def test_a_join_asks_for_its_share(hand: Hand, join: Any, failing: list[str], *, released: bool) -> None:
+async def test_a_join_needs_its_share_of_upstream_steps(
+    hand: Hand, join: Any, failing: list[str], *, released: bool
+) -> None:
     hand.outcomes = {name: Failed("no") for name in failing}
     job = await hand.submit(*(step(name) for name in "abc"), step("z", *"abc", join=join))
     await hand.run()
@@ -165,7 +167,7 @@ async def test_a_join_asks_for_its_share(hand: Hand, join: Any, failing: list[st
     assert (await hand.job(job))["status"] == ("COMPLETED" if released else "FAILED")
 
 
-async def test_a_step_that_only_waits_for_failures_that_did_not_come_is_skipped_without_poison(hand: Hand) -> None:
+async def test_a_step_whose_failure_edges_are_not_taken_is_skipped_and_not_poisoned(hand: Hand) -> None:
     job = await hand.submit(step("a"), step("m", after_failure=["a"]), step("n", "m"), step("o", after_failure=["m"]))
     await hand.run()
     steps = await hand.steps(job)
@@ -174,7 +176,7 @@ async def test_a_step_that_only_waits_for_failures_that_did_not_come_is_skipped_
     assert (row["status"], row["output"]) == ("COMPLETED", {})
 
 
-async def test_a_poisoned_skip_can_lead_on_by_a_failure_edge_but_does_not_save_the_job(hand: Hand) -> None:
+async def test_a_failure_edge_from_a_poisoned_skip_does_not_handle_the_failure(hand: Hand) -> None:
     hand.outcomes = {"a": Failed("boom")}
     job = await hand.submit(step("a"), step("b", "a"), step("c", after_failure=["b"]))
     await hand.run()
@@ -182,7 +184,7 @@ async def test_a_poisoned_skip_can_lead_on_by_a_failure_edge_but_does_not_save_t
     assert (await hand.job(job))["status"] == "FAILED", "nothing that comes right after the failure ran"
 
 
-async def test_compensations_undo_what_was_done_the_latest_first(hand: Hand) -> None:
+async def test_compensations_run_in_reverse_order_of_completion(hand: Hand) -> None:
     hand.outcomes = {"a": {"id": 1}, "b": {"id": 2}, "c": Failed("boom"), "compensate:b": Failed("stuck")}
     job = await hand.submit(
         step("a", compensate="undo_a"), step("b", "a", compensate="undo_b"), step("c", "b", compensate="undo_c")
@@ -206,7 +208,7 @@ async def test_compensations_undo_what_was_done_the_latest_first(hand: Hand) -> 
     assert row["error"]["compensations"] == {"b": {"type": "ValueError", "message": "stuck"}}
 
 
-async def test_a_compensation_is_tried_as_often_as_its_own_task_says(hand: Hand) -> None:
+async def test_a_compensation_has_the_tries_and_timeout_of_its_own_task(hand: Hand) -> None:
     hand.outcomes = {"c": Failed("boom")}
     own = {"compensate": "undo", "compensate_tries": 7, "compensate_timeout": 3.5}
     job = await hand.submit(
@@ -223,7 +225,7 @@ async def test_a_compensation_is_tried_as_often_as_its_own_task_says(hand: Hand)
     ]
 
 
-async def test_a_job_that_completes_or_did_nothing_compensates_nothing(hand: Hand) -> None:
+async def test_a_completed_job_and_a_job_without_done_steps_compensate_nothing(hand: Hand) -> None:
     hand.outcomes = {"b": Failed("boom")}
     await hand.submit(step("a", compensate="undo"))
     await hand.submit(step("b", compensate="undo"), name="other")
@@ -231,7 +233,7 @@ async def test_a_job_that_completes_or_did_nothing_compensates_nothing(hand: Han
     assert sorted(hand.ran) == ["a", "b"]
 
 
-async def test_worker_count_caps_what_runs_at_once(hand: Hand) -> None:
+async def test_worker_count_limits_the_steps_that_run_at_once(hand: Hand) -> None:
     names = [f"b{i}" for i in range(5)]
     job = await hand.submit(step("a"), *(step(name, "a") for name in names), step("z", *names), worker_count=2)
     await hand.settle((await hand.claim())[0])
@@ -249,7 +251,7 @@ async def test_worker_count_caps_what_runs_at_once(hand: Hand) -> None:
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_worker_count_holds_for_first_steps_parts_and_priorities(hand: Hand) -> None:
+async def test_worker_count_applies_to_root_steps_parts_and_priorities(hand: Hand) -> None:
     hand.outcomes = {"a": [1, 2, 3, 4]}
     roots = [step("a"), step("r1", priority=5), step("r2", priority=9)]
     job = await hand.submit(*roots, step("m", "a", kind="map", over="a"), worker_count=1)

@@ -1,4 +1,4 @@
-"""Jobs in unlucky moments: what comes at the same time, what cannot be acted on, and what somebody gets wrong."""
+"""Edge cases of jobs: concurrent cancellations, jobs that cannot be started or advanced, and invalid definitions."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ ENDLESS = {"start": 0, "stop": 10**10, "size": 1}
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
 
 async def refuse(database: Connection, job: UUID, table: str, condition: str) -> None:
-    """Let the database refuse what is written for a job, until the trigger is dropped."""
+    """Make the database refuse writes for a job until the trigger is dropped."""
     own = "id" if table == "jobs" else "job_id"
     await database.execute(REFUSE.replace("create function", "create or replace function").encode())
     await database.execute(
@@ -56,7 +56,7 @@ async def refuse(database: Connection, job: UUID, table: str, condition: str) ->
 
 
 async def until_blocked(database: Connection) -> None:
-    """Wait until somebody waits for a lock."""
+    """Wait until a session waits for a lock."""
     query = (
         "select count(*) as blocked from pg_stat_activity where datname = current_database() and "
         "wait_event_type = 'Lock'"
@@ -82,9 +82,7 @@ async def child_of(hand: Hand, *steps: dict[str, Any]) -> tuple[UUID, UUID]:
 
 
 @pytest.mark.parametrize("cancel_first", [True, False])
-async def test_a_step_that_is_canceled_in_the_batch_that_would_skip_it_counts_once(
-    hand: Hand, cancel_first: Any
-) -> None:
+async def test_a_step_canceled_in_the_batch_that_would_skip_it_counts_once(hand: Hand, cancel_first: Any) -> None:
     hand.outcomes = {"a": Failed("boom")}
     parent, kid = await child_of(hand, step("a"), step("b", "a"), step("x"))
     claimed = {name_of(task): task for task in await hand.claim()}
@@ -105,7 +103,7 @@ async def test_a_step_that_is_canceled_in_the_batch_that_would_skip_it_counts_on
     assert (await read_queue_state(hand.connection))["archived"] == 0
 
 
-async def test_no_parts_and_no_children_are_made_for_a_job_that_is_canceled_in_the_same_batch(hand: Hand) -> None:
+async def test_a_job_canceled_in_the_same_batch_gets_no_parts_and_children(hand: Hand) -> None:
     await put_workflow(hand.connection, workflow(step("z"), name="grandkid"))
     hand.outcomes = {"l": [1, 2, 3]}
     steps = step("m", "l", kind="map", over="l"), step("g", "l", kind="child", workflow="grandkid")
@@ -121,7 +119,7 @@ async def test_no_parts_and_no_children_are_made_for_a_job_that_is_canceled_in_t
     assert (await hand.job(kid))["status"] == "CANCELED"
 
 
-async def test_a_job_that_has_not_started_is_canceled_once_by_two_messages(database: Connection) -> None:
+async def test_two_messages_cancel_a_pending_job_once(database: Connection) -> None:
     hand = Hand(database)
     job = await hand.submit(step("a"))
     for _ in range(2):
@@ -135,7 +133,7 @@ async def test_a_job_that_has_not_started_is_canceled_once_by_two_messages(datab
 # --- two people at once
 
 
-async def test_a_waiting_step_that_is_about_to_be_skipped_cannot_be_canceled_in_between(hand: Hand, url: str) -> None:
+async def test_a_step_that_is_being_skipped_cannot_be_canceled(hand: Hand, url: str) -> None:
     hand.outcomes = {"a": Failed("boom")}
     job = await hand.submit(step("a"), step("b", "a"), step("x"), step("y", "x"))
     claimed = {name_of(task): task for task in await hand.claim()}
@@ -159,7 +157,7 @@ async def test_a_waiting_step_that_is_about_to_be_skipped_cannot_be_canceled_in_
     assert (await hand.job(job))["status"] == "FAILED"
 
 
-async def test_a_root_that_is_canceled_while_its_job_starts_gets_no_parts(database: Connection, url: str) -> None:
+async def test_a_root_step_canceled_while_its_job_starts_gets_no_parts(database: Connection, url: str) -> None:
     hand = Hand(database)
     job = await hand.submit(step("m", kind="map", over_input="xs"), step("x"), input={"xs": [1, 2]})
     await serve(database)
@@ -177,7 +175,7 @@ async def test_a_root_that_is_canceled_while_its_job_starts_gets_no_parts(databa
     assert (await hand.job(job))["status"] == "FAILED"
 
 
-async def test_a_single_cancel_waits_for_who_carries_the_job_on(hand: Hand, url: str) -> None:
+async def test_canceling_a_step_waits_for_the_transaction_that_advances_its_job(hand: Hand, url: str) -> None:
     job = await hand.submit(step("a"), step("b", "a"))
     waiting = (await hand.steps(job))["b"]["id"]
     async with connect(url) as person, connect(url) as orchestrator:
@@ -188,9 +186,7 @@ async def test_a_single_cancel_waits_for_who_carries_the_job_on(hand: Hand, url:
         assert await canceling == [waiting]
 
 
-async def test_a_running_step_that_is_retried_while_its_job_is_canceled_does_not_run_again(
-    hand: Hand, url: str
-) -> None:
+async def test_a_step_retried_while_its_job_is_canceled_does_not_run_again(hand: Hand, url: str) -> None:
     job = await hand.submit(step("a"))
     (task,) = await hand.claim()
     async with connect(url) as worker, connect(url) as person:
@@ -205,7 +201,7 @@ async def test_a_running_step_that_is_retried_while_its_job_is_canceled_does_not
     assert (await hand.job(job))["status"] == "CANCELED"
 
 
-async def test_a_cancellation_that_waits_in_a_circle_with_a_worker_is_done_again(hand: Hand, url: str) -> None:
+async def test_a_cancellation_that_deadlocks_with_a_worker_is_run_again(hand: Hand, url: str) -> None:
     job = await hand.submit(step("a"), step("b"))
     first, second = sorted(task.id for task in await hand.claim())
     touch = "update interlock.tasks set lease_expires_at = now() + interval '1 h' where id = %s"
@@ -220,7 +216,7 @@ async def test_a_cancellation_that_waits_in_a_circle_with_a_worker_is_done_again
     assert (await hand.job(job))["ending"] == "CANCELED"
 
 
-async def test_a_child_that_is_submitted_while_its_parent_is_canceled_is_refused(hand: Hand, url: str) -> None:
+async def test_a_child_submitted_while_its_parent_is_canceled_is_refused(hand: Hand, url: str) -> None:
     parent = await hand.submit(step("a"), name="parent")
     await put_workflow(hand.connection, workflow(step("a"), name="kid"))
     async with connect(url) as person, connect(url) as client:
@@ -233,7 +229,7 @@ async def test_a_child_that_is_submitted_while_its_parent_is_canceled_is_refused
             await submitting
 
 
-async def test_the_child_of_a_step_that_a_person_cancels_is_canceled_too(hand: Hand) -> None:
+async def test_canceling_a_step_cancels_its_child_job(hand: Hand) -> None:
     parent, kid = await child_of(hand, step("a"))
     await cancel_unfinished_tasks(hand.connection, [(await hand.steps(parent))["k"]["id"]], actor="ada")
     await hand.advance()
@@ -272,7 +268,7 @@ async def test_a_sleep_that_is_too_long_fails(hand: Hand, spec: Any) -> None:
         check_definition(workflow(step("nap", kind="sleep", type="interlock.pass", **spec)))
 
 
-async def test_a_time_out_of_the_input_that_no_calendar_holds_fails_the_sleep(hand: Hand) -> None:
+async def test_a_sleep_until_a_time_outside_the_calendar_fails(hand: Hand) -> None:
     given = {"when": "0001-01-01T00:00:00+12:00"}
     job = await hand.submit(step("nap", kind="sleep", until="when"), input=given)
     assert (await hand.job(job))["status"] == "FAILED"
@@ -286,7 +282,7 @@ async def test_a_wait_that_is_too_long_fails(hand: Hand) -> None:
         check_definition(workflow(step("s", kind="signal", signal="paid", timeout=1e12, type="interlock.pass")))
 
 
-async def test_a_timeout_of_a_job_that_is_too_long_is_refused(hand: Hand) -> None:
+async def test_a_job_timeout_that_is_too_long_is_refused(hand: Hand) -> None:
     await put_workflow(hand.connection, workflow(step("a")))
     with pytest.raises(InputError, match="at most 3155760000 seconds"):
         await submit_job(hand.connection, NewJob("w", {}, timeout=1e12), actor="ada")
@@ -297,7 +293,7 @@ async def test_a_timeout_of_a_job_that_is_too_long_is_refused(hand: Hand) -> Non
 # --- what cannot be done holds up nothing else
 
 
-async def test_a_job_that_cannot_be_started_holds_up_no_other_and_is_tried_again(database: Connection) -> None:
+async def test_a_job_that_fails_to_start_backs_off_and_holds_up_no_other(database: Connection) -> None:
     hand = Hand(database)
     bad = await hand.submit(step("a"), name="bad")
     good = await hand.submit(step("a"), name="good")
@@ -323,7 +319,7 @@ async def test_a_pending_job_over_too_many_parts_starts_and_fails(database: Conn
     assert (await hand.job(good))["status"] == "RUNNING"
 
 
-async def test_a_job_that_cannot_be_timed_out_holds_up_no_other(hand: Hand) -> None:
+async def test_a_job_whose_timeout_fails_holds_up_no_other(hand: Hand) -> None:
     bad = await hand.submit(step("s", kind="signal", signal="x", timeout=1), name="bad", timeout=1)
     good = await hand.submit(step("s", kind="signal", signal="x", timeout=1), name="good", timeout=1)
     await refuse(hand.connection, bad, "tasks", "new.state in ('canceled', 'pending')")
@@ -337,7 +333,7 @@ async def test_a_job_that_cannot_be_timed_out_holds_up_no_other(hand: Hand) -> N
     assert (await hand.job(bad))["reason"].startswith("could not be canceled for its timeout")
 
 
-async def test_jobs_that_nobody_serves_are_not_looked_at(hand: Hand) -> None:
+async def test_jobs_of_unserved_workflows_are_not_read(hand: Hand) -> None:
     await put_workflow(hand.connection, workflow(step("a", namespace="far"), name="far"))
     await put_workflow(hand.connection, workflow(step("a"), name="near"))
     await hand.connection.execute(
@@ -362,7 +358,7 @@ async def test_jobs_that_nobody_serves_are_not_looked_at(hand: Hand) -> None:
 # --- what is told
 
 
-async def test_a_failure_whose_next_step_was_canceled_while_it_waited_is_not_handled(hand: Hand) -> None:
+async def test_a_downstream_step_canceled_before_its_activation_does_not_handle_a_failure(hand: Hand) -> None:
     hand.outcomes = {"a": Failed("the real cause")}
     job = await hand.submit(step("a"), step("b", "a"))
     (task,) = await hand.claim()
@@ -374,7 +370,7 @@ async def test_a_failure_whose_next_step_was_canceled_while_it_waited_is_not_han
     assert row["error"]["steps"]["b"] == {"type": "canceled", "message": "canceled by ada"}
 
 
-async def test_a_failure_whose_next_step_was_canceled_after_its_turn_had_come_is_handled(hand: Hand) -> None:
+async def test_a_downstream_step_canceled_after_its_activation_handles_a_failure(hand: Hand) -> None:
     hand.outcomes = {"a": Failed("no")}
     job = await hand.submit(step("a"), step("b", after_failure=["a"]), step("c", after_failure=["b"]))
     await hand.run(until=lambda: hand.ran == ["a"])
@@ -397,7 +393,7 @@ async def test_the_reason_of_a_job_with_one_worker_is_in_the_singular(hand: Hand
     assert (await hand.steps(job))["c"]["reason"] == "the job runs at most 1 step at once"
 
 
-async def test_a_job_whose_steps_were_pruned_is_not_retried(hand: Hand) -> None:
+async def test_a_job_with_pruned_steps_cannot_be_retried(hand: Hand) -> None:
     hand.outcomes = {"ship": Failed("boom")}
     job = await hand.submit(step("charge"), step("ship", "charge"))
     await hand.run()

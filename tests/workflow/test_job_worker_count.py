@@ -1,4 +1,4 @@
-"""A job with a worker_count never has more steps pending or running than that, whoever is late and whatever crosses."""
+"""A job never has more pending or running steps than its worker_count, in any race."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ SIGNAL = step("s", kind="signal", signal="go", namespace="inventory", priority=9
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
 
 async def active(hand: Hand, job: UUID) -> set[str]:
-    """Tell which steps of a job are pending or running."""
+    """Return the pending and running steps of a job."""
     return {name for name, state in (await hand.states(job)).items() if state in {"pending", "running"}}
 
 
 async def retry(hand: Hand, claimed: ClaimedTask, delay: float) -> None:
-    """End an attempt, but not the step."""
+    """End an attempt so that the step is retried."""
     outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETRY, error={"message": "again"}, delay=delay)
     await settle_running_tasks(hand.connection, [outcome], actor="w_1", now=hand.now)
 
@@ -60,7 +60,7 @@ async def signaled(hand: Hand) -> tuple[UUID, ClaimedTask, ClaimedTask]:
     return job, claimed, second
 
 
-async def test_a_step_without_a_handler_keeps_its_room_while_it_waits_for_its_next_try(hand: Hand) -> None:
+async def test_a_built_in_step_counts_while_it_waits_for_its_next_try(hand: Hand) -> None:
     hand.now = datetime.now(UTC)
     job, claimed, other = await signaled(hand)
     await retry(hand, claimed, delay=3600)
@@ -71,10 +71,8 @@ async def test_a_step_without_a_handler_keeps_its_room_while_it_waits_for_its_ne
     assert sorted(name_of(task) for task in await hand.claim()) == ["c", "s"]
 
 
-async def test_a_step_keeps_its_room_for_an_orchestrator_that_began_before_the_step_was_given_back(
-    hand: Hand, url: str
-) -> None:
-    """The time of a transaction is that of its beginning: it may see what is due only later by its clock."""
+async def test_a_returned_step_counts_for_a_transaction_that_began_earlier(hand: Hand, url: str) -> None:
+    """now() is the start of the transaction: a run_at can be later by that clock and due already."""
     job, claimed, other = await signaled(hand)
     await hand.settle(other)
     async with connect(url) as early, early.transaction():
@@ -84,7 +82,7 @@ async def test_a_step_keeps_its_room_for_an_orchestrator_that_began_before_the_s
     assert await active(hand, job) == {"s", "c"}
 
 
-async def test_a_step_that_waits_for_its_next_try_needs_room_again_after_a_pause(hand: Hand) -> None:
+async def test_a_retried_step_waits_for_worker_count_again_after_a_pause(hand: Hand) -> None:
     hand.now = datetime.now(UTC)
     job, claimed, _ = await signaled(hand)
     await retry(hand, claimed, delay=3600)
@@ -101,7 +99,7 @@ async def test_a_step_that_waits_for_its_next_try_needs_room_again_after_a_pause
     assert (await hand.states(job))["s"] == "done"
 
 
-async def test_a_limit_lets_nothing_in_that_has_begun_to_wait_for_something_else(hand: Hand, url: str) -> None:
+async def test_a_limit_does_not_release_a_step_that_waits_for_another_cause(hand: Hand, url: str) -> None:
     await put_limits(hand.connection, [Limit("mail", max_running=1)])
     job = await hand.submit(step("a", namespace="inventory", limit_key="mail"), step("b"), worker_count=1)
     async with connect(url) as leader:
@@ -116,7 +114,7 @@ async def test_a_limit_lets_nothing_in_that_has_begun_to_wait_for_something_else
 
 
 async def blocked(url: str, connection: Connection) -> None:
-    """Wait until a connection waits for somebody else's lock."""
+    """Wait until a session waits for a lock of another one."""
     query = "select from pg_stat_activity where pid = %s and wait_event_type = 'Lock'"
     async with connect(url) as watcher, asyncio.timeout(30):
         while not await (await watcher.execute(query, [connection.info.backend_pid])).fetchall():
@@ -124,7 +122,7 @@ async def blocked(url: str, connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("state", ["pending", "running"])
-async def test_a_compensation_that_is_canceled_out_of_turn_lets_no_other_go(hand: Hand, state: str) -> None:
+async def test_a_compensation_canceled_before_its_turn_activates_no_other(hand: Hand, state: str) -> None:
     names = ["a", "b", "c"]
     steps = [step(name, *names[:at][-1:], compensate="undo") for at, name in enumerate(names)]
     job = await hand.submit(*steps, step("z", "c"), worker_count=1)

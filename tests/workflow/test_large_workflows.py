@@ -1,4 +1,4 @@
-"""What carrying a job on costs grows with the steps that ended, not with the job, the jobs or the statistics."""
+"""The cost of an advance grows with the ended steps, not with the size of the job, the tables or the statistics."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ where schemaname = 'interlock' and relname in ('tasks', 'jobs', 'workflow_steps'
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
 
 async def touched(connection: Connection) -> tuple[int, int]:
-    """Read how many rows were read and written so far."""
+    """Read the numbers of rows read and written so far."""
     await connection.execute("select pg_stat_force_next_flush()")
     await connection.execute("select pg_stat_clear_snapshot()")
     (row,) = await (await connection.execute(TOUCHED)).fetchall()
@@ -49,7 +49,7 @@ async def touched(connection: Connection) -> tuple[int, int]:
 
 
 async def settle_all(hand: Hand, limit: int = 100) -> int:
-    """Claim and end a batch of steps."""
+    """Claim and settle a batch of steps."""
     types = ["t", "m", PASS]
     claimed = await claim_pending_tasks(hand.connection, actor="w_1", types=types, limit=limit)
     outcomes = [Outcome(task.id, task.attempt, TaskRowEvent.SUCCEED, output={"result": None}) for task in claimed]
@@ -68,7 +68,7 @@ def layered(layers: int, width: int) -> list[dict[str, Any]]:
 
 
 async def cost_of_a_batch(hand: Hand, layers: int, name: str) -> tuple[int, int, UUID]:
-    """Run the first layer of a job and half of the second, and tell what it costs to carry on ten steps of it."""
+    """Run the first layer of a job and half of the second; return the cost of advancing ten steps."""
     await put_workflow(hand.connection, workflow(*layered(layers, 50), name=name))
     job = (await submit_job(hand.connection, NewJob(name, {}), actor="ada")).id
     await settle_all(hand, 50)
@@ -88,7 +88,7 @@ async def finish(hand: Hand, job: UUID) -> None:
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_a_step_of_a_job_of_ten_thousand_costs_what_one_of_two_hundred_does(hand: Hand) -> None:
+async def test_the_cost_of_a_step_does_not_depend_on_the_size_of_its_job(hand: Hand) -> None:
     for _ in range(3):  # so that all plans are made
         *_, job = await cost_of_a_batch(hand, 4, "warm")
         await finish(hand, job)
@@ -100,7 +100,7 @@ async def test_a_step_of_a_job_of_ten_thousand_costs_what_one_of_two_hundred_doe
     assert large_reads <= small_reads * 1.2 + 20, "the size of the job makes no difference"
 
 
-async def test_skips_go_through_a_long_chain_in_one_transaction(hand: Hand) -> None:
+async def test_a_long_chain_is_skipped_in_one_transaction(hand: Hand) -> None:
     hand.outcomes = {"s0": Failed("boom")}
     chain = [step("s0"), *(step(f"s{at}", f"s{at - 1}") for at in range(1, 300))]
     job = await hand.submit(*chain)
@@ -110,7 +110,7 @@ async def test_skips_go_through_a_long_chain_in_one_transaction(hand: Hand) -> N
     assert (await hand.job(job))["status"] == "FAILED"
 
 
-async def test_a_wide_fan_out_is_joined_by_counting(hand: Hand) -> None:
+async def test_the_cost_of_joining_a_fan_out_is_constant_per_part(hand: Hand) -> None:
     parts = 3_000
     hand.outcomes = {"find": list(range(parts))}
     job = await hand.submit(step("find"), step("m", "find", kind="map", over="find"))
@@ -225,7 +225,7 @@ select 'x', 'waiting', 'dependency', jobs.id, 's' || i from interlock.jobs, gene
 
 @pytest.fixture(params=[{"steps": 3, "jobs": 1}, {"steps": 100, "jobs": 300}], ids=["small", "large"])
 def filled(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connection]:
-    """Fill a database with one little job or with three hundred large ones."""
+    """Fill a database with one small job or with three hundred large ones."""
     with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
         connection.execute(re.sub(r"%\((\w+)\)s", lambda match: str(request.param[match[1]]), FILL).encode())
         connection.execute("vacuum analyze")
@@ -233,14 +233,14 @@ def filled(request: pytest.FixtureRequest, url: str) -> Iterator[psycopg.Connect
         yield connection
 
 
-def test_every_hot_statement_goes_by_its_indexes(filled: psycopg.Connection) -> None:
+def test_every_hot_statement_uses_its_indexes(filled: psycopg.Connection) -> None:
     for name in HOT:
         check_plans(filled, name)
         filled.execute("deallocate hot")
 
 
 def check_plans(filled: psycopg.Connection, name: str) -> None:
-    """See to it that a statement goes by its indexes, whatever it is asked for."""
+    """Check that generic and custom plans of a statement use only its indexes."""
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:

@@ -1,4 +1,4 @@
-"""A transaction that hangs and holds a job, or a step of it, stops that job alone; the others flow on."""
+"""A transaction that keeps a job or a step locked holds up that job only."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ NONE_WAITING: dict[str, Any] = {"waiting": 0, "oldest_age": None, "archived": 0}
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
 
 @asynccontextmanager
 async def held(url: str, table: str, *ids: UUID) -> AsyncIterator[None]:
-    """Hold rows in a transaction that does not end by itself."""
+    """Lock rows in a transaction that stays open."""
     async with connect(url) as person, person.transaction():
         await person.execute(f"select from interlock.{table} where id = any (%s) for update".encode(), [list(ids)])
         yield
 
 
 async def let_come_back(hand: Hand, reads: int = 1) -> None:
-    """Let the time pass after which messages come back, which have been read so often by now."""
+    """Make deferred messages visible again, with this read count."""
     await hand.connection.execute("update pgmq.q_orchestration_step_results set vt = now(), read_ct = %s", [reads])
 
 
@@ -54,7 +54,7 @@ async def settle_all(hand: Hand) -> None:
         await hand.settle(task)
 
 
-async def test_a_job_that_somebody_holds_stops_no_other_and_goes_on_when_it_is_let_go(hand: Hand, url: str) -> None:
+async def test_a_locked_job_holds_up_no_other_and_advances_after_the_lock(hand: Hand, url: str) -> None:
     stuck = await hand.submit(step("a"), step("b"), step("c", "a", "b"), name="stuck")
     free = [await hand.submit(step("a"), step("b", "a"), name="free") for _ in range(3)]
     await settle_all(hand)
@@ -74,7 +74,7 @@ async def test_a_job_that_somebody_holds_stops_no_other_and_goes_on_when_it_is_l
     assert await read_queue_state(hand.connection) == NONE_WAITING
 
 
-async def test_messages_of_a_held_job_come_back_after_pauses_that_grow(hand: Hand, url: str) -> None:
+async def test_messages_of_a_locked_job_are_deferred_with_backoff(hand: Hand, url: str) -> None:
     stuck = await hand.submit(step("a"))
     await settle_all(hand)
     query = "select read_ct, round(extract(epoch from vt - now())) as pause from pgmq.q_orchestration_step_results"
@@ -88,9 +88,7 @@ async def test_messages_of_a_held_job_come_back_after_pauses_that_grow(hand: Han
     assert pauses == [(1, 2), (8, 32)]
 
 
-async def test_an_orchestrator_that_dies_over_a_held_job_keeps_one_message_from_the_others(
-    hand: Hand, url: str
-) -> None:
+async def test_an_orchestrator_that_dies_at_a_locked_job_holds_back_one_message(hand: Hand, url: str) -> None:
     stuck = await hand.submit(step("a"), name="stuck")
     free = [await hand.submit(step("a"), name="free") for _ in range(5)]
     await settle_all(hand)
@@ -112,9 +110,7 @@ async def test_an_orchestrator_that_dies_over_a_held_job_keeps_one_message_from_
     assert [(await hand.job(job))["status"] for job in free] == ["COMPLETED"] * 5
 
 
-async def test_what_was_left_for_later_often_is_set_aside_at_its_first_failure_and_soon_sent_again(
-    hand: Hand, url: str
-) -> None:
+async def test_a_message_deferred_often_is_archived_at_its_first_failure_and_resent(hand: Hand, url: str) -> None:
     stuck = await hand.submit(step("a"), step("b", "a"))
     await settle_all(hand)
     async with held(url, "jobs", stuck):
@@ -134,7 +130,7 @@ async def test_what_was_left_for_later_often_is_set_aside_at_its_first_failure_a
     assert (await hand.job(stuck))["status"] == "COMPLETED"
 
 
-async def test_a_step_that_somebody_holds_stops_its_own_job_alone(hand: Hand, url: str) -> None:
+async def test_a_locked_step_holds_up_only_its_own_job(hand: Hand, url: str) -> None:
     stuck = await hand.submit(step("a"), step("b", "a"), name="stuck")
     free = await hand.submit(step("a"), name="free")
     await settle_all(hand)
@@ -146,7 +142,7 @@ async def test_a_step_that_somebody_holds_stops_its_own_job_alone(hand: Hand, ur
     assert (await hand.job(stuck))["status"] == "COMPLETED"
 
 
-async def test_what_only_time_brings_about_leaves_held_jobs_for_later(database: Connection, url: str) -> None:
+async def test_timeouts_and_starts_leave_locked_jobs_for_later(database: Connection, url: str) -> None:
     hand = Hand(database)
     waiting = [await hand.submit(step("s", kind="signal", signal="x", timeout=60)) for _ in range(2)]
     async with held(url, "jobs", waiting[0]):
@@ -165,7 +161,7 @@ async def test_what_only_time_brings_about_leaves_held_jobs_for_later(database: 
     assert await cancel_overdue_jobs(database, actor="o_1", now=late) == 1
 
 
-async def test_a_person_is_told_that_somebody_holds_the_job(
+async def test_a_lock_timeout_of_an_interactive_call_names_the_cause(
     hand: Hand, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("interlock.workflow.cancel.INTERACTIVE_LOCK_TIMEOUT", "50ms")
@@ -181,7 +177,7 @@ async def test_a_person_is_told_that_somebody_holds_the_job(
     assert row["lock_timeout"] == "0", "only that transaction was impatient"
 
 
-async def test_the_doctor_tells_who_holds_a_job_and_since_when(hand: Hand, url: str) -> None:
+async def test_the_doctor_names_the_transaction_that_locks_a_job(hand: Hand, url: str) -> None:
     job = await hand.submit(step("a"))
     async with held(url, "jobs", job):
         assert not [finding for finding in await diagnose(hand.connection) if finding.about == "locks"]

@@ -1,4 +1,4 @@
-"""Random workflows on a real database, in any order and with any mishap, end as the interpreter says that they do."""
+"""Random workflows on a real database, with random orders and faults, end as the dry run says."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROFILE = settings(
 
 
 class Room:
-    """Where all examples of a test are played, one after the other."""
+    """The database and event loop that the examples of a test share."""
 
     def __init__(self, url: str, runner: asyncio.Runner) -> None:
         self.place = Place(url)
@@ -47,7 +47,7 @@ class Room:
 
 @pytest.fixture
 def room(url: str) -> Iterator[Room]:
-    """Give a database and an event loop to the examples of a test."""
+    """Return the database and event loop for the examples of a test."""
     with asyncio.Runner() as runner:
         room = Room(url, runner)
         yield room
@@ -56,18 +56,18 @@ def room(url: str) -> Iterator[Room]:
 
 @PROFILE
 @given(cases())
-def test_whatever_happens_on_the_way_jobs_end_as_the_interpreter_says(room: Room, case: Case) -> None:
+def test_random_jobs_end_as_the_dry_run_says(room: Room, case: Case) -> None:
     room.run(play(room.place, case))
 
 
 @settings(PROFILE, max_examples=EXAMPLES or 15)
 @given(cases())
-def test_whatever_happens_on_the_way_a_canceled_job_ends_once_and_is_undone(room: Room, case: Case) -> None:
+def test_random_canceled_jobs_end_once_and_are_compensated(room: Room, case: Case) -> None:
     room.run(play_canceled(room.place, case))
 
 
 async def play_canceled(place: Place, case: Case) -> None:
-    """Submit jobs of a case, and cancel some of all jobs that there are by then."""
+    """Submit the jobs of a case, and cancel some of the jobs that exist by then."""
     hands = Hands(place, case)
     await hands.begin()
     await hands.act(hands.random.randint(0, 40))
@@ -86,7 +86,7 @@ async def play_canceled(place: Place, case: Case) -> None:
 
 
 async def play(place: Place, case: Case) -> None:
-    """Submit jobs of a case and carry them on; then retry one of them."""
+    """Submit and advance the jobs of a case; then retry one of them."""
     hands = Hands(place, case)
     await hands.begin()
     await hands.run()
@@ -96,7 +96,7 @@ async def play(place: Place, case: Case) -> None:
 
 
 class Watch:
-    """Compares what is in the database with what the interpreter says."""
+    """Compares the database with the dry run."""
 
     def __init__(self, hands: Hands) -> None:
         self.hands = hands
@@ -263,7 +263,7 @@ class Watch:
 
 
 def normal(value: Any) -> Any:
-    """Leave out of a result what nobody can foresee: the ids of children."""
+    """Remove the ids of child jobs from a result."""
     if isinstance(value, dict):
         return STARTED if value.keys() == {"job_id"} else {key: normal(each) for key, each in value.items()}
     return [normal(each) for each in value] if isinstance(value, list) else value

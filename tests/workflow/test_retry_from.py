@@ -1,4 +1,4 @@
-"""Jobs that are retried from a step on: what is taken over, and what is done again."""
+"""Retries of a job from a step: reused results and steps that run again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
@@ -40,7 +40,7 @@ def long_way() -> list[dict[str, Any]]:
     ]
 
 
-async def test_a_retry_takes_over_what_was_done_and_runs_the_rest(hand: Hand) -> None:
+async def test_a_retry_reuses_done_steps_and_runs_the_rest(hand: Hand) -> None:
     hand.outcomes = {"a": 1, "d": "x", "x": [5, 6], "m[0]": 50, "m[1]": 60, "fails": Failed("boom"), "end": "end"}
     old = await hand.submit(*long_way(), input={"i": 1}, worker_count=3)
     await hand.run()
@@ -82,7 +82,7 @@ async def test_a_retry_of_a_retry_and_of_the_first_step(hand: Hand) -> None:
         assert (await hand.job(job.id))["output"] == {"c": 3}
 
 
-async def test_what_was_compensated_is_done_again(hand: Hand) -> None:
+async def test_a_retry_runs_compensated_steps_again(hand: Hand) -> None:
     hand.outcomes = {"c": Failed("boom")}
     old = await hand.submit(step("a", compensate="undo"), step("b", "a"), step("free"), step("c", "b", "free"))
     await hand.run()
@@ -93,7 +93,7 @@ async def test_what_was_compensated_is_done_again(hand: Hand) -> None:
     assert (await hand.job(retried.id))["status"] == "COMPLETED"
 
 
-async def test_a_retry_that_makes_no_sense_is_refused(hand: Hand) -> None:
+async def test_an_invalid_retry_is_refused(hand: Hand) -> None:
     job = await hand.submit(step("a"), step("b", "a"))
     with pytest.raises(InputError, match="is RUNNING: it can be retried once it has ended"):
         await retry_job_from(hand.connection, job, "a", actor="ada")
@@ -104,7 +104,7 @@ async def test_a_retry_that_makes_no_sense_is_refused(hand: Hand) -> None:
         await retry_job_from(hand.connection, uuid4(), "a", actor="ada")
 
 
-async def test_a_retry_that_nobody_serves_waits_and_takes_over_when_it_starts(hand: Hand) -> None:
+async def test_a_retry_without_workers_waits_and_reuses_results_at_its_start(hand: Hand) -> None:
     old = await hand.submit(step("a"), step("b", "a"))
     await hand.run()
     await hand.connection.execute("update interlock.workers set seen_until = now()")
@@ -118,7 +118,7 @@ async def test_a_retry_that_nobody_serves_waits_and_takes_over_when_it_starts(ha
     assert (await hand.job(retried.id))["status"] == "COMPLETED"
 
 
-async def test_a_job_that_fails_undoes_nothing_that_it_took_over(hand: Hand) -> None:
+async def test_a_failed_retry_does_not_compensate_reused_steps(hand: Hand) -> None:
     old = await hand.submit(
         step("reserve", compensate="undo"), step("pack", "reserve", compensate="undo"), step("ship", "pack")
     )

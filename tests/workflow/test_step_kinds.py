@@ -28,7 +28,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
@@ -37,7 +37,7 @@ def mapped(**more: Any) -> list[dict[str, Any]]:
     return [step("find"), step("m", "find", kind="map", over="find", **more), step("end", "m")]
 
 
-async def test_a_map_makes_a_task_of_every_element_and_joins_their_results_in_order(hand: Hand) -> None:
+async def test_a_map_runs_a_part_for_each_element_and_joins_results_in_order(hand: Hand) -> None:
     hand.outcomes = {"find": ["x", {"y": 1}, None], "m[0]": "0", "m[1]": "1", "m[2]": "2"}
     job = await hand.submit(*mapped(priority=4))
     await hand.run(until=lambda: "find" in hand.ran)
@@ -69,7 +69,7 @@ async def test_a_map_makes_a_task_of_every_element_and_joins_their_results_in_or
     assert (await hand.steps(job))["m"]["output"]["result"] == ["0", "1", "2"]
 
 
-async def test_a_map_goes_over_ranges_of_the_input_and_is_the_result_as_a_last_step(hand: Hand) -> None:
+async def test_a_map_over_ranges_of_the_input_is_the_output_as_a_last_step(hand: Hand) -> None:
     job = await hand.submit(
         step("m", kind="map", over_input="rows"), input={"rows": {"start": 5, "stop": 26, "size": 10}}
     )
@@ -97,7 +97,7 @@ async def test_a_map_over_nothing_is_done_at_once(hand: Hand, source: Any) -> No
 
 
 @pytest.mark.parametrize("source", [None, 7, {"start": 0, "stop": 9, "size": 0}, {"start": 0.5, "stop": 9, "size": 1}])
-async def test_a_map_over_no_list_fails(hand: Hand, source: Any) -> None:
+async def test_a_map_over_an_invalid_source_fails(hand: Hand, source: Any) -> None:
     hand.outcomes = {"find": source}
     job = await hand.submit(*mapped())
     await hand.run()
@@ -110,7 +110,7 @@ async def test_a_map_over_no_list_fails(hand: Hand, source: Any) -> None:
     ("strategy", "failing", "good"),
     [("all", 1, False), ("all", 0, True), ("any", 4, True), ("any", 5, False), (0.6, 2, True), (0.6, 3, False)],
 )
-async def test_a_map_asks_for_its_share_of_parts(hand: Hand, strategy: Any, failing: int, good: Any) -> None:
+async def test_a_map_needs_its_share_of_parts(hand: Hand, strategy: Any, failing: int, good: Any) -> None:
     hand.outcomes = {"find": [0, 1, 2, 3, 4], **{f"m[{i}]": Failed("no") if i < failing else i for i in range(5)}}
     job = await hand.submit(*mapped(strategy=strategy))
     await hand.run()
@@ -124,7 +124,7 @@ async def test_a_map_asks_for_its_share_of_parts(hand: Hand, strategy: Any, fail
         assert (row["status"], row["reason"]) == ("FAILED", f"step m failed: {failing} of 5 parts failed")
 
 
-async def test_a_map_that_lacks_parts_is_handled_as_a_whole(hand: Hand) -> None:
+async def test_a_failed_map_is_handled_as_one_step(hand: Hand) -> None:
     hand.outcomes = {"find": [1], "m[0]": Failed("no")}
     job = await hand.submit(*mapped(), step("mend", after_failure=["m"]))
     await hand.run()
@@ -169,7 +169,7 @@ async def test_a_child_job_that_fails_fails_its_step(hand: Hand) -> None:
     assert "failed: step inner failed: boom" in row["reason"]
 
 
-async def test_a_child_job_need_not_be_waited_for(hand: Hand) -> None:
+async def test_a_child_step_need_not_wait_for_its_job(hand: Hand) -> None:
     await put_workflow(hand.connection, workflow(step("inner"), name="child"))
     job = await hand.submit(step("c", kind="child", workflow="child", wait=False))
     for task in await hand.claim():
@@ -214,7 +214,7 @@ async def test_canceling_a_job_cancels_its_children(hand: Hand) -> None:
     assert leaf["reason"] == f"job {job}, which it belongs to, was canceled"
 
 
-async def test_a_sleep_is_a_task_that_is_due_later(hand: Hand) -> None:
+async def test_a_sleep_is_a_pending_task_with_a_later_run_at(hand: Hand) -> None:
     hand.now = NOW
     job = await hand.submit(
         step("s", kind="sleep", seconds=3600),
@@ -252,7 +252,7 @@ ODD_INPUTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
-async def test_a_dry_run_says_the_same_of_odd_inputs_as_the_database(hand: Hand) -> None:
+async def test_the_dry_run_agrees_with_the_database_on_unusual_inputs(hand: Hand) -> None:
     for number, (kind, given) in enumerate(ODD_INPUTS):
         steps = step("s", **kind), step("t", "s")
         job = await hand.submit(*steps, input=given, name=f"w{number}")
@@ -263,7 +263,7 @@ async def test_a_dry_run_says_the_same_of_odd_inputs_as_the_database(hand: Hand)
         assert await hand.states(job) == {name: ended.state for name, ended in told.steps.items()}, given
 
 
-async def test_a_signal_counts_whether_it_comes_early_or_late_and_only_once(hand: Hand) -> None:
+async def test_the_first_signal_counts_before_and_after_its_step_waits(hand: Hand) -> None:
     job = await hand.submit(
         step("late", kind="signal", signal="paid"), step("a"), step("early", "a", kind="signal", signal="packed")
     )
@@ -279,7 +279,7 @@ async def test_a_signal_counts_whether_it_comes_early_or_late_and_only_once(hand
         await send_signal(hand.connection, job, "paid", None, actor="ada")
 
 
-async def test_a_signal_nobody_waits_for_is_refused_by_name(hand: Hand) -> None:
+async def test_a_signal_that_no_step_waits_for_is_refused(hand: Hand) -> None:
     job = await hand.submit(step("s", kind="signal", signal="paid"), step("ok", kind="approval"))
     with pytest.raises(InputError, match=r"no step that waits for a signal 'payed'; it waits for ok, paid"):
         await send_signal(hand.connection, job, "payed", None, actor="ada")
@@ -289,7 +289,7 @@ async def test_a_signal_nobody_waits_for_is_refused_by_name(hand: Hand) -> None:
         await send_signal(hand.connection, job, "ok", {"approved": "yes"}, actor="ada")
 
 
-async def test_a_signal_that_does_not_come_in_time_fails_its_step(hand: Hand) -> None:
+async def test_a_signal_timeout_fails_its_step(hand: Hand) -> None:
     hand.now = NOW
     job = await hand.submit(step("s", kind="signal", signal="paid", timeout=60))
     other = await hand.submit(step("s", kind="signal", signal="paid"), name="patient")
@@ -306,7 +306,7 @@ async def test_a_signal_that_does_not_come_in_time_fails_its_step(hand: Hand) ->
 
 
 @pytest.mark.parametrize("approved", [True, False])
-async def test_an_approval_lets_go_on_or_fails(hand: Hand, approved: Any) -> None:
+async def test_an_approval_activates_or_fails_its_step(hand: Hand, approved: Any) -> None:
     job = await hand.submit(step("ok", kind="approval"), step("end", "ok"))
     assert (await hand.steps(job))["ok"]["reason"] == "waits for approval"
     answer = {"approved": approved, "by": "eve", "comment": "hm"}

@@ -1,4 +1,4 @@
-"""Batches in which there is nothing to judge: the database carries them on by itself, and leaves all others alone."""
+"""The SQL fast path `advance_plain_steps`: it advances plain batches like the full rules, and changes no others."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ SHAPES = {
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
 
-async def plainly(hand: Hand) -> tuple[int | None, int | None, int | None]:
-    """Let the database do a batch; give what it received, released and finalized."""
+async def advance_plain(hand: Hand) -> tuple[int | None, int | None, int | None]:
+    """Run the fast path on a batch; return its counts: received, released, finalized."""
     parameters = {"actor": "o_1", "limit": 100, "lock_timeout": "500ms", "now": hand.now}
     (row,) = await run(hand.connection, ORCHESTRATION["advance_plain_steps"], parameters)
     return row["received"], row["released"], row["finalized"]
 
 
 async def send(hand: Hand, content: str) -> None:
-    """Send a message of one's own."""
+    """Send a message to the queue."""
     await hand.connection.execute("select pgmq.send('orchestration_step_results', %s::jsonb)", [content])
 
 
 async def settle_all(hand: Hand) -> int:
-    """Do what there is to do; give how many steps that were."""
+    """Claim and settle all pending steps; return how many."""
     claimed = await hand.claim()
     for task in claimed:
         await hand.settle(task)
@@ -64,7 +64,7 @@ async def settle_all(hand: Hand) -> int:
 
 
 async def story(hand: Hand, job: UUID) -> dict[str, Any]:
-    """Tell what became of a job, without what differs between any two."""
+    """Describe a job and its history, without ids and times."""
     row = await hand.job(job)
     steps = await hand.steps(job)
     return {
@@ -84,43 +84,43 @@ async def story(hand: Hand, job: UUID) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-async def test_a_job_without_judgment_goes_its_way_as_it_would_under_the_rules(hand: Hand, shape: str) -> None:
+async def test_the_fast_path_gives_the_same_result_as_the_full_rules(hand: Hand, shape: str) -> None:
     by_database = await hand.submit(*SHAPES[shape], name=shape)
     done = Advanced()
     while settled := await settle_all(hand):
-        received, released, finalized = await plainly(hand)
+        received, released, finalized = await advance_plain(hand)
         assert received == settled, "all of it, in one statement"
         done = done._replace(released=done.released + (released or 0), finalized=done.finalized + (finalized or 0))
     assert done == Advanced(released=len([s for s in SHAPES[shape] if "after" in s]), finalized=1)
     by_rules = await hand.submit(*SHAPES[shape], name=shape)
     while await settle_all(hand):
         await send(hand, f'{{"job_id": "{by_rules}", "task_id": "{by_rules}"}}')  # something to judge in every batch
-        assert (await plainly(hand))[0] is None
+        assert (await advance_plain(hand))[0] is None
         await hand.advance()
     assert await story(hand, by_database) == await story(hand, by_rules)
 
 
-async def test_parts_of_a_map_let_it_go_when_the_last_has_ended(hand: Hand) -> None:
+async def test_the_last_part_releases_its_map(hand: Hand) -> None:
     hand.outcomes = {"a": [1, 2, 3]}
     job = await hand.submit(step("a"), step("m", "a", kind="map", over="a"), step("z", "m"))
     await settle_all(hand)
-    assert (await plainly(hand))[0] is None, "to open a map takes more"
+    assert (await advance_plain(hand))[0] is None, "to open a map takes more"
     await hand.advance()
     first, *others = await hand.claim()
     await hand.settle(first)
-    assert await plainly(hand) == (1, 0, 0)
+    assert await advance_plain(hand) == (1, 0, 0)
     for task in others:
         await hand.settle(task)
-    assert await plainly(hand) == (2, 1, 0)
+    assert await advance_plain(hand) == (2, 1, 0)
     await settle_all(hand)
-    assert await plainly(hand) == (1, 1, 0)
+    assert await advance_plain(hand) == (1, 1, 0)
     await settle_all(hand)
-    assert await plainly(hand) == (1, 0, 1)
+    assert await advance_plain(hand) == (1, 0, 1)
     assert (await hand.job(job))["output"] == {"z": None}
 
 
 async def everything(hand: Hand) -> list[Any]:
-    """Read all that a batch could change, the messages included."""
+    """Read everything that a batch can change, messages included."""
     queries = ("interlock.tasks", "interlock.jobs", "pgmq.q_orchestration_step_results")
     return [await (await hand.connection.execute(f"select * from {q} order by 1".encode())).fetchall() for q in queries]
 
@@ -135,30 +135,32 @@ async def everything(hand: Hand) -> list[Any]:
         pytest.param([step("a"), step("b", "a")], {}, {"worker_count": 1}, id="worker_count"),
     ],
 )
-async def test_what_is_to_be_judged_is_left_as_it_was(hand: Hand, steps: Any, outcomes: Any, more: Any) -> None:
+async def test_a_batch_that_needs_the_full_rules_is_not_changed(
+    hand: Hand, steps: Any, outcomes: Any, more: Any
+) -> None:
     hand.outcomes = outcomes
     plain = await hand.submit(step("p"), step("q", "p"), name="plain")
     judged = await hand.submit(*steps, name="judged", **more)
     assert await settle_all(hand) == 2
     before = await everything(hand)
-    assert await plainly(hand) == (None, None, None)
+    assert await advance_plain(hand) == (None, None, None)
     assert await everything(hand) == before, "the other job of the batch waits with it"
     assert (await hand.advance()).received == 2
     assert (await hand.states(plain))["q"] == "pending"
     assert (await hand.states(judged))["a"] in {"done", "error"}
 
 
-async def test_a_paused_namespace_a_cancellation_and_a_child_are_left_to_the_rules(hand: Hand) -> None:
+async def test_a_paused_namespace_a_cancellation_and_a_child_need_the_full_rules(hand: Hand) -> None:
     await hand.submit(step("a"), step("b", "a", namespace="inventory"), name="paused")
     await settle_all(hand)
     await pause_namespace(hand.connection, "inventory", "stocktaking", actor="ada")
-    assert (await plainly(hand))[0] is None
+    assert (await advance_plain(hand))[0] is None
     await hand.advance()
     ending = await hand.submit(step("a"), step("b"), name="ending")
     first, second = await hand.claim()
     await hand.settle(first)
     await cancel_job(hand.connection, ending, actor="ada")
-    assert (await plainly(hand))[0] is None
+    assert (await advance_plain(hand))[0] is None
     await hand.write(second)
     await hand.run()
     assert (await hand.job(ending))["status"] == "CANCELED"
@@ -171,7 +173,7 @@ async def test_a_paused_namespace_a_cancellation_and_a_child_are_left_to_the_rul
 @pytest.mark.parametrize(
     "failure", ["-1", "1.5", str(2**63), str(2**200), "1e400", "true", '"7"', "[1]", '{"a": 1}', "null"]
 )
-async def test_a_forged_failure_number_in_a_message_does_no_harm(hand: Hand, failure: str) -> None:
+async def test_a_forged_failure_number_in_a_message_is_ignored(hand: Hand, failure: str) -> None:
     job = await hand.submit(step("a"), step("b", "a"))
     (task,) = await hand.claim()
     await hand.settle(task)

@@ -1,4 +1,4 @@
-"""Messages that were lost or set aside: they are sent again, less and less often, or when somebody asks for it."""
+"""Lost and archived messages: resent with backoff, or at once by a replay."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ MINUTE = timedelta(minutes=1)
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
 
 async def set_aside(hand: Hand) -> UUID:
-    """Start a job whose first step's end could not be acted on."""
+    """Start a job whose first result cannot be advanced."""
     job = await hand.submit(step("a"), step("b", "a"))
     await hand.connection.execute(
         "create or replace function interlock.refuse() returns trigger language plpgsql as "
@@ -53,13 +53,13 @@ async def set_aside(hand: Hand) -> UUID:
 
 
 async def fail(hand: Hand) -> None:
-    """Let orchestrators try until they give up."""
+    """Advance until the message is archived."""
     for _ in range(MAX_MESSAGE_READS):
         await advance(hand.connection, actor="o", visibility=0)
     assert (await read_queue_state(hand.connection))["waiting"] == 0
 
 
-async def test_a_lost_message_is_sent_again_after_a_while(hand: Hand) -> None:
+async def test_a_lost_message_is_resent(hand: Hand) -> None:
     job = await hand.submit(step("a"), step("b", "a"))
     await hand.settle((await hand.claim())[0])
     await hand.connection.execute("select pgmq.purge_queue('orchestration_step_results')")
@@ -72,7 +72,7 @@ async def test_a_lost_message_is_sent_again_after_a_while(hand: Hand) -> None:
     assert await resend_lost_results(hand.connection, now=later + 10 * MINUTE) == 0
 
 
-async def test_what_still_waits_in_the_queue_is_not_sent_again(hand: Hand) -> None:
+async def test_a_result_whose_message_is_in_the_queue_is_not_resent(hand: Hand) -> None:
     await hand.submit(step("a"))
     await hand.settle((await hand.claim())[0])
     await hand.connection.execute(
@@ -82,7 +82,7 @@ async def test_what_still_waits_in_the_queue_is_not_sent_again(hand: Hand) -> No
     assert (await read_queue_state(hand.connection))["waiting"] == 1
 
 
-async def test_steps_of_jobs_that_have_ended_are_not_looked_at_for_ever(database: Connection) -> None:
+async def test_steps_of_ended_jobs_are_marked_as_advanced(database: Connection) -> None:
     hand = Hand(database)
     job = await hand.submit(step("a"))
     await cancel_job(database, job, actor="ada")
@@ -94,7 +94,7 @@ async def test_steps_of_jobs_that_have_ended_are_not_looked_at_for_ever(database
     assert row["left"] == 0
 
 
-async def test_the_sweep_goes_by_its_index(hand: Hand) -> None:
+async def test_resend_lost_results_uses_its_index(hand: Hand) -> None:
     await hand.connection.execute("set enable_seqscan = off")
     rows = await hand.connection.execute(
         "explain " + ORCHESTRATION["resend_lost_results"].sql, {"min_age": MINUTE, "limit": 100, "now": None}
@@ -103,7 +103,7 @@ async def test_the_sweep_goes_by_its_index(hand: Hand) -> None:
     assert "Index Scan using tasks_unadvanced" in text
 
 
-async def test_a_message_that_is_set_aside_leaves_its_trace_on_the_job_and_comes_again(hand: Hand) -> None:
+async def test_an_archived_message_sets_the_reason_of_its_job_and_is_resent(hand: Hand) -> None:
     job = await set_aside(hand)
     row = await hand.job(job)
     assert row["reason"] == "a step result was set aside: StatementError: not this one"
@@ -128,7 +128,7 @@ async def test_a_message_that_is_set_aside_leaves_its_trace_on_the_job_and_comes
 
 
 @pytest.mark.parametrize("by_job", [True, False])
-async def test_what_was_set_aside_is_sent_again_when_somebody_asks_for_it(hand: Hand, by_job: object) -> None:
+async def test_a_replay_resends_archived_messages_at_once(hand: Hand, by_job: object) -> None:
     job = await set_aside(hand)
     await hand.connection.execute("drop trigger refuse on interlock.tasks")
     other = await hand.submit(step("a"), name="other")
@@ -139,7 +139,7 @@ async def test_what_was_set_aside_is_sent_again_when_somebody_asks_for_it(hand: 
     assert (await read_queue_state(hand.connection))["archived"] == 0
 
 
-async def test_a_replay_of_a_job_finds_what_was_lost_without_a_trace(hand: Hand) -> None:
+async def test_a_replay_of_a_job_resends_its_lost_results(hand: Hand) -> None:
     job = await hand.submit(step("a"), step("b", "a"))
     await hand.settle((await hand.claim())[0])
     await hand.connection.execute("select pgmq.purge_queue('orchestration_step_results')")
@@ -149,7 +149,7 @@ async def test_a_replay_of_a_job_finds_what_was_lost_without_a_trace(hand: Hand)
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_the_reason_of_a_job_that_waits_for_workers_is_kept_up_to_date(database: Connection) -> None:
+async def test_the_reason_of_a_job_that_waits_for_workers_is_refreshed(database: Connection) -> None:
     hand = Hand(database)
     job = await hand.submit(step("a", namespace="fulfillment"), step("b", namespace="inventory"))
     both = (await hand.job(job))["reason"]

@@ -1,4 +1,4 @@
-"""Orchestrators, workers and people at once: every job ends once, and nobody waits in a circle."""
+"""Concurrent orchestrators, workers, cancellations and signals: every job ends once, without deadlocks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENDED = {"COMPLETED", "FAILED", "CANCELED"}
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
@@ -79,7 +79,7 @@ async def all_ended(connection: Connection) -> bool:
     return {row["status"] for row in await find_jobs(connection, limit=1000)} <= ENDED
 
 
-async def test_several_orchestrators_carry_every_job_on_once(hand: Hand, url: str) -> None:
+async def test_several_orchestrators_advance_every_job_once(hand: Hand, url: str) -> None:
     names = [f"b{i}" for i in range(20)]
     for number in range(5):
         await hand.submit(step("a"), *(step(name, "a") for name in names), step("z", *names), name=f"w{number}")
@@ -91,7 +91,7 @@ async def test_several_orchestrators_carry_every_job_on_once(hand: Hand, url: st
     assert await (await hand.connection.execute(twice)).fetchall() == []
 
 
-async def test_people_and_machines_do_not_wait_in_a_circle(hand: Hand, url: str) -> None:
+async def test_concurrent_cancellations_and_signals_do_not_deadlock(hand: Hand, url: str) -> None:
     chance = random.Random(8)  # noqa: S311 - which job is canceled is no secret
     await put_workflow(hand.connection, workflow(step("x", compensate="undo"), step("y", "x"), name="child"))
     jobs: list[UUID] = []

@@ -20,7 +20,7 @@ SHORT = {"INTERLOCK_LEASE": "2", "INTERLOCK_CONCURRENCY": "20", "INTERLOCK_LOG_L
 
 
 @pytest.mark.flow
-async def test_a_job_starts_when_its_worker_does_and_ends_as_its_steps_say(url: str) -> None:
+async def test_a_job_starts_with_its_worker_and_ends_with_its_steps(url: str) -> None:
     async with app_at(url) as jobs:
         chain, broken = await jobs.submit("chain", {"n": 4}), await jobs.submit("broken")
         assert {(await job.status()).status for job in (chain, broken)} == {"PENDING"}
@@ -49,9 +49,7 @@ async def test_a_job_starts_when_its_worker_does_and_ends_as_its_steps_say(url: 
 
 
 @pytest.mark.chaos
-async def test_nothing_is_lost_and_every_job_ends_once_while_processes_are_killed(
-    url: str, database: Connection
-) -> None:
+async def test_every_job_ends_once_while_processes_are_killed(url: str, database: Connection) -> None:
     count = 150
     async with app_at(url) as jobs:
         with ExitStack() as stack:

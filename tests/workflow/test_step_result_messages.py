@@ -1,4 +1,4 @@
-"""Messages that come twice, fail or tell of what nobody expected: jobs are carried on once, and right."""
+"""Messages that are repeated, malformed or unexpected: jobs advance once, and correctly."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ pytestmark = pytest.mark.store
 
 @pytest.fixture
 async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker."""
+    """Return a Hand on a database with a live worker."""
     await serve(database)
     return Hand(database)
 
 
 async def replay(database: Connection) -> int:
-    """Send every message again that was ever sent, as tasks know it."""
+    """Resend the message of every ended task."""
     rows = await database.execute(
         "select pgmq.send('orchestration_step_results', jsonb_build_object('job_id', job_id, 'task_id', id)) "
         "from interlock.tasks where job_id is not null order by random()"
@@ -38,7 +38,7 @@ async def replay(database: Connection) -> int:
 
 
 async def requeue_by_hand(hand: Hand, task_id: UUID) -> None:
-    """Do what only a person with psql can: let a step go again by itself."""
+    """Requeue a step by SQL, which the API does not allow."""
     await hand.connection.execute(
         "update interlock.tasks set state = 'pending', event = 'requeue', tries = 0, finished_at = null where id = %s",
         [task_id],
@@ -76,7 +76,7 @@ async def test_duplicates_and_replays_change_nothing(hand: Hand) -> None:
     assert (await read_queue_state(hand.connection)) == {"waiting": 0, "oldest_age": None, "archived": 0}
 
 
-async def test_a_step_that_was_requeued_before_anybody_noticed_its_failure_counts_when_it_ends(hand: Hand) -> None:
+async def test_a_step_requeued_before_its_failure_was_advanced_counts_at_its_end(hand: Hand) -> None:
     hand.outcomes = {"a": Failed("once")}
     job = await hand.submit(step("a"), step("b", "a"))
     (task,) = await hand.claim()
@@ -88,7 +88,7 @@ async def test_a_step_that_was_requeued_before_anybody_noticed_its_failure_count
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_a_step_that_is_requeued_after_all_takes_up_no_room_of_its_job(hand: Hand) -> None:
+async def test_a_step_requeued_after_it_was_advanced_does_not_count_against_worker_count(hand: Hand) -> None:
     hand.outcomes = {"a": Failed("once")}
     job = await hand.submit(step("a"), step("b"), step("c", "b"), step("d", "c"), worker_count=1)
     await hand.run(until=lambda: "a" in hand.ran)
@@ -100,7 +100,7 @@ async def test_a_step_that_is_requeued_after_all_takes_up_no_room_of_its_job(han
     assert (await hand.job(job))["status"] == "FAILED"
 
 
-async def test_a_step_that_a_person_cancels_counts_as_failed(hand: Hand) -> None:
+async def test_a_canceled_step_counts_as_failed(hand: Hand) -> None:
     job = await hand.submit(step("a"), step("b", "a"), step("c", after_failure=["a"]))
     lone = await hand.submit(step("a"), step("b", "a"), name="lone")
     for id_ in (job, lone):
@@ -113,7 +113,7 @@ async def test_a_step_that_a_person_cancels_counts_as_failed(hand: Hand) -> None
     assert (row["status"], row["reason"]) == ("FAILED", "step a was canceled: not this one")
 
 
-async def test_a_step_that_was_canceled_before_its_job_started_is_carried_on_when_it_starts(
+async def test_a_step_canceled_before_its_job_starts_is_advanced_at_the_start(
     database: Connection,
 ) -> None:
     hand = Hand(database)
@@ -127,7 +127,7 @@ async def test_a_step_that_was_canceled_before_its_job_started_is_carried_on_whe
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_a_move_by_any_client_is_carried_on(hand: Hand) -> None:
+async def test_a_move_by_any_client_is_advanced(hand: Hand) -> None:
     job = await hand.submit(step("a"), step("b", "a"))
     (task,) = await hand.claim()
     await hand.connection.execute(
@@ -139,7 +139,7 @@ async def test_a_move_by_any_client_is_carried_on(hand: Hand) -> None:
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_a_bad_message_is_put_aside_and_the_others_flow_on(hand: Hand) -> None:
+async def test_a_malformed_message_is_archived_and_holds_up_no_other(hand: Hand) -> None:
     bad = ['{"job_id": "nonsense"}', '"words"', "null", '{"task_id": 3}']
     for content in bad:
         await hand.connection.execute("select pgmq.send('orchestration_step_results', %s::jsonb)", [content])
@@ -156,7 +156,7 @@ async def test_a_bad_message_is_put_aside_and_the_others_flow_on(hand: Hand) -> 
     assert (await read_queue_state(hand.connection))["waiting"] == 0
 
 
-async def test_a_job_that_cannot_be_carried_on_holds_up_no_other_in_the_batch(hand: Hand) -> None:
+async def test_a_job_that_cannot_be_advanced_holds_up_no_other_in_the_batch(hand: Hand) -> None:
     broken = await hand.submit(step("a"), step("b", "a"), name="broken")
     well = await hand.submit(step("a"), step("b", "a"), name="well")
     await hand.connection.execute(
@@ -180,7 +180,7 @@ async def test_a_job_that_cannot_be_carried_on_holds_up_no_other_in_the_batch(ha
     assert (await hand.states(broken)) == {"a": "done", "b": "waiting"}, "nothing of it is half done"
 
 
-async def test_an_orchestrator_that_dies_loses_nothing(hand: Hand, url: str) -> None:
+async def test_an_orchestrator_that_dies_loses_no_message(hand: Hand, url: str) -> None:
     job = await hand.submit(step("a"), step("b", "a"))
     await hand.settle((await hand.claim())[0])
     async with connect(url) as doomed, doomed.transaction(force_rollback=True):
@@ -190,7 +190,7 @@ async def test_an_orchestrator_that_dies_loses_nothing(hand: Hand, url: str) -> 
     assert (await hand.job(job))["status"] == "COMPLETED"
 
 
-async def test_time_is_the_callers(hand: Hand) -> None:
+async def test_advance_uses_the_time_of_the_caller(hand: Hand) -> None:
     hand.now = datetime(2026, 1, 1, tzinfo=UTC)
     job = await hand.submit(step("a"), timeout=60)
     await hand.run()
