@@ -1,4 +1,4 @@
-"""The demo as a newcomer sees it: both acts are real, it can be left at any moment, and it leaves nothing behind."""
+"""`interlock demo`: both parts, interruption at any moment, and no process left behind."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def jobs(shell: Shell) -> list[str]:
     return [status for (status,) in shell.rows("select status from interlock.jobs")]
 
 
-def test_both_acts_are_played_on_the_embedded_server_which_is_gone_afterwards(open_directory: Path) -> None:
+def test_both_parts_run_on_the_embedded_server_which_stops_afterwards(open_directory: Path) -> None:
     place = open_directory / "db"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
     done = subprocess.run(
@@ -128,7 +128,7 @@ def test_the_timeline_is_what_the_database_recorded(shell: Shell) -> None:
     assert f"claims {held} as attempt 2" in shown
 
 
-def test_in_a_terminal_a_table_lives_until_the_timeline_takes_its_place(shell: Shell) -> None:
+def test_a_terminal_shows_a_live_table_and_then_the_timeline(shell: Shell) -> None:
     terminal = "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)"
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
     done = subprocess.run(
@@ -151,7 +151,7 @@ def test_in_a_terminal_a_table_lives_until_the_timeline_takes_its_place(shell: S
     assert "steps have ended" not in rest
 
 
-async def test_demos_run_beside_each_other_and_beside_whoever_recovers_their_tasks(shell: Shell) -> None:
+async def test_demos_run_concurrently_and_beside_another_recovery(shell: Shell) -> None:
     with demo_at(shell) as one, demo_at(shell) as other:
         ended = asyncio.gather(*(asyncio.to_thread(demo.end) for demo in (one, other)))
         async with connect(shell.url) as connection:
@@ -166,7 +166,7 @@ async def test_demos_run_beside_each_other_and_beside_whoever_recovers_their_tas
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_can_be_left_at_any_moment(shell: Shell, number: signal.Signals) -> None:
+def test_an_interrupt_cancels_the_job_and_stops_the_processes(shell: Shell, number: signal.Signals) -> None:
     with demo_at(shell, "workflow") as demo:
         pids = demo.pids()
         demo.until("kill -9")
@@ -180,7 +180,7 @@ def test_it_can_be_left_at_any_moment(shell: Shell, number: signal.Signals) -> N
     assert undone == "done"
 
 
-def test_it_can_be_left_while_its_processes_start(shell: Shell) -> None:
+def test_an_interrupt_while_the_processes_start(shell: Shell) -> None:
     with demo_at(shell, "workflow") as demo:
         pids = demo.pids()
         demo.process.send_signal(signal.SIGINT)
@@ -189,7 +189,7 @@ def test_it_can_be_left_while_its_processes_start(shell: Shell) -> None:
     assert jobs(shell) in ([], ["CANCELED"])  # they may have been quicker than the signal
 
 
-def test_nothing_is_left_of_a_demo_that_is_killed(shell: Shell) -> None:
+def test_a_killed_demo_leaves_no_process(shell: Shell) -> None:
     with demo_at(shell, "workflow") as demo:
         pids = demo.pids()
         demo.until("running on")
@@ -197,7 +197,7 @@ def test_nothing_is_left_of_a_demo_that_is_killed(shell: Shell) -> None:
         eventually(lambda: all(map(is_gone, pids)))
 
 
-def test_a_process_that_ends_by_itself_is_told_in_a_line(shell: Shell) -> None:
+def test_an_unexpected_exit_of_a_process_is_one_line(shell: Shell) -> None:
     with demo_at(shell, "workflow") as demo:
         pids = demo.pids()
         demo.until("running on")
@@ -207,7 +207,7 @@ def test_a_process_that_ends_by_itself_is_told_in_a_line(shell: Shell) -> None:
     assert all(map(is_gone, pids))
 
 
-def test_a_database_that_goes_away_is_told_in_a_line(shell: Shell, server: EmbeddedServer) -> None:
+def test_a_lost_database_is_one_line(shell: Shell, server: EmbeddedServer) -> None:
     ((name,),) = shell.rows("select current_database()")
     with demo_at(shell, "workflow") as demo:
         pids = demo.pids()
@@ -225,7 +225,7 @@ def test_a_database_that_goes_away_is_told_in_a_line(shell: Shell, server: Embed
     assert all(map(is_gone, pids))
 
 
-def test_an_act_that_is_not_there_is_refused(shell: Shell) -> None:
+def test_an_unknown_part_is_refused(shell: Shell) -> None:
     refused = shell.run("demo", "opera")
     assert refused.returncode == 2
     assert "workflow" in refused.stderr
@@ -239,7 +239,7 @@ def test_the_demo_runs_the_workflow_of_the_example() -> None:
     assert steps(ROOT / "src/interlock/cli/demo/orders.py") == steps(EXAMPLES / "order_workflow.py")
 
 
-def test_the_template_is_the_twin_of_the_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_yaml_template_equals_the_python_workflow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     declared = importlib.import_module("order_workflow").wf
     (loaded,) = Interlock("postgresql://nowhere").load_templates(EXAMPLES / "order_template.yaml")
@@ -251,7 +251,7 @@ def test_the_template_is_the_twin_of_the_python(monkeypatch: pytest.MonkeyPatch)
     assert shape(loaded.document) == shape(declared.document)
 
 
-def test_the_readme_shows_examples_as_they_are() -> None:
+def test_the_readme_shows_the_examples_verbatim() -> None:
     blocks = re.findall(r"```python\n(.+?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     examples = [path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")]
     assert len(blocks) == 2

@@ -1,4 +1,4 @@
-"""Workers over REST: their life, what they refuse, and the lists in which they are found."""
+"""REST endpoints of workers: transitions, refused transitions, history, pagination and metrics."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ async def test_a_worker_is_terminated_from_every_other_state(client: httpx.Async
         assert (answer.status_code, answer.json()["status"]) == (200, "TERMINATED"), state
 
 
-async def test_a_state_that_is_reached_by_another_event_is_named_with_it(client: httpx.AsyncClient) -> None:
+async def test_a_409_names_the_event_that_leads_to_the_state(client: httpx.AsyncClient) -> None:
     answer = await client.post(PATHS["resume"].format(await made(client)))
     assert answer.status_code == 409
     assert answer.json()["detail"] == "Invalid state transition: IDLE → RUNNING by resume. It takes start_task"
@@ -198,7 +198,7 @@ async def test_canceled_to_running_create_new_job_instead(client: httpx.AsyncCli
 # --- what is told of workers
 
 
-async def test_a_worker_keeps_what_it_was_asked_to_be_and_its_history_says_who_did_what(
+async def test_a_worker_keeps_its_spec_and_its_history_names_the_actors(
     client: httpx.AsyncClient,
 ) -> None:
     body: dict[str, Any] = {
@@ -222,7 +222,7 @@ async def test_a_worker_keeps_what_it_was_asked_to_be_and_its_history_says_who_d
     assert explained["facts"][0] == "start_task by api: work is there"
 
 
-async def test_pages_hold_every_worker_once_in_a_stable_order_while_others_come(client: httpx.AsyncClient) -> None:
+async def test_pages_hold_every_worker_once_while_new_ones_are_created(client: httpx.AsyncClient) -> None:
     ids = [await made(client, workspace_id="a" if n % 2 else "b") for n in range(7)]
     seen: list[str] = []
     cursor: str | None = None
@@ -242,9 +242,7 @@ async def test_pages_hold_every_worker_once_in_a_stable_order_while_others_come(
     assert [worker["id"] for worker in running] == [ids[0]]
 
 
-async def test_the_moves_of_workers_are_metrics_whoever_made_them(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
+async def test_transitions_of_workers_by_any_actor_are_metrics(client: httpx.AsyncClient, database: Connection) -> None:
     worker = await made(client, database, "PAUSED")
     await refused(client, worker, "pause", "PAUSED", "PAUSED")
     text = (await client.get("/metrics")).text
@@ -258,7 +256,7 @@ async def test_the_moves_of_workers_are_metrics_whoever_made_them(
     assert worker not in again, "an id is no label"
 
 
-async def test_many_who_move_one_worker_at_once_lose_no_move(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_concurrent_moves_of_one_worker_are_all_recorded(client: httpx.AsyncClient, database: Connection) -> None:
     worker = await made(client, database, "RUNNING")
     acts = ["pause", "resume"] * 30
     answers = await asyncio.gather(*(client.post(PATHS[act].format(worker)) for act in acts))

@@ -1,4 +1,4 @@
-"""What the guide to the API prints is what runs: its curl commands, one after the other, and what they answer."""
+"""docs/api.md is executable: its curl commands give the responses that it shows."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def promised(text: str) -> dict[str, Any]:
     return {name: json.loads(value) for name, value in VALUES.findall(text)}
 
 
-async def test_the_commands_of_the_guide_answer_as_it_says(url: str) -> None:
+async def test_the_curl_commands_of_the_guide_give_the_printed_responses(url: str) -> None:
     known = {"API": HERE, "TOKEN": ""}
     app = app_at(url)
 

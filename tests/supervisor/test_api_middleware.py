@@ -1,4 +1,4 @@
-"""What never gets in, what never gets out: limits, hosts, origins, problems and the pages that describe it all."""
+"""The middleware and problem details of the API: limits, hosts, origins, headers, the docs page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def problem(answer: httpx.Response, code: str) -> dict[str, Any]:
-    """See that an answer is a problem detail with this code, and give it."""
+    """Assert that a response is a problem detail with this code, and return it."""
     assert answer.headers["content-type"] == "application/problem+json"
     said: dict[str, Any] = answer.json()
     assert said.keys() >= MEMBERS
@@ -44,7 +44,7 @@ def problem(answer: httpx.Response, code: str) -> dict[str, Any]:
     return said
 
 
-async def test_every_refusal_is_a_problem_with_a_code(client: httpx.AsyncClient) -> None:
+async def test_every_refusal_is_a_problem_detail_with_a_code(client: httpx.AsyncClient) -> None:
     problem(await client.get("/nothing/here"), "unknown_path")
     wrong = await client.delete("/api/workers")
     problem(wrong, "method_not_allowed")
@@ -55,7 +55,7 @@ async def test_every_refusal_is_a_problem_with_a_code(client: httpx.AsyncClient)
     problem(await client.post("/api/workers", content=b"{}" + b" " * 3000, headers=JSON), "body_too_large")
 
 
-async def test_a_body_that_does_not_fit_names_the_field_and_not_the_value(client: httpx.AsyncClient) -> None:
+async def test_a_validation_error_names_the_field_and_not_the_value(client: httpx.AsyncClient) -> None:
     bodies: list[tuple[str, dict[str, Any], str]] = [
         ("/api/workers", {"concurrency": "hunter2"}, "concurrency"),
         ("/api/workers", {"surprise": 1}, "surprise"),
@@ -80,7 +80,7 @@ async def test_a_body_that_does_not_fit_names_the_field_and_not_the_value(client
     problem(await client.get("/api/jobs/not-an-id"), "invalid_request")
 
 
-async def test_a_body_that_comes_without_its_length_is_cut_off_at_the_limit(client: httpx.AsyncClient) -> None:
+async def test_a_chunked_body_is_refused_at_the_size_limit(client: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:
             yield b" " * 1000
@@ -88,7 +88,7 @@ async def test_a_body_that_comes_without_its_length_is_cut_off_at_the_limit(clie
     problem(await client.post("/api/workers", content=endless(), headers=JSON), "body_too_large")
 
 
-async def test_pages_of_other_sites_and_other_names_of_this_host_get_nothing(client: httpx.AsyncClient) -> None:
+async def test_other_origins_and_unknown_hosts_are_refused(client: httpx.AsyncClient) -> None:
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", ""):
         problem(await client.get("/api/workers", headers={"Host": host}), "unknown_host")
     for host in ("localhost:8321", "127.0.0.1:1", "[::1]:8321", "LOCALHOST"):
@@ -102,12 +102,12 @@ async def test_pages_of_other_sites_and_other_names_of_this_host_get_nothing(cli
     assert (await client.options("/api/workers", headers=asked)).status_code == 405
 
 
-async def test_names_of_this_host_can_be_added(url: str) -> None:
+async def test_host_names_can_be_added(url: str) -> None:
     async with api_at(url, supervisor_names=("box.internal",)) as client:
         assert (await client.get("/api/workers", headers={"Host": "box.internal:8321"})).status_code == 200
 
 
-async def test_every_answer_has_the_headers_that_browsers_heed(client: httpx.AsyncClient) -> None:
+async def test_every_response_has_the_security_headers(client: httpx.AsyncClient) -> None:
     for path in ("/api/workers", "/healthz", "/nothing", "/docs"):
         headers = (await client.get(path)).headers
         assert headers["x-content-type-options"] == "nosniff"
@@ -116,7 +116,7 @@ async def test_every_answer_has_the_headers_that_browsers_heed(client: httpx.Asy
         assert headers["cache-control"] == "no-store"
 
 
-async def test_a_request_that_takes_too_long_is_put_off_and_leaves_nothing(client: httpx.AsyncClient, url: str) -> None:
+async def test_a_request_that_times_out_is_503_and_changes_nothing(client: httpx.AsyncClient, url: str) -> None:
     worker = (await client.post("/api/workers", json={})).json()["id"]
     path, body = f"/api/workers/{worker}/start", {"request_id": "k"}
     with psycopg.connect(url) as holder:
@@ -128,7 +128,7 @@ async def test_a_request_that_takes_too_long_is_put_off_and_leaves_nothing(clien
     assert (await client.post(path, json=body)).json()["status"] == "RUNNING"
 
 
-async def test_what_nobody_foresaw_shows_no_more_than_that_it_happened(url: str) -> None:
+async def test_an_unexpected_error_is_a_500_without_details(url: str) -> None:
     config = Config(database_url=url)
     async with Interlock(config=config) as app:
         api = create_api(app, config)
@@ -144,7 +144,7 @@ async def test_what_nobody_foresaw_shows_no_more_than_that_it_happened(url: str)
     assert "Traceback" not in str(said)
 
 
-async def test_when_the_database_is_away_the_answer_is_503_and_the_process_says_that_it_lives(url: str) -> None:
+async def test_without_a_database_requests_are_503_and_healthz_is_200(url: str) -> None:
     config = Config(database_url=url, supervisor_timeout=4.0)
     async with (
         Interlock(config=config) as app,
@@ -162,7 +162,7 @@ async def test_when_the_database_is_away_the_answer_is_503_and_the_process_says_
             problem(answer, "database_unavailable")
 
 
-async def test_the_pages_come_from_here_alone_and_describe_every_path(client: httpx.AsyncClient) -> None:
+async def test_the_docs_page_is_self_contained_and_lists_every_path(client: httpx.AsyncClient) -> None:
     page = await client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     texts = [page.text]
@@ -179,7 +179,7 @@ async def test_the_pages_come_from_here_alone_and_describe_every_path(client: ht
 
 
 @pytest.mark.chaos
-def test_ctrl_c_ends_the_supervisor_in_good_order_and_a_taken_port_is_told(url: str) -> None:
+def test_ctrl_c_stops_the_supervisor_and_a_port_in_use_is_an_error(url: str) -> None:
     with supervisor_at(url) as (process, address, said):
         assert httpx.get(f"{address}/healthz").json() == {"status": "ok"}
         assert "server" not in httpx.get(f"{address}/healthz").headers
@@ -193,7 +193,7 @@ def test_ctrl_c_ends_the_supervisor_in_good_order_and_a_taken_port_is_told(url: 
             httpx.get(f"{address}/healthz")
 
 
-async def test_one_request_too_many_is_put_off() -> None:
+async def test_requests_over_the_concurrency_limit_are_429() -> None:
     async def slow(scope: Any, receive: Any, send: Any) -> None:
         del scope, receive, send
         await release.wait()
@@ -209,7 +209,7 @@ async def test_one_request_too_many_is_put_off() -> None:
         await asyncio.gather(*inside, return_exceptions=True)
 
 
-async def test_a_socket_of_another_origin_is_closed_before_anybody_hears_of_it() -> None:
+async def test_a_websocket_of_another_origin_is_closed() -> None:
     heard: list[str] = []
     said: list[dict[str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document against the API: what schemathesis makes up is answered as the document says, never by 5xx."""
+"""Schemathesis: generated requests get responses that the OpenAPI document declares, and no 5xx."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SETTINGS = settings(
 
 @contextmanager
 def served(url: str) -> Iterator[str]:
-    """Serve the API from a thread of its own."""
+    """Serve the API from another thread; yield its URL."""
     config = Config(database_url=url, supervisor_port=0, supervisor_require_token=True)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -78,7 +78,7 @@ async def admin(url: str) -> str:
 
 
 def known_ids(client: httpx.Client) -> dict[str, str]:
-    """Make one of each thing, so that not every path leads to 404."""
+    """Create one of each resource, so that not every path answers 404."""
     return {
         "worker_id": client.post("/api/workers", json={}).json()["id"],
         "job_id": client.post("/api/jobs", json={"workflow": "gates"}).json()["id"],
@@ -114,7 +114,7 @@ def send(address: str, secret: dict[str, str], known: dict[str, str], case: AnyC
     case.call_and_validate(base_url=address, headers=secret, checks=CHECKS)
 
 
-def test_nothing_that_is_made_up_gets_an_undocumented_answer_or_a_server_error(url: str) -> None:
+def test_generated_requests_get_documented_responses_and_no_server_error(url: str) -> None:
     secret = {"Authorization": f"Bearer {asyncio.run(admin(url))}"}
     with served(url) as address, httpx.Client(base_url=address, headers=secret) as client:
         known = known_ids(client)

@@ -1,4 +1,4 @@
-"""Jobs, tasks and namespaces over REST: the same acts as from Python and the command line."""
+"""REST endpoints of jobs, tasks and namespaces."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def ended(client: httpx.AsyncClient, job: str) -> dict[str, Any]:
             await asyncio.sleep(0.01)
 
 
-async def test_a_job_runs_to_its_end_and_its_steps_history_and_explanation_tell_how(
+async def test_a_job_completes_and_shows_steps_history_and_explanation(
     client: httpx.AsyncClient, url: str, database: Connection
 ) -> None:
     async with hands_at(database), orchestrator_at(url):
@@ -68,7 +68,7 @@ async def test_a_job_runs_to_its_end_and_its_steps_history_and_explanation_tell_
     assert retried.json()["retried_from"] == job
 
 
-async def test_a_job_waits_for_a_signal_and_an_approval_that_come_over_the_api(
+async def test_a_job_receives_a_signal_and_an_approval_over_the_api(
     client: httpx.AsyncClient, url: str, database: Connection
 ) -> None:
     async with hands_at(database), orchestrator_at(url):
@@ -85,7 +85,7 @@ async def test_a_job_waits_for_a_signal_and_an_approval_that_come_over_the_api(
     assert (late.status_code, late.json()["code"]) == (409, "not_possible")
 
 
-async def test_a_job_is_canceled_once_and_cannot_be_retried_before_it_has_ended(
+async def test_a_second_cancel_and_a_retry_of_a_running_job_are_409(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     await say_that_a_worker_is_here(database)
@@ -100,7 +100,7 @@ async def test_a_job_is_canceled_once_and_cannot_be_retried_before_it_has_ended(
     assert {move["actor"] for move in moves} == {"api"}
 
 
-async def test_children_are_listed_under_their_parent(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_child_jobs_are_listed_under_their_parent(client: httpx.AsyncClient, database: Connection) -> None:
     await say_that_a_worker_is_here(database)
     parent = await submitted(client, "chain")
     children = [await submitted(client, "chain", parent_job_id=parent) for _ in range(3)]
@@ -129,7 +129,7 @@ async def test_a_validation_error_fails_the_job_at_once_and_is_recorded(client: 
     assert len((await client.get("/api/jobs")).json()["items"]) == 2
 
 
-async def test_a_task_is_enqueued_checked_run_and_its_result_waited_for(url: str) -> None:
+async def test_a_task_is_enqueued_and_its_result_awaited(url: str) -> None:
     async with api_at(url, app=tasks_at(url)) as client, serving(url):
         wrong = await client.post("/api/tasks", json={"type": "add", "input": {"a": 1}})
         assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
@@ -147,7 +147,7 @@ async def test_a_task_is_enqueued_checked_run_and_its_result_waited_for(url: str
         assert late.json()["detail"] == "Cannot transition from terminal state done to canceled"
 
 
-async def test_a_task_that_nobody_knows_is_taken_canceled_and_requeued(client: httpx.AsyncClient) -> None:
+async def test_a_task_of_unknown_type_is_enqueued_canceled_and_requeued(client: httpx.AsyncClient) -> None:
     made = await client.post("/api/tasks", json={"type": "mystery", "unique_key": "one", "delay": 60})
     task = made.json()["id"]
     assert (await client.get(f"/api/tasks/{task}/result")).status_code == 202
@@ -160,7 +160,7 @@ async def test_a_task_that_nobody_knows_is_taken_canceled_and_requeued(client: h
     assert (await client.post(f"/api/tasks/{task}/requeue")).json()["state"] == "pending"
 
 
-async def test_a_step_is_not_requeued_by_itself(client: httpx.AsyncClient, database: Connection) -> None:
+async def test_requeue_of_a_single_step_is_409(client: httpx.AsyncClient, database: Connection) -> None:
     await say_that_a_worker_is_here(database)
     job = await submitted(client, "chain")
     (step, *_) = (await client.get(f"/api/jobs/{job}/steps")).json()["items"]
@@ -188,7 +188,7 @@ async def test_a_namespace_is_paused_listed_and_resumed(client: httpx.AsyncClien
         ("worker", ["", "/history", "/start"]),
     ],
 )
-async def test_what_is_not_there_is_404_under_its_own_code(
+async def test_unknown_resources_are_404_with_their_own_code(
     client: httpx.AsyncClient, kind: str, paths: list[str]
 ) -> None:
     bodies = {"/retry": {"step": "x"}, "/signal": {"name": "x"}, "/approve": {"step": "x"}}

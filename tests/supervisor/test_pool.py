@@ -1,4 +1,4 @@
-"""The pool in command of real processes: what a row asks for happens to a process, within a second."""
+"""The pool with real worker processes: a process follows its row within a second."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def fleet(url: str) -> Iterator[Fleet]:
         yield rows
 
 
-async def test_a_worker_that_is_started_paused_resumed_and_terminated_is_a_process_that_does_so(
-    url: str, fleet: Fleet
-) -> None:
+async def test_a_process_follows_start_pause_resume_and_terminate(url: str, fleet: Fleet) -> None:
     worker = await fleet.add()
     async with pooling(url):
         row = await fleet.alive(worker)
@@ -47,7 +45,7 @@ async def test_a_worker_that_is_started_paused_resumed_and_terminated_is_a_proce
     assert (row["status"], row["pid"], row["generation"]) == ("TERMINATED", None, 1)
 
 
-async def test_pausing_a_worker_over_the_api_pauses_a_process(url: str, fleet: Fleet) -> None:
+async def test_pause_over_the_api_pauses_the_process(url: str, fleet: Fleet) -> None:
     with Shell(url).begun("--log-level", "warning", "supervisor", *APP, "--port", "0") as process:
         assert process.stderr is not None
         api = process.stderr.readline().split()[4].rstrip(",")
@@ -72,7 +70,7 @@ async def test_pausing_a_worker_over_the_api_pauses_a_process(url: str, fleet: F
     assert process.returncode == 0
 
 
-async def test_a_process_that_does_not_end_is_killed_and_its_tasks_are_free_at_once(url: str, fleet: Fleet) -> None:
+async def test_a_hung_process_is_killed_and_its_tasks_return_at_once(url: str, fleet: Fleet) -> None:
     worker = await fleet.add(lease=3600)
     async with pooling(url, stop_timeout=0.3):
         row = await fleet.alive(worker)
@@ -84,7 +82,7 @@ async def test_a_process_that_does_not_end_is_killed_and_its_tasks_are_free_at_o
     assert row["process_note"] == "the process was killed by SIGKILL"
 
 
-async def test_a_pool_that_stops_ends_its_processes_and_the_next_one_starts_them_anew(url: str, fleet: Fleet) -> None:
+async def test_a_stopped_pool_ends_its_processes_and_the_next_one_restarts_them(url: str, fleet: Fleet) -> None:
     worker = await fleet.add()
     async with pooling(url):
         first = await fleet.alive(worker)
@@ -94,15 +92,13 @@ async def test_a_pool_that_stops_ends_its_processes_and_the_next_one_starts_them
     async with pooling(url, leave_running=True):
         second = await fleet.alive(worker, generation=2)
     assert exists(second["pid"])
-    async with pooling(url):  # it finds alive what was left, and stops it in the end
+    async with pooling(url):  # adopts the process and stops it in the end
         await fleet.seen(worker, lambda row: row["supervisor_id"] is not None)
         assert fleet.row(worker)["pid"] == second["pid"]
     assert not exists(second["pid"])
 
 
-async def test_the_processes_of_a_killed_supervisor_work_on_and_the_next_one_adopts_or_replaces_them(
-    url: str, fleet: Fleet
-) -> None:
+async def test_processes_of_a_killed_supervisor_are_adopted_or_replaced(url: str, fleet: Fleet) -> None:
     survivor, victim = await fleet.add(), await fleet.add(namespaces=("elsewhere",))
     with supervisor_process(url) as supervisor:
         first, second = await fleet.alive(survivor), await fleet.alive(victim)
@@ -115,11 +111,11 @@ async def test_the_processes_of_a_killed_supervisor_work_on_and_the_next_one_ado
         await fleet.alive(victim, generation=2)
         row = fleet.row(survivor)
         assert (row["pid"], row["generation"], row["supervisor_id"]) == (first["pid"], 1, pool.id)
-        kill(first["pid"])  # nobody's child any more, and missed all the same
+        kill(first["pid"])  # not a child of this supervisor
         await fleet.alive(survivor, generation=2)
 
 
-async def test_two_supervisors_share_the_rows_and_neither_touches_the_other_s(url: str, fleet: Fleet) -> None:
+async def test_two_supervisors_manage_disjoint_rows(url: str, fleet: Fleet) -> None:
     lease = 2.0
     async with pooling(url, max_processes=2, lease=lease, leave_running=True) as one:
         early = [await fleet.add(), await fleet.add()]
@@ -128,10 +124,10 @@ async def test_two_supervisors_share_the_rows_and_neither_touches_the_other_s(ur
         async with pooling(url, max_processes=3, lease=lease) as other:
             late = await fleet.add()
             await fleet.alive(late)
-            await asyncio.sleep(lease * 1.4)  # longer than it lasts if nobody renews it
+            await asyncio.sleep(lease * 1.4)  # longer than a lease that is not renewed
             holders = [fleet.row(worker)["supervisor_id"] for worker in (*early, late)]
             assert holders == [one.id, one.id, other.id]
-            # a row is moved by whoever holds it, and by nobody else
+            # only the holder of a row manages its process
             run_sql(url, f"update interlock.workers set supervisor_id = '{other.id}' where id = '{early[0]}'")
             await fleet.seen(early[0], lambda row: row["pid"] in [child.pid for child in other.processes.values()])
             await until(lambda: early[0] not in one.processes)
@@ -141,7 +137,7 @@ async def test_two_supervisors_share_the_rows_and_neither_touches_the_other_s(ur
         await fleet.seen(early[1], lambda row: row["supervisor_id"] is not None)
 
 
-async def test_a_process_whose_row_has_a_later_one_stops_by_itself(url: str, fleet: Fleet) -> None:
+async def test_a_process_of_an_old_generation_stops_by_itself(url: str, fleet: Fleet) -> None:
     worker = await fleet.add()
     async with pooling(url, leave_running=True):
         row = await fleet.alive(worker)
@@ -151,21 +147,21 @@ async def test_a_process_whose_row_has_a_later_one_stops_by_itself(url: str, fle
     assert fleet.row(worker)["status"] == "RUNNING"
 
 
-async def test_a_worker_that_nobody_here_started_obeys_the_same_calls_within_a_second(url: str, fleet: Fleet) -> None:
+async def test_a_self_registered_worker_follows_pause_and_terminate(url: str, fleet: Fleet) -> None:
     async with pooling(url) as pool:
         with worker_process(url) as process:
             running = "select id from interlock.workers where status = 'RUNNING'"
             await until(lambda: fleet.rows(running))
             worker = fleet.rows(running)[0]["id"]
-            await until_it_obeys_promptly(fleet, worker)
+            await assert_follows_within_a_second(fleet, worker)
             await fleet.move(worker, Event.TERMINATE)
             await asyncio.to_thread(process.wait, 60)
         assert not pool.processes
     assert fleet.row(worker)["supervisor_id"] is None
 
 
-async def until_it_obeys_promptly(fleet: Fleet, worker: str) -> None:
-    """Pause and resume a worker; on a machine that has other things to do, one of three times is enough."""
+async def assert_follows_within_a_second(fleet: Fleet, worker: str) -> None:
+    """Pause and resume a worker; on a busy machine one of three tries within the limit is enough."""
     took = []
     for _ in range(3):
         began = time.monotonic()
@@ -176,10 +172,10 @@ async def until_it_obeys_promptly(fleet: Fleet, worker: str) -> None:
         took.append(time.monotonic() - began)
         if took[-1] < 2:
             return
-    pytest.fail(f"it obeys, but not within a second: two calls took {took} s")
+    pytest.fail(f"pause and resume took longer than 2 s: {took}")
 
 
-async def test_rows_that_belong_to_a_pool_end_with_it(url: str, fleet: Fleet) -> None:
+async def test_bound_rows_end_with_their_pool(url: str, fleet: Fleet) -> None:
     async with pooling(url, tied=True) as pool:
         worker, paused = await pool.add(2, {"namespaces": ["mail"]})
         await fleet.alive(worker)

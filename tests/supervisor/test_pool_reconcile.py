@@ -1,4 +1,4 @@
-"""What a pool does about a worker, decided from facts alone; and what the system tells of processes."""
+"""Decisions of the pool without I/O, process identity, and the environment of worker processes."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def memory(megabytes: float, **more: Any) -> Observation:
     return Observation(alive=True, memory=int(megabytes * 1e6), **more)
 
 
-TOO_OFTEN = "4 quick crashes in a row; last: the process exited with code 1: no luck"
-OF_NO_USE = "the process exited with code 2: which app?"
+TOO_MANY_CRASHES = "4 quick crashes in a row; last: the process exited with code 1: no luck"
+UNRECOVERABLE_EXIT = "the process exited with code 2: which app?"
 
 CASES: dict[str, tuple[HeldWorker, Observation, object]] = {
     "running without a process": (worker(), Observation(), Start()),
-    "its time has not come": (worker(restart_at=NOW + timedelta(seconds=1)), Observation(), None),
-    "its time has come": (worker(restart_at=NOW), Observation(), Start()),
+    "restart not due": (worker(restart_at=NOW + timedelta(seconds=1)), Observation(), None),
+    "restart due": (worker(restart_at=NOW), Observation(), Start()),
     "running with one": (worker(), ALIVE, None),
     "paused with one": (worker("PAUSED"), ALIVE, None),
     "paused without one": (worker("PAUSED"), Observation(), None),
@@ -98,14 +98,18 @@ CASES: dict[str, tuple[HeldWorker, Observation, object]] = {
         Observation(exit=ProcessExit(0), stopping_for=1),
         RecordExit("the process exited with code 0"),
     ),
-    "silent": (worker(heartbeat_at=ago(46), process_started_at=ago(90)), ALIVE, Terminate("no heartbeat for 46 s")),
-    "silent and paused": (
+    "missed heartbeats": (
+        worker(heartbeat_at=ago(46), process_started_at=ago(90)),
+        ALIVE,
+        Terminate("no heartbeat for 46 s"),
+    ),
+    "missed heartbeats, paused": (
         worker("PAUSED", heartbeat_at=ago(46), process_started_at=ago(90)),
         ALIVE,
         Terminate("no heartbeat for 46 s"),
     ),
-    "it may take its time to begin": (worker(heartbeat_at=ago(90), process_started_at=ago(46)), ALIVE, None),
-    "it never began": (
+    "within the start timeout": (worker(heartbeat_at=ago(90), process_started_at=ago(46)), ALIVE, None),
+    "start timeout": (
         worker(heartbeat_at=None, process_started_at=ago(61)),
         ALIVE,
         Terminate("no heartbeat for 61 s"),
@@ -123,51 +127,51 @@ CASES: dict[str, tuple[HeldWorker, Observation, object]] = {
         memory(90, draining=True),
         Stop(),
     ),
-    "a limit that is none": (worker(spec={"memory_limit_mb": "much"}), memory(1e6), None),
+    "a limit that is not a number": (worker(spec={"memory_limit_mb": "much"}), memory(1e6), None),
     "steady after crashes": (worker(crashes=2, process_started_at=ago(60)), ALIVE, ResetCrashes()),
     "not yet steady": (worker(crashes=2), ALIVE, None),
-    "it crashed": (
+    "first crash": (
         worker(),
         CRASHED,
         RecordExit("the process exited with code 9; restart 1 of 3 in 0.5 s", 1, 0.5),
     ),
-    "it crashed a third time": (
+    "third crash": (
         worker(crashes=2),
         Observation(exit=ProcessExit(-9)),
         RecordExit("the process was killed by SIGKILL; restart 3 of 3 in 2 s", 3, 2.0),
     ),
-    "it crashed after it had lasted": (
+    "crash after a stable time": (
         worker(crashes=3, process_started_at=ago(60)),
         Observation(exit=ProcessExit()),
         RecordExit("the process exited; restart 1 of 3 in 0.5 s", 1, 0.5),
     ),
-    "it crashed too often": (
+    "too many crashes": (
         worker(crashes=3),
         Observation(exit=ProcessExit(1, "no luck")),
-        RecordExit(TOO_OFTEN, 4, failed=TOO_OFTEN),
+        RecordExit(TOO_MANY_CRASHES, 4, failed=TOO_MANY_CRASHES),
     ),
-    "no restart can mend it": (
+    "unrecoverable exit": (
         worker(),
         Observation(exit=ProcessExit(2, "which app?")),
-        RecordExit(OF_NO_USE, 1, failed=OF_NO_USE),
+        RecordExit(UNRECOVERABLE_EXIT, 1, failed=UNRECOVERABLE_EXIT),
     ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_done_about_a_worker(name: str) -> None:
+def test_decide(name: str) -> None:
     row, observed, wanted = CASES[name]
     assert decide(row, observed, SETTINGS) == wanted
     assert process_state(row, observed) in PROCESS_STATES
 
 
-def test_silence_counts_only_while_somebody_has_listened() -> None:
+def test_missed_heartbeats_count_only_since_the_pool_watches() -> None:
     silent = worker(heartbeat_at=ago(600), process_started_at=ago(900))
     assert decide(silent, ALIVE, SETTINGS, watched_since=ago(5)) is None
     assert decide(silent, ALIVE, SETTINGS, watched_since=ago(50)) == Terminate("no heartbeat for 50 s")
 
 
-def test_pauses_grow_up_to_a_cap() -> None:
+def test_restart_backoff_grows_up_to_a_maximum() -> None:
     settings = PoolSettings(restart_backoff=1, max_restart_backoff=5)
     assert [settings.restart_delay(crash) for crash in (1, 2, 3, 4, 5000)] == [1, 2, 4, 5, 5]
 
@@ -179,12 +183,12 @@ def test_pauses_grow_up_to_a_cap() -> None:
         ({"leave_running": True, "tied": True}, "exclude each other"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PoolSettings(**settings)
 
 
-def test_a_process_is_known_by_its_id_and_its_birth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_identified_by_pid_and_start_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         here = host_id()
         row = worker(pid=process.pid, birth=read_start_time(process.pid), host=here)
@@ -199,14 +203,14 @@ def test_a_process_is_known_by_its_id_and_its_birth(monkeypatch: pytest.MonkeyPa
         assert read_memory(process.pid)
         monkeypatch.undo()
         child.terminate(0.0)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has reaped it
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # exited, not reaped
         assert child.poll() == ProcessExit()
-        child.kill()  # which finds nobody, and signals nobody
+        child.kill()  # no effect: the process is gone
     assert process.returncode == -signal.SIGTERM
     assert read_memory(process.pid) is None
 
 
-def test_a_row_asks_for_what_differs_from_the_settings_of_its_supervisor() -> None:
+def test_the_spec_of_a_row_overrides_the_configuration() -> None:
     config = config_at("postgresql://x", namespaces=("a", "b"), concurrency=3)
     own = {"app": "shop:app", "namespaces": ["mail"], "concurrency": 2, "lease": 9, "grace": 0}
     for spec, wanted in (
@@ -219,7 +223,7 @@ def test_a_row_asks_for_what_differs_from_the_settings_of_its_supervisor() -> No
         assert given["INTERLOCK_DATABASE_URL"] == "postgresql://x"
 
 
-def test_an_assignment_is_read_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_assignment_round_trips_through_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     given = Assignment("w_1", 3, "w_1-3-ab", tied=True, last_words=7)
     assert read_assignment(given.arguments) == given
     assert read_assignment([]) is None

@@ -1,4 +1,4 @@
-"""Handlers of any language: the protocol on standard input and output, and the end of every process."""
+"""The command executor: the JSON-lines protocol, cancellation, and the end of every process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_the_examples_count_words(executor: CommandExecutor, name: str) ->
     assert line.progress.get_nowait()["fraction"] == 0.5
 
 
-async def test_a_program_goes_on_from_its_checkpoint(executor: CommandExecutor) -> None:
+async def test_a_program_resumes_from_its_checkpoint(executor: CommandExecutor) -> None:
     line = Kept()
     context = attempt_at({"text": "a b\nc\nd e f"}, line, checkpoint={"lines": 2, "words": 100})
     assert await executor.run(example("word_count.pl"), context, {}) == {"words": 103}
@@ -77,7 +77,7 @@ async def test_a_program_goes_on_from_its_checkpoint(executor: CommandExecutor) 
     assert context.stored_checkpoint == {"lines": 3, "words": 103}
 
 
-async def test_a_program_learns_that_its_checkpoint_was_refused(executor: CommandExecutor) -> None:
+async def test_a_program_gets_the_refusal_of_its_checkpoint(executor: CommandExecutor) -> None:
     context = attempt_at({"text": "a b"}, Kept(stored=False))
     with pytest.raises(HandlerError, match="stopped half-way") as caught:
         await executor.run(example("word_count.pl"), context, {})
@@ -89,7 +89,7 @@ async def test_a_program_learns_that_its_checkpoint_was_refused(executor: Comman
     }
 
 
-async def test_a_program_can_fail_for_good_and_tell_cost_and_log(executor: CommandExecutor) -> None:
+async def test_a_program_can_fail_permanently_and_send_cost_and_logs(executor: CommandExecutor) -> None:
     definition = example("word_count.mjs")
     with pytest.raises(HandlerError, match="text must be a string") as caught:
         await executor.run(definition, attempt_at({"text": 3}), {})
@@ -101,7 +101,7 @@ async def test_a_program_can_fail_for_good_and_tell_cost_and_log(executor: Comma
     assert [(entry["event"], entry["details"]) for entry in logged] == [("counting", {"characters": 10})]
 
 
-async def test_the_first_line_tells_all_about_the_task(executor: CommandExecutor) -> None:
+async def test_the_first_line_is_the_task_message(executor: CommandExecutor) -> None:
     said = await run(executor, """IFS= read -r task; printf '{"type":"result","output":%s}' "$task" """, to="a@b")
     assert said == {
         "type": "task",
@@ -121,17 +121,17 @@ async def test_the_first_line_tells_all_about_the_task(executor: CommandExecutor
     }
 
 
-async def test_an_error_says_when_to_try_again(executor: CommandExecutor) -> None:
+async def test_an_error_carries_retry_after(executor: CommandExecutor) -> None:
     with pytest.raises(HandlerError) as caught:
         await run(executor, """echo '{"type":"error","message":"busy","error_type":"Busy","retry_after":30}'""")
     assert (caught.value.error_type, caught.value.retry_after, caught.value.retryable) == ("Busy", 30, True)
 
 
-async def test_a_program_that_ends_well_without_a_word_has_no_output(executor: CommandExecutor) -> None:
+async def test_exit_code_0_without_a_result_is_null(executor: CommandExecutor) -> None:
     assert await run(executor, "true", unread="x" * 1_000_000) is None
 
 
-async def test_a_program_that_ends_badly_fails_with_its_last_words(executor: CommandExecutor) -> None:
+async def test_a_failed_program_reports_the_end_of_its_stderr(executor: CommandExecutor) -> None:
     with structlog.testing.capture_logs() as logged, pytest.raises(HandlerError) as caught:
         await run(executor, "for n in $(seq 30); do echo line $n >&2; done; exit 4")
     assert caught.value.retryable
@@ -144,7 +144,7 @@ async def test_a_program_that_ends_badly_fails_with_its_last_words(executor: Com
         await run(executor, "kill -9 $$")
 
 
-async def test_the_result_stands_whatever_the_exit_status(executor: CommandExecutor) -> None:
+async def test_a_result_counts_whatever_the_exit_code(executor: CommandExecutor) -> None:
     assert await run(executor, """echo '{"type":"result","output":[1]}'; exit 1""") == [1]
 
 
@@ -159,16 +159,14 @@ async def test_the_result_stands_whatever_the_exit_status(executor: CommandExecu
         ('{"type":"cost","value":"much"}', "invalid (progress|cost) message"),
     ],
 )
-async def test_nonsense_on_standard_output_fails_for_good_and_is_shown(
-    executor: CommandExecutor, line: str, words: str
-) -> None:
+async def test_an_invalid_line_is_a_permanent_protocol_error(executor: CommandExecutor, line: str, words: str) -> None:
     with pytest.raises(HandlerError, match=words) as caught:
         await run(executor, f"echo; echo '{line}'; sleep {handlers.LONG}")
     assert caught.value.error_type == "ProtocolError"
     assert not caught.value.retryable
 
 
-async def test_lines_are_limited_in_length() -> None:
+async def test_the_length_of_lines_is_limited() -> None:
     async with commands(max_line_bytes=1000) as executor:
         with pytest.raises(HandlerError, match="longer than the worker accepts"):
             await run(executor, f"""printf '"%02000d"\\n' 1; sleep {handlers.LONG}""")
@@ -179,7 +177,7 @@ async def test_lines_are_limited_in_length() -> None:
         assert logged[-1]["line"] == "end"
 
 
-async def test_a_missing_program_is_named(executor: CommandExecutor) -> None:
+async def test_the_error_names_a_missing_program(executor: CommandExecutor) -> None:
     with pytest.raises(HandlerError, match="'no-such-program' of task 'example' cannot be started: No such file"):
         await executor.run(Definition(executor="command", command=("no-such-program",)), attempt_at(), {})
     with pytest.raises(HandlerError, match="has no command to run"):
@@ -189,7 +187,7 @@ async def test_a_missing_program_is_named(executor: CommandExecutor) -> None:
 SAY_PIDS = """sleep 600 & printf '{"type":"progress","details":{"pid":%d,"child":%d}}\\n' $$ $!"""
 
 
-async def test_cancelling_ends_a_deaf_program_and_all_that_it_started(executor: CommandExecutor) -> None:
+async def test_cancelling_kills_a_program_that_ignores_sigterm_and_its_children(executor: CommandExecutor) -> None:
     line = Kept()
     task = asyncio.create_task(run(executor, f"trap '' TERM; {SAY_PIDS}; while :; do wait; done", line))
     said = await line.progress.get()
@@ -201,14 +199,14 @@ async def test_cancelling_ends_a_deaf_program_and_all_that_it_started(executor: 
     assert eventually(lambda: gone(said["child"]))
 
 
-async def test_what_a_program_leaves_behind_is_killed_when_it_ends(executor: CommandExecutor) -> None:
+async def test_leftover_children_of_a_program_are_killed(executor: CommandExecutor) -> None:
     line = Kept()
     assert await run(executor, SAY_PIDS, line) is None
     said = line.progress.get_nowait()
     assert eventually(lambda: gone(said["child"]))
 
 
-async def test_a_program_is_told_to_stop_before_it_is_stopped() -> None:
+async def test_a_program_gets_the_cancel_message_first() -> None:
     script = """read task; echo '{"type":"progress"}'; read cancel; echo "$cancel" >&2; exit 0"""
     async with commands(grace=60) as executor:
         line = Kept()
@@ -222,7 +220,7 @@ async def test_a_program_is_told_to_stop_before_it_is_stopped() -> None:
         assert logged[0]["line"] == '{"type":"cancel","reason":"wrong customer"}'
 
 
-async def test_a_program_that_was_told_gets_sigterm_at_once() -> None:
+async def test_after_a_cancel_message_sigterm_follows_at_once() -> None:
     script = """trap 'echo stopped >&2; exit 0' TERM; echo '{"type":"progress"}'; while :; do sleep 0.01; done"""
     async with commands(grace=60) as executor:
         line = Kept()
@@ -236,7 +234,7 @@ async def test_a_program_that_was_told_gets_sigterm_at_once() -> None:
                 await task
 
 
-async def test_closing_stops_what_runs_and_starts_nothing_more(executor: CommandExecutor) -> None:
+async def test_close_stops_running_programs_and_refuses_new_ones(executor: CommandExecutor) -> None:
     line = Kept()
     task = asyncio.create_task(run(executor, f"{SAY_PIDS}; wait", line))
     said = await line.progress.get()
@@ -253,7 +251,7 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def test_many_programs_run_at_once_and_leave_no_descriptors_behind(executor: CommandExecutor) -> None:
+async def test_concurrent_programs_leak_no_descriptors(executor: CommandExecutor) -> None:
     await run(executor, "true")
     before = descriptors()
     script = """IFS= read -r task; echo '{"type":"result","output":1}'"""
@@ -264,7 +262,7 @@ async def test_many_programs_run_at_once_and_leave_no_descriptors_behind(executo
 
 
 @pytest.mark.chaos
-def test_no_program_outlives_a_worker_that_was_killed() -> None:
+def test_programs_die_with_a_killed_worker() -> None:
     command = ("sh", "-c", f"{SAY_PIDS}; while :; do wait; done")
     pids = handlers.kill_worker_of(f"executor='command', command={command!r}")
     assert eventually(lambda: all(map(gone, pids)))

@@ -1,4 +1,4 @@
-"""Handlers as coroutines and in threads, and what all executors have in common."""
+"""The coroutine and thread executors, and the behaviour that all executors share."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def stop_later(error: BaseException) -> Any:
 
 @pytest.mark.parametrize(("kind", "function"), [("coroutine", stop_later), ("thread", stop)])
 @pytest.mark.parametrize("error", [ValueError("no"), PermanentError("never"), RetryableError("busy", retry_after=2)])
-async def test_an_exception_arrives_as_it_is(
+async def test_an_exception_is_passed_on_unchanged(
     executors: Executors, kind: str, function: Callable[..., Any], error: Exception
 ) -> None:
     with pytest.raises(type(error)) as caught:
@@ -164,7 +164,7 @@ async def given_up(task: asyncio.Task[Any]) -> None:
         await task
 
 
-async def test_a_cancelled_thread_is_told_abandoned_and_replaced(executors: Executors) -> None:
+async def test_a_cancelled_thread_is_abandoned_and_replaced(executors: Executors) -> None:
     stuck = Stuck()
     await given_up(await stuck.start(executors))
     assert stuck.seen[0].cancelled
@@ -192,7 +192,7 @@ async def test_a_handler_that_waits_for_a_thread_and_is_cancelled_never_runs(exe
     assert not second.seen
 
 
-async def test_as_many_handlers_run_at_once_as_there_are_threads_and_threads_are_reused() -> None:
+async def test_concurrency_is_the_number_of_threads_and_threads_are_reused() -> None:
     async with opened(threads=3) as executors:
         together = threading.Barrier(3)
 
@@ -206,7 +206,7 @@ async def test_as_many_handlers_run_at_once_as_there_are_threads_and_threads_are
         assert set(seen) <= set(met)
 
 
-def test_a_thread_that_returns_after_its_loop_has_closed_disturbs_nobody() -> None:
+def test_a_thread_may_return_after_its_loop_has_closed() -> None:
     stuck = Stuck()
 
     async def give_up() -> None:
@@ -252,7 +252,7 @@ def test_a_stuck_thread_does_not_keep_the_process_alive() -> None:
 
 
 @pytest.mark.parametrize("kind", ["thread", "process", "command"])
-async def test_a_transactional_task_runs_only_where_its_connection_is(executors: Executors, kind: str) -> None:
+async def test_a_transactional_task_runs_as_a_coroutine_only(executors: Executors, kind: str) -> None:
     definition = Definition(handlers.add, kind, command=("true",), transactional=True)
     with pytest.raises(PermanentError, match=f"must run as a coroutine, not as a {kind}"):
         await executors.get(definition).run(definition, attempt_at(), {})
@@ -266,7 +266,7 @@ async def test_each_kind_has_one_executor_and_an_unknown_kind_is_refused(executo
         executors.get(Definition(executor="fiber"))
 
 
-async def test_closing_is_safe_before_anything_ran_and_twice() -> None:
+async def test_close_is_safe_before_the_first_run_and_twice() -> None:
     executors = Executors(threads=1, processes=1)
     await executors.close()
     await executors.close()
@@ -282,7 +282,7 @@ async def test_closing_is_safe_before_anything_ran_and_twice() -> None:
             await run(executors, kind, handlers.add)
 
 
-async def test_closing_that_is_broken_off_leaves_no_process() -> None:
+async def test_a_cancelled_close_leaves_no_process() -> None:
     executors = Executors(threads=1, processes=1, grace=60)
     definition = Definition(handlers.stuck, "process", context_parameter="context")
     executor = executors.get(definition)
@@ -300,13 +300,13 @@ async def test_closing_that_is_broken_off_leaves_no_process() -> None:
 
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
-async def test_a_pool_without_places_is_refused(kind: str) -> None:
+async def test_an_executor_of_size_zero_is_refused(kind: str) -> None:
     executors = Executors(threads=0, processes=0)
     with pytest.raises(ValueError, match="at least one"):
         executors.get(Definition(executor=kind))
 
 
-async def test_a_thread_can_wait_for_its_checkpoint(executors: Executors) -> None:
+async def test_a_thread_can_wait_for_a_checkpoint(executors: Executors) -> None:
     line = Kept()
 
     def handler(context: TaskContext) -> bool:

@@ -1,4 +1,4 @@
-"""Handlers in processes: reused, told, killed, replaced, and never left behind."""
+"""The process executor: reuse of children, cancellation, crashes, and the end of every process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def start(
     return task, context
 
 
-async def test_a_handler_runs_in_another_process_which_is_used_again(executor: ProcessExecutor) -> None:
+async def test_a_child_process_is_reused(executor: ProcessExecutor) -> None:
     assert await run(executor, handlers.add, first=2, second=3) == 5
     first = await run(executor, handlers.process_id)
     assert first != os.getpid()
@@ -74,7 +74,7 @@ async def test_a_task_of_an_app_is_decoded_and_encoded_in_the_child() -> None:
             assert not caught.value.retryable
 
 
-async def test_an_app_or_a_task_that_the_child_does_not_find_is_named() -> None:
+async def test_the_error_names_an_app_or_task_that_the_child_does_not_find() -> None:
     async with processes(app_reference="executor_handlers:app") as executor:
         with pytest.raises(HandlerError, match="has no task 'other'") as caught:
             await executor.run(Definition(name="other"), attempt_at(), {})
@@ -84,7 +84,7 @@ async def test_an_app_or_a_task_that_the_child_does_not_find_is_named() -> None:
             await executor.run(handlers.next_day, attempt_at(), {})
 
 
-async def test_as_many_handlers_run_at_once_as_there_are_processes(tmp_path: Path) -> None:
+async def test_concurrency_is_the_number_of_processes(tmp_path: Path) -> None:
     ours, theirs = str(tmp_path / "ours"), str(tmp_path / "theirs")
     async with processes(2) as executor:
         met = await asyncio.gather(
@@ -104,7 +104,7 @@ async def test_as_many_handlers_run_at_once_as_there_are_processes(tmp_path: Pat
         ("exit", "SystemExit", "good bye", True, None),
     ],
 )
-async def test_an_exception_arrives_with_all_that_is_known_of_it(
+async def test_an_exception_keeps_type_message_traceback_and_retry_after(
     executor: ProcessExecutor,
     how: str,
     error_type: str,
@@ -121,7 +121,7 @@ async def test_an_exception_arrives_with_all_that_is_known_of_it(
     assert await run(executor, handlers.add, first=1, second=1) == 2
 
 
-async def test_what_a_handler_says_reaches_its_context(executor: ProcessExecutor) -> None:
+async def test_progress_cost_logs_and_checkpoints_reach_the_context(executor: ProcessExecutor) -> None:
     line = Kept()
     context = attempt_at({}, line)
     context.deadline = datetime(2026, 1, 1, tzinfo=UTC)
@@ -143,7 +143,7 @@ async def test_what_a_handler_says_reaches_its_context(executor: ProcessExecutor
     assert logged[0]["task_id"] == str(handlers.TASK_ID)
 
 
-async def test_a_handler_learns_that_its_checkpoint_was_refused_or_failed(executor: ProcessExecutor) -> None:
+async def test_a_handler_gets_the_refusal_of_its_checkpoint(executor: ProcessExecutor) -> None:
     task, _ = start(executor, handlers.tell_in_loop, Kept(stored=False))
     assert await task is False
     task, _ = start(executor, handlers.tell_in_loop, Kept(fails=True))
@@ -152,13 +152,13 @@ async def test_a_handler_learns_that_its_checkpoint_was_refused_or_failed(execut
     assert caught.value.retryable
 
 
-async def test_a_handler_goes_on_from_the_checkpoint(executor: ProcessExecutor) -> None:
+async def test_a_handler_resumes_from_its_checkpoint(executor: ProcessExecutor) -> None:
     context = attempt_at(checkpoint={"page": 3})
     definition = Definition(handlers.restored, context_parameter="context")
     assert await executor.run(definition, context, {}) == {"page": 3}
 
 
-async def test_cancelling_kills_a_stuck_handler_and_all_that_it_started(executor: ProcessExecutor) -> None:
+async def test_cancelling_kills_a_stuck_handler_and_its_children(executor: ProcessExecutor) -> None:
     line = Kept()
     task, context = start(executor, handlers.stuck, line)
     said = await line.progress.get()
@@ -198,7 +198,7 @@ async def test_a_handler_that_stops_when_cancelled_keeps_its_process() -> None:
         assert await run(executor, handlers.process_id) == said["pid"]
 
 
-async def test_a_handler_can_be_told_without_being_stopped(executor: ProcessExecutor) -> None:
+async def test_a_cancel_message_does_not_stop_the_handler(executor: ProcessExecutor) -> None:
     line = Kept()
     task, context = start(executor, handlers.polite, line)
     await line.progress.get()
@@ -208,7 +208,7 @@ async def test_a_handler_can_be_told_without_being_stopped(executor: ProcessExec
     executor.cancel(context)
 
 
-async def test_a_handler_that_was_told_is_terminated_without_more_grace_and_can_tidy_up(tmp_path: Path) -> None:
+async def test_after_a_cancel_message_sigterm_follows_at_once_and_cleanup_runs(tmp_path: Path) -> None:
     note = tmp_path / "note"
     async with processes(grace=60) as executor:
         line = Kept()
@@ -223,7 +223,7 @@ async def test_a_handler_that_was_told_is_terminated_without_more_grace_and_can_
         assert gone(said["pid"])
 
 
-async def test_a_sigterm_from_elsewhere_does_not_stop_a_handler(executor: ProcessExecutor) -> None:
+async def test_a_foreign_sigterm_does_not_stop_a_handler(executor: ProcessExecutor) -> None:
     line = Kept()
     task, context = start(executor, handlers.polite, line)
     os.kill((await line.progress.get())["pid"], signal.SIGTERM)
@@ -255,19 +255,19 @@ async def test_a_child_that_was_killed_while_idle_is_replaced(executor: ProcessE
     assert await run(executor, handlers.process_id) != first
 
 
-async def test_handlers_that_no_other_process_can_import_are_refused(executor: ProcessExecutor) -> None:
+async def test_handlers_that_cannot_be_imported_are_refused(executor: ProcessExecutor) -> None:
     with pytest.raises(HandlerError, match="top level of a module") as caught:
         await run(executor, lambda: None)
     assert not caught.value.retryable
 
 
-async def test_a_result_that_is_not_json_fails_for_good(executor: ProcessExecutor) -> None:
+async def test_a_result_that_is_not_json_is_a_permanent_error(executor: ProcessExecutor) -> None:
     with pytest.raises(HandlerError, match="not JSON") as caught:
         await run(executor, handlers.not_json)
     assert not caught.value.retryable
 
 
-async def test_megabytes_go_through_but_not_more_than_the_limit() -> None:
+async def test_large_messages_up_to_the_limit() -> None:
     async with processes(max_line_bytes=3 * 1024 * 1024) as executor:
         big = "x" * (2 * 1024 * 1024)
         assert await run(executor, handlers.repeat, text=big, times=1) == big
@@ -277,7 +277,7 @@ async def test_megabytes_go_through_but_not_more_than_the_limit() -> None:
         assert await run(executor, handlers.repeat, text="x", times=2) == "xx"
 
 
-async def test_closing_stops_what_runs_and_takes_nothing_more() -> None:
+async def test_close_stops_running_handlers_and_refuses_new_ones() -> None:
     async with processes() as executor:
         line = Kept()
         task, _ = start(executor, handlers.stuck, line)
@@ -292,6 +292,6 @@ async def test_closing_stops_what_runs_and_takes_nothing_more() -> None:
 
 
 @pytest.mark.chaos
-def test_nothing_outlives_a_worker_that_was_killed() -> None:
+def test_children_die_with_a_killed_worker() -> None:
     pids = handlers.kill_worker_of('handlers.stuck, context_parameter="context"')
     assert eventually(lambda: all(map(gone, pids)))

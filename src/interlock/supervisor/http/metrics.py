@@ -96,8 +96,8 @@ class _TransitionCounts:
 class TransitionMetrics(Collector):
     """Transitions of workers and jobs by pair of states, and the time in each state.
 
-    They are counted from the records in the database, so that every transition counts, whoever made it: this
-    supervisor, another one, a worker, or a person with psql. The count begins with the first `update`.
+    They are counted from the records in the database, so that transitions by any actor count: this supervisor,
+    another one, a worker, or a person with psql. The count begins with the first `update`.
     """
 
     def __init__(

@@ -179,7 +179,7 @@ class WorkerProcess:
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to the worker and to everything in its group."""
+        """Send SIGKILL: to the whole group of a child, to an adopted process alone."""
         self.killed = True
         if self.group is not None:
             self.group.kill()
