@@ -1,4 +1,4 @@
-"""The orchestrator process: jobs are carried on, whatever the mode, whoever dies, however many there are."""
+"""The orchestrator process: it advances jobs in every wake mode, survives lost connections, and shares the work."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.flow
 
-ASLEEP = {"tick": 60.0, "events_tick": 60.0}  # nobody looks by itself while the test lasts
+NO_POLLING = {"tick": 60.0, "events_tick": 60.0}  # no poll within the time of a test
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def counted(kind: str) -> float:
 
 
 @pytest.mark.parametrize("mode", list(WakeMode))
-async def test_a_chain_is_carried_to_its_end_in_every_mode(
+async def test_a_chain_completes_in_every_wake_mode(
     url: str, database: Connection, jobs: Interlock, mode: WakeMode
 ) -> None:
     before = counted("received")
-    looks = {"tick": 0.02} if mode is WakeMode.POLLING else ASLEEP
+    looks = {"tick": 0.02} if mode is WakeMode.POLLING else NO_POLLING
     async with orchestrator_at(url, mode=mode, **looks) as running, hands_at(database, {"third": "end"}) as hands:
         if mode is not WakeMode.POLLING:
             await until(lambda: running.is_listening)
@@ -71,10 +71,10 @@ async def test_a_chain_is_carried_to_its_end_in_every_mode(
     ]
 
 
-async def test_a_job_without_a_worker_says_so_and_starts_as_soon_as_one_is_here(
+async def test_a_job_waits_with_a_reason_until_a_worker_registers(
     url: str, database: Connection, jobs: Interlock
 ) -> None:
-    async with orchestrator_at(url, **ASLEEP) as running:
+    async with orchestrator_at(url, **NO_POLLING) as running:
         await until(lambda: running.is_listening)
         await say_that_a_worker_is_here(database, "elsewhere", id_="other")
         job = await jobs.submit("chain")
@@ -85,9 +85,7 @@ async def test_a_job_without_a_worker_says_so_and_starts_as_soon_as_one_is_here(
     assert [step.state for step in await job.steps()] == ["done"] * 3
 
 
-async def test_what_no_notification_tells_of_is_found_by_looking(
-    url: str, database: Connection, jobs: Interlock
-) -> None:
+async def test_polling_finds_messages_without_a_notification(url: str, database: Connection, jobs: Interlock) -> None:
     async with orchestrator_at(url, tick=0.05) as running, hands_at(database):
         assert running.subscription is not None
         running.subscription.close()
@@ -95,9 +93,7 @@ async def test_what_no_notification_tells_of_is_found_by_looking(
         assert running.statistics.fallback_hits > 0
 
 
-async def test_several_orchestrators_share_the_work_and_end_each_job_once(
-    url: str, database: Connection, jobs: Interlock
-) -> None:
+async def test_several_orchestrators_finalize_each_job_once(url: str, database: Connection, jobs: Interlock) -> None:
     async with (
         orchestrator_at(url, batch=2) as one,
         orchestrator_at(url, batch=2) as other,
@@ -117,9 +113,7 @@ def vars_of(orchestrator: Orchestrator) -> dict[str, int]:
     return dict(orchestrator.statistics.document()["orchestration"])
 
 
-async def test_an_orchestrator_whose_connections_die_connects_again_and_goes_on(
-    url: str, database: Connection, jobs: Interlock
-) -> None:
+async def test_lost_connections_are_rebuilt(url: str, database: Connection, jobs: Interlock) -> None:
     async with orchestrator_at(url, retry_base=0.01, retry_cap=0.05) as running, hands_at(database):
         await (await jobs.submit("chain")).wait(30)
         async with connect(url) as other:
@@ -131,7 +125,7 @@ async def test_an_orchestrator_whose_connections_die_connects_again_and_goes_on(
         assert running.is_running
 
 
-async def test_a_job_whose_time_is_over_is_canceled(url: str, database: Connection, jobs: Interlock) -> None:
+async def test_a_job_is_canceled_after_its_timeout(url: str, database: Connection, jobs: Interlock) -> None:
     await say_that_a_worker_is_here(database)
     async with orchestrator_at(url, tick=0.05):
         job = await jobs.submit("gates", timeout=0.2)
@@ -158,7 +152,7 @@ async def test_start_and_stop_are_safe_twice_and_stop_waits(url: str, database: 
         await database.execute("delete from interlock.workers")
 
 
-async def test_stopping_at_once_rolls_back_what_is_under_way(url: str, database: Connection, jobs: Interlock) -> None:
+async def test_a_stop_at_once_rolls_the_batch_back(url: str, database: Connection, jobs: Interlock) -> None:
     async with hands_at(database):
         job = await jobs.submit("chain")
         async with connect(url) as other, other.transaction():
@@ -173,7 +167,7 @@ async def test_stopping_at_once_rolls_back_what_is_under_way(url: str, database:
             await job.wait(60)
 
 
-async def test_a_running_orchestrator_can_be_asked_and_told(url: str, database: Connection, jobs: Interlock) -> None:
+async def test_a_running_orchestrator_answers_commands(url: str, database: Connection, jobs: Interlock) -> None:
     async with orchestrator_at(url) as running, hands_at(database):
         await until(lambda: running.is_listening)
         answer = (await call_processes(url, Status(), running.id))[running.id]
@@ -192,7 +186,7 @@ async def test_a_running_orchestrator_can_be_asked_and_told(url: str, database: 
         await call_processes(url, Refresh(), running.id)
 
 
-async def test_an_orchestrator_heeds_what_its_row_says(url: str, database: Connection, jobs: Interlock) -> None:
+async def test_an_orchestrator_follows_the_status_of_its_row(url: str, database: Connection, jobs: Interlock) -> None:
     async with orchestrator_at(url, presence=0.1, tick=0.02) as running, hands_at(database), connect(url) as other:
 
         async def move(statement: str) -> None:
@@ -211,7 +205,7 @@ async def test_an_orchestrator_heeds_what_its_row_says(url: str, database: Conne
         await until(lambda: not any(loop.is_running for loop in running._loops))  # noqa: SLF001 - it ends by itself
 
 
-async def test_it_says_that_it_is_here_with_its_figures(url: str, database: Connection, jobs: Interlock) -> None:
+async def test_heartbeats_carry_the_statistics(url: str, database: Connection, jobs: Interlock) -> None:
     async with orchestrator_at(url, tick=0.05, presence=0.3) as running, hands_at(database):
         await (await jobs.submit("chain")).wait(30)
 
@@ -231,7 +225,7 @@ async def test_a_database_that_was_not_migrated_is_refused(make_database: Callab
         await orchestrator.serve(signals=False)
 
 
-async def test_it_waits_for_a_database_that_is_away_until_it_is_asked_to_stop() -> None:
+async def test_serve_waits_for_an_unreachable_database_until_the_stop() -> None:
     settings = OrchestratorSettings(retry_base=0.01, retry_cap=0.01)
     orchestrator = Orchestrator(Interlock(config=Config(database_url="postgresql://x@127.0.0.1:1/x")), settings)
     serving = asyncio.create_task(orchestrator.serve(signals=False))
@@ -246,7 +240,7 @@ async def test_it_waits_for_a_database_that_is_away_until_it_is_asked_to_stop() 
     ("name", "value"), [("tick", 0), ("batch", 0), ("visibility", 0.5), ("presence", 0), ("retry_base", 0)]
 )
 @pytest.mark.unit
-def test_settings_that_make_no_sense_are_refused_by_name(name: str, value: Any) -> None:
+def test_invalid_settings_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         OrchestratorSettings(**{name: value})
 
@@ -256,7 +250,7 @@ def log_events(output: str) -> list[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_process_finishes_and_stops_when_it_is_told(url: str, number: signal.Signals) -> None:
+def test_a_process_stops_on_a_signal(url: str, number: signal.Signals) -> None:
     with process_of("interlock.orchestrator", url) as process:
         assert process.stdout is not None
         assert "orchestrator_started" in process.stdout.readline()

@@ -1,4 +1,4 @@
-"""Commands to running processes: grouped by side, read strictly, and answered."""
+"""Remote commands to running processes: groups, parsing and answers."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def controlled() -> tuple[Worker, RemoteCommands]:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("command", EVERY, ids=lambda command: type(command).__name__)
-def test_a_command_is_read_as_it_was_written(command: Command) -> None:
+def test_commands_survive_a_round_trip(command: Command) -> None:
     assert len(EVERY) == len(COMMANDS)
     request = parse_command(encode_command(command, "w1", "t"), "w1")
     assert request is not None
@@ -92,7 +92,7 @@ def test_a_command_is_read_as_it_was_written(command: Command) -> None:
 
 @pytest.mark.unit
 @pytest.mark.parametrize("payload", ["", "*", "w1", "17"])
-def test_what_is_no_command_is_left_to_others(payload: str) -> None:
+def test_other_payloads_are_ignored(payload: str) -> None:
     assert parse_command(payload, "w1") is None
 
 
@@ -110,7 +110,7 @@ def test_what_is_no_command_is_left_to_others(payload: str) -> None:
         ('{"to": "w1", "command": "status", "loud": true}', "takes nothing; it was given 'loud'"),
     ],
 )
-def test_a_command_that_makes_no_sense_is_refused_with_what_would(payload: str, told: str) -> None:
+def test_an_invalid_command_is_refused_with_a_hint(payload: str, told: str) -> None:
     with pytest.raises(InputError, match=told):
         parse_command(payload, "w1")
     worker, control = controlled()
@@ -119,7 +119,7 @@ def test_a_command_that_makes_no_sense_is_refused_with_what_would(payload: str, 
 
 
 @pytest.mark.unit
-def test_each_group_reaches_its_own_side_and_is_answered() -> None:
+def test_each_command_group_reaches_its_own_side() -> None:
     worker, control = controlled()
     answers = [control.handle(encode_command(command, "w1", "t")) for command in EVERY]
     assert worker.seen == ["subscribe", "unsubscribe", "event_status", "status", "refresh", "enable False"]
@@ -130,7 +130,7 @@ def test_each_group_reaches_its_own_side_and_is_answered() -> None:
 
 
 @pytest.mark.store
-async def test_a_command_travels_and_so_does_its_answer(url: str, database: Connection) -> None:
+async def test_commands_and_answers_travel_by_notification(url: str, database: Connection) -> None:
     _, control = controlled()
     waiting: set[asyncio.Task[None]] = set()
 
@@ -149,7 +149,7 @@ async def test_a_command_travels_and_so_does_its_answer(url: str, database: Conn
 
 
 @pytest.mark.store
-async def test_an_answer_that_is_too_long_says_so(url: str, database: Connection) -> None:
+async def test_an_answer_over_the_size_limit_is_replaced_by_an_error(url: str, database: Connection) -> None:
     async with notifier_at(url) as notifier:
         answers, _ = record(notifier, "interlock_answers")
         await until(lambda: notifier.is_listening)

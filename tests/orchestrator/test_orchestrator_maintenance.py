@@ -1,4 +1,4 @@
-"""What an orchestrator tends to: no duty keeps another from being done, and what got lost is found."""
+"""Maintenance of jobs by an orchestrator: independent duties, and recovery of lost results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.flow
 
 
-async def test_a_duty_that_fails_keeps_no_other_from_being_done(database: Connection) -> None:
+async def test_a_failing_duty_holds_up_no_other(database: Connection) -> None:
     await serve(database)
     hand = Hand(database)
     job = await hand.submit(step("s", kind="signal", signal="x"), timeout=1)

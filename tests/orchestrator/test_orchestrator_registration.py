@@ -1,4 +1,4 @@
-"""A process says that it is here: registered, prolonged, ended, and safe when its row is lost."""
+"""Registration of processes: heartbeat, expiry, end, and recovery of a deleted row."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def moves(database: Connection, worker: str = "w1") -> list[str]:
     return [row["event"] for row in rows]
 
 
-async def test_a_process_is_live_from_its_registration_until_it_is_silent(database: Connection) -> None:
+async def test_a_process_is_live_until_its_heartbeat_expires(database: Connection) -> None:
     assert await register_worker(database, WORKER, now=NOW)
     assert not await register_worker(database, WORKER, now=NOW)
     (found,) = await list_live_workers(database, now=NOW)
@@ -51,7 +51,7 @@ async def test_a_process_is_live_from_its_registration_until_it_is_silent(databa
     assert await moves(database) == ["create", "start_task"]
 
 
-async def test_it_ends_its_row_whatever_became_of_it(database: Connection) -> None:
+async def test_deregistering_ends_the_row_in_any_state(database: Connection) -> None:
     await deregister_worker(database, "nobody")
     await register_worker(database, WORKER)
     await deregister_worker(database, "w1")
@@ -67,7 +67,7 @@ async def test_it_ends_its_row_whatever_became_of_it(database: Connection) -> No
     assert await list_live_workers(database) == []
 
 
-async def test_a_heartbeat_makes_a_lost_row_anew_and_leaves_an_ended_one_alone(database: Connection) -> None:
+async def test_a_heartbeat_recreates_a_deleted_row_but_not_an_ended_one(database: Connection) -> None:
     assert await ensure_registered(database, WORKER) == "RUNNING"
     await deregister_worker(database, "w1")
     assert await ensure_registered(database, WORKER) == "COMPLETED"

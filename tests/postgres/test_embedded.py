@@ -158,7 +158,7 @@ def test_status_and_stop_of_nothing_create_nothing(place: Path) -> None:
 
 
 @pytest.mark.chaos
-def test_a_killed_server_is_started_anew_with_everything_committed(server: EmbeddedServer) -> None:
+def test_a_killed_server_restarts_with_all_committed_data(server: EmbeddedServer) -> None:
     server.acquire()
     write_row(server)
     pid = pid_of(server)
@@ -231,7 +231,7 @@ def test_a_stale_lock_file_is_removed_even_if_its_process_id_lives_again(server:
 
 
 @pytest.mark.chaos
-def test_a_first_start_that_was_killed_is_done_over(place: Path, start_user: Callable[[Path], User]) -> None:
+def test_a_killed_first_start_is_repeated(place: Path, start_user: Callable[[Path], User]) -> None:
     data_dir = killed_half_way(place, start_user)
     second = start_user(data_dir)
     second.joined()
@@ -254,7 +254,7 @@ def is_on_its_way(data_dir: Path) -> bool:
     return (data_dir / "pgdata.new" / "PG_VERSION").exists() or (data_dir / "pgdata").exists()
 
 
-def test_what_an_unfinished_first_start_left_behind_is_removed(place: Path) -> None:
+def test_leftovers_of_an_interrupted_first_start_are_removed(place: Path) -> None:
     (place / "pgdata.new" / "base").mkdir(parents=True)
     (place / "pgdata.new" / "PG_VERSION").write_text("18\n")
     with EmbeddedServer(place, settings=QUICK) as server, psycopg.connect(server.url()):
@@ -276,7 +276,7 @@ def test_a_directory_of_other_files_is_refused(place: Path) -> None:
         EmbeddedServer(place).acquire()
 
 
-def test_what_the_server_says_when_it_fails_is_passed_on(server: EmbeddedServer) -> None:
+def test_the_error_quotes_the_log_of_a_failed_server(server: EmbeddedServer) -> None:
     failing = EmbeddedServer(server.data_dir, settings={"shared_buffers": "a lot"})
     with pytest.raises(EmbeddedServerError, match=r'invalid value for parameter "shared_buffers": "a lot"'):
         failing.acquire()
@@ -285,7 +285,7 @@ def test_what_the_server_says_when_it_fails_is_passed_on(server: EmbeddedServer)
 
 
 @pytest.mark.parametrize("name", ["a b", "x = 1\ny", "", "é"])
-def test_names_that_no_setting_has_are_refused(server: EmbeddedServer, name: str) -> None:
+def test_invalid_setting_names_are_refused(server: EmbeddedServer, name: str) -> None:
     with pytest.raises(EmbeddedServerError, match="not the name of a PostgreSQL setting"):
         EmbeddedServer(server.data_dir, settings={name: "1"}).acquire()
 
@@ -297,7 +297,7 @@ def test_settings_reach_the_server_as_they_are(server: EmbeddedServer) -> None:
         assert connection.execute("SHOW interlock.test").fetchone() == (value,)
 
 
-def test_a_write_to_a_full_disk_is_told(server: EmbeddedServer) -> None:
+def test_a_full_disk_is_named_in_the_error(server: EmbeddedServer) -> None:
     full = server.data_dir / "interlock.conf.new"
     full.symlink_to("/dev/full")
     with pytest.raises(EmbeddedServerError, match=r"is full: .*No space left on device"):
@@ -305,7 +305,7 @@ def test_a_write_to_a_full_disk_is_told(server: EmbeddedServer) -> None:
     full.unlink()
 
 
-def test_too_little_room_is_told_before_the_first_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space_is_refused_before_the_first_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = shutil.disk_usage(place).total + 1
     monkeypatch.setattr(embedded_cluster, "NEW_CLUSTER_BYTES", room)
     with pytest.raises(EmbeddedServerError, match=r"is full: \d+ MB are left, and a new PostgreSQL needs"):
@@ -338,7 +338,7 @@ def test_a_long_path_gets_a_short_socket_directory(place: Path) -> None:
     assert not socket_dir.exists(), "nothing of it is left outside its data directory"
 
 
-def test_notes_tell_of_the_first_start_and_only_of_it(server: EmbeddedServer, place: Path) -> None:
+def test_progress_is_reported_for_a_start_only(server: EmbeddedServer, place: Path) -> None:
     first: list[str] = []
     with EmbeddedServer(place / "new", settings=QUICK, report_progress=first.append):
         assert [note.split()[0] for note in first] == ["Setting", "Starting"]

@@ -136,7 +136,7 @@ def test_an_ordinary_user_has_a_server_of_its_own(ordinary: Ordinary) -> None:
         wait_until_stopped(data_dir)
 
 
-def test_a_missing_permission_is_told(ordinary: Ordinary, place: Path) -> None:
+def test_a_missing_permission_is_named_in_the_error(ordinary: Ordinary, place: Path) -> None:
     (place / "closed").mkdir(mode=0o555)
     done = ordinary.run(str(ordinary.script), str(place / "closed" / "data"), input="")
     error = json.loads(done.stdout)["error"]
@@ -144,7 +144,7 @@ def test_a_missing_permission_is_told(ordinary: Ordinary, place: Path) -> None:
     assert "INTERLOCK_DATA_DIR" in error
 
 
-def test_a_stop_or_look_without_permission_is_told(ordinary: Ordinary, place: Path) -> None:
+def test_stop_and_status_without_permission_raise(ordinary: Ordinary, place: Path) -> None:
     (place / "closed").mkdir(mode=0o000)
     for ask in ("stop", "status"):
         code = (
@@ -160,7 +160,7 @@ def test_a_stop_or_look_without_permission_is_told(ordinary: Ordinary, place: Pa
 
 
 @as_root
-def test_a_user_without_a_name_is_told(ordinary: Ordinary, place: Path) -> None:
+def test_a_user_without_a_name_is_refused(ordinary: Ordinary, place: Path) -> None:
     done = ordinary.run(str(ordinary.script), str(place / "data"), input="", user=54321)
     assert "user id 54321 has no entry" in json.loads(done.stdout)["error"]
 
@@ -207,7 +207,7 @@ def programs(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.Mo
 
 
 @as_root
-def test_roots_private_programs_are_copied_and_stay_private(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_programs_are_copied_for_the_servers_user(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     private = place / "private"
     private.mkdir(mode=0o700)
     install_programs(private / "site-packages", monkeypatch)
@@ -245,7 +245,7 @@ def test_a_data_directory_in_a_private_one_is_refused_and_left_alone(place: Path
 
 @as_root
 @pytest.mark.parametrize("sign", ['"', "$", "`"])
-def test_a_name_that_a_shell_reads_is_refused_where_programs_have_to_be_copied(
+def test_shell_characters_are_refused_where_programs_are_copied(
     place: Path, monkeypatch: pytest.MonkeyPatch, sign: str
 ) -> None:
     (place / "private").mkdir(mode=0o700)
@@ -265,7 +265,7 @@ def test_root_refuses_a_data_directory_that_others_can_change(place: Path) -> No
 
 
 @as_root
-def test_a_private_umask_does_not_shut_the_server_out(place: Path) -> None:
+def test_a_private_umask_does_not_lock_the_server_out(place: Path) -> None:
     before = os.umask(0o077)
     try:
         with EmbeddedServer(place / "deep" / "data", settings=QUICK) as server, psycopg.connect(server.url()):
@@ -280,7 +280,7 @@ def test_root_keeps_its_server_outside_its_private_home() -> None:
 
 
 @as_root
-def test_a_small_disk_is_told_before_the_first_start(small_disk: Path, programs: str) -> None:
+def test_a_small_disk_is_refused_before_the_first_start(small_disk: Path, programs: str) -> None:
     with pytest.raises(
         EmbeddedServerError, match=r"is full: \d+ MB are left, and a new PostgreSQL needs (\d+)"
     ) as told:
@@ -291,7 +291,7 @@ def test_a_small_disk_is_told_before_the_first_start(small_disk: Path, programs:
 
 
 @as_root
-def test_a_disk_that_fills_up_during_the_first_start_is_told(
+def test_a_disk_that_fills_up_during_the_first_start_is_named(
     small_disk: Path, programs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = shutil.disk_usage("/")

@@ -1,4 +1,4 @@
-"""Data directories with unusual names work, or are refused in a sentence; a server leaves nothing outside its own."""
+"""Data directories with unusual names work or are refused; a server leaves nothing outside of its own."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_a_server_lives_in_a_directory_of_any_printable_name(place: Path, name: 
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "a\tb", "\udcff"])
-def test_a_name_that_no_configuration_can_hold_is_refused_before_anything_is_made(place: Path, name: str) -> None:
+def test_unprintable_paths_are_refused_before_anything_is_made(place: Path, name: str) -> None:
     with pytest.raises(EmbeddedServerError, match="in this name"):
         EmbeddedServer(place / name).acquire()
     assert list(place.iterdir()) == []
 
 
-def test_a_file_on_the_way_is_named(place: Path) -> None:
+def test_a_file_in_the_path_is_named_in_the_error(place: Path) -> None:
     (place / "file").touch()
     for data_dir, culprit in (
         (Path("/dev/null/x"), "/dev/null"),
@@ -64,7 +64,7 @@ def test_a_file_on_the_way_is_named(place: Path) -> None:
         assert server.stop() is False
 
 
-def test_a_home_that_is_not_known_is_told() -> None:
+def test_an_unknown_home_is_refused() -> None:
     with pytest.raises(EmbeddedServerError, match="~nosuch"):
         EmbeddedServer(Path("~nosuch/x"))
 
@@ -84,7 +84,7 @@ def test_a_killed_server_is_followed_by_one_that_leaves_no_socket_directory(plac
 
 
 @pytest.mark.chaos
-def test_a_new_server_waits_until_the_old_ones_keeper_has_tidied_up(place: Path) -> None:
+def test_a_new_server_waits_for_the_old_keeper(place: Path) -> None:
     server = EmbeddedServer(place / ("long" * 30), settings=QUICK)
     server.acquire()
     pid = server.status().pid
