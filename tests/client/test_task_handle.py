@@ -309,7 +309,7 @@ async def test_a_server_that_restarted_meanwhile_is_no_error_of_the_next_call(
 ) -> None:
     await app.find()
     await database.execute(f"{KILL} pid <> pg_backend_pid()".encode())
-    monkeypatch.setattr("interlock.postgres.connection.FRESH", -1.0)
+    monkeypatch.setattr("interlock.postgres.connection.CHECK_AFTER_IDLE_S", -1.0)
     assert await app.find() == []
 
 
