@@ -221,7 +221,7 @@ def test_a_running_task_has_a_lease_and_an_owner_and_no_other_has_a_lease(raw: p
         raw.execute("update interlock.tasks set lease_expires_at = now() where id = %s", [row])
 
 
-def test_a_person_need_not_name_an_event_that_follows_from_the_states(raw: psycopg.Connection) -> None:
+def test_an_event_that_follows_from_the_states_need_not_be_named(raw: psycopg.Connection) -> None:
     row = insert(raw, TASKS, "pending")
     raw.execute("update interlock.tasks set reason = 'because' where id = %s", [row])
     move(raw, TASKS, row, "running")
@@ -241,7 +241,7 @@ def test_an_ambiguous_move_must_name_its_event(raw: psycopg.Connection) -> None:
     assert records(raw, TASKS, row)[-1] == ("running", "pending", "return")
 
 
-def test_a_move_refreshes_updated_at_even_if_the_writer_forgot_it(raw: psycopg.Connection) -> None:
+def test_a_move_refreshes_updated_at_if_the_client_did_not(raw: psycopg.Connection) -> None:
     row = insert(raw, TASKS, "pending")
     raw.execute("update interlock.tasks set updated_at = '2000-01-01' where id = %s", [row])
     move(raw, TASKS, row, "canceled", "cancel")
@@ -283,7 +283,7 @@ def test_copy_and_upsert_are_guarded_and_recorded(raw: psycopg.Connection) -> No
     assert counts == [("cancel", 10), ("create", 10)]
 
 
-def test_an_operator_planted_in_the_search_path_does_not_talk_the_guard_round(raw: psycopg.Connection) -> None:
+def test_an_operator_in_the_search_path_does_not_change_the_guard(raw: psycopg.Connection) -> None:
     row = place(raw, TASKS, "done")
     raw.execute("create schema evil")
     raw.execute("create function evil.yes(text, text) returns bool language sql immutable as 'select true'")
@@ -305,14 +305,14 @@ def test_retention_drops_whole_partitions_and_only_old_ones(raw: psycopg.Connect
     assert raw.execute("select count(*) from interlock.audit_logs").fetchone() == (1,)
 
 
-def test_nobody_can_hang_the_recorder_on_a_table_of_his_own(raw: psycopg.Connection) -> None:
+def test_the_recording_function_is_refused_as_a_trigger_of_another_table(raw: psycopg.Connection) -> None:
     raw.execute("create temp table fake (id uuid, state text, event text, reason text, attempt int)")
     hang = (
         b"create trigger forge after insert on fake referencing new table as now_row "
         b"for each statement execute function interlock.record_tasks()"
     )
     raw.execute(hang)
-    with pytest.raises(ImmutableRecordError, match="alone"), translated(raw):
+    with pytest.raises(ImmutableRecordError, match="a trigger of interlock.tasks only"), translated(raw):
         raw.execute("insert into fake values (interlock.new_id(), 'pending', 'x', 'forged', 7)")
     raw.execute("create role stranger")
     try:
@@ -351,7 +351,7 @@ def test_event_and_attempt_change_only_with_a_move(raw: psycopg.Connection) -> N
             raw.execute("insert into interlock.tasks (type, attempt) values ('x', %s)", [attempt])
 
 
-def test_records_that_fell_into_the_default_partition_do_not_stop_maintenance(raw: psycopg.Connection) -> None:
+def test_records_in_the_default_partition_do_not_stop_maintenance(raw: psycopg.Connection) -> None:
     partitions = raw.execute(
         "select inhrelid::regclass::text from pg_inherits where inhparent = 'interlock.audit_logs'::regclass"
     ).fetchall()

@@ -150,9 +150,11 @@ async def test_a_step_whose_results_are_too_large_fails_and_holds_up_no_other(ha
     @app.task
     def handler() -> None: ...
 
-    with pytest.raises(PermanentError, match="cannot be handed to it: total size of jsonb") as refused:
+    with pytest.raises(
+        PermanentError, match="the inputs of the step cannot be gathered: total size of jsonb"
+    ) as refused:
         bind(handler, {}, job_of(claimed["z"]))
-    with pytest.raises(PermanentError, match="cannot be handed to it: total size of jsonb"):
+    with pytest.raises(PermanentError, match="the inputs of the step cannot be gathered: total size of jsonb"):
         gather(handler, {}, job_of(claimed["z"]))
     await settled(hand, claimed["z"], refused.value)
     await hand.advance()

@@ -175,7 +175,7 @@ declare
     who constant text := interlock.actor();
 begin
     if tg_relid <> 'interlock.$table'::regclass then
-        raise exception 'record_$table() records the moves of interlock.$table alone' using errcode = 'IL004';
+        raise exception 'record_$table() is a trigger of interlock.$table only' using errcode = 'IL004';
     elsif tg_op = 'INSERT' then
         insert into interlock.$records ($key, from_state, to_state, event, reason, actor$attempt_into)
         select now_row.id, null, now_row.$column, 'create', now_row.reason, who$attempt_from

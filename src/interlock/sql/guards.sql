@@ -167,7 +167,7 @@ declare
     who constant text := interlock.actor();
 begin
     if tg_relid <> 'interlock.tasks'::regclass then
-        raise exception 'record_tasks() records the moves of interlock.tasks alone' using errcode = 'IL004';
+        raise exception 'record_tasks() is a trigger of interlock.tasks only' using errcode = 'IL004';
     elsif tg_op = 'INSERT' then
         insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, attempt)
         select now_row.id, null, now_row.state, 'create', now_row.reason, who, now_row.attempt
@@ -323,7 +323,7 @@ declare
     who constant text := interlock.actor();
 begin
     if tg_relid <> 'interlock.jobs'::regclass then
-        raise exception 'record_jobs() records the moves of interlock.jobs alone' using errcode = 'IL004';
+        raise exception 'record_jobs() is a trigger of interlock.jobs only' using errcode = 'IL004';
     elsif tg_op = 'INSERT' then
         insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor)
         select now_row.id, null, now_row.status, 'create', now_row.reason, who
@@ -485,7 +485,7 @@ declare
     who constant text := interlock.actor();
 begin
     if tg_relid <> 'interlock.workers'::regclass then
-        raise exception 'record_workers() records the moves of interlock.workers alone' using errcode = 'IL004';
+        raise exception 'record_workers() is a trigger of interlock.workers only' using errcode = 'IL004';
     elsif tg_op = 'INSERT' then
         insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor)
         select now_row.id, null, now_row.status, 'create', now_row.reason, who

@@ -210,7 +210,7 @@ create table interlock.tasks (
     started_at timestamptz,
     finished_at timestamptz,
     updated_at timestamptz not null default now(),
-    held_by text,                            -- cause of the wait, only while waiting: limit, namespace, worker_count, ...
+    held_by text,                            -- cause of the wait, only while waiting
     limit_key text,
     unique_key text,
     request_id text,
@@ -488,7 +488,8 @@ create index worker_state_transitions_worker on interlock.worker_state_transitio
 create index worker_state_transitions_time on interlock.worker_state_transitions
     using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
 
--- A default partition takes records of months that have no partition yet: a late call of add_record_partitions loses none.
+-- A default partition takes records of months that have no partition yet: a late call of add_record_partitions loses
+-- none.
 create table interlock.audit_logs_default partition of interlock.audit_logs default;
 create table interlock.job_state_transitions_default partition of interlock.job_state_transitions default;
 create table interlock.worker_state_transitions_default partition of interlock.worker_state_transitions default;

@@ -1,5 +1,6 @@
 -- Enqueues a task, for every client that speaks SQL; the Python client calls it, too. `created` is false when a task
--- with this id, unique key or request id exists already: then `id` is the id of that task, which must have the same type.
+-- with this id, unique key or request id exists already: then `id` is the id of that task, which must have the same
+-- type.
 create or replace function interlock.enqueue(
     type text,
     input jsonb default '{}',

@@ -1,6 +1,6 @@
--- Returns the reason of a task that waits on purpose, for each value of `held_by` that means a hold. `subject` is the name
--- of the namespace, the key of the limit, or the worker_count of the job; `detail` says more.
--- Stable and a single expression, so that the planner inlines it.
+-- Returns the reason of a task that waits on purpose, for each value of `held_by` that means a hold. `subject` is the
+-- name of the namespace, the key of the limit, or the worker_count of the job; `detail` says more. Stable and a single
+-- expression, so that the planner inlines it.
 create or replace function interlock.hold_reason(held_by text, subject text, detail text default null) returns text
     language sql stable parallel safe as $$
     select case held_by

@@ -1,5 +1,5 @@
--- Locks jobs in the order of their ids, which prevents deadlocks. NO KEY UPDATE does not conflict with inserts of rows that
--- reference them. enable_seqscan is off because a plan made while the table is small is kept while it grows.
+-- Locks jobs in the order of their ids, which prevents deadlocks. NO KEY UPDATE does not conflict with inserts of rows
+-- that reference them. enable_seqscan is off because a plan made while the table is small is kept while it grows.
 create or replace function interlock.lock_jobs(wanted uuid[]) returns setof interlock.jobs language plpgsql
     set enable_seqscan = off as $$
 begin

@@ -1,7 +1,7 @@
 -- Sources, parts and results of map steps.
 --
--- These functions run for single steps of jobs of any size. Their plans are kept as long as the session lives and may have
--- been made while the tables were empty: none of them may scan a table, and none may find a step by its job alone.
+-- These functions run for single steps of jobs of any size. Their plans are kept as long as the session lives and may
+-- have been made while the tables were empty: none of them may scan a table, and none may find a step by its job alone.
 
 -- Returns the results of all parts as an array. Raises when they exceed the size of a jsonb value.
 create or replace function interlock.whole_map_result(map_id uuid) returns jsonb language plpgsql stable
@@ -54,8 +54,8 @@ exception when program_limit_exceeded then
 end
 $$;
 
--- Returns the number of parts of a map; null when the source is neither an array nor a range of whole numbers. The number
--- of parts of a range is capped at 1e15, far above the limit of parts.
+-- Returns the number of parts of a map; null when the source is neither an array nor a range of whole numbers. The
+-- number of parts of a range is capped at 1e15, far above the limit of parts.
 create or replace function interlock.map_size(source jsonb) returns bigint language plpgsql immutable as $$
 begin
     if jsonb_typeof(source) = 'array' then
@@ -74,7 +74,8 @@ end
 $$;
 
 -- Returns the items of a map with their indexes.
-create or replace function interlock.map_items(source jsonb) returns table (index int, item jsonb) language plpgsql immutable as $$
+create or replace function interlock.map_items(source jsonb) returns table (index int, item jsonb)
+    language plpgsql immutable as $$
 begin
     if jsonb_typeof(source) = 'array' then
         return query

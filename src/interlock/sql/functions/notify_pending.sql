@@ -1,8 +1,8 @@
--- Notifies workers, once per namespace and statement, of inserted tasks that are due, and the leader of tasks that wait for
--- a limit.
+-- Notifies workers, once per namespace and statement, of inserted tasks that are due, and the leader of tasks that wait
+-- for a limit.
 --
--- enable_sort is off because the plan is made for the session's first statement, often of one row, and kept: for a COPY of
--- many thousand rows it would sort all of them to find one namespace, where a hash table is enough.
+-- enable_sort is off because the plan is made for the session's first statement, often of one row, and kept: for a COPY
+-- of many thousand rows it would sort all of them to find one namespace, where a hash table is enough.
 create or replace function interlock.notify_pending() returns trigger language plpgsql
     set search_path = pg_catalog, pg_temp set enable_sort = off as $$
 begin

@@ -1,5 +1,6 @@
--- Creates the PGMQ queue that the settings name, unless it exists, and points the view `orchestration_messages` to its table.
--- Does nothing while PGMQ is not installed. See docs/decisions/0011-pgmq.md for the statements that use the view.
+-- Creates the PGMQ queue that the settings name, unless it exists, and points the view `orchestration_messages` to its
+-- table. Does nothing while PGMQ is not installed. See docs/decisions/0011-pgmq.md for the statements that use the
+-- view.
 create or replace function interlock.create_orchestration_queue() returns void language plpgsql as $$
 declare
     queue text;

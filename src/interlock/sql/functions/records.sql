@@ -42,7 +42,8 @@ $$;
 
 -- Creates the partitions of this month and of the months ahead; returns how many. `interlock migrate` and the leader
 -- call it.
-create or replace function interlock.add_record_partitions(months_ahead int default 3) returns int language plpgsql as $$
+create or replace function interlock.add_record_partitions(months_ahead int default 3) returns int
+    language plpgsql as $$
 declare
     records text;
     partition text;

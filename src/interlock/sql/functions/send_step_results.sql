@@ -1,8 +1,8 @@
--- Sends the end of a step to the orchestrator, in the transaction that ends it, whichever client that is. Steps that are
--- marked as advanced were sent before. Costs one scan of the changed rows when no steps are among them.
+-- Sends the end of a step to the orchestrator, in the transaction that ends it, whichever client that is. Steps that
+-- are marked as advanced were sent before. Costs one scan of the changed rows when no steps are among them.
 --
--- Runs as the owner, so that a client that moves a task needs no right to send; on this table alone, so that no client can
--- send messages of its own by a trigger on another table.
+-- Runs as the owner, so that a client that moves a task needs no right to send; on this table alone, so that no client
+-- can send messages of its own by a trigger on another table.
 create or replace function interlock.send_step_results() returns trigger language plpgsql
     security definer set search_path = pg_catalog, pg_temp as $$
 declare
@@ -10,7 +10,7 @@ declare
     latest bigint;
 begin
     if tg_relid <> 'interlock.tasks'::regclass then
-        raise exception 'send_step_results() tells of interlock.tasks alone' using errcode = 'IL004';
+        raise exception 'send_step_results() is a trigger of interlock.tasks only' using errcode = 'IL004';
     end if;
     select array_agg(jsonb_build_object('job_id', job_id, 'task_id', id, 'correlation_id', correlation_id))
     into messages

@@ -46,7 +46,7 @@ begin
                     limit 1
                 ) as found
             where edges.workflow_id = jobs.workflow_id and edges.downstream = declared_as
-                -- a part is handed its item, and not again the whole list that it is from
+                -- A part gets its item, not the whole list again.
                 and (task.part_of is null or edges.upstream is distinct from steps.spec ->> 'over')
         ) as upstream on steps.edges > 0 and not compensates
     where jobs.id = task.job_id;
@@ -75,7 +75,7 @@ begin
     end if;
     given := declared.input;
     if task.part_of is not null and declared.spec ->> 'over_input' is not null then
-        -- the map has noted what is left of the input without the list that it goes over
+        -- The map stores the job's input without the list that it maps over.
         select input -> 'job_input' into given from interlock.tasks where id = task.part_of;
     end if;
     document := jsonb_build_object('workflow', declared.name, 'version', declared.version, 'job_input', given,
@@ -87,14 +87,14 @@ begin
         'child', child, 'wait', coalesce((declared.spec ->> 'wait')::boolean, true),
         'result', task.input -> 'result', 'refused', refused);
     if pg_column_size(document) > 128 * 1024 * 1024 then
-        -- as text it may be six times as long, and the server can send no more than a gigabyte
-        raise program_limit_exceeded using message = 'together they are more than 128 MB';
+        -- As text it may be six times as long, and the server can send at most a gigabyte.
+        raise program_limit_exceeded using message = 'they exceed 128 MB';
     end if;
     return document;
 exception when others then
     return '{"workflow": null, "version": null, "job_input": null, "results": {}, "errors": {}, "config": {},
         "item": null, "index": null, "kind": null, "branches": [], "signal": null, "timed_out": false, "child": null,
         "wait": true, "result": null}'::jsonb || jsonb_build_object('refused',
-            coalesce(refused, format('what the step needs cannot be handed to it: %s', sqlerrm)));
+            coalesce(refused, format('the inputs of the step cannot be gathered: %s', sqlerrm)));
 end
 $$;

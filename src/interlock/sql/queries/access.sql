@@ -1,8 +1,8 @@
--- Keys of requests, and tokens of those who make them.
+-- Idempotency keys and API tokens.
 
 -- name: claim_idempotency_key
--- Whoever inserts the row has the key until the transaction ends; all others wait here for that end. A key that has
--- expired is as good as new.
+-- The transaction that inserts the row holds the key until it ends; others wait here for that end. An expired key
+-- counts as free.
 insert into interlock.idempotency_keys (request_id, endpoint, request_hash, created_at, expires_at)
 values (%(request_id)s, %(endpoint)s, %(request_hash)s, coalesce(%(now)s::timestamptz, now()),
     coalesce(%(now)s::timestamptz, now()) + %(lifetime)s::interval)
@@ -50,7 +50,7 @@ where token_hash = %(token_hash)s and revoked_at is null
     and (expires_at is null or expires_at > coalesce(%(now)s::timestamptz, now()))
 
 -- name: touch_token
--- The last use, to the minute. Not worth waiting for: who holds the row notes the same.
+-- The last use, to the minute. Skips a locked row: the transaction that holds it writes the same.
 update interlock.tokens
 set last_used_at = coalesce(%(now)s::timestamptz, now())
 where id = (

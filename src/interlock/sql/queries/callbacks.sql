@@ -1,7 +1,7 @@
--- Completion notices on their way out. They are written with the outcome (`insert_callbacks`), and go when delivered.
+-- Outbox of webhooks: `insert_callbacks` writes them with the outcome, delivery deletes them.
 
 -- name: claim_due_callbacks
--- Whoever posts one pushes its next try forward first: if that process dies, the notice comes due again.
+-- The sender moves the next try forward before it sends: if its process dies, the webhook becomes due again.
 update interlock.callbacks
 set tries = tries + 1, next_try_at = coalesce(%(now)s::timestamptz, now()) + %(visibility)s::interval
 where id = any (array(
@@ -15,7 +15,7 @@ where id = any (array(
 returning id, task_id, attempt, state, url, tries
 
 -- name: delete_delivered_callbacks
--- Fenced by the number of tries: a notice that was claimed anew belongs to whoever did so.
+-- Fenced by the number of tries: a webhook that was claimed again belongs to the later sender.
 delete from interlock.callbacks
 using unnest(%(ids)s::bigint[], %(tries)s::int[]) as delivered (id, tries)
 where callbacks.id = delivered.id and callbacks.tries = delivered.tries
@@ -46,7 +46,7 @@ order by id
 limit %(limit)s
 
 -- name: retry_given_up_callbacks
--- An operator's act, once the receiver works again.
+-- For operators, once the receiver works again.
 update interlock.callbacks
 set given_up_at = null, tries = 0, next_try_at = coalesce(%(now)s::timestamptz, now())
 where given_up_at is not null and (%(ids)s::bigint[] is null or id = any (%(ids)s::bigint[]))

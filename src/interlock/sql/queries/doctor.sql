@@ -1,8 +1,8 @@
--- What may be wrong with the whole installation. Nothing here writes, and finished tasks are never looked at.
+-- Checks of the whole installation. No statement here writes, and finished tasks are not read.
 
 -- name: read_due_types
--- What is due in each namespace, by type: of the first so many in the order of the claim, where those gather that nobody
--- takes. The namespaces are found by skipping from one to the next in the index.
+-- Due tasks of each namespace by type, among the first ones in the order of the claim, where tasks that no worker
+-- claims gather. A recursive skip scan of the index finds the namespaces.
 with recursive known (name) as (
     (select namespace from interlock.tasks where state = 'pending' order by namespace limit 1)
     union all
@@ -30,21 +30,22 @@ group by known.name, found.type
 order by known.name, found.type
 
 -- name: count_unrecovered_tasks
--- Leases that ran out a while ago, and that nobody has recovered.
+-- Leases that expired a while ago and were not recovered.
 select count(*) as tasks, min(lease_expires_at) as oldest_at
 from interlock.tasks
 where lease_expires_at < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
 
 -- name: count_unprocessed_results
--- Steps that ended a while ago, and whose end has not carried their jobs on.
-select count(*) as steps, count(distinct tasks.job_id) as jobs, min(coalesce(tasks.finished_at, tasks.created_at)) as oldest_at
+-- Steps that ended a while ago and whose job has not been advanced.
+select count(*) as steps, count(distinct tasks.job_id) as jobs,
+    min(coalesce(tasks.finished_at, tasks.created_at)) as oldest_at
 from interlock.tasks
     join interlock.jobs on jobs.id = tasks.job_id and jobs.status = 'RUNNING'
 where tasks.job_id is not null and not tasks.advanced and tasks.state in ('done', 'error', 'canceled')
     and coalesce(tasks.finished_at, tasks.created_at) < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
 
 -- name: read_vanished_workers
--- Processes that were not heard of for a while and did not say that they stop, the latest first.
+-- Processes without a recent heartbeat that did not deregister, latest first.
 select id, coalesce(metadata ->> 'role', 'worker') as role, seen_until
 from interlock.workers
 where status = 'RUNNING' and seen_until < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
@@ -53,7 +54,7 @@ order by seen_until desc
 limit %(limit)s
 
 -- name: read_oldest_jobs
--- How many jobs are open, by state, and the oldest of each.
+-- Number of unfinished jobs by status, and the oldest of each.
 select counted.status, counted.jobs, oldest.id, oldest.created_at, oldest.reason
 from (
         select status, count(*) as jobs
@@ -76,8 +77,8 @@ from interlock.callbacks
 where given_up_at is not null
 
 -- name: read_long_transactions
--- Transactions that have been open for a while and have locked something of ours: nobody else can move what they hold.
--- Of what other roles do, a plain role sees only that it is there.
+-- Transactions that have been open for a while and hold locks on tables of Interlock: they block every other move of
+-- those rows. A role without privileges sees that transactions of other roles exist, but not their statements.
 select activity.pid, activity.usename as role, activity.application_name as application, activity.state,
     activity.xact_start as since, held.relations
 from pg_stat_activity as activity

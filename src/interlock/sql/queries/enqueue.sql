@@ -25,9 +25,9 @@ copy interlock.tasks (id, type, input, namespace, priority, run_at, max_tries, t
 from stdin (format binary)
 
 -- name: insert_tasks
--- The same rules as in the function interlock.enqueue, for a whole set. What is missing from the answer was there
--- already, under its id, its unique key or its request. Sorted, so that two clients that enqueue the same keys at once
--- wait for each other in one order.
+-- The rules of the function interlock.enqueue for a set of tasks. Tasks missing from the result existed already, by id,
+-- unique key or request id. Sorted, so that two clients that enqueue the same keys wait for each other in the same
+-- order and do not deadlock.
 insert into interlock.tasks (id, namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
     backoff, unique_key, request_id, limit_key, tags, callback_url, correlation_id, input)
 select task.task_id, task.namespace, task.type,
@@ -54,7 +54,8 @@ on conflict do nothing
 returning id
 
 -- name: enqueue_tasks
--- One by one within one statement, for what `insert_tasks` found taken: the function settles with whoever has it.
+-- One by one in one statement, for tasks that `insert_tasks` found to exist: the function returns the existing task or
+-- retries.
 select made.id, made.created
 from rows from (
         jsonb_to_recordset(%(tasks)s::jsonb) as (type text, input jsonb, namespace text, priority smallint,
@@ -71,7 +72,7 @@ from rows from (
 order by task.place
 
 -- name: begin_copy
--- The server's time, so that a client with a fast clock does not put its tasks off; and whether COPY may be used.
+-- Returns the server's time, so that a fast clock of the client does not delay its tasks, and whether COPY may be used.
 select now() as now, set_config('interlock.actor', %(actor)s, true) as actor,
     exists (
         select from interlock.namespaces where name = any (%(namespaces)s::text[]) and paused_at is not null

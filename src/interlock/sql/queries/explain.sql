@@ -1,9 +1,8 @@
--- Why a task or a job is where it is. Nothing here writes, and every part goes by an index: what one answer costs does
--- not depend on how much else there is.
+-- Why a task or a job is in its state. No statement here writes, and each uses an index: the cost of an answer does not
+-- depend on the size of the tables.
 
 -- name: read_explained_tasks
--- Tasks with all that may hold them up by themselves: their worker, their namespace, their limit, and the message that
--- tells of their end, if it was set aside.
+-- Tasks with everything of their own that may hold them: worker, namespace, limit, and a dead letter about their end.
 select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.reason, tasks.held_by, tasks.run_at, tasks.attempt,
     tasks.tries, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at, tasks.cancel_requested_at, tasks.job_id,
     tasks.step, tasks.limit_key, tasks.unresolved, tasks.wait_until, tasks.error,
@@ -44,7 +43,7 @@ from interlock.tasks
 where tasks.id = any (%(ids)s::uuid[])
 
 -- name: read_explained_jobs
--- Jobs, with the namespaces of their first steps that nobody serves at this moment, and what was set aside of them.
+-- Jobs, with the namespaces of their first steps that no live worker serves, and their dead letters.
 select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.reason, jobs.ending,
     jobs.ending_reason, jobs.compensating, jobs.open_steps,
     case when jobs.timeout_seconds is not null then jobs.deadline_at end as deadline_at,
@@ -72,7 +71,7 @@ from interlock.jobs
 where jobs.id = any (%(ids)s::uuid[])
 
 -- name: count_open_steps
--- The steps of a job that have not ended, by what they wait for; and those whose end no orchestrator has heard of yet.
+-- Unfinished steps of a job by the cause of their wait, and steps whose end no orchestrator has processed yet.
 select case when state in ('waiting', 'pending', 'running') then state else 'unheard' end as state, held_by,
     count(*) as steps
 from interlock.tasks
@@ -82,8 +81,8 @@ group by 1, 2
 order by 1, 2
 
 -- name: read_open_causes
--- The steps of a job that hold it up: those that wait for no other step. A part stands behind its map. What only waits
--- for its turn comes last.
+-- Steps that hold up a job: those that wait for no other step. A part comes after its map; steps that only wait to be
+-- admitted come last.
 select id
 from interlock.tasks
 where job_id = %(job_id)s and part_of is null
@@ -102,8 +101,8 @@ order by case
 limit %(limit)s
 
 -- name: read_open_ancestors
--- All steps before this one that have not ended, or whose end no orchestrator has heard of, and the edges between them;
--- `root` are those that do not wait for other steps. Each step is looked at once, however many ways lead to it.
+-- All upstream steps that have not ended, or whose end no orchestrator has processed, and the edges between them.
+-- `root` marks steps that wait for no other step. Each step is read once, however many paths lead to it.
 with recursive asked as materialized (
     select id, workflow_id from interlock.jobs where id = %(job_id)s
 ), reached (step, id, root) as (
@@ -135,8 +134,8 @@ where edges.downstream in (select step from reached)
 order by edges.downstream, reached.step
 
 -- name: read_causes
--- What a waiting task waits for when that is neither a step before it nor a thing of its own: the open parts of a map,
--- the steps that take up the job's worker_count, the compensation whose turn it is, a child job, its own job.
+-- What a waiting task waits for when that is neither an upstream step nor its own: the open parts of a map, the steps
+-- that use up the worker_count, the compensation before it, a child job, its own job.
 select found.kind, found.id
 from interlock.tasks as asked
     cross join lateral (
@@ -201,7 +200,7 @@ from (
 order by recorded_at, id
 
 -- name: read_queue_place
--- The queue on which the ends of steps travel, and whether it is there.
+-- The queue of step results, and whether it exists.
 select orchestration_queue as name, to_regprocedure('pgmq.send_batch(text, jsonb[])') is not null as installed,
     to_regclass(format('pgmq.%%I', lower('q_' || orchestration_queue))) is not null as there
 from interlock.settings

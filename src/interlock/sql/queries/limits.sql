@@ -1,5 +1,5 @@
--- What keeps tasks waiting on purpose: limits per key, and paused namespaces. Nothing here changes a state: the ids go
--- to `release_waiting_tasks` and `hold_pending_tasks`.
+-- Limits per key and paused namespaces. No statement here changes a state: the ids go to `release_waiting_tasks` and
+-- `hold_pending_tasks`.
 
 -- name: put_limits
 insert into interlock.limits (key, max_running, max_starts, period, updated_at)
@@ -20,8 +20,8 @@ where key = any (%(keys)s::text[])
 returning key
 
 -- name: read_limit_usage
--- Every key that tasks wait for, and how much of its limit is taken. The keys are found by skipping from one to the
--- next in the index, so that a million tasks of one key cost one step.
+-- Every key with waiting tasks, and the use of its limit. A recursive skip scan finds the keys in the index: a million
+-- tasks of one key cost one step.
 with recursive waiting (key) as (
     (
         select limit_key
@@ -55,7 +55,7 @@ from waiting
         from interlock.limit_starts
         where key = limits.key and started_at > coalesce(%(now)s::timestamptz, now()) - limits.period
     ) as begun on limits.max_starts is not null
-    -- The start that has to leave the window before the next one may come in.
+    -- The start that must leave the window before the next one is admitted.
     left join lateral (
         select started_at
         from (
@@ -70,8 +70,8 @@ from waiting
 where waiting.key is not null
 
 -- name: read_admissible_tasks
--- As many of each key as there is room for, in the order in which they would be claimed. What is not due yet takes up
--- no room, and what waits for a paused namespace waits on.
+-- The next tasks of each key, as many as its limit admits, in the order of the claim. Tasks that are not due count for
+-- nothing, and tasks of paused namespaces keep waiting.
 select room.key, found.id
 from unnest(%(keys)s::text[], %(rooms)s::int[], %(limited)s::bool[]) as room (key, tasks, limited)
     cross join lateral (
@@ -101,7 +101,7 @@ where limits.key = limit_starts.key
 returning limit_starts.key
 
 -- name: write_limit_reasons
--- Only for the tasks that come next: a reason that changes must not rewrite a million rows.
+-- Only for the tasks that are admitted next: a changed reason must not rewrite a million rows.
 update interlock.tasks
 set reason = told.reason
 from (
@@ -130,7 +130,8 @@ order by run_at
 limit 1
 
 -- name: read_excess_tasks
--- Pending tasks beyond their key's limit, the last in line first: the limit was lowered, or they did not come in by it.
+-- Pending tasks beyond the limit of their key, last in line first: the limit was lowered, or they were not admitted by
+-- it.
 select limits.key, limits.max_running, found.id
 from interlock.limits
     cross join lateral (
@@ -168,7 +169,7 @@ from interlock.namespaces
 where paused_at is not null
 
 -- name: read_held_namespaces
--- Namespaces that tasks wait for although they are not paused: both happened at the same moment.
+-- Namespaces that tasks are held for although they are not paused: a resume ran at the same time as a hold.
 with recursive held (name) as (
     (select namespace from interlock.tasks where state = 'waiting' and held_by = 'namespace' order by namespace limit 1)
     union all
@@ -198,7 +199,7 @@ limit %(batch)s
 select id
 from interlock.tasks
 where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null
-    -- a job with a worker_count decides by itself, but for what sleeps, or undoes something
+    -- A job with a worker_count admits its steps itself, except sleeping steps and compensations.
     and not (capped and step not like 'compensate:%%'
         and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now()) or 'sleep' <> (
             select steps.kind
@@ -210,8 +211,8 @@ order by namespace, id
 limit %(batch)s
 
 -- name: move_hold_from_namespace_to_job
--- Steps of jobs that run only so many at once: each goes on when there is room for it. What sleeps or undoes something
--- takes up no room: it is let go as it is, if it was held after that was done, by the sweep.
+-- Steps of jobs with a worker_count, which admits them when it has room. Sleeping steps and compensations do not count
+-- against it: `read_held_of_namespace` releases them.
 update interlock.tasks
 set held_by = 'worker_count', reason = (
         select interlock.hold_reason('worker_count', worker_count::text)
@@ -236,14 +237,14 @@ where id = any (array(
 returning job_id, capped
 
 -- name: read_capped_jobs
--- The jobs of steps that are held now, and leave room for others.
+-- Jobs with a worker_count of steps that are held now, which gives other steps room.
 select distinct job_id
 from interlock.tasks
 where id = any (%(ids)s::uuid[]) and capped
 
 -- name: move_hold_from_limit_to_namespace
--- Tasks that wait for a limit now wait for the namespace instead, and steps leave the room to others that they had in
--- their jobs.
+-- Tasks that waited for a limit are held for the namespace instead; steps give up their place in the worker_count of
+-- their job.
 update interlock.tasks
 set held_by = 'namespace', reason = interlock.hold_reason('namespace', namespace, %(detail)s::text)
 where id = any (array(
@@ -256,7 +257,7 @@ where id = any (array(
 returning job_id, capped
 
 -- name: move_hold_from_namespace_to_limit
--- And back again: the limit decides when each of them goes on. What its job must find room for first comes to it then.
+-- The reverse: the limit admits each of them. Steps of jobs with a worker_count return to their job first.
 update interlock.tasks
 set held_by = 'limit', reason = interlock.hold_reason('limit', limit_key)
 where id = any (array(
@@ -271,7 +272,7 @@ where id = any (array(
 returning id
 
 -- name: list_namespaces
--- Each count goes by an index of its own; finished tasks are never looked at.
+-- Each count uses its own index; finished tasks are not read.
 with pending as (
     select namespace, count(*) as tasks from interlock.tasks where state = 'pending' group by namespace
 ), running as (

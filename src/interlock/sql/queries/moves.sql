@@ -1,5 +1,4 @@
--- The records of moves, counted for whoever measures. What is counted lies between two moments, so that no record is
--- counted twice.
+-- Counts of recorded moves for metrics, between two times, so that no record is counted twice.
 
 -- name: read_complete_until
 select now() - %(lag)s::interval as moment

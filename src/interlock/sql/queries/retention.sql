@@ -1,8 +1,8 @@
--- What is no longer needed goes, a little at a time.
+-- Deletes old rows in small batches.
 
 -- name: delete_ended_tasks
--- Walks a stretch of the primary key, and deletes what in it ended long enough ago; tells how far it came. An age that
--- is null keeps its state. The steps of a job go with the job.
+-- Walks a range of the primary key and deletes tasks that ended long enough ago; returns the end of the range. A null
+-- age keeps tasks of that state. Steps are deleted with their job.
 with walked as materialized (
     select id, state, finished_at, job_id
     from interlock.tasks
@@ -23,7 +23,7 @@ with walked as materialized (
                 end
                 and job_id is null
         ))
-        -- said again, for a row that was requeued at this very moment
+        -- Repeated, for a row that is requeued at this moment.
         and finished_at is not null and state in ('done', 'error', 'canceled', 'skipped')
     returning id
 )
@@ -31,8 +31,8 @@ select (select count(*) from walked) as walked, (select count(*) from deleted) a
     (select id from walked order by id desc limit 1) as last
 
 -- name: read_outdated_jobs
--- Walks a stretch of jobs in the same way, and tells which of them ended long enough ago. A parent's step may still want
--- what came of its child, and a child says whose it is: so children go after the end of their parent, and before it.
+-- Walks a range of jobs and returns those that ended long enough ago. A step of a parent may still read the result of
+-- its child, and a child refers to its parent: children are deleted after the end of their parent and before it.
 with walked as materialized (
     select id, status, parent_job_id, coalesce(completed_at, updated_at) as ended_at
     from interlock.jobs
@@ -78,7 +78,7 @@ select count(*) as steps
 from deleted
 
 -- name: delete_jobs_without_steps
--- With their signals, and what was noted of messages that failed.
+-- With their signals and their dead letters.
 with deleted as (
     delete from interlock.jobs
     where id = any (%(ids)s::uuid[]) and status in ('COMPLETED', 'FAILED', 'CANCELED')
@@ -92,7 +92,7 @@ select id
 from deleted
 
 -- name: read_unseen_workers
--- Processes that ended without a word, long ago. A supervised row may rest without a process for as long as it likes.
+-- Processes that ended long ago without deregistering. A supervised row may stay without a process for any time.
 select id
 from interlock.workers
 where seen_until <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
@@ -136,14 +136,14 @@ where given_up_at <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
 returning id
 
 -- name: delete_ownerless_failures
--- Messages that were set aside and belong to no job: nobody waits for them, and they do not go with one.
+-- Dead letters that belong to no job, and so are not deleted with one.
 delete from interlock.orchestration_failures
 where failed_at <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
     and (job_id is null or not exists (select from interlock.jobs where jobs.id = job_id))
 returning msg_id
 
 -- name: limit_lock_wait
--- Adding and dropping partitions locks their table: rather give way than let every writer queue up behind.
+-- Adding and dropping partitions locks their table: a short lock timeout keeps writers from queueing behind.
 select set_config('lock_timeout', '2s', true)
 
 -- name: add_record_partitions

@@ -1,7 +1,8 @@
--- Periodic tasks: what is enqueued at which rhythm. The ticks are reckoned in Python; what is due is found here.
+-- Schedules of periodic tasks. Python computes the ticks; these statements find the schedules that are due.
 
 -- name: put_schedules
--- A schedule whose rhythm did not change keeps its next tick: declaring it anew neither skips nor repeats one.
+-- A schedule whose cron or interval did not change keeps its next tick: declaring it again neither skips nor repeats
+-- one.
 insert into interlock.schedules (name, type, namespace, cron, timezone, every, missed, input, options, next_at,
     updated_at)
 select name, type, namespace, cron, timezone, every, missed, input, options, next_at,
@@ -39,7 +40,7 @@ where name = any (%(names)s::text[])
 returning name
 
 -- name: resume_schedules
--- The ticks that came while it was paused were not missed: they were not wanted. So the next one is given.
+-- Ticks during a pause do not count as missed: the caller gives the next one.
 update interlock.schedules
 set paused_at = null, error = null, next_at = resumed.next_at
 from unnest(%(names)s::text[], %(next_ats)s::timestamptz[]) as resumed (name, next_at)

@@ -1,7 +1,7 @@
--- What a person asks about the whole queue, or about one task. Nothing here writes.
+-- Overviews of the queue, and the details of one task. No statement here writes.
 
 -- name: read_tasks_size
--- How much there is to read before everything is counted: a table that has grown large is counted by its indexes.
+-- Size of the table: a large one is counted by its indexes only.
 select pg_relation_size('interlock.tasks') as bytes
 
 -- name: count_all_tasks
@@ -13,8 +13,8 @@ group by namespace, state
 order by namespace, state
 
 -- name: count_unfinished_tasks
--- Each part goes by an index of its own; finished tasks are never looked at. Tasks that wait for something else than a
--- namespace or a limit have no index, and are not counted.
+-- Each part uses its own index; finished tasks are not read. Tasks that wait for something other than a namespace or a
+-- limit have no index and are not counted.
 select namespace, 'pending' as state, count(*) as tasks,
     min(run_at) filter (where run_at <= coalesce(%(now)s::timestamptz, now())) as oldest_due_at
 from interlock.tasks
@@ -57,7 +57,7 @@ where paused_at is not null
 order by name
 
 -- name: list_limits
--- Every limit, how many tasks count against it, how many it let in during its period, and how many wait for it.
+-- Every limit, the tasks that count against it, the starts in its period, and the tasks that wait for it.
 select limits.key, limits.max_running, limits.max_starts, limits.period, taken.tasks as taken, begun.starts,
     held.tasks as waiting
 from interlock.limits
@@ -79,7 +79,7 @@ from interlock.limits
 order by held.tasks desc, limits.key
 
 -- name: read_task_details
--- Everything that is stored of one task, and what became of its completion notice while that is not delivered.
+-- The whole row of a task, and the state of its webhook until it is delivered.
 select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.event, tasks.reason, tasks.held_by, tasks.priority,
     tasks.run_at, tasks.attempt, tasks.tries, tasks.max_tries, tasks.timeout_seconds, tasks.backoff, tasks.worker_id,
     tasks.lease_expires_at, tasks.cancel_requested_at, tasks.progress, tasks.cost, tasks.job_id, tasks.step,

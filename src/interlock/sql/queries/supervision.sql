@@ -1,9 +1,9 @@
--- What supervisors write about the processes of their workers. States are moved by the statements in workers.sql, in
--- the same transaction; each statement here that changes a row asks whether it is still held by who changes it.
+-- Statements by which supervisors keep the processes of their workers. The statements in workers.sql move the states,
+-- in the same transaction. Each statement here that changes a row checks that the supervisor still holds its lease.
 
 -- name: lease_workers
--- Rows that nobody keeps, or whose keeper's lease ran out. A process on another host is nobody's to replace while it
--- says that it is here. A row that is bound to a supervisor is that one's alone.
+-- Rows without a supervisor, or whose supervisor's lease has expired. A process on another host is not replaced while
+-- it sends heartbeats. A row that is bound to a supervisor belongs to that one alone.
 update interlock.workers
 set supervisor_id = %(supervisor)s, supervised_until = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval
 where id = any (array(
@@ -27,7 +27,7 @@ where supervisor_id = %(supervisor)s and metadata ? 'spec'
 returning id
 
 -- name: read_held_workers
--- Beside the rows, the server's clock, and how many tasks the process of a paused one still holds.
+-- Also returns the server's clock, and the number of tasks that the process of a paused worker still holds.
 select workers.id, workers.status, workers.metadata -> 'spec' as spec, workers.metadata ->> 'bound_to' as bound_to,
     workers.generation, workers.instance, workers.host, workers.pid, workers.birth, workers.process_started_at,
     workers.seen_until, workers.heartbeat_at, workers.crashes, workers.restart_at,
@@ -44,7 +44,7 @@ where supervisor_id = %(supervisor)s and supervised_until > coalesce(%(now)s::ti
 order by id
 
 -- name: lock_held_worker
--- Whoever moves the state of a row by what it knows of its process asks first whether that is still so.
+-- A supervisor that moves a row because of its process checks first that the process is still the current one.
 select id
 from interlock.workers
 where id = %(id)s and supervisor_id = %(supervisor)s and supervised_until > coalesce(%(now)s::timestamptz, now())
@@ -52,7 +52,7 @@ where id = %(id)s and supervisor_id = %(supervisor)s and supervised_until > coal
 for update
 
 -- name: announce_process
--- A new generation: from here on, no process of an earlier one keeps the row.
+-- Starts a new generation: processes of earlier ones lose the row.
 update interlock.workers
 set generation = generation + 1, instance = %(instance)s, host = %(host)s, pid = null, birth = null,
     process_started_at = coalesce(%(now)s::timestamptz, now()), restart_at = null, memory_bytes = null
@@ -74,7 +74,7 @@ where workers.id = used.id and supervisor_id = %(supervisor)s
 returning workers.id
 
 -- name: record_process_end
--- There is no process any more. It may have said until when it would be here: that counts no longer.
+-- The process is gone, so that its announced seen_until no longer counts.
 update interlock.workers
 set pid = null, birth = null, memory_bytes = null, crashes = %(crashes)s, process_note = %(note)s,
     restart_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(delay)s::float8),
@@ -101,16 +101,17 @@ where supervisor_id = %(supervisor)s
 returning id
 
 -- name: expire_leases_of_workers
--- What a process held that is gone, or is taken for it: recovery finds it at once.
+-- Expires the leases of a process that is gone or presumed gone, so that recovery finds its tasks at once.
 update interlock.tasks
 set lease_expires_at = coalesce(%(now)s::timestamptz, now()) - interval '1 microsecond'
 where lease_expires_at >= coalesce(%(now)s::timestamptz, now()) and worker_id = any (%(holders)s::text[])
 returning id
 
 -- name: read_silent_workers
--- Not heard of for so long, although somebody has been listening: rows of processes that no supervisor keeps, and those
--- that belong to a supervisor that is gone, which may not have got as far as a process.
-select workers.id, instance, metadata ->> 'bound_to' as bound_to, coalesce(%(now)s::timestamptz, now()) - heard.at as silent_for
+-- Workers without a heartbeat for so long, while heartbeats were being checked: rows that no supervisor keeps, and rows
+-- of a supervisor that is gone, which may never have had a process.
+select workers.id, instance, metadata ->> 'bound_to' as bound_to,
+    coalesce(%(now)s::timestamptz, now()) - heard.at as silent_for
 from interlock.workers
     cross join lateral (
         select coalesce(heartbeat_at, supervised_until, case when metadata ? 'bound_to' then created_at end) as at
@@ -125,7 +126,7 @@ limit 100
 for update of workers skip locked
 
 -- name: read_ended_holders
--- Workers that were ended, are silent since, and have tasks all the same: nobody will return them.
+-- Ended workers without a heartbeat that still hold tasks: no process will return these.
 select distinct tasks.worker_id as holder
 from interlock.tasks
     join interlock.workers on tasks.worker_id in (workers.id, workers.instance)
@@ -135,7 +136,7 @@ where tasks.lease_expires_at >= coalesce(%(now)s::timestamptz, now())
         <= coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
 
 -- name: detach_process
--- The farewell of a supervised process: its row stays, since whether there is another process is not for it to say.
+-- The deregistration of a supervised process. The row stays: its supervisor decides about another process.
 update interlock.workers
 set seen_until = coalesce(%(now)s::timestamptz, now()), heartbeat_at = coalesce(%(now)s::timestamptz, now())
 where id = %(id)s and generation = %(generation)s

@@ -1,7 +1,7 @@
--- Everything that is written to `tasks`. Each move stands in exactly one statement, and says so in its header.
+-- Statements that write to `tasks`. Each move is written in one statement, whose header declares it.
 --
--- In all of them: `now` is null in production and the test's clock in tests; `actor` goes into the records, set for
--- this transaction only, so that it works behind a pooler too.
+-- In all of them `now` is null in production and the clock of the test in tests. `actor` goes into the audit records;
+-- it is set for the transaction only, so that a pooler such as PgBouncer can share the connection.
 
 -- name: release_waiting_tasks
 -- The function of the same name makes the move and notifies the workers.
@@ -22,9 +22,10 @@ returning id
 
 -- name: claim_pending_tasks
 -- moves: task pending -claim-> running
--- Each namespace gives at most `each`, so that none can starve the others. The order is exactly that of the index
--- `tasks_claim`: any other lets the planner walk something longer. By an array, not by a join, it then finds the rows by
--- the primary key, however small it thinks the table is.
+-- Each namespace gives at most `each` tasks, so that none starves the others. The order is exactly that of the index
+-- `tasks_claim`; with another one the planner walks a longer index. The array, instead of a join, makes the planner
+-- find the rows by the primary key, however small it estimates the table.
+-- The inputs of simple steps are gathered here: docs/decisions/0012-step-inputs-in-the-claim.md has the measurements.
 with picked as materialized (
     select found.id
     from unnest(%(namespaces)s::text[]) as wanted (namespace)
@@ -44,13 +45,14 @@ set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tr
     worker_id = %(actor)s, lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
     started_at = coalesce(%(now)s::timestamptz, now()),
     updated_at = coalesce(%(now)s::timestamptz, now()),
-    -- A step is made without an app; it is told of where the app of its first worker says, if it names nothing itself.
+    -- Steps are created without an app: one without a webhook URL takes that of the app of the first worker.
     callback_url = coalesce(callback_url,
         case when job_id is not null and type <> 'interlock.pass' then %(callback_url)s::text end)
-where tasks.id = any (array(select id from picked)) and (select set_config('interlock.actor', %(actor)s, true)) is not null
+where tasks.id = any (array(select id from picked))
+    and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries,
     nullif(tasks.input, '{}'),
-    -- one column that is mostly null costs the worker less than nine
+    -- One column that is mostly null costs the worker less than nine.
     case
         when num_nonnulls(tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_key, tasks.callback_url,
             tasks.job_id, tasks.correlation_id, tasks.cancel_requested_at) > 0
@@ -59,7 +61,8 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
             'job_id', tasks.job_id, 'step', tasks.step, 'correlation_id', tasks.correlation_id,
             'unwanted', tasks.cancel_requested_at is not null,
             'job', case when tasks.job_id is not null then coalesce((
-                -- nearly every step; a function, which may fail without the claim, takes several times as long
+                -- Simple steps, which are nearly all. The function step_inputs takes twice as long: its errors are
+                -- caught in a subtransaction.
                 select steps.handed || jsonb_build_object('job_input', given.input,
                     'results', coalesce(found.results, '{}'), 'item', tasks.input -> 'item',
                     'index', tasks.input -> 'index')
@@ -76,7 +79,7 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
                     cross join lateral (
                         select case
                                 when tasks.part_of is null or steps.spec ->> 'over_input' is null then jobs.input
-                                -- the map has noted what is left of it without the list that it goes over
+                                -- The map stores the job's input without the list that it maps over.
                                 else (select input -> 'job_input' from interlock.tasks as map where id = tasks.part_of)
                             end as input
                     ) as given
@@ -93,7 +96,7 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
                                 limit 1
                             ) as upstream
                         where edges.workflow_id = jobs.workflow_id and edges.downstream = steps.step
-                            -- a part is handed its item, and not again the whole list that it is from
+                            -- A part gets its item, not the whole list again.
                             and (tasks.part_of is null or edges.upstream is distinct from steps.spec ->> 'over')
                     ) as found on steps.edges > 0
                 where steps.simple and (steps.kind = 'map') = (tasks.part_of is not null)
@@ -103,9 +106,9 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
     end
 
 -- name: until_next_run
--- How long until the next pending task of these namespaces is due, by the server's clock, for an idle worker. One that
--- has become due since the worker's latest claim, a moment ago, counts: nobody tells of it.
--- It need not know of more than a day: some times are so far away that no interval holds them.
+-- Returns the time until the next pending task of these namespaces is due, by the server's clock. A task that became
+-- due within the last second counts: it was not due at the worker's latest claim, and no notification is sent for it.
+-- At most a day, because an interval cannot hold some far times.
 select least(min(found.run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining
 from unnest(%(namespaces)s::text[]) as wanted (namespace)
     cross join lateral (
@@ -118,7 +121,7 @@ from unnest(%(namespaces)s::text[]) as wanted (namespace)
     ) as found
 
 -- name: renew_running_tasks
--- Prolongs leases and writes the progress that came up since; tells which tasks someone wants canceled.
+-- Renews leases (the heartbeat of tasks), stores new progress, and returns tasks with a cancel request.
 update interlock.tasks
 set lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
     progress = coalesce(held.progress, tasks.progress),
@@ -138,9 +141,9 @@ returning id
 -- moves: task running -fail-> error
 -- moves: task running -retry-> pending
 -- moves: task running -return-> pending
--- An attempt that is no longer the one that runs writes nothing. The answer is one row, and names the tasks only if
--- some are missing: to read a hundred ids costs the worker more than to write a hundred outcomes costs the database.
--- The array and the CASE are for the planner: whatever the statistics say of running rows, it goes by the primary key.
+-- An attempt that is not the current one writes nothing: the fence. Returns one row, which names the tasks only if some
+-- are missing: reading a hundred ids costs the worker more than writing a hundred outcomes costs the database. The
+-- array and the CASE make the planner use the primary key, whatever the statistics say about running rows.
 with outcome as materialized (
     select id, attempt, 'succeed' as event, output, null::jsonb as error, null as reason, null::float8 as cost,
         null::float8 as delay, null::jsonb as progress
@@ -175,7 +178,8 @@ select count(*) as settled,
 from settled
 
 -- name: insert_callbacks
--- In the transaction of the settle, for what it really settled; whoever posts them hears of it at the commit.
+-- Runs in the transaction of the settle, for the tasks that it settled. The sender of webhooks is notified at the
+-- commit.
 with noted as (
     insert into interlock.callbacks (task_id, attempt, state, url)
     select id, attempt, state, callback_url
@@ -188,7 +192,7 @@ from noted
 limit 1
 
 -- name: lock_expired_tasks_to_cancel
--- Tasks whose lease ran out before their worker had heard that somebody wants them canceled.
+-- Tasks whose lease expired before their worker read the cancel request.
 select id, attempt, namespace, limit_key, reason
 from interlock.tasks
 where lease_expires_at < coalesce(%(now)s::timestamptz, now()) and cancel_requested_at is not null
@@ -199,8 +203,8 @@ for update skip locked
 -- name: recover_expired_tasks
 -- moves: task running -expire-> pending
 -- moves: task running -exhaust-> error
--- An array, not a join: the planner then goes by the primary key, however many it thinks there may be. A step that ends
--- so has a document like any other, for whoever looks at its job.
+-- The array, instead of a join, makes the planner use the primary key, however many rows it expects. A step that ends
+-- here gets a result document like any other, for readers of its job.
 update interlock.tasks
 set state = case when tries < max_tries then 'pending' else 'error' end,
     event = case when tries < max_tries then 'expire' else 'exhaust' end,
@@ -229,7 +233,7 @@ where id = any (array(
 returning id, event, namespace, limit_key
 
 -- name: lock_jobs_of_steps
--- Whoever moves several steps that wait locks their jobs first, as those do who carry them on: nobody waits in a circle.
+-- A client that moves several waiting steps locks their jobs first, as the orchestrator does, which prevents deadlocks.
 select count(*) as jobs
 from interlock.lock_jobs(array(
     select distinct job_id
@@ -241,7 +245,7 @@ from interlock.lock_jobs(array(
 -- moves: task waiting -cancel-> canceled
 -- moves: task pending -cancel-> canceled
 -- moves: task running -cancel-> canceled
--- An attempt that is given is a fence; null cancels whatever attempt it is at. Running tasks only if told so.
+-- `attempt` is the fence; null cancels any attempt. Running tasks are canceled only with `running`.
 update interlock.tasks
 set state = 'canceled', event = 'cancel', reason = coalesce(%(reason)s, 'canceled by ' || %(actor)s::text),
     held_by = null, lease_expires_at = null,
@@ -254,7 +258,7 @@ returning tasks.id, tasks.limit_key, tasks.worker_id,
     exists (select from interlock.waiters where task_id = tasks.id) as awaited
 
 -- name: request_cancel_of_running_tasks
--- The worker that runs it hears of it with its next renewal at the latest, and by a hint at once.
+-- The worker that runs the task reads the request with its next lease renewal; a notification makes it look at once.
 update interlock.tasks
 set cancel_requested_at = coalesce(cancel_requested_at, %(now)s::timestamptz, now()), reason = %(reason)s
 where id = any (%(ids)s::uuid[]) and state = 'running'
@@ -262,8 +266,8 @@ returning id, worker_id
 
 -- name: skip_waiting_tasks
 -- moves: task waiting -skip-> skipped
--- `poisoned` marks a skip because of a failure, and not because a branch was not taken. The steps downstream are resolved in
--- the same transaction, so no message is sent.
+-- `poisoned` means skipped because of a failure, not because of a branch. The caller has resolved the steps after these
+-- already: no message is sent.
 update interlock.tasks
 set state = 'skipped', event = 'skip', reason = unwanted.reason, held_by = null, poisoned = unwanted.poisoned,
     error = coalesce(unwanted.error, tasks.error), advanced = true, unresolved = 0,
@@ -278,8 +282,7 @@ returning tasks.id
 -- name: requeue_ended_tasks
 -- moves: task error -requeue-> pending
 -- moves: task canceled -requeue-> pending
--- The tries begin anew; the attempt, which is the fence, goes on from where it was. Not steps: what came of their end is
--- part of their job, which is retried as a whole.
+-- Resets the tries; the attempt, which is the fence, keeps rising. Not for steps: the job is retried as a whole.
 update interlock.tasks
 set state = 'pending', event = 'requeue', reason = %(reason)s, tries = 0, finished_at = null,
     cancel_requested_at = null,
@@ -296,8 +299,8 @@ from interlock.tasks
 where id = any (%(ids)s::uuid[])
 
 -- name: find_tasks
--- For acts by filter: null means "any". Newest first, a page at a time (`before` is the last id of the page before).
--- `standalone` leaves out what belongs to a job.
+-- Filters of bulk actions; null means any. Newest first, by cursor (`before` is the last id of the page before).
+-- `standalone` leaves out steps of jobs.
 select id, namespace, type, state, reason, priority, run_at, attempt, tries, max_tries, created_at, finished_at, tags
 from interlock.tasks
 where (%(states)s::text[] is null or state = any (%(states)s::text[]))
@@ -310,7 +313,7 @@ order by id desc
 limit %(limit)s
 
 -- name: count_steps
--- How many of what a filter means belong to a job.
+-- Counts the tasks of a filter that belong to a job.
 select count(*) as steps
 from interlock.tasks
 where job_id is not null

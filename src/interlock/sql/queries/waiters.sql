@@ -1,4 +1,4 @@
--- Who waits for the end of which task or job: whoever ends one looks here whether to send a notification.
+-- Clients that wait for the end of a task or job. The statements that end one notify only these.
 
 -- name: insert_waiters
 insert into interlock.waiters (task_id, waiter, expires_at)
@@ -11,7 +11,7 @@ delete from interlock.waiters
 where task_id = any (%(ids)s::uuid[]) and waiter = %(waiter)s or expires_at < now()
 
 -- name: find_ended
--- Of tasks and jobs alike. What is gone has ended too: whoever waits for it must not wait forever.
+-- For tasks and jobs. A row that was deleted has ended, too: its waiters must not wait forever.
 select wanted.id
 from unnest(%(ids)s::uuid[]) as wanted (id)
     left join interlock.tasks on tasks.id = wanted.id

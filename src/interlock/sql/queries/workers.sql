@@ -1,4 +1,4 @@
--- Everything that is written to `workers`. Each move stands in exactly one statement, and says so in its header.
+-- Statements that write to `workers`. Each move is written in one statement, whose header declares it.
 
 -- name: insert_worker
 insert into interlock.workers (id, workspace_id, metadata, created_at, updated_at)
@@ -34,7 +34,8 @@ returning id
 -- name: complete_running_worker
 -- moves: supervised worker RUNNING -complete_tasks-> COMPLETED
 update interlock.workers
-set status = 'COMPLETED', event = 'complete_tasks', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set status = 'COMPLETED', event = 'complete_tasks', reason = %(reason)s,
+    updated_at = coalesce(%(now)s::timestamptz, now())
 where id = %(id)s and status = 'RUNNING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -42,7 +43,8 @@ returning id
 -- name: fail_running_worker
 -- moves: supervised worker RUNNING -error_unrecoverable-> FAILED
 update interlock.workers
-set status = 'FAILED', event = 'error_unrecoverable', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set status = 'FAILED', event = 'error_unrecoverable', reason = %(reason)s,
+    updated_at = coalesce(%(now)s::timestamptz, now())
 where id = %(id)s and status = 'RUNNING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -60,7 +62,7 @@ where id = %(id)s and status <> 'TERMINATED'
 returning id
 
 -- name: insert_present_worker
--- A process says that it is here, and for whom it works: it counts as live once it was started, until seen_until.
+-- Registers a process with the namespaces and types that it serves. It is live from its start until seen_until.
 insert into interlock.workers (id, metadata, namespaces, types, seen_until, heartbeat_at, created_at, updated_at)
 select %(id)s, %(metadata)s, %(namespaces)s::text[], %(types)s::text[],
     coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval, coalesce(%(now)s::timestamptz, now()),
@@ -70,11 +72,12 @@ on conflict (id) do nothing
 returning id
 
 -- name: record_heartbeat
--- The heartbeat. No row: there is none, or it has ended, or a process of a later generation has it, and whoever beats
--- must look what became of it.
+-- The heartbeat. Returns no row when the worker row is gone, has ended, or belongs to a process of a later generation:
+-- then the process must read its row.
 update interlock.workers
 set seen_until = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
-    heartbeat_at = coalesce(%(now)s::timestamptz, now()), namespaces = %(namespaces)s::text[], types = %(types)s::text[],
+    heartbeat_at = coalesce(%(now)s::timestamptz, now()), namespaces = %(namespaces)s::text[],
+    types = %(types)s::text[],
     metadata = metadata || %(metadata)s, updated_at = coalesce(%(now)s::timestamptz, now())
 where id = %(id)s and status in ('IDLE', 'RUNNING', 'PAUSED')
     and generation = coalesce(%(generation)s::int, generation)
@@ -86,14 +89,14 @@ from interlock.workers
 where id = %(id)s
 
 -- name: list_live_workers
--- Every process that said lately that it is here, orchestrators included.
+-- Every process with a recent heartbeat, orchestrators included.
 select id, status, metadata, namespaces, types, heartbeat_at, seen_until, created_at
 from interlock.workers
 where seen_until > coalesce(%(now)s::timestamptz, now()) and status in ('IDLE', 'RUNNING', 'PAUSED')
 order by created_at, id
 
 -- name: notify_of_worker
--- Jobs may wait for just this worker.
+-- Notifies orchestrators, because jobs may wait for a worker of these namespaces.
 select pg_notify('interlock_orchestration', 'workers')
 
 -- name: notify_control
@@ -110,15 +113,15 @@ for update
 
 -- name: read_worker
 select id, workspace_id, status, event, reason, metadata, namespaces, types, heartbeat_at, seen_until, created_at,
-    updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live, supervisor_id, host,
-    pid, generation, instance, process_note, restart_at, memory_bytes
+    updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live,
+    supervisor_id, host, pid, generation, instance, process_note, restart_at, memory_bytes
 from interlock.workers
 where id = %(id)s
 
 -- name: find_workers
 select id, workspace_id, status, event, reason, metadata, namespaces, types, heartbeat_at, seen_until, created_at,
-    updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live, supervisor_id, host,
-    pid, generation, instance, process_note, restart_at, memory_bytes
+    updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live,
+    supervisor_id, host, pid, generation, instance, process_note, restart_at, memory_bytes
 from interlock.workers
 where (%(status)s::text is null or status = %(status)s)
     and (%(workspace_id)s::text is null or workspace_id = %(workspace_id)s)
