@@ -312,7 +312,7 @@ def test_the_recording_function_is_refused_as_a_trigger_of_another_table(raw: ps
         b"for each statement execute function interlock.record_tasks()"
     )
     raw.execute(hang)
-    with pytest.raises(ImmutableRecordError, match="a trigger of interlock.tasks only"), translated(raw):
+    with pytest.raises(ImmutableRecordError, match=r"a trigger of interlock\.tasks only"), translated(raw):
         raw.execute("insert into fake values (interlock.new_id(), 'pending', 'x', 'forged', 7)")
     raw.execute("create role stranger")
     try:
