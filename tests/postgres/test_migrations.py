@@ -30,6 +30,7 @@ from support import eventually, run_sql
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from interlock.postgres.embedded.server import EmbeddedServer
 
@@ -42,7 +43,7 @@ def empty(make_database: Callable[[], str]) -> str:
 
 
 def dump(server: EmbeddedServer, url: str) -> str:
-    """Describe the whole schema in pg_dump's words, without what differs between any two dumps."""
+    """Return the output of pg_dump, without the lines that differ between any two dumps."""
     tool = server.psql_path().with_name("pg_dump")
     output = subprocess.run(
         [tool, "--schema-only", "--no-owner", "--schema=interlock", url], capture_output=True, text=True, check=True
@@ -50,14 +51,14 @@ def dump(server: EmbeddedServer, url: str) -> str:
     return "\n".join(line for line in output.splitlines() if not line.startswith(("\\restrict", "\\unrestrict")))
 
 
-async def test_twenty_at_once_migrate_once(empty: str) -> None:
+async def test_twenty_concurrent_calls_apply_each_file_once(empty: str) -> None:
     async def one() -> list[Migration]:
         async with connect(empty) as connection:
             return await migrate(connection)
 
     applied = await asyncio.gather(*(one() for _ in range(20)))
     names = [migration.name for mine in applied for migration in mine]
-    assert sorted(names) == [migration.name for migration in known_migrations()], "each by exactly one of the twenty"
+    assert sorted(names) == [migration.name for migration in known_migrations()], "each by exactly one call"
 
 
 def with_changed_scripts(known: list[Migration]) -> list[Migration]:
@@ -114,7 +115,7 @@ async def test_a_database_from_before_the_squash_is_refused(empty: str) -> None:
             missing_migrations(known_migrations(), await applied_migrations(connection))
 
 
-async def test_a_failing_migration_leaves_nothing_behind_and_the_next_run_goes_on(empty: str) -> None:
+async def test_a_failed_migration_leaves_nothing_behind(empty: str) -> None:
     known = known_migrations()
     broken = Migration(2, "9999_broken", "create table interlock.half (); select 1 / 0;")
     async with connect(empty) as connection:
@@ -126,9 +127,7 @@ async def test_a_failing_migration_leaves_nothing_behind_and_the_next_run_goes_o
 
 
 @pytest.mark.chaos
-async def test_a_killed_migration_leaves_nothing_behind_and_the_next_run_goes_on(
-    server: EmbeddedServer, empty: str
-) -> None:
+async def test_a_killed_migration_leaves_nothing_behind(server: EmbeddedServer, empty: str) -> None:
     script = (
         "import asyncio, sys\n"
         "from interlock.postgres.connection import connect\n"
@@ -144,11 +143,23 @@ async def test_a_killed_migration_leaves_nothing_behind_and_the_next_run_goes_on
         eventually(lambda: watcher.execute("select from pg_stat_activity where wait_event = 'PgSleep'").fetchall())
         child.kill()
         await child.wait()
-        # a killed client is noticed by its backend at the next write; be the network that tells it
+        # A backend notices a killed client only at its next write: end it, as a closed connection would.
         watcher.execute("select pg_terminate_backend(pid) from pg_stat_activity where wait_event = 'PgSleep'")
     async with connect(empty) as connection:
         assert await applied_migrations(connection) == []
         assert await migrate(connection) == known_migrations()
+
+
+def test_migrations_are_numbered_without_a_gap(tmp_path: Path) -> None:
+    (tmp_path / "functions").mkdir()
+    (tmp_path / "migrations").mkdir()
+    for name in ("schema.sql", "guards.sql", "functions/b.sql", "functions/a.sql", "migrations/0002_more.sql"):
+        (tmp_path / name).write_text("select 1")
+    names = [migration.name for migration in known_migrations(tmp_path)]
+    assert names == ["0001_schema", "0002_more", "functions/a", "functions/b", "guards"]
+    (tmp_path / "migrations" / "0004_late.sql").write_text("select 1")
+    with pytest.raises(MigrationError, match=r"numbered from 0002 on without a gap, got \['0002_more', '0004_late'\]"):
+        known_migrations(tmp_path)
 
 
 async def test_a_changed_past_migration_is_refused(empty: str) -> None:
@@ -159,7 +170,7 @@ async def test_a_changed_past_migration_is_refused(empty: str) -> None:
         with pytest.raises(MigrationError, match=r"0001_schema was applied .* must never change"):
             await migrate(connection, known=changed)
         windows = [dataclasses.replace(m, text=m.text.replace("\n", "\r\n")) for m in known]
-        assert await migrate(connection, known=windows) == [], "line ends of a checkout are no change"
+        assert await migrate(connection, known=windows) == [], "other line ends are no change"
 
 
 async def test_a_database_newer_than_the_release_is_refused(empty: str) -> None:
@@ -181,31 +192,31 @@ def make_role(url: str, name: str) -> str:
 
 @pytest.fixture
 def role(server: EmbeddedServer, empty: str) -> Any:
-    names = ["landlord", "tenant"]
+    names = ["schema_owner", "runtime"]
     yield make_role(empty, names[0]), make_role(empty, names[1])
     for name in names:
         run_sql(empty, f"drop owned by {name} cascade")
         run_sql(server.url("postgres"), f"drop role {name}")
 
 
-async def test_a_role_that_owns_only_its_schema_can_migrate_and_one_that_owns_nothing_can_work(
+async def test_an_owner_of_the_schema_migrates_and_a_role_without_ownership_works(
     empty: str, role: tuple[str, str]
 ) -> None:
-    landlord, tenant = role
-    async with connect(landlord) as connection:
+    schema_owner, runtime = role
+    async with connect(schema_owner) as connection:
         with pytest.raises(MigrationError, match="create schema interlock authorization"):
             await migrate(connection)
-        run_sql(empty, "create schema interlock authorization landlord")
+        run_sql(empty, "create schema interlock authorization schema_owner")
         notes: list[str] = []
         await migrate(connection, note=notes.append)
-        assert "create schema pgmq authorization landlord" in notes[-1]
-        run_sql(empty, "create schema pgmq authorization landlord")
+        assert "create schema pgmq authorization schema_owner" in notes[-1]
+        run_sql(empty, "create schema pgmq authorization schema_owner")
         await migrate(connection, note=notes.append)
         assert "from its SQL" in notes[-1]
         with pytest.raises(MigrationError, match=r"no role 'Stran\"ger' .*: create role \"Stran\"\"ger\"$"):
             await grant(connection, 'Stran"ger')
-        await grant(connection, "tenant")
-    async with connect(tenant) as connection:
+        await grant(connection, "runtime")
+    async with connect(runtime) as connection:
         await enqueue_task(connection, NewTask("x", {}), actor="me")
         (claimed,) = await claim_pending_tasks(connection, actor="w", types=["x"])
         with pytest.raises(IllegalTransition), translated(connection):
@@ -221,25 +232,25 @@ async def test_a_role_that_owns_only_its_schema_can_migrate_and_one_that_owns_no
                 await connection.execute(sql.SQL(forbidden))
 
 
-async def test_a_role_that_owns_nothing_finds_an_up_to_date_database_in_order(
+async def test_migrate_by_a_role_without_ownership_needs_no_rights_when_nothing_is_pending(
     empty: str, role: tuple[str, str]
 ) -> None:
     known = known_migrations()
     pending = Migration(2, "9999_more", "create table interlock.more ()")
     async with connect(empty) as connection:
         await migrate(connection)
-        async with connect(role[1]) as tenant:
+        async with connect(role[1]) as runtime:
             with pytest.raises(MigrationError, match=r"may not use .*permission denied for schema.* --grant-to"):
-                await applied_migrations(tenant)
-        await grant(connection, "tenant")
+                await applied_migrations(runtime)
+        await grant(connection, "runtime")
         await connection.execute(
             "do $$ begin execute 'drop table interlock.' || to_char(now() at time zone 'UTC' + interval '2 months', "
-            "'\"worker_state_transitions_\"YYYY_MM'); end $$"  # so that there is something to add, for the owner
+            "'\"worker_state_transitions_\"YYYY_MM'); end $$"  # so that the owner would have a partition to add
         )
-    async with connect(role[1]) as tenant:
-        assert await migrate(tenant) == []
+    async with connect(role[1]) as runtime:
+        assert await migrate(runtime) == []
         with pytest.raises(MigrationError, match="Let the role that owns it run `interlock migrate`"):
-            await migrate(tenant, known=[*known, pending])
+            await migrate(runtime, known=[*known, pending])
     command = [sys.executable, "-m", "interlock", "--database-url", role[1]]
     demo = await asyncio.create_subprocess_exec(*command, "demo", stdout=subprocess.PIPE)
     said, _ = await demo.communicate()
@@ -247,7 +258,7 @@ async def test_a_role_that_owns_nothing_finds_an_up_to_date_database_in_order(
     assert b"permission denied for table audit_logs" in said
 
 
-async def test_an_error_of_the_driver_leaves_a_connection_as_one_of_ours(empty: str) -> None:
+async def test_connect_translates_errors_of_the_driver(empty: str) -> None:
     with pytest.raises(StatementError, match="division by zero"):
         async with connect(empty) as connection:
             await connection.execute("select 1 / 0")
@@ -256,7 +267,7 @@ async def test_an_error_of_the_driver_leaves_a_connection_as_one_of_ours(empty: 
             await connection.execute("select pg_terminate_backend(pg_backend_pid())")
 
 
-async def test_an_existing_queue_is_left_alone(empty: str) -> None:
+async def test_an_installed_pgmq_is_not_changed(empty: str) -> None:
     async with connect(empty) as connection:
         notes: list[str] = []
         await migrate(connection, note=notes.append)
