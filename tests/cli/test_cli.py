@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from cli_forks import Result, forks
-from interlock.cli.main import COMMANDS, GROUPS, asked_for
+from interlock.cli.main import COMMANDS, GROUPS, requested_command
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.migrate import known_migrations
 from support import eventually
@@ -158,12 +158,12 @@ def test_migrate_shows_what_would_run_then_runs_it_then_has_nothing_to_do(make_d
             1,
             "cannot connect to d at 127.0.0.1:1",
         ),
-        (["db", "stop"], {"INTERLOCK_DATABASE_URL": "postgresql://h/d"}, 2, "no embedded server"),
+        (["db", "stop"], {"INTERLOCK_DATABASE_URL": "postgresql://h/d"}, 2, "embedded server is not in use"),
         (["--database-url", "postgresql://u:hunter2@[bad/x", "demo"], {}, 2, "database_url is not a valid URL"),
         (["demo"], {"INTERLOCK_DATABASE_URL": "postgresql://u:hunter2 x@h/d"}, 2, "database_url is not a valid URL"),
         (["--database-url", "postgresql://u:hunter2@h/d?hunter2", "demo"], {}, 2, "the database URL is not valid"),
         (["--database-url", "postgresql://u:hunter2", "db", "psql"], {}, 2, "the database URL is not valid"),
-        (["--data-dir", "~nosuch/x", "db", "status"], {}, 2, "names a home directory that is not known"),
+        (["--data-dir", "~nosuch/x", "db", "status"], {}, 2, "names an unknown home directory"),
         (["--data-dir", "", "db", "status"], {}, 2, "--data-dir: data_dir must not be empty"),
         (["--data-dir", "/dev/null/x", "db", "start"], {}, 1, "/dev/null is not a directory"),
         (["frobnicate"], {}, 2, "No such command"),
@@ -194,7 +194,7 @@ def test_a_mistake_gets_one_clear_message(
     ],
 )
 def test_the_command_is_found_behind_the_options_that_all_share(arguments: str, command: str | None) -> None:
-    assert asked_for(arguments.split()) == command
+    assert requested_command(arguments.split()) == command
 
 
 def test_help_and_version() -> None:

@@ -65,7 +65,7 @@ def test_a_job_is_canceled_after_a_yes_only(shell: Shell) -> None:
     job = shell.answer("submit", "gates", *APP)
     refused = shell.run("jobs", "cancel", job)
     assert refused.returncode == 2
-    assert "There is nobody to ask" in refused.stderr
+    assert "There is no terminal to ask on" in refused.stderr
     assert status_of(shell, job) == "PENDING"
     shell.answer("jobs", "cancel", job, "--yes", "--reason", "not wanted")
     assert status_of(shell, job) == "CANCELED", "nothing of it ran, so there was nothing to wait for"
@@ -108,8 +108,8 @@ def test_who_cancels_a_job_that_compensates_is_told_what_can_be_done(shell: Shel
     )
     done = shell.run("jobs", "cancel", job, "--yes")
     assert done.returncode == 1
-    assert "it is compensating after: step x failed" in done.stderr
-    assert f"`interlock tasks cancel {undo}` gives compensate:first up" in done.stderr
+    assert "the job is compensating after: step x failed" in done.stderr
+    assert f"`interlock tasks cancel {undo}` cancels the compensation compensate:first" in done.stderr
 
 
 def test_signals_and_approvals_are_sent_once(shell: Shell) -> None:
@@ -130,7 +130,7 @@ def test_signals_and_approvals_are_sent_once(shell: Shell) -> None:
         (["submit", "nothing", *APP], "there is no workflow 'nothing'"),
         (["submit", "chain", *APP, "--input", "[1]"], "--input must be a JSON object"),
         (["submit", "chain", *APP, "--input", "{"], "--input is not valid JSON"),
-        (["submit", "chain", *APP, "--input", '{"n": NaN}'], "NaN is no JSON"),
+        (["submit", "chain", *APP, "--input", '{"n": NaN}'], "NaN is not valid in JSON"),
         (["submit", "strict", *APP, "--input", "{}"], "order"),
         (["submit", "chain", *APP, "--worker-count", "0"], "worker_count must be"),
         (["jobs", "show", UNKNOWN], "there is no job"),
@@ -149,7 +149,7 @@ def test_a_mistake_is_told_in_one_message(shell: Shell, arguments: list[str], me
 def test_metrics_of_an_orchestrator_stay_on_this_machine(shell: Shell) -> None:
     done = shell.run("orchestrator", "--metrics-port", "0", INTERLOCK_METRICS_HOST="::")
     assert done.returncode == 2
-    assert "without a token" in done.stderr
+    assert "metrics have no authentication" in done.stderr
 
 
 def test_status_tells_of_jobs_the_queue_and_the_processes(shell: Shell) -> None:
@@ -181,7 +181,7 @@ def test_a_job_is_done_by_a_worker_and_an_orchestrator(shell: Shell) -> None:
         assert "fine no more" in failed.stderr
         late = shell.run("submit", "gates", *APP, "--wait-timeout", "0.2")
         assert late.returncode == 1
-        assert "it goes on" in late.stderr
+        assert "the job continues" in late.stderr
         retried = shell.run("jobs", "retry", json.loads(failed.stdout)["id"], "bad", "--wait")
         assert retried.returncode == 1
         assert "fine no more" in retried.stderr
@@ -196,5 +196,5 @@ def test_who_asks_for_a_job_as_for_a_task_is_told_where_it_is_shown(shell: Shell
     done = shell.run(command, job)
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr == f"interlock: that is a job, and no task: `interlock jobs show {job}`\n"
+    assert done.stderr == f"interlock: {job} is a job, not a task: `interlock jobs show {job}`\n"
     assert job in shell.answer("jobs", "show", job), "and that is so"

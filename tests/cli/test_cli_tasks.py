@@ -96,7 +96,7 @@ MISTAKES = [
     (["tasks", "cancel", UNKNOWN, "--type", "x"], "ids or a filter"),
     (["tasks", "cancel", "--state", "done"], "not for tasks in state done"),
     (["tasks", "list", "--state", "lost"], "'lost'"),
-    (["namespaces", "pause", " "], "must not be empty"),
+    (["namespaces", "pause", " "], "must be a non-empty string"),
 ]
 
 
@@ -191,7 +191,7 @@ def test_an_act_is_previewed_and_refused_when_there_is_nobody_to_ask(shell: Shel
     assert refused.stdout == ""
     assert refused.stderr.count(" pending ") == 10
     assert "… and 2 more" in refused.stderr
-    assert "cancel 12 tasks? There is nobody to ask; --yes does it without asking" in refused.stderr
+    assert "cancel 12 tasks? There is no terminal to ask on; --yes does it without asking" in refused.stderr
     assert shell.rows("select distinct state from interlock.tasks") == [("pending",)]
     assert shell.answer("tasks", "cancel", "--type", "a", "--yes").startswith("12 tasks canceled")
     assert shell.answer("tasks", "requeue", "--all", "--yes") == "0 tasks requeued", "by itself only those in error"

@@ -82,7 +82,7 @@ def test_what_cannot_be_run_is_told_in_one_message(shell: Shell) -> None:
         taken.listen()
         busy = str(taken.getsockname()[1])
         for arguments, message in (
-            (["--workers", "2"], "which app are 2 workers to run?"),
+            (["--workers", "2"], "which app should 2 workers run?"),
             (["--workers", "-1"], "Invalid value for '--workers'"),
             ([*APP, "--port", busy], f"the API cannot be served on 127.0.0.1:{busy}"),
         ):

@@ -119,9 +119,9 @@ def leave(code: int) -> NoReturn:
 
 def load() -> None:
     """Import what all commands need, also what they do only while they run; nothing of it is garbage later."""
-    from interlock.cli.main import COMMANDS, GROUPS, with_commands  # noqa: PLC0415 - the tests need nothing of it
+    from interlock.cli.main import COMMANDS, GROUPS, create_app  # noqa: PLC0415 - the tests need nothing of it
 
-    everything = with_commands((*COMMANDS, *GROUPS))
+    everything = create_app((*COMMANDS, *GROUPS))
     with redirect_stderr(StringIO()), suppress(SystemExit):
         everything(["tasks", "list", "--limit", "a mistake"])
     gc.collect()

@@ -1,7 +1,7 @@
-"""What the commands about tasks have in common: the settings, the app in use, and who is at the keyboard.
+"""Shared parts of the commands: settings, the app in use, its database, and the actor that records name.
 
-Invariant: a flag of the command line wins over what an app says of itself; everything else an app says wins over the
-environment, exactly as it does in the app's own processes.
+Invariant: a flag on the command line overrides what an app sets itself; every other setting of an app overrides the
+environment, as in the app's own processes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import getpass
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -20,53 +20,72 @@ from interlock.client.app import Interlock, load_app
 from interlock.config import Config
 from interlock.postgres.connection import database_url
 
+if TYPE_CHECKING:
+    from interlock.postgres.connection import Connection
+
 T = TypeVar("T")
 
 SHARED_FLAGS = ("database_url", "data_dir", "log_level", "log_format")
 DATABASE_FLAGS = ("database_url", "data_dir")
 
+InJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Reason = Annotated[str | None, typer.Option(help="The reason, which the records show.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not show a preview and do not ask.")]
+
 
 def command_config(context: typer.Context, **flags: Any) -> Config:
-    """Read the settings anew, with the flags of one command over those that all commands share."""
-    return Config.load({**_shared(context), **flags})
+    """Read the settings with the flags of one command over the shared flags."""
+    return Config.load({**_shared_flags(context), **flags})
 
 
 def load_command_app(context: typer.Context, reference: str) -> Interlock:
-    """Import an app; the flags of the command line say where its database is, if they say so."""
+    """Import an app; database flags on the command line override the app's own database."""
     app = load_app(reference)
-    given = {name: value for name, value in _shared(context).items() if name in DATABASE_FLAGS and value is not None}
-    read = Config.load(given)
-    app.config = replace(app.config, **{name: getattr(read, name) for name in given})
+    given = {
+        name: value for name, value in _shared_flags(context).items() if name in DATABASE_FLAGS and value is not None
+    }
+    config = Config.load(given)
+    app.config = replace(app.config, **{name: getattr(config, name) for name in given})
     return app
 
 
 @contextmanager
 def database_running(app: Interlock) -> Iterator[None]:
-    """Keep the database of an app up; the app would start the embedded server too, but without a word."""
+    """Keep the database of an app running, and report the start of the embedded server on standard error."""
     with database_url(app.config, print_note):
         yield
 
 
 def run_with_app(app: Interlock, work: Callable[[Interlock], Awaitable[T]]) -> T:
-    """Open an app, do some work with it in the name of the person who typed the command, and close it."""
+    """Open an app, run `work` with it under the name of the current user, and close it."""
+
+    async def opened() -> T:
+        async with app:
+            return await work(app)
+
     app.actor = current_actor()
     with database_running(app):
-        return asyncio.run(_within(app, work))
+        return asyncio.run(opened())
+
+
+def run_with_connection(context: typer.Context, work: Callable[[Connection, Interlock], Awaitable[T]]) -> T:
+    """Run `work` with a connection to the database of the settings."""
+
+    async def connected(app: Interlock) -> T:
+        async with app.connection() as connection:
+            return await work(connection, app)
+
+    return run_with_app(Interlock(config=context.obj), connected)
 
 
 def current_actor() -> str:
-    """Name the person at the keyboard, for the records."""
+    """Return the actor of this command: `cli:` and the name of the operating-system user."""
     try:
         return f"cli:{getpass.getuser()}"
     except (KeyError, OSError):  # an account without a name
         return "cli"
 
 
-async def _within(app: Interlock, work: Callable[[Interlock], Awaitable[T]]) -> T:
-    async with app:
-        return await work(app)
-
-
-def _shared(context: typer.Context) -> dict[str, Any]:
+def _shared_flags(context: typer.Context) -> dict[str, Any]:
     given = context.find_root().params
     return {name: given.get(name) for name in SHARED_FLAGS}

@@ -1,4 +1,4 @@
-"""`interlock db`: the embedded PostgreSQL server, by hand."""
+"""`interlock db`: the embedded PostgreSQL server; `interlock migrate`: the schema of the database in use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from interlock.postgres.migrate import applied_migrations, grant, known_migratio
 from interlock.postgres.migrate import migrate as apply
 
 app = typer.Typer(
-    help="The embedded PostgreSQL server. Commands start it by themselves; these are for doing it by hand.",
+    help="Control the embedded PostgreSQL server. Other commands start and stop it by themselves.",
+    epilog="Example: interlock db psql -- -c 'select count(*) from interlock.tasks'",
     no_args_is_help=True,
 )
 
@@ -30,7 +31,7 @@ app = typer.Typer(
 def _embedded(config: Config) -> EmbeddedServer:
     if config.database_url is not None:
         raise ConfigError(
-            "a database URL is set, so there is no embedded server to work with; unset INTERLOCK_DATABASE_URL "
+            "a database URL is set, so the embedded server is not in use; unset INTERLOCK_DATABASE_URL "
             "(or leave out --database-url) to use it"
         )
     return EmbeddedServer(config.data_dir, report_progress=print_note)
@@ -38,19 +39,19 @@ def _embedded(config: Config) -> EmbeddedServer:
 
 @app.command()
 def start(context: typer.Context) -> None:
-    """Start the server and let it run until `interlock db stop`. Prints its URL."""
+    """Start the server and keep it running until `interlock db stop`. Prints its URL."""
     typer.echo(_embedded(context.obj).start())
 
 
 @app.command()
 def stop(context: typer.Context) -> None:
-    """Stop the server, whoever uses it; their work is rolled back and can be taken up again."""
+    """Stop the server at once. Transactions of its users are rolled back; expired leases are recovered later."""
     print_note("stopped" if _embedded(context.obj).stop() else "it was not running")
 
 
 @app.command()
 def status(context: typer.Context) -> None:
-    """Tell whether the server runs, and where."""
+    """Show whether the server runs, its process and its URL."""
     found = _embedded(context.obj).status()
     typer.echo(f"data directory  {found.data_dir}")
     typer.echo(f"running         {'yes' if found.running else 'no'}")
@@ -61,7 +62,7 @@ def status(context: typer.Context) -> None:
 
 @app.command()
 def url(context: typer.Context) -> None:
-    """Print the libpq URL of the database in use; psql and every driver accept it."""
+    """Print the libpq URL of the database in use, for psql and any driver."""
     config: Config = context.obj
     typer.echo(config.database_url or _embedded(config).url())
 
@@ -71,10 +72,10 @@ def psql(
     context: typer.Context,
     arguments: Annotated[list[str] | None, typer.Argument(help="Arguments for psql, after --.")] = None,
 ) -> None:
-    """Open psql on the database in use, starting the embedded server if need be."""
+    """Open psql on the database in use; starts the embedded server if needed."""
     config: Config = context.obj
     extra = arguments or []
-    # This process becomes psql, so that signals are psql's own affair: Ctrl-C ends a query there, not the session.
+    # This process is replaced by psql, so that psql receives the signals: Ctrl-C ends a query, not the session.
     if config.database_url is not None:
         url = validate_database_url(config.database_url)
         program = Path(shutil.which("psql") or EmbeddedServer.psql_path())
@@ -86,28 +87,28 @@ def psql(
 
 
 def _restore_signals() -> None:
-    """Give SIGPIPE back its meaning, which Python takes away from itself and so from what it becomes."""
+    """Restore the default of SIGPIPE: Python ignores it, and the replaced process would inherit that."""
     if sys.platform != "win32":
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-# SECTION cli/migrate
-# `interlock migrate`: brings the database to the schema of this release.
-
-
 def migrate(
     context: typer.Context,
-    status: Annotated[bool, typer.Option("--status", help="Show what is applied and what is pending.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL that would run, and run nothing.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show applied and pending migrations.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the SQL without running it.")] = False,
     grant_to: Annotated[
-        str | None, typer.Option(help="Then let this role run the engine without owning it.", metavar="ROLE")
+        str | None,
+        typer.Option(help="Afterwards grant this role the rights to run the engine.", metavar="ROLE"),
     ] = None,
     generate: Annotated[
         bool,
         typer.Option("--generate", help="For developers: write sql/guards.sql anew if lifecycle.py changed."),
     ] = False,
 ) -> None:
-    """Bring the database to the schema of this release. Safe to run at any time, by any number at once."""
+    """Migrate the database to the schema of this release. Safe at any time, and from several processes at once.
+
+    Examples: `interlock migrate --status`, `interlock migrate --grant-to app`.
+    """
     if generate:
         path = Path(str(sql_directory().joinpath("guards.sql")))
         typer.echo(f"wrote {path.name}" if generate_guards(path) else "the guards are up to date")
@@ -124,8 +125,8 @@ def migrate(
 
 async def _migrate(url: str, role: str | None, queue: str) -> None:
     async with connect(url) as connection:
-        mine = await apply(connection, note=print_note, queue=queue)
-        print_note(f"{len(mine)} migrations applied" if mine else "the database is up to date")
+        applied = await apply(connection, note=print_note, queue=queue)
+        print_note(f"{len(applied)} migrations applied" if applied else "the database is up to date")
         if role is not None:
             await grant(connection, role)
             print_note(f"role {role} may run the engine")

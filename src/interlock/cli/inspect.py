@@ -1,7 +1,4 @@
-"""`interlock explain`: where a task or a job is, since when, and why it is not moving.
-
-Invariant: what holds something up stands below it, down to what waits for nothing else.
-"""
+"""`interlock explain`, `doctor` and `diagram`: why work does not move, health checks, diagrams of the lifecycles."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.app_context import run_with_app
+from interlock.cli.app_context import InJson, run_with_app
 from interlock.cli.format import (
     escape_control_characters,
     format_json,
@@ -35,97 +32,10 @@ from interlock.postgres.connection import connect, database_url
 from interlock.store.doctor import Finding, diagnose
 from interlock.store.leader import read_clock
 
-NAMED = 3  # steps of a way at either end, when it is long
-STEP = "  "
-
-
-def explain(
-    context: typer.Context,
-    id_: Annotated[str, typer.Argument(help="A task, a step or a job.", metavar="ID")],
-    in_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Say where a task or a job is, and why it is not moving: what it waits for, and what that waits for."""
-
-    async def look(app: Interlock) -> str:
-        found = await app.explain(id_)
-        async with app.connection() as connection:
-            now = await read_clock(connection)
-        return format_json(asdict(found)) if in_json else "\n".join(_lines(found, now))
-
-    typer.echo(run_with_app(Interlock(config=context.obj), look))
-
-
-def _lines(found: Explanation, now: datetime, indent: str = "") -> Iterator[str]:
-    way = f"by way of {_way(found.through)}: " if found.through else ""
-    state = "in error" if found.state == "error" else found.state
-    head = f"{way}{found.kind} {found.name} ({found.id}) is {state}, since {format_time(found.since)} UTC, "
-    yield escape_control_characters(f"{indent}{head}{format_relative_time(found.since, now)}")
-    for fact in found.facts:
-        yield escape_control_characters(f"{indent}{STEP}{fact}")
-    for cause in found.causes:
-        yield from _lines(cause, now, indent + STEP * 2)
-
-
-def _way(steps: Sequence[str]) -> str:
-    if len(steps) <= 2 * NAMED:
-        return ", ".join(steps)
-    return f"{', '.join(steps[:NAMED])}, {len(steps) - 2 * NAMED} others, {', '.join(steps[-NAMED:])}"
-
-
-# SECTION cli/doctor
-# `interlock doctor`: looks the installation over, and exits with 1 when something needs attention.
-#
-# Invariant: a finding is one line that says what, how many, and what to do; a database that cannot be reached is one
-# too.
-
-HEADER = ("", "about", "found", "what to do")
-
-
-def doctor(
-    context: typer.Context,
-    in_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Look over the database, the workers, the orchestrators and the queue, and say what needs attention."""
-    findings = _findings(context.obj)
-    needed = sum(finding.needs_attention for finding in findings)
-    if in_json:
-        document = {"needs_attention": needed, "findings": [finding._asdict() for finding in findings]}
-        typer.echo(format_json(document))
-    else:
-        typer.echo(_page(findings))
-        print_note(f"{needed} need attention" if needed else "all is well")
-    if needed:
-        raise typer.Exit(1)
-
-
-def _findings(config: Config) -> list[Finding]:
-    try:
-        with database_url(config, print_note) as url:
-            return asyncio.run(_examined(url))
-    except StoreError as error:
-        return [Finding("database", needs_attention=True, found=str(error), todo="see that it runs and may be used")]
-
-
-async def _examined(url: str) -> list[Finding]:
-    async with connect(url) as connection:
-        return await diagnose(connection)
-
-
-def _page(findings: Sequence[Finding]) -> str:
-    """Write the findings, what needs attention first."""
-    ordered = sorted(findings, key=lambda finding: not finding.needs_attention)
-    return format_table(
-        HEADER,
-        ((("!" if f.needs_attention else "ok"), f.about, f.found, f.todo) for f in ordered),
-    )
-
-
-# SECTION cli/diagram
-# `interlock diagram`: the lifecycles as Mermaid text, as SVG pictures, or as the page docs/lifecycles.md.
-#
-# Invariant: what is drawn comes from `lifecycle.MACHINES` alone; a name that is not there is refused with the list.
-
-# What holds things to each table; the tables themselves do not know where they are used.
+MAX_NAMED_STEPS = 3  # at either end of a long path
+INDENT = "  "
+DOCTOR_HEADER = ("", "about", "found", "what to do")
+# How each lifecycle is enforced, for the page docs/lifecycles.md.
 ENFORCED = {
     "worker": "in memory, one machine per worker process",
     "task-attempt": "in memory, one machine per claimed attempt",
@@ -137,8 +47,75 @@ ENFORCED = {
 }
 
 
-class Form(StrEnum):
-    """How a lifecycle is drawn."""
+def explain(
+    context: typer.Context,
+    id_: Annotated[str, typer.Argument(help="A task, a step or a job.", metavar="ID")],
+    in_json: InJson = False,
+) -> None:
+    """Explain why a task or a job does not move: what it waits for, and what that waits for in turn.
+
+    Causes are indented below what they block, down to the root causes. Example: `interlock explain ID`.
+    """
+
+    async def look(app: Interlock) -> str:
+        found = await app.explain(id_)
+        async with app.connection() as connection:
+            now = await read_clock(connection)
+        return format_json(asdict(found)) if in_json else "\n".join(_explanation_lines(found, now))
+
+    typer.echo(run_with_app(Interlock(config=context.obj), look))
+
+
+def _explanation_lines(found: Explanation, now: datetime, indent: str = "") -> Iterator[str]:
+    way = f"by way of {_format_path(found.through)}: " if found.through else ""
+    state = "in error" if found.state == "error" else found.state
+    head = f"{way}{found.kind} {found.name} ({found.id}) is {state}, since {format_time(found.since)} UTC, "
+    yield escape_control_characters(f"{indent}{head}{format_relative_time(found.since, now)}")
+    for fact in found.facts:
+        yield escape_control_characters(f"{indent}{INDENT}{fact}")
+    for cause in found.causes:
+        yield from _explanation_lines(cause, now, indent + INDENT * 2)
+
+
+def _format_path(steps: Sequence[str]) -> str:
+    first, last = ", ".join(steps[:MAX_NAMED_STEPS]), ", ".join(steps[-MAX_NAMED_STEPS:])
+    left_out = len(steps) - 2 * MAX_NAMED_STEPS
+    return f"{first}, {left_out} others, {last}" if left_out > 0 else ", ".join(steps)
+
+
+def doctor(context: typer.Context, in_json: InJson = False) -> None:
+    """Check the database, the workers, the orchestrators and the queue; exit with 1 when something needs attention."""
+    findings = _diagnose(context.obj)
+    needed = sum(finding.needs_attention for finding in findings)
+    if in_json:
+        document = {"needs_attention": needed, "findings": [finding._asdict() for finding in findings]}
+        typer.echo(format_json(document))
+    else:
+        ordered = sorted(findings, key=lambda finding: not finding.needs_attention)
+        rows = ((("!" if f.needs_attention else "ok"), f.about, f.found, f.todo) for f in ordered)
+        typer.echo(format_table(DOCTOR_HEADER, rows))
+        print_note(f"{needed} need attention" if needed else "all is well")
+    if needed:
+        raise typer.Exit(1)
+
+
+def _diagnose(config: Config) -> list[Finding]:
+    """Run the checks; a database that cannot be reached is a finding too."""
+
+    async def connected(url: str) -> list[Finding]:
+        async with connect(url) as connection:
+            return await diagnose(connection)
+
+    try:
+        with database_url(config, print_note) as url:
+            return asyncio.run(connected(url))
+    except StoreError as error:
+        todo = "check that the server runs and that this role may connect"
+        return [Finding("database", needs_attention=True, found=str(error), todo=todo)]
+
+
+class DiagramFormat(StrEnum):
+    """The output format of a diagram."""
 
     MERMAID = "mermaid"
     SVG = "svg"
@@ -147,32 +124,37 @@ class Form(StrEnum):
 def diagram(
     machine: Annotated[
         str | None,
-        typer.Argument(help=f"Which lifecycle to draw: {', '.join(MACHINES)}. All of them unless given."),
+        typer.Argument(help=f"The lifecycle: {', '.join(MACHINES)}; all of them unless given."),
     ] = None,
-    form: Annotated[Form, typer.Option("--format", "-f", help="Mermaid text, or an SVG picture.")] = Form.MERMAID,
+    form: Annotated[
+        DiagramFormat, typer.Option("--format", "-f", help="Mermaid text, or an SVG picture.")
+    ] = DiagramFormat.MERMAID,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to this file; for all pictures at once, into this directory."),
+        typer.Option("--output", "-o", help="Write to this file; several SVG pictures go into this directory."),
     ] = None,
     docs: Annotated[
         Path | None,
-        typer.Option("--docs", help="Write the page that documents all lifecycles to this file."),
+        typer.Option("--docs", help="Write the documentation page of all lifecycles to this file."),
     ] = None,
 ) -> None:
-    """Draw the lifecycles from the tables that the database enforces."""
+    """Draw the lifecycles from the transition tables that the engine runs on.
+
+    Examples: `interlock diagram task`, `interlock diagram job --format svg --output job.svg`.
+    """
     if machine is not None and machine not in MACHINES:
-        raise typer.BadParameter(f"no lifecycle is called {machine!r}; there are: {', '.join(MACHINES)}")
+        raise typer.BadParameter(f"unknown lifecycle {machine!r}; lifecycles: {', '.join(MACHINES)}")
     chosen = {machine: MACHINES[machine]} if machine else MACHINES
     if docs is not None:
         _write(document(MACHINES, ENFORCED), docs)
-    elif form is Form.SVG:
-        _pictures(chosen, output)
+    elif form is DiagramFormat.SVG:
+        _write_pictures(chosen, output)
     else:
         _write("\n".join(f"%% {name}\n{mermaid(each)}" for name, each in chosen.items()), output)
 
 
-def _pictures(chosen: Mapping[str, Machine[Any, Any]], output: Path | None) -> None:
-    """Write one picture to the output, or several into it."""
+def _write_pictures(chosen: Mapping[str, Machine[Any, Any]], output: Path | None) -> None:
+    """Write one picture to the output, or several into the directory `output`."""
     if len(chosen) == 1:
         _write(svg(*chosen.values()), output)
     elif output is not None:
@@ -180,8 +162,8 @@ def _pictures(chosen: Mapping[str, Machine[Any, Any]], output: Path | None) -> N
             _write(svg(machine), output / f"{name}.svg")
     else:
         raise typer.BadParameter(
-            "one SVG holds one lifecycle: name one, or give a directory with --output for all of them; "
-            f"there are: {', '.join(MACHINES)}"
+            "an SVG file holds one lifecycle: name one, or give a directory with --output; "
+            f"lifecycles: {', '.join(MACHINES)}"
         )
 
 

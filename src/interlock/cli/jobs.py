@@ -1,6 +1,6 @@
-"""`interlock jobs`: finds jobs, shows where one is, and cancels, signals, approves, retries or replays it.
+"""`interlock jobs`: list and show jobs; cancel, signal, approve, retry or replay one.
 
-Invariant: what is told of a job is what the database stores of it, the reason for which a step waits included.
+Invariant: what is shown of a job and its steps, including the reason why a step waits, is stored in the database.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.app_context import run_with_app
+from interlock.cli.app_context import InJson, Reason, Yes, run_with_app, run_with_connection
 from interlock.cli.format import (
     format_duration,
     format_fields,
     format_json,
-    format_relative_time,
     format_table,
     format_time,
+    format_time_and_distance,
     print_note,
 )
-from interlock.cli.submit import read_json, show_end
+from interlock.cli.submit import parse_json, show_end
 from interlock.client.app import Interlock
 from interlock.client.job_handle import JobRecord, JobStatus, JobSummary, StepStatus
 from interlock.errors import ConfigError
@@ -31,20 +31,24 @@ from interlock.lifecycle import JobState
 from interlock.store.leader import read_clock
 from interlock.store.step_results import replay_results
 
-app = typer.Typer(help="Find jobs; show, cancel, signal, approve, retry or replay one.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from interlock.postgres.connection import Connection
+
+app = typer.Typer(
+    help="List and show jobs; cancel, signal, approve, retry or replay one.",
+    epilog="Example: interlock jobs list --status FAILED, then interlock jobs show ID --history",
+    no_args_is_help=True,
+)
 
 Id = Annotated[str, typer.Argument(help="The job.", metavar="ID")]
 Step = Annotated[str, typer.Argument(help="The step.", metavar="STEP")]
-Reason = Annotated[str | None, typer.Option(help="Why, for the records.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Show nothing first, and do not ask.")]
-InJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-LISTED = ("id", "status", "workflow", "version", "namespace", "open", "submitted (UTC)", "reason")
-STEPS = ("step", "kind", "state", "tries", "took", "reason")
-MOVES = ("time (UTC)", "from", "event", "to", "actor", "reason")
+LIST_HEADER = ("id", "status", "workflow", "version", "namespace", "open", "submitted (UTC)", "reason")
+STEP_HEADER = ("step", "kind", "state", "tries", "took", "reason")
+HISTORY_HEADER = ("time (UTC)", "from", "event", "to", "actor", "reason")
 TIMES = ("created_at", "started_at", "completed_at", "deadline_at")
-PLAIN = ("worker_count", "parent_job_id", "retried_from", "request_id", "correlation_id")
-SHOWN_STEPS = 200
+PLAIN_FIELDS = ("worker_count", "parent_job_id", "retried_from", "request_id", "correlation_id")
+MAX_SHOWN_STEPS = 200
 
 
 @app.command("list")
@@ -53,13 +57,13 @@ def list_(
     status: Annotated[JobState | None, typer.Option(help="In this state.")] = None,
     workflow: Annotated[str | None, typer.Option(help="Of this workflow.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Of this namespace.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many, the newest first.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many jobs.")] = 20,
     before: Annotated[
-        str | None, typer.Option(help="Go on after this job, the last of the page before.", metavar="ID")
+        str | None, typer.Option(help="Continue after this job, the last of the previous page.", metavar="ID")
     ] = None,
     in_json: InJson = False,
 ) -> None:
-    """List jobs, the newest first."""
+    """List jobs, newest first."""
 
     async def find(used: Interlock) -> list[JobSummary]:
         return await used.find_jobs(
@@ -71,7 +75,7 @@ def list_(
         )
 
     found = run_with_app(Interlock(config=context.obj), find)
-    typer.echo(format_json([asdict(job) for job in found]) if in_json else _listed(found))
+    typer.echo(format_json([asdict(job) for job in found]) if in_json else _format_list(found))
     if len(found) == limit:
         print_note(f"there may be more: --before {found[-1].id}")
 
@@ -80,10 +84,10 @@ def list_(
 def show(
     context: typer.Context,
     id_: Id,
-    history: Annotated[bool, typer.Option("--history", help="Every move that the job made, too.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Include the recorded moves of the job.")] = False,
     in_json: InJson = False,
 ) -> None:
-    """Show a job and its steps: what is done, what runs, and why the others wait."""
+    """Show a job and its steps, with the reason of each step that waits."""
 
     async def look(used: Interlock) -> str:
         job = used.job(id_)
@@ -94,21 +98,21 @@ def show(
         if in_json:
             document = {**asdict(found), "steps": [asdict(step) for step in steps]}
             return format_json({**document, "history": [asdict(move) for move in moves]} if history else document)
-        return "\n\n".join(_shown(found, steps, moves, now))
+        return "\n\n".join(_format_job(found, steps, moves, now))
 
     typer.echo(run_with_app(Interlock(config=context.obj), look))
 
 
 @app.command()
 def cancel(context: typer.Context, id_: Id, reason: Reason = None, yes: Yes = False) -> None:
-    """Cancel a job and its children. Steps that run are asked to stop; done ones are compensated where declared."""
+    """Cancel a job and its children. Running steps are asked to stop; done steps are compensated where declared."""
     used = Interlock(config=context.obj)
     if not yes:
         _confirm(id_, run_with_app(used, lambda opened: opened.job(id_).status()))
     if not run_with_app(used, lambda opened: opened.job(id_).cancel(reason)):
-        print_note(run_with_app(used, lambda opened: _why_not_canceled(opened, id_)))
+        print_note(run_with_app(used, lambda opened: _explain_refused_cancel(opened, id_)))
         raise typer.Exit(1)
-    print_note(f"job {id_} is canceled as soon as what runs has stopped")
+    print_note(f"job {id_} is canceled as soon as its running steps have stopped")
 
 
 @app.command()
@@ -116,11 +120,14 @@ def signal(
     context: typer.Context,
     id_: Id,
     name: Annotated[str, typer.Argument(help="The signal.", metavar="NAME")],
-    payload: Annotated[str | None, typer.Argument(help="What it carries, as JSON.", metavar="JSON")] = None,
+    payload: Annotated[str | None, typer.Argument(help="The payload, as JSON.", metavar="JSON")] = None,
 ) -> None:
-    """Send a signal that a step of the job waits for, or will wait for."""
-    carried = read_json("the payload", payload)
-    _sent(run_with_app(Interlock(config=context.obj), lambda used: used.job(id_).signal(name, carried)))
+    """Send a signal to a step that waits for it now or later.
+
+    Example: `interlock jobs signal ID payment_received '{"amount": 12}'`.
+    """
+    carried = parse_json("the payload", payload)
+    _print_sent(run_with_app(Interlock(config=context.obj), lambda used: used.job(id_).signal(name, carried)))
 
 
 @app.command()
@@ -128,11 +135,13 @@ def approve(
     context: typer.Context,
     id_: Id,
     step: Step,
-    reject: Annotated[bool, typer.Option("--reject", help="Say no: the step fails.")] = False,
-    comment: Annotated[str | None, typer.Option(help="What is to be said with it.")] = None,
+    reject: Annotated[bool, typer.Option("--reject", help="Reject: the step fails.")] = False,
+    comment: Annotated[str | None, typer.Option(help="A comment, stored with the answer.")] = None,
 ) -> None:
-    """Approve a step that waits for a person, or reject it."""
-    _sent(run_with_app(Interlock(config=context.obj), lambda used: used.job(id_).approve(step, not reject, comment)))
+    """Approve or reject a step that waits for approval."""
+    _print_sent(
+        run_with_app(Interlock(config=context.obj), lambda used: used.job(id_).approve(step, not reject, comment))
+    )
 
 
 @app.command()
@@ -141,12 +150,12 @@ def retry(
     id_: Id,
     step: Step,
     request_id: Annotated[
-        str | None, typer.Option(help="Only once for this request, however often it is sent.")
+        str | None, typer.Option(help="Idempotency key: a repeated key submits one job only.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for its end and print the output as JSON.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the job and print its output.")] = False,
     in_json: InJson = False,
 ) -> None:
-    """Submit a job anew from a step on, with the results that the steps before it had. Prints the new job's id."""
+    """Submit a new job that starts at a step and reuses the results of the steps before it. Prints the new job's id."""
 
     async def work(used: Interlock) -> bool:
         job = await used.job(id_).retry_from(step, request_id=request_id)
@@ -162,49 +171,48 @@ def retry(
 @app.command()
 def replay(
     context: typer.Context,
-    id_: Annotated[str | None, typer.Argument(help="The job; without one, all of them.", metavar="ID")] = None,
+    id_: Annotated[str | None, typer.Argument(help="The job; all jobs unless given.", metavar="ID")] = None,
 ) -> None:
-    """Send step results again that were set aside because they could not be acted on."""
+    """Send step results again that the orchestrator set aside because they failed repeatedly."""
 
-    async def work(used: Interlock) -> int:
+    async def work(connection: Connection, used: Interlock) -> int:
         job = None if id_ is None else (await used.job(id_).status()).id
-        async with used.connection() as connection:
-            return await replay_results(connection, job, now=used.now())
+        return await replay_results(connection, job, now=used.now())
 
-    print_note(f"{run_with_app(Interlock(config=context.obj), work)} sent again")
+    print_note(f"{run_with_connection(context, work)} sent again")
 
 
-async def _why_not_canceled(used: Interlock, id_: str) -> str:
+async def _explain_refused_cancel(used: Interlock, id_: str) -> str:
     job = used.job(id_)
     found = await job.status()
     undoing = [step for step in await job.steps() if step.kind == "compensation" and step.finished_at is None]
     if found.has_ended or not undoing:
-        return "it has ended, or is about to: nothing was changed"
+        return "the job has ended or is about to end: nothing was changed"
     return (
-        f"it is {found.reason}: what was begun is undone first, and nothing was changed; "
-        f"`interlock tasks cancel {undoing[0].id}` gives {undoing[0].step} up"
+        f"the job is {found.reason}: its compensations run first, and nothing was changed; "
+        f"`interlock tasks cancel {undoing[0].id}` cancels the compensation {undoing[0].step}"
     )
 
 
-def _sent(came_of_it: str) -> None:
-    typer.echo(came_of_it)
-    if came_of_it != "sent":
-        print_note("one was there before, and the first one counts")
+def _print_sent(result: str) -> None:
+    typer.echo(result)
+    if result != "sent":
+        print_note("one was sent before, and the first one counts")
         raise typer.Exit(1)
 
 
 def _confirm(id_: str, found: JobStatus) -> None:
-    print_note(_listed([found]))
+    print_note(_format_list([found]))
     if not sys.stdin.isatty():
-        raise ConfigError(f"cancel job {id_}? There is nobody to ask; --yes does it without asking")
+        raise ConfigError(f"cancel job {id_}? There is no terminal to ask on; --yes cancels without asking")
     if not typer.confirm("cancel this job?", err=True):
         print_note("nothing was changed")
         raise typer.Exit(1)
 
 
-def _listed(jobs: Sequence[JobSummary]) -> str:
+def _format_list(jobs: Sequence[JobSummary]) -> str:
     return format_table(
-        LISTED,
+        LIST_HEADER,
         (
             (j.id, j.status, j.workflow, j.version, j.namespace, j.open_steps, format_time(j.created_at), j.reason)
             for j in jobs
@@ -212,7 +220,7 @@ def _listed(jobs: Sequence[JobSummary]) -> str:
     )
 
 
-def _shown(job: JobStatus, steps: Sequence[StepStatus], moves: Sequence[JobRecord], now: datetime) -> list[str]:
+def _format_job(job: JobStatus, steps: Sequence[StepStatus], moves: Sequence[JobRecord], now: datetime) -> list[str]:
     head = {
         "id": job.id,
         "workflow": f"{job.workflow} {job.version}",
@@ -220,28 +228,23 @@ def _shown(job: JobStatus, steps: Sequence[StepStatus], moves: Sequence[JobRecor
         "state": job.status,
         "reason": job.reason,
         "ending": job.ending,
-        **{name: getattr(job, name) for name in PLAIN},
-        **{name: _time(getattr(job, name), now) for name in TIMES},
-        **{name: _document(getattr(job, name)) for name in ("input", "output", "error")},
+        **{name: getattr(job, name) for name in PLAIN_FIELDS},
+        **{name: format_time_and_distance(getattr(job, name), now) for name in TIMES},
+        **{
+            name: None if (value := getattr(job, name)) is None else format_json(value, pretty=False)
+            for name in ("input", "output", "error")
+        },
     }
     parts = [format_fields((name.replace("_", " "), value) for name, value in head.items())]
-    written = format_table(STEPS, (_step(step, now) for step in steps[:SHOWN_STEPS]))
-    left = len(steps) - SHOWN_STEPS
+    written = format_table(STEP_HEADER, (_step_row(step, now) for step in steps[:MAX_SHOWN_STEPS]))
+    left = len(steps) - MAX_SHOWN_STEPS
     parts.append(f"{written}\n… and {left} more steps; --json shows them all" if left > 0 else written)
     if moves:
         rows = ((format_time(m.recorded_at), m.from_state, m.event, m.to_state, m.actor, m.reason) for m in moves)
-        parts.append(format_table(MOVES, rows))
+        parts.append(format_table(HISTORY_HEADER, rows))
     return parts
 
 
-def _step(step: StepStatus, now: datetime) -> Sequence[object]:
+def _step_row(step: StepStatus, now: datetime) -> Sequence[object]:
     took = None if step.started_at is None else format_duration((step.finished_at or now) - step.started_at)
     return step.step, step.kind, step.state, f"{step.tries}/{step.max_tries}", took, step.reason
-
-
-def _time(at: datetime | None, now: datetime) -> str | None:
-    return None if at is None else f"{format_time(at)} UTC, {format_relative_time(at, now)}"
-
-
-def _document(value: Any) -> str | None:
-    return None if value is None else format_json(value, pretty=False)

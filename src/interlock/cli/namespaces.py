@@ -1,18 +1,25 @@
-"""`interlock namespaces`: which there are, and letting no task of one start for a while."""
+"""`interlock namespaces`: list, pause and resume namespaces."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.app_context import run_with_app
+from interlock.cli.app_context import InJson, run_with_app, run_with_connection
 from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.client.app import Interlock
 from interlock.errors import ConfigError
-from interlock.store.limits import NamespaceState, list_namespaces, paused_namespaces
+from interlock.store.limits import list_namespaces, paused_namespaces
 
-app = typer.Typer(help="Namespaces: list, pause and resume them.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from interlock.postgres.connection import Connection
+
+app = typer.Typer(
+    help="List, pause and resume namespaces.",
+    epilog='Example: interlock namespaces pause reports --reason "printer out of paper"',
+    no_args_is_help=True,
+)
 
 HEADER = ("namespace", "pending", "running", "held", "limited", "paused (UTC)", "by", "reason")
 
@@ -20,14 +27,12 @@ Name = Annotated[str, typer.Argument(help="The namespace.", metavar="NAME")]
 
 
 @app.command("list")
-def list_(context: typer.Context, in_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """List the namespaces that have unfinished tasks or are paused."""
+def list_(context: typer.Context, in_json: InJson = False) -> None:
+    """List the namespaces that are paused or have unfinished tasks.
 
-    async def read(used: Interlock) -> list[NamespaceState]:
-        async with used.connection() as connection:
-            return await list_namespaces(connection)
-
-    found = run_with_app(Interlock(config=context.obj), read)
+    `held` counts tasks that wait for the namespace to be resumed, `limited` those that wait for a limit.
+    """
+    found = run_with_connection(context, lambda connection, _: list_namespaces(connection))
     if in_json:
         typer.echo(format_json([namespace._asdict() for namespace in found]))
         return
@@ -42,10 +47,10 @@ def list_(context: typer.Context, in_json: Annotated[bool, typer.Option("--json"
 def pause(
     context: typer.Context,
     name: Name,
-    reason: Annotated[str | None, typer.Option(help="Why; the tasks that wait for it say so.")] = None,
+    reason: Annotated[str | None, typer.Option(help="The reason, which held tasks show.")] = None,
 ) -> None:
-    """Let no task of a namespace start until it is resumed. What runs goes on. Prints how many wait for it now."""
-    _check(name)
+    """Hold the tasks of a namespace until it is resumed; running tasks continue. Prints the number of held tasks."""
+    _check_name(name)
     held = run_with_app(Interlock(config=context.obj), lambda used: used.pause(name, reason))
     print_note(f"namespace {name} is paused")
     typer.echo(held)
@@ -53,19 +58,18 @@ def pause(
 
 @app.command()
 def resume(context: typer.Context, name: Name) -> None:
-    """Let the tasks of a namespace start again. Prints how many waited for it."""
-    _check(name)
+    """Resume a paused namespace. Prints the number of released tasks."""
+    _check_name(name)
 
-    async def work(used: Interlock) -> tuple[bool, int]:
-        async with used.connection() as connection:
-            was_paused = name in await paused_namespaces(connection)
+    async def work(connection: Connection, used: Interlock) -> tuple[bool, int]:
+        was_paused = name in await paused_namespaces(connection)
         return was_paused, await used.resume(name)
 
-    was_paused, freed = run_with_app(Interlock(config=context.obj), work)
+    was_paused, released = run_with_connection(context, work)
     print_note(f"namespace {name} is resumed" if was_paused else f"namespace {name} was not paused")
-    typer.echo(freed)
+    typer.echo(released)
 
 
-def _check(name: str) -> None:
+def _check_name(name: str) -> None:
     if not name.strip():
-        raise ConfigError("the name of a namespace must not be empty")
+        raise ConfigError("the name of a namespace must be a non-empty string")

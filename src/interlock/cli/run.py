@@ -1,6 +1,7 @@
-"""`interlock worker`: one worker process, set up by flags over the environment over the file.
+"""`interlock worker`, `orchestrator`, `supervisor` and `up`: the commands that run processes.
 
-Invariant: metrics have no token, so they leave this machine only when a flag on this very command says so.
+Invariant: metrics have no authentication, so they are served on a non-loopback address only by an explicit flag of the
+command. The API is served on a non-loopback address only when a token exists.
 """
 
 from __future__ import annotations
@@ -19,9 +20,22 @@ from interlock.errors import ConfigError
 from interlock.model.graph import BUILT_IN_HANDLER
 from interlock.orchestrator.run import run_orchestrator
 from interlock.postgres.connection import connect, database_url
+from interlock.postgres.migrate import migrate
 from interlock.postgres.notifier import WakeMode
 from interlock.telemetry import configure_logging
 from interlock.worker.run import run_worker
+
+DEFAULT_WORKERS = 2  # of `interlock up`
+MAX_WORKERS = 100
+
+Namespaces = Annotated[
+    str | None, typer.Option(help="Claim tasks of these namespaces only; `default` unless given.", metavar="A,B")
+]
+MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics on this port.", metavar="PORT")]
+MetricsHost = Annotated[
+    str | None,
+    typer.Option(help="The address of /metrics; 127.0.0.1 unless given. It has no authentication.", metavar="HOST"),
+]
 
 
 def worker(
@@ -29,29 +43,28 @@ def worker(
     app: Annotated[
         str | None, typer.Option(help="The app whose tasks to run.", metavar="PACKAGE.MODULE:APP", show_default=False)
     ] = None,
-    namespaces: Annotated[
-        str | None, typer.Option(help="Take tasks of these namespaces only; `default` unless given.", metavar="A,B")
-    ] = None,
-    concurrency: Annotated[int | None, typer.Option(help="How many tasks to run at once; 1 unless given.")] = None,
+    namespaces: Namespaces = None,
+    concurrency: Annotated[int | None, typer.Option(help="The number of concurrent tasks; 1 unless given.")] = None,
     name: Annotated[
-        str | None, typer.Option(help="The first part of the worker's id; the host's name unless given.")
+        str | None, typer.Option(help="The first part of the worker's id; the host name unless given.")
     ] = None,
     lease: Annotated[
-        float | None, typer.Option(help="Seconds after which a silent worker's tasks are taken back; 30 unless given.")
+        float | None,
+        typer.Option(help="Seconds after which the tasks of a silent worker are recovered; 30 unless given."),
     ] = None,
     grace: Annotated[
-        float | None, typer.Option(help="Seconds that running tasks get at a shutdown; 20 unless given.")
+        float | None, typer.Option(help="Seconds that running tasks get at shutdown; 20 unless given.")
     ] = None,
     mode: Annotated[
         WakeMode | None, typer.Option(help="How an idle worker learns of new tasks; hybrid unless given.")
     ] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics on this port.", metavar="PORT")] = None,
-    metrics_host: Annotated[
-        str | None,
-        typer.Option(help="The address to serve them on; 127.0.0.1 unless given. There is no token.", metavar="HOST"),
-    ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
 ) -> None:
-    """Run the tasks of an app. Ctrl-C or SIGTERM lets running tasks finish within the grace; a second one does not."""
+    """Run the tasks of an app. Ctrl-C or SIGTERM waits for running tasks up to the grace period; a second one does not.
+
+    Example: `interlock worker --app shop.tasks:app --namespaces default,reports --concurrency 8`.
+    """
     config = command_config(
         context,
         app=app,
@@ -66,19 +79,15 @@ def worker(
     )
     if config.app is None:
         raise ConfigError("which app? Set --app, INTERLOCK_APP or `app` in interlock.toml to package.module:app")
-    if config.metrics_port is not None and metrics_host is None and not is_loopback(config.metrics_host):
-        raise ConfigError(
-            f"metrics would be served on {config.metrics_host} to whoever can reach it, without a token; "
-            "if that is meant, say so with --metrics-host"
-        )
+    refuse_public_metrics(config, metrics_host)
     found = load_command_app(context, config.app)
-    warn_of_idleness(found, config)
+    warn_if_idle(found, config)
     with database_running(found):
         run_worker(config)
 
 
-def warn_of_idleness(app: Interlock, config: Config) -> None:
-    """Say what would leave the worker without anything to do."""
+def warn_if_idle(app: Interlock, config: Config) -> None:
+    """Warn when the worker would find no task to run."""
     homes = sorted({task.namespace for task in app.tasks.values() if task.name != BUILT_IN_HANDLER})
     if not homes:
         print_note(f"warning: the app {config.app} has no tasks; are the modules that define them imported?")
@@ -89,50 +98,34 @@ def warn_of_idleness(app: Interlock, config: Config) -> None:
         )
 
 
-# SECTION cli/metrics
-# Where metrics may be served.
-#
-# Invariant: they have no token, so they leave this machine only when a flag on this very command says so.
-
-
 def refuse_public_metrics(config: Config, flag: str | None) -> None:
-    """Refuse to serve metrics to other machines, unless the flag of the command asks for it."""
+    """Refuse a non-loopback address for metrics unless it comes from the flag of this command."""
     if config.metrics_port is not None and flag is None and not is_loopback(config.metrics_host):
         raise ConfigError(
-            f"metrics would be served on {config.metrics_host} to whoever can reach it, without a token; "
-            "if that is meant, say so with --metrics-host"
+            f"metrics have no authentication and would be served on {config.metrics_host}, which is not loopback; "
+            "to allow this, give the address with --metrics-host"
         )
-
-
-# SECTION cli/orchestrator
-# `interlock orchestrator`: one orchestrator process, set up by flags over the environment over the file.
 
 
 def orchestrator(
     context: typer.Context,
     name: Annotated[
-        str | None, typer.Option(help="The first part of the orchestrator's id; the host's name unless given.")
+        str | None, typer.Option(help="The first part of the orchestrator's id; the host name unless given.")
     ] = None,
     mode: Annotated[WakeMode | None, typer.Option(help="How it learns of step results; hybrid unless given.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics on this port.", metavar="PORT")] = None,
-    metrics_host: Annotated[
-        str | None,
-        typer.Option(help="The address to serve them on; 127.0.0.1 unless given. There is no token.", metavar="HOST"),
-    ] = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
 ) -> None:
-    """Advance jobs as their steps end. Any number can run at once. Ctrl-C or SIGTERM finishes the batch under way."""
+    """Advance jobs as their steps end; any number can run. Ctrl-C or SIGTERM finishes the current batch.
+
+    Example: `interlock orchestrator --metrics-port 9100`.
+    """
     config = command_config(
         context, worker_name=name, wake_mode=mode, metrics_port=metrics_port, metrics_host=metrics_host
     )
     refuse_public_metrics(config, metrics_host)
     with database_running(Interlock(config=config)):
         run_orchestrator(config)
-
-
-# SECTION cli/supervisor
-# `interlock supervisor`: the API and the pool of workers, set up by flags over the environment over the file.
-#
-# Invariant: others are let in only with a token; an address that others can reach is not served while there is none.
 
 
 def supervisor(
@@ -147,19 +140,21 @@ def supervisor(
     app: Annotated[
         str | None,
         typer.Option(
-            help="The app that its workers run, and against which tasks are checked.", metavar="PACKAGE.MODULE:APP"
+            help="The app that its workers run and that new tasks are checked against.", metavar="PACKAGE.MODULE:APP"
         ),
     ] = None,
     require_token: Annotated[
-        bool | None, typer.Option("--require-token", help="Ask for a token on a loopback address too.")
+        bool | None, typer.Option("--require-token", help="Require a token on a loopback address too.")
     ] = None,
     leave_workers: Annotated[
-        bool, typer.Option("--leave-workers", help="Let the workers' processes go on when it stops.")
+        bool, typer.Option("--leave-workers", help="Keep the worker processes running when it stops.")
     ] = False,
 ) -> None:
-    """Serve the API, and keep the processes of the workers that are made with it. Ctrl-C stops it in good order."""
-    # not at the top: it brings a web server along, which no other command needs
-    from interlock.supervisor.run import run_supervisor  # noqa: PLC0415 - heavy, and seldom needed
+    """Serve the API and run the worker processes that are created with it. Ctrl-C stops both in order.
+
+    Example: `interlock supervisor --app shop.tasks:app --port 8321`.
+    """
+    from interlock.supervisor.run import run_supervisor  # noqa: PLC0415 - imports a web server, slow
 
     config = command_config(
         context, supervisor_host=host, supervisor_port=port, app=app, supervisor_require_token=require_token
@@ -170,18 +165,12 @@ def supervisor(
         else load_command_app(context, config.app)
     )
     with database_running(used):
-        run_supervisor(config, app=used, leave=leave_workers, started=_tell)
-
-
-def _tell(address: str) -> None:
-    print_note(f"the API is at {address}, described at {address}/docs")
-
-
-# SECTION cli/up
-# `interlock up`: the database, the orchestrator, the API and some workers with one command, and one Ctrl-C.
-
-WORKERS = 2
-MOST = 100
+        run_supervisor(
+            config,
+            app=used,
+            leave=leave_workers,
+            started=lambda address: print_note(f"the API is at {address}, described at {address}/docs"),
+        )
 
 
 def up(
@@ -195,13 +184,12 @@ def up(
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(help="How many worker processes; 2 unless given.", metavar="N", min=0, max=MOST)
+        int | None,
+        typer.Option(help="The number of worker processes; 2 unless given.", metavar="N", min=0, max=MAX_WORKERS),
     ] = None,
-    namespaces: Annotated[
-        str | None, typer.Option(help="Take tasks of these namespaces only; `default` unless given.", metavar="A,B")
-    ] = None,
+    namespaces: Namespaces = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="How many tasks each worker runs at once; 1 unless given.")
+        int | None, typer.Option(help="The number of concurrent tasks of each worker; 1 unless given.")
     ] = None,
     host: Annotated[
         str | None,
@@ -211,9 +199,10 @@ def up(
     ] = None,
     port: Annotated[int | None, typer.Option(help="The port; 8321 unless given, 0 for any.", metavar="PORT")] = None,
 ) -> None:
-    """Run everything on this machine: database, orchestrator, API and workers. Ctrl-C stops all, a second one now.
+    """Run everything on this machine: database, orchestrator, API and workers. Ctrl-C stops all, a second one at once.
 
-    The database is migrated first. Logs are kept to warnings unless --log-level says otherwise.
+    The database is migrated first. The log shows warnings only, unless --log-level is given.
+    Example: `interlock up --app shop.tasks:app --workers 4`.
     """
     config = command_config(
         context,
@@ -223,15 +212,15 @@ def up(
         supervisor_host=host,
         supervisor_port=port,
     )
-    config = _quiet(context, config)
-    count = _count(config, workers)
-    used = _app(context, config, count)
+    config = _default_to_warnings(context, config)
+    count = _worker_count(config, workers)
+    used = _load_app(context, config, count)
     with database_running(used):
         asyncio.run(_run(used, config, count))
 
 
-def _quiet(context: typer.Context, config: Config) -> Config:
-    """Keep to warnings, so that the addresses stay in sight, unless somebody asked for a level."""
+def _default_to_warnings(context: typer.Context, config: Config) -> Config:
+    """Log warnings only, so that the printed addresses stay visible, unless a level is set."""
     given = context.parent is not None and context.parent.params.get("log_level") is not None
     if given or config.log_level != Config().log_level:
         return config
@@ -239,28 +228,26 @@ def _quiet(context: typer.Context, config: Config) -> Config:
     return replace(config, log_level="warning")
 
 
-def _count(config: Config, workers: int | None) -> int:
+def _worker_count(config: Config, workers: int | None) -> int:
     if config.app is None and workers:
         raise ConfigError(
-            f"which app are {workers} workers to run? Set --app, INTERLOCK_APP or `app` in interlock.toml "
+            f"which app should {workers} workers run? Set --app, INTERLOCK_APP or `app` in interlock.toml "
             "to package.module:app"
         )
-    return 0 if config.app is None else WORKERS if workers is None else workers
+    return 0 if config.app is None else DEFAULT_WORKERS if workers is None else workers
 
 
-def _app(context: typer.Context, config: Config, workers: int) -> Interlock:
+def _load_app(context: typer.Context, config: Config, workers: int) -> Interlock:
     if config.app is None:
         return Interlock(config=config, max_connections=config.supervisor_connections)
     found = load_command_app(context, config.app)
     if workers:
-        warn_of_idleness(found, config)
+        warn_if_idle(found, config)
     return found
 
 
 async def _run(app: Interlock, config: Config, workers: int) -> None:
-    # not at the top: it brings a web server along, which no other command needs
-    from interlock.postgres.migrate import migrate  # noqa: PLC0415 - heavy, and seldom needed
-    from interlock.supervisor.run import run_together  # noqa: PLC0415 - the same
+    from interlock.supervisor.run import run_together  # noqa: PLC0415 - imports a web server, slow
 
     with database_url(app.config) as url:
         async with connect(url) as connection:
@@ -272,13 +259,13 @@ async def _run(app: Interlock, config: Config, workers: int) -> None:
 
 
 def _print_addresses(app: Interlock, config: Config, workers: int, address: str) -> None:
-    """Say where everything is."""
+    """Print where the parts are reached."""
     place = app.url if app.config.database_url is None else "your own server"
-    hands = f"{workers} of {config.app}" if workers else "none"
+    described = f"{workers} of {config.app}" if workers else "none"
     if config.app is None:
-        hands += "; --app package.module:app gives them something to run"
+        described += "; --app package.module:app starts workers for an app"
     typer.echo(f"database      {place}")
     typer.echo(f"API           {address}, described at {address}/docs")
     typer.echo("orchestrator  in this process")
-    typer.echo(f"workers       {hands}")
+    typer.echo(f"workers       {described}")
     typer.echo("Ctrl-C stops all of it; a second one does not wait for running tasks")

@@ -1,7 +1,7 @@
-"""`interlock status` and `interlock history`: how the queue is, what one task is about, and how it came there.
+"""`interlock status` and `interlock history`: the overview of the installation, one task, and its recorded moves.
 
-Invariant: nothing is guessed. What is told of a task is what the database stores of it, the reason for which it waits
-included.
+Invariant: nothing is inferred. What is shown of a task, including the reason why it waits, is stored in its row. What a
+page leaves out, it says.
 """
 
 from __future__ import annotations
@@ -16,19 +16,21 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.app_context import run_with_app
+from interlock.cli.app_context import InJson, run_with_app
 from interlock.cli.format import (
     format_duration,
     format_fields,
     format_json,
+    format_period,
     format_relative_time,
     format_table,
     format_time,
+    format_time_and_distance,
     print_note,
 )
 from interlock.client.app import Interlock
 from interlock.errors import UnknownTaskError
-from interlock.lifecycle import TASK_ROW, JobState, TaskRowState
+from interlock.lifecycle import JOB, TASK_ROW, JobState, TaskRowState
 from interlock.store.jobs import read_jobs
 from interlock.store.leader import read_clock
 from interlock.store.schedules import ScheduleState
@@ -43,19 +45,94 @@ from interlock.store.stats import (
 )
 from interlock.store.workers import LiveProcess
 
-# SECTION cli/overview
-# The whole queue on one page: what `interlock status` prints without a task.
-#
-# Invariant: what is left out is said to be left out.
+WATCH_INTERVAL_S = 1.0
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
+MAX_ROWS = 20  # of each table of the overview; --json has them all
+LIMIT_HEADER = ("limit", "running", "starts", "waiting")
+SCHEDULE_HEADER = ("schedule", "type", "rhythm", "next", "last", "state")
+EVENT_COUNTERS = ("received", "dispatched", "completed", "failed", "mismatched", "fallback_hits")
+TIMES = ("run_at", "lease_expires_at", "cancel_requested_at", "created_at", "started_at", "finished_at")
+PLAIN_FIELDS = (
+    *("priority", "attempt", "event", "worker_id", "cost", "job_id", "step"),
+    *("limit_key", "unique_key", "request_id", "correlation_id"),
+)
+JSON_FIELDS = ("backoff", "input", "checkpoint", "output")
 
-UNFINISHED = ("waiting", "pending", "running")
-OPEN = (JobState.SUBMITTED, JobState.PENDING, JobState.RUNNING)
-EVENTS = ("received", "dispatched", "completed", "failed", "mismatched", "fallback_hits")
-SHOWN = 20  # limits and schedules; --json has them all
+Look = Callable[[Interlock], Awaitable[tuple[str, bool]]]  # the text to print, and whether it can still change
 
 
-def overview(seen: Overview) -> str:
-    """Write the page."""
+def status(
+    context: typer.Context,
+    task_id: Annotated[
+        str | None, typer.Argument(help="A task; the overview unless given.", metavar="ID", show_default=False)
+    ] = None,
+    in_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one line each time.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Repeat every second until the task has ended or Ctrl-C is pressed.")
+    ] = False,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Count ended tasks and jobs too; slow with millions of them.")
+    ] = False,
+) -> None:
+    """Show the overview of the installation, or one task: its state, progress and result, and why it waits.
+
+    Examples: `interlock status`, `interlock status --watch`, `interlock status ID --json`.
+    """
+    pretty = not watch
+    look: Look = (
+        partial(_look_at_queue, in_json=in_json, whole=whole, pretty=pretty)
+        if task_id is None
+        else partial(_look_at_task, task_id=task_id, in_json=in_json, pretty=pretty)
+    )
+    if not watch:
+        typer.echo(run_with_app(Interlock(config=context.obj), look)[0])
+        return
+    clear = CLEAR_SCREEN if typer.get_text_stream("stdout").isatty() and not in_json else ""
+    try:
+        run_with_app(Interlock(config=context.obj), partial(_watch, look=look, clear=clear))
+    except KeyboardInterrupt:  # the normal end of --watch
+        print_note("")
+
+
+def history(
+    context: typer.Context,
+    task_id: Annotated[str, typer.Argument(help="The task.", metavar="ID")],
+    in_json: InJson = False,
+) -> None:
+    """Show the recorded moves of a task, oldest first.
+
+    Example: `interlock history ID`.
+    """
+
+    async def read(app: Interlock) -> str:
+        handle = app.handle(task_id)
+        records = await handle.history()
+        if not records:
+            message = f"there is no record of a task {handle.id}: never stored, or deleted by retention"
+            raise await _unknown_task(app, handle.id, message)
+        if in_json:
+            return format_json([asdict(record) for record in records])
+        header = ("time (UTC)", "from", "event", "to", "attempt", "actor", "reason")
+        return format_table(
+            header,
+            (
+                (format_time(r.recorded_at), r.from_state, r.event, r.to_state, r.attempt, r.actor, r.reason)
+                for r in records
+            ),
+        )
+
+    typer.echo(run_with_app(Interlock(config=context.obj), read))
+
+
+async def _unknown_task(app: Interlock, id_: UUID, message: str) -> UnknownTaskError:
+    """Build the error of an unknown task; a job's id gets a hint."""
+    async with app.connection() as connection:
+        is_job = bool(await read_jobs(connection, [id_]))
+    return UnknownTaskError(f"{id_} is a job, not a task: `interlock jobs show {id_}`" if is_job else message)
+
+
+def format_overview(seen: Overview) -> str:
+    """Format the overview as one page."""
     leader = (
         None
         if seen.leader is None
@@ -64,20 +141,20 @@ def overview(seen: Overview) -> str:
     head = format_fields((("schema", seen.schema), ("leader", leader or "none: is a worker running?")))
     parts = [head, _tasks(seen), *_jobs(seen)]
     parts += _section("paused", ("namespace", "since", "by", "reason"), _paused(seen))
-    parts += _section("limits", ("limit", "running", "starts", "waiting"), map(_limit, seen.limits))
+    parts += _section("limits", LIMIT_HEADER, map(limit_row, seen.limits))
     parts += _section(
         "schedules",
-        ("schedule", "type", "rhythm", "next", "last", "state"),
-        (_schedule(schedule, seen.now) for schedule in seen.schedules),
+        SCHEDULE_HEADER,
+        (schedule_row(schedule, seen.now) for schedule in seen.schedules),
     )
     parts += _section("processes", ("process", "role", "state", "namespaces", "seen"), _processes(seen))
-    parts += _section("event systems", ("process", "events", *EVENTS), _events(seen.processes))
+    parts += _section("event systems", ("process", "events", *EVENT_COUNTERS), _event_counters(seen.processes))
     return "\n\n".join(parts)
 
 
 def _tasks(seen: Overview) -> str:
-    """Count the tasks of each namespace by state."""
-    states = [str(state) for state in TaskRowState if seen.complete or state in UNFINISHED]
+    """Format the tasks of each namespace by state."""
+    states = [str(state) for state in TaskRowState if seen.complete or state not in TASK_ROW.final]
     counted: dict[str, dict[str, StateCount]] = {}
     for count in seen.counts:
         counted.setdefault(count.namespace, {})[count.state] = count
@@ -92,32 +169,24 @@ def _tasks(seen: Overview) -> str:
 
 
 def _jobs(seen: Overview) -> list[str]:
-    """Count the jobs of each namespace by state, and what waits for an orchestrator."""
+    """Format the jobs of each namespace by state, and the queue of step results."""
     counted = jobs_by_namespace(seen)
     queue = seen.orchestration
     if not counted and not queue["waiting"] and not queue["archived"]:
         return []
-    return [*_counted_jobs(counted, complete=seen.complete), _orchestration(seen)]
+    parts = []
+    if counted:
+        states = [str(state) for state in JobState if seen.complete or state not in JOB.final]
+        rows = ((name, *(counts.get(state, 0) for state in states)) for name, counts in counted.items())
+        parts.append(format_table(("jobs of", *states), rows))
 
-
-def _counted_jobs(counted: Mapping[str, Mapping[str, int]], *, complete: bool) -> list[str]:
-    if not counted:
-        return []
-    states = [str(state) for state in JobState if complete or state in OPEN]
-    rows = ((name, *(counts.get(state, 0) for state in states)) for name, counts in counted.items())
-    return [format_table(("jobs of", *states), rows)]
-
-
-def _orchestration(seen: Overview) -> str:
-    queue = seen.orchestration
     oldest = "" if queue["oldest_age"] is None else f", the oldest for {queue['oldest_age']:.1f} s"
-    return format_fields(
-        (
-            ("orchestrators", sum(process.role == "orchestrator" for process in seen.processes)),
-            ("step results", f"{queue['waiting']} wait for an orchestrator{oldest}"),
-            ("set aside", f"{queue['archived']}, which failed repeatedly" if queue["archived"] else None),
-        )
+    orchestration = (
+        ("orchestrators", sum(process.role == "orchestrator" for process in seen.processes)),
+        ("step results", f"{queue['waiting']} wait for an orchestrator{oldest}"),
+        ("set aside", f"{queue['archived']}, which failed repeatedly" if queue["archived"] else None),
     )
+    return [*parts, format_fields(orchestration)]
 
 
 def _processes(seen: Overview) -> Iterable[Sequence[object]]:
@@ -126,10 +195,10 @@ def _processes(seen: Overview) -> Iterable[Sequence[object]]:
         yield process.id, process.role, process.status, ", ".join(process.namespaces), heard
 
 
-def _events(processes: Iterable[LiveProcess]) -> Iterable[Sequence[object]]:
+def _event_counters(processes: Iterable[LiveProcess]) -> Iterable[Sequence[object]]:
     for process in processes:
         for system, figures in sorted(process.statistics.items()):
-            yield process.id, system, *(figures.get(kind, "-") for kind in EVENTS)
+            yield process.id, system, *(figures.get(kind, "-") for kind in EVENT_COUNTERS)
 
 
 def _count(counts: Mapping[str, StateCount], state: str) -> int:
@@ -145,8 +214,8 @@ def _section(name: str, header: Sequence[str], rows: Iterable[Sequence[object]])
     every = list(rows)
     if not every:
         return []
-    written = format_table(header, every[:SHOWN])
-    more = len(every) - SHOWN
+    written = format_table(header, every[:MAX_ROWS])
+    more = len(every) - MAX_ROWS
     return [f"{written}\n… and {more} more {name}; --json shows them all" if more > 0 else written]
 
 
@@ -154,98 +223,22 @@ def _paused(seen: Overview) -> Iterable[Sequence[object]]:
     return ((p.name, format_relative_time(p.paused_at, seen.now), p.paused_by, p.reason) for p in seen.paused)
 
 
-def _limit(limit: LimitUse) -> Sequence[object]:
+def limit_row(limit: LimitUse) -> Sequence[object]:
+    """Return the columns of a limit: key, running, starts, waiting."""
     running = "" if limit.max_running is None else f"{limit.taken} of {limit.max_running}"
-    starts = (
-        "" if limit.period is None else f"{limit.starts} of {limit.max_starts} per {limit.period.total_seconds():g} s"
-    )
+    starts = "" if limit.period is None else f"{limit.starts} of {limit.max_starts} per {format_period(limit.period)}"
     return limit.key, running, starts, limit.waiting
 
 
-def _schedule(schedule: ScheduleState, now: datetime) -> Sequence[object]:
-    every = "" if schedule.every is None else f"every {schedule.every.total_seconds():g} s"
+def schedule_row(schedule: ScheduleState, now: datetime) -> Sequence[object]:
+    """Return the columns of a schedule: name, type, rhythm, next and last tick, state."""
+    every = "" if schedule.every is None else f"every {format_period(schedule.every)}"
     rhythm = every or f"{schedule.cron} {schedule.timezone}"
     last = None if schedule.last_at is None else format_relative_time(schedule.last_at, now)
     state = "paused" if schedule.paused_at else "active"
-    told = f"{state}: {schedule.error}" if schedule.error else state
+    state += f": {schedule.error}" if schedule.error else ""
     following = "" if schedule.paused_at else format_relative_time(schedule.next_at, now)
-    return schedule.name, schedule.type, rhythm, following, last, told
-
-
-INTERVAL = 1.0  # seconds between two looks of --watch
-CLEAR = "\x1b[H\x1b[2J"
-TIMES = ("run_at", "lease_expires_at", "cancel_requested_at", "created_at", "started_at", "finished_at")
-PLAIN = (
-    *("priority", "attempt", "event", "worker_id", "cost", "job_id", "step"),
-    *("limit_key", "unique_key", "request_id", "correlation_id"),
-)
-DOCUMENTS = ("backoff", "input", "checkpoint", "output")
-
-Look = Callable[[Interlock], Awaitable[tuple[str, bool]]]  # what to print, and whether there is more to come
-
-
-def status(
-    context: typer.Context,
-    task_id: Annotated[
-        str | None, typer.Argument(help="A task; the whole queue unless given.", metavar="ID", show_default=False)
-    ] = None,
-    in_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch a line each time.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="Look again every second, until the task has ended or Ctrl-C is pressed.")
-    ] = False,
-    whole: Annotated[
-        bool, typer.Option("--all", help="Count ended tasks too, even where there are millions of them.")
-    ] = False,
-) -> None:
-    """Show how the queue is, or everything about one task: its progress, its result, and why it waits."""
-    pretty = not watch
-    look: Look = (
-        partial(_look_at_queue, in_json=in_json, whole=whole, pretty=pretty)
-        if task_id is None
-        else partial(_look_at_task, task_id=task_id, in_json=in_json, pretty=pretty)
-    )
-    if not watch:
-        typer.echo(run_with_app(Interlock(config=context.obj), look)[0])
-        return
-    clear = CLEAR if typer.get_text_stream("stdout").isatty() and not in_json else ""
-    try:
-        run_with_app(Interlock(config=context.obj), partial(_watch, look=look, clear=clear))
-    except KeyboardInterrupt:  # the way to end it
-        print_note("")
-
-
-def history(
-    context: typer.Context,
-    task_id: Annotated[str, typer.Argument(help="The task.", metavar="ID")],
-    in_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """Show every move that a task made, oldest first, as the database recorded it."""
-
-    async def read(app: Interlock) -> str:
-        handle = app.handle(task_id)
-        records = await handle.history()
-        if not records:
-            told = f"there is no record of a task {handle.id}: never stored, or dropped by retention"
-            raise await _unknown(app, handle.id, told)
-        if in_json:
-            return format_json([asdict(record) for record in records])
-        header = ("time (UTC)", "from", "event", "to", "attempt", "actor", "reason")
-        return format_table(
-            header,
-            (
-                (format_time(r.recorded_at), r.from_state, r.event, r.to_state, r.attempt, r.actor, r.reason)
-                for r in records
-            ),
-        )
-
-    typer.echo(run_with_app(Interlock(config=context.obj), read))
-
-
-async def _unknown(app: Interlock, id_: UUID, told: str) -> UnknownTaskError:
-    """Say that there is no such task, or that it is a job."""
-    async with app.connection() as connection:
-        is_job = bool(await read_jobs(connection, [id_]))
-    return UnknownTaskError(f"that is a job, and no task: `interlock jobs show {id_}`" if is_job else told)
+    return schedule.name, schedule.type, rhythm, following, last, state
 
 
 async def _watch(app: Interlock, *, look: Look, clear: str) -> None:
@@ -254,13 +247,13 @@ async def _watch(app: Interlock, *, look: Look, clear: str) -> None:
         text, more = await look(app)
         typer.echo(clear + text)
         if more:
-            await asyncio.sleep(INTERVAL)
+            await asyncio.sleep(WATCH_INTERVAL_S)
 
 
 async def _look_at_queue(app: Interlock, *, in_json: bool, whole: bool, pretty: bool) -> tuple[str, bool]:
     async with app.connection() as connection:
         seen = await read_overview(connection, whole=whole)
-    return format_json(overview_document(seen), pretty=pretty) if in_json else overview(seen), True
+    return format_json(overview_document(seen), pretty=pretty) if in_json else format_overview(seen), True
 
 
 async def _look_at_task(app: Interlock, *, task_id: str, in_json: bool, pretty: bool) -> tuple[str, bool]:
@@ -269,24 +262,24 @@ async def _look_at_task(app: Interlock, *, task_id: str, in_json: bool, pretty: 
         task = await read_task_details(connection, id_)
         now = await read_clock(connection)
     if task is None:
-        raise await _unknown(app, id_, f"there is no task {id_}: not stored, not committed yet, or pruned")
+        raise await _unknown_task(app, id_, f"there is no task {id_}: not stored, not committed yet, or pruned")
     waits = _waits(task, now)
-    text = format_json({**task, "waits": waits}, pretty=pretty) if in_json else _described(task, waits, now)
+    text = format_json({**task, "waits": waits}, pretty=pretty) if in_json else _format_task(task, waits, now)
     return text, task["state"] not in TASK_ROW.final
 
 
 def _waits(task: dict[str, Any], now: datetime) -> str | None:
-    """Say why a task does not run, in the words that are stored with it."""
-    if task["state"] == "waiting":
-        return task["reason"] or "for no reason that is stored"
-    if task["state"] != "pending":
+    """Return why a task does not run, from its stored reason."""
+    if task["state"] == TaskRowState.WAITING:
+        return task["reason"] or "without a stored reason"
+    if task["state"] != TaskRowState.PENDING:
         return None
     if task["run_at"] > now:
         return f"until it is due, {format_relative_time(task['run_at'], now)}"
     return f"for a free worker that takes {task['type']} from namespace {task['namespace']}"
 
 
-def _described(task: dict[str, Any], waits: str | None, now: datetime) -> str:
+def _format_task(task: dict[str, Any], waits: str | None, now: datetime) -> str:
     timeout = task["timeout_seconds"]
     shown = {
         **{name: task[name] for name in ("id", "type", "namespace", "state")},
@@ -294,29 +287,25 @@ def _described(task: dict[str, Any], waits: str | None, now: datetime) -> str:
         "reason": None if task["reason"] == waits else task["reason"],
         "progress": _progress(task["progress"]),
         "tries": f"{task['tries']} of {task['max_tries']}",
-        **{name: task[name] for name in PLAIN},
+        **{name: task[name] for name in PLAIN_FIELDS},
         "timeout": None if timeout is None else f"{timeout:g} s",
         "tags": None if task["tags"] is None else ", ".join(task["tags"]),
         "callback": _callback(task),
-        **{name: _time(task[name], now) for name in TIMES},
-        **{name: _document(task[name]) for name in DOCUMENTS},
+        **{name: format_time_and_distance(task[name], now) for name in TIMES},
+        **{name: _document(task[name]) for name in JSON_FIELDS},
         "error": _error(task["error"]),
     }
     return format_fields((name.replace("_", " "), value) for name, value in shown.items())
-
-
-def _time(at: datetime | None, now: datetime) -> str | None:
-    return None if at is None else f"{format_time(at)} UTC, {format_relative_time(at, now)}"
 
 
 def _document(value: Any) -> str | None:
     return None if value is None else format_json(value, pretty=False)
 
 
-def _progress(said: Any) -> str | None:
-    if not isinstance(said, dict):
-        return _document(said)
-    parts = dict(said)
+def _progress(progress: Any) -> str | None:
+    if not isinstance(progress, dict):
+        return _document(progress)
+    parts = dict(progress)
     fraction, message = parts.pop("fraction", None), parts.pop("message", None)
     shown = [f"{fraction:.0%}"] if isinstance(fraction, int | float) else []
     shown += [str(message)] if message else []
@@ -325,17 +314,17 @@ def _progress(said: Any) -> str | None:
 
 
 def _callback(task: dict[str, Any]) -> str | None:
-    notice = task["callback"]
-    if notice is None:
+    webhook = task["callback"]
+    if webhook is None:
         return None if task["callback_url"] is None else str(task["callback_url"])
-    how = "given up" if notice["given_up_at"] else f"next try at {notice['next_try_at']}"
-    why = f": {notice['error']}" if notice["error"] else ""
-    return f"{task['callback_url']}\nnot delivered after {notice['tries']} tries, {how}{why}"
+    how = "given up" if webhook["given_up_at"] else f"next try at {webhook['next_try_at']}"
+    why = f": {webhook['error']}" if webhook["error"] else ""
+    return f"{task['callback_url']}\nnot delivered after {webhook['tries']} tries, {how}{why}"
 
 
 def _error(error: Any) -> str | None:
     if not isinstance(error, dict):
         return _document(error)
-    told = ": ".join(str(error[part]) for part in ("type", "message") if error.get(part))
+    message = ": ".join(str(error[part]) for part in ("type", "message") if error.get(part))
     trace = str(error.get("traceback") or "").strip()
-    return f"{told}\n{trace}" if trace else told
+    return f"{message}\n{trace}" if trace else message

@@ -1,6 +1,6 @@
-"""`interlock submit`: a job from the command line, checked against its workflow before it is stored.
+"""`interlock submit`: submits a job; its input is checked against the workflow before it is stored.
 
-Invariant: standard output has the job's id, or its output as JSON; a job that does not go well ends with 1.
+Invariant: standard output has the job's id, or with --wait its output as JSON. A job that fails exits with 1.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.app_context import command_config, load_command_app, run_with_app
+from interlock.cli.app_context import InJson, command_config, load_command_app, run_with_app
 from interlock.cli.format import format_json, print_note
 from interlock.client.app import Interlock
 from interlock.client.job_handle import JobHandle
@@ -21,19 +21,21 @@ from interlock.errors import ConfigError, JobFailedError
 Workflow = Annotated[str, typer.Argument(help="The name of the workflow.", metavar="WORKFLOW")]
 App = Annotated[
     str | None,
-    typer.Option(help="The app that declares it; else the database must know it.", metavar="PACKAGE.MODULE:APP"),
+    typer.Option(
+        help="The app that declares the workflow; else the stored definition is used.",
+        metavar="PACKAGE.MODULE:APP",
+    ),
 ]
 Input = Annotated[str | None, typer.Option("--input", help="The job's input, a JSON object.", metavar="JSON")]
-Version = Annotated[str | None, typer.Option(help="Of the workflow; the newest unless given.")]
-RequestId = Annotated[str | None, typer.Option(help="Only once for this request, however often it is sent.")]
-Parent = Annotated[str | None, typer.Option(help="The job of which it is a child.", metavar="ID")]
+Version = Annotated[str | None, typer.Option(help="The version of the workflow; the newest unless given.")]
+RequestId = Annotated[str | None, typer.Option(help="Idempotency key: a repeated key submits one job only.")]
+Parent = Annotated[str | None, typer.Option(help="The parent job.", metavar="ID")]
 WorkerCount = Annotated[int | None, typer.Option(help="How many of its steps may run at once, 1 to 10.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds after which the job is canceled.", metavar="SECONDS")]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for its end and print the output as JSON.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end of the job and print its output as JSON.")]
 WaitTimeout = Annotated[
-    float | None, typer.Option(help="Wait no longer than so many seconds; implies --wait.", metavar="SECONDS")
+    float | None, typer.Option(help="Wait at most so many seconds; implies --wait.", metavar="SECONDS")
 ]
-InJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def submit(
@@ -50,8 +52,11 @@ def submit(
     wait_timeout: WaitTimeout = None,
     in_json: InJson = False,
 ) -> None:
-    """Submit a job and print its id; with --wait, print its output, or fail as it did."""
-    given = _object(input_)
+    """Submit a job and print its id; with --wait, print its output, or exit with 1 when it fails.
+
+    Example: `interlock submit order_fulfillment --app shop:app --input '{"number": 7}' --wait`.
+    """
+    given = _parse_input(input_)
     config = command_config(context, app=app)
     used = Interlock(config=config) if config.app is None else load_command_app(context, config.app)
 
@@ -83,9 +88,9 @@ async def _show_id(job: JobHandle, *, in_json: bool) -> bool:
 
 
 async def show_end(job: JobHandle, *, longest: float | None, in_json: bool) -> bool:
-    """Wait for the end of a job and print it; tell whether it went well."""
+    """Wait for the end of a job and print its output; return whether it completed."""
     print_note(f"submitted job {job.id}" if job.created else f"waiting for job {job.id}")
-    failure = await _failure(job, longest)
+    failure = await _wait_for_end(job, longest)
     status = await job.status()
     if in_json:
         shown = {name: getattr(status, name) for name in ("id", "status", "reason", "output", "error")}
@@ -97,27 +102,28 @@ async def show_end(job: JobHandle, *, longest: float | None, in_json: bool) -> b
     return failure is None
 
 
-async def _failure(job: JobHandle, longest: float | None) -> str | None:
+async def _wait_for_end(job: JobHandle, longest: float | None) -> str | None:
+    """Wait for a job; return the error of one that failed or did not end in time."""
     try:
         await job.wait(longest)
     except TimeoutError as error:
-        return f"{error}; it goes on, and `interlock jobs show {job.id}` tells how"
+        return f"{error}; the job continues, see `interlock jobs show {job.id}`"
     except JobFailedError as error:
         return str(error)
     return None
 
 
-def _object(given: str | None) -> dict[str, Any]:
-    read = read_json("--input", given)
-    if read is None:
+def _parse_input(given: str | None) -> dict[str, Any]:
+    document = parse_json("--input", given)
+    if document is None:
         return {}
-    if not isinstance(read, dict):
+    if not isinstance(document, dict):
         raise ConfigError(f"--input must be a JSON object, such as '{{\"order\": 1}}', not {given!r}")
-    return read
+    return document
 
 
-def read_json(name: str, given: str | None) -> Any:
-    """Read JSON that was typed; None when nothing was."""
+def parse_json(name: str, given: str | None) -> Any:
+    """Parse the JSON of a flag or an argument; None when it was not given."""
     try:
         return None if given is None else json.loads(given, parse_constant=_refuse_constant)
     except ValueError as error:
@@ -127,4 +133,4 @@ def read_json(name: str, given: str | None) -> Any:
 
 
 def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid in JSON")

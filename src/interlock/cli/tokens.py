@@ -1,6 +1,6 @@
-"""`interlock token`: who may use the supervisor's API, and what for.
+"""`interlock token`: create, list and revoke the tokens of the supervisor's API.
 
-Invariant: a token is printed once, when it is made, and nowhere else.
+Invariant: the secret of a token is printed once, when the token is created.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.app_context import run_with_app
+from interlock.cli.app_context import InJson, run_with_connection
 from interlock.cli.format import format_json, format_table, format_time, print_note
-from interlock.client.app import Interlock
-from interlock.store.access import Scope, Token, create_token, list_tokens, revoke_token
+from interlock.store.access import Scope, create_token, list_tokens, revoke_token
 
-app = typer.Typer(help="Tokens of the API: make, list and revoke them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, list and revoke tokens of the API.",
+    epilog="Example: interlock token create ci --scope operate --days 90",
+    no_args_is_help=True,
+)
 
 HEADER = ("name", "scope", "made (UTC)", "by", "expires", "last used", "revoked")
 
-Name = Annotated[str, typer.Argument(help="The name under which its acts are recorded.", metavar="NAME")]
-InJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(help="The name of the token, which records show as the actor.", metavar="NAME")]
 
 
 @app.command()
@@ -29,19 +31,19 @@ def create(
     context: typer.Context,
     name: Name,
     scope: Annotated[
-        Scope, typer.Option(help="What it allows: read, operate (and read), or admin (everything).")
+        Scope, typer.Option(help="The rights: read, operate (and read), or admin (everything).")
     ] = Scope.READ,
-    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days after which it expires.")] = None,
+    days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
     in_json: InJson = False,
 ) -> None:
-    """Make a token and print it. It cannot be shown again: only its hash is stored."""
-
-    async def work(used: Interlock) -> tuple[Token, str]:
-        lifetime = None if days is None else timedelta(days=days)
-        async with used.connection() as connection:
-            return await create_token(connection, name, scope, actor=used.actor, lifetime=lifetime, now=used.now())
-
-    token, secret = run_with_app(Interlock(config=context.obj), work)
+    """Create a token and print it. It cannot be shown again: only its hash is stored."""
+    lifetime = None if days is None else timedelta(days=days)
+    token, secret = run_with_connection(
+        context,
+        lambda connection, used: create_token(
+            connection, name, scope, actor=used.actor, lifetime=lifetime, now=used.now()
+        ),
+    )
     if not in_json:
         print_note(f"token {name} with scope {scope}; keep it, it is not shown again")
     typer.echo(format_json({**asdict(token), "token": secret}) if in_json else secret)
@@ -50,16 +52,11 @@ def create(
 @app.command("list")
 def list_(
     context: typer.Context,
-    revoked: Annotated[bool, typer.Option("--all", help="Those that were revoked, too.")] = False,
+    revoked: Annotated[bool, typer.Option("--all", help="Include revoked tokens.")] = False,
     in_json: InJson = False,
 ) -> None:
-    """List tokens; never what they are."""
-
-    async def work(used: Interlock) -> list[Token]:
-        async with used.connection() as connection:
-            return await list_tokens(connection, revoked=revoked)
-
-    found = run_with_app(Interlock(config=context.obj), work)
+    """List tokens, without their secrets."""
+    found = run_with_connection(context, lambda connection, _: list_tokens(connection, revoked=revoked))
     if in_json:
         typer.echo(format_json([asdict(token) for token in found]))
         return
@@ -80,13 +77,11 @@ def list_(
 
 @app.command()
 def revoke(context: typer.Context, name: Name) -> None:
-    """Let a token open nothing from now on."""
-
-    async def work(used: Interlock) -> bool:
-        async with used.connection() as connection:
-            return await revoke_token(connection, name, actor=used.actor, now=used.now())
-
-    if not run_with_app(Interlock(config=context.obj), work):
+    """Revoke a token: requests with it are refused from now on."""
+    revoked = run_with_connection(
+        context, lambda connection, used: revoke_token(connection, name, actor=used.actor, now=used.now())
+    )
+    if not revoked:
         print_note(f"there is no token {name} in use; `interlock token list` shows them")
         raise typer.Exit(1)
     print_note(f"token {name} is revoked")

@@ -33,7 +33,6 @@ GUARD_SQLSTATE = "IL001"  # with which the database guards refuse the same move
 
 Event = SupervisedWorkerEvent
 State = SupervisedWorkerState
-RUNNING = State.RUNNING
 
 STATEMENTS: Mapping[Event, str] = {
     Event.START_TASK: "start_idle_worker",

@@ -30,7 +30,6 @@ from interlock.store.remote_commands import (
 from interlock.store.workers import (
     HEARTBEAT_LEASE,
     HEARTBEATS_PER_LEASE,
-    RUNNING,
     RegisteredProcess,
     deregister_worker,
     detach_process,
@@ -129,7 +128,7 @@ class Heartbeat(BackgroundService):
         if status == self.status:
             return
         log.info("worker_presence", worker_id=process.id, status=status)
-        if status == RUNNING and (self.status is not None or process.generation is not None):
+        if status == SupervisedWorkerState.RUNNING and (self.status is not None or process.generation is not None):
             await notify_jobs_of_worker(connection)  # only the insert of a new row notifies the orchestrators by itself
         self.status = status
         self._owner.on_status(status)

@@ -1,0 +1,58 @@
+"""`interlock webhooks`: the dead letters among the webhooks, which were given up after repeated failures."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from interlock.cli.app_context import InJson, run_with_connection
+from interlock.cli.format import format_json, format_table, format_time, print_note
+from interlock.errors import ConfigError
+from interlock.store.callbacks import list_given_up_callbacks, retry_given_up_callbacks
+
+app = typer.Typer(
+    help="List and retry dead letters: webhooks that were given up after repeated failures.",
+    epilog="Example: interlock webhooks retry --all",
+    no_args_is_help=True,
+)
+
+HEADER = ("id", "given up (UTC)", "tries", "task", "state", "url", "error")
+
+Ids = Annotated[list[int] | None, typer.Argument(help="The webhooks; or --all.", metavar="ID...")]
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many webhooks.")] = 100,
+    in_json: InJson = False,
+) -> None:
+    """List webhooks that were given up, oldest first."""
+    found = run_with_connection(context, lambda connection, _: list_given_up_callbacks(connection, limit=limit))
+    if in_json:
+        typer.echo(format_json([webhook._asdict() for webhook in found]))
+        return
+    rows = ((w.id, format_time(w.given_up_at), w.tries, w.task_id, w.state, w.url, w.error) for w in found)
+    typer.echo(format_table(HEADER, rows))
+
+
+@app.command()
+def retry(
+    context: typer.Context,
+    ids: Ids = None,
+    every: Annotated[bool, typer.Option("--all", help="All webhooks that were given up.")] = False,
+) -> None:
+    """Send given-up webhooks again, with a new set of tries. Prints their number.
+
+    Retry after the receiver answers again; a worker sends them.
+    """
+    if every == bool(ids):
+        raise ConfigError("retry what? Give the ids of webhooks, or --all")
+    retried = run_with_connection(
+        context, lambda connection, app: retry_given_up_callbacks(connection, ids or None, now=app.now())
+    )
+    typer.echo(retried)
+    if ids and retried < len(set(ids)):
+        print_note("the others were not given up, or do not exist; `interlock webhooks list` shows them")
+        raise typer.Exit(1)

@@ -1,0 +1,80 @@
+"""No dead code: every public function, method and class of the package is used by the package itself.
+
+A name counts as used when any module of `src` refers to it by name or attribute, other than by importing it. What only
+users, frameworks or the database call is listed below with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import interlock
+import interlock.testing
+from interlock.cli.main import COMMANDS
+
+pytestmark = pytest.mark.unit
+
+SOURCE = Path(str(files("interlock")))
+
+# names that nothing in the package refers to, by reason
+PUBLIC_API = {
+    "command_task", "periodic", "enqueue_with", "enqueue_statement", "enqueue_prepared", "approval", "fibonacci",
+    "exponential", "fence", "restore", "job_input", "get_input", "get_dependency_result", "get_dependency_error",
+    "get_config", "transition_to", "require_state", "SyncInterlock", "drain", "run_inline",
+}  # fmt: skip
+# state of the running engine that tests observe, as with River's test signals
+OBSERVED_BY_TESTS = {"abandoned_threads", "reaper_pid", "is_empty", "read_at"}
+CALLED_BY_NAME = {
+    # gRPC servicers
+    "RegisterWorker", "SendSample", "NotifyPhaseComplete", "ReportCompletion", "SetPartitionBoundaries",
+    "StartShuffle", "StartMerge", "GetStatus", "ShuffleData",
+    # overridden methods of frameworks: uvicorn, FastAPI, logging
+    "capture_signals", "openapi", "emit",
+}  # fmt: skip
+
+
+def test_every_definition_is_used() -> None:
+    defined: dict[str, str] = {}
+    used: set[str] = set()
+    for path in sorted(SOURCE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                if not is_registered(node):
+                    defined.setdefault(node.name, f"{path.relative_to(SOURCE)}:{node.lineno}")
+            elif isinstance(node, ast.Name):
+                used.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                used.add(node.attr)
+    known = (
+        used
+        | set(COMMANDS)
+        | PUBLIC_API
+        | CALLED_BY_NAME
+        | OBSERVED_BY_TESTS
+        | set(dir(interlock))
+        | set(dir(interlock.testing))
+    )
+    dead = {name: place for name, place in defined.items() if name not in known and not name.startswith("__")}
+    assert dead == {}, "remove these, use them, or list them with the reason"
+
+
+def test_the_lists_of_exceptions_name_what_exists() -> None:
+    names = {
+        node.name
+        for path in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+    assert names >= PUBLIC_API | CALLED_BY_NAME
+
+
+def is_registered(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
+    """Tell whether a decorator registers the definition with a framework, which then calls it: `@app.command()`."""
+    return any(isinstance(decorator, ast.Call) for decorator in node.decorator_list) and not isinstance(
+        node, ast.ClassDef
+    )
