@@ -47,7 +47,7 @@ def checkpoint(url: str, task: UUID) -> dict[str, Any]:
 
 
 def sorters(session: int) -> list[int]:
-    """List the processes in which steps run: the children of the command that are sessions of their own."""
+    """List the processes in which steps run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Keys are sorted as bytes, whatever their length and likeness, and rows with equal keys keep their order."""
+"""Keys are sorted as bytes, of any length and distribution, and rows with equal keys keep their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sort's machines as they are used: history, durations, the state file, the percentages, and clean-up by state."""
+"""Journal and progress of master and workers: history, durations, state file, percentages, clean-up by state."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Each call checks the state: a wrong one is refused with its name; repeated calls and nonsense change nothing."""
+"""RPCs: each call checks the state, wrong ones are refused with its name, and repeated calls change nothing."""
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -128,7 +129,7 @@ def test_a_message_that_is_too_large_is_an_error_at_once() -> None:
         call_with_retry(call, "a call", 600.0)
 
 
-class Hand:
+class FakePeer:
     """A fake master and worker that records the calls it receives."""
 
     def __init__(self) -> None:
@@ -136,7 +137,7 @@ class Hand:
         self.states: list[str] = []
         self.samples: list[wire.Sample] = []
         self.reports: list[wire.Completion] = []
-        self.pieces: list[rpc.Chunk] = []
+        self.chunks: list[rpc.Chunk] = []
         self.finished = False
 
     def RegisterWorker(self, request: wire.Registration, _: Any) -> wire.Registered:  # noqa: N802 - RPC
@@ -153,9 +154,9 @@ class Hand:
         self._note(self.reports, request)
         return wire.CompletionAck(success=True, finished=True)
 
-    def ShuffleData(self, pieces: Iterator[rpc.Chunk], _: Any) -> wire.ShuffleAck:  # noqa: N802 - RPC
-        for piece in pieces:
-            self._note(self.pieces, piece)
+    def ShuffleData(self, chunks: Iterator[rpc.Chunk], _: Any) -> wire.ShuffleAck:  # noqa: N802 - RPC
+        for piece in chunks:
+            self._note(self.chunks, piece)
         return wire.ShuffleAck(success=True)
 
     def _nothing(self, *_: Any) -> wire.Ack:
@@ -175,9 +176,9 @@ class Hand:
 
 
 @contextmanager
-def at_work(place: Path, source: Source, hand: Hand) -> Iterator[tuple[Worker, Peer, str, Any]]:
+def at_work(place: Path, source: Source, fake: FakePeer) -> Iterator[tuple[Worker, Peer, str, Any]]:
     """Run a worker whose master and only other worker is the fake."""
-    master, other = Server(MASTER, hand, "127.0.0.1"), Server(WORKER, hand, "127.0.0.1")
+    master, other = Server(MASTER, fake, "127.0.0.1"), Server(WORKER, fake, "127.0.0.1")
     master.start()
     other.start()
     (place / "out").mkdir()
@@ -212,9 +213,9 @@ def test_a_worker_checks_its_state_at_every_call(tmp_path: Path) -> None:
     mine, theirs = random_rows(1, 1_000), random_rows(2, 200)
     theirs[:, 0] = 0
     theirs = theirs[np.lexsort(theirs[:, 9::-1].T)]
-    hand = Hand()
-    with at_work(tmp_path, write_source(tmp_path / "in", mine), hand) as (worker, peer, address, running):
-        hand.wait(hand.samples)
+    fake = FakePeer()
+    with at_work(tmp_path, write_source(tmp_path / "in", mine), fake) as (worker, peer, address, running):
+        fake.wait(fake.samples)
         members = (Member(0, worker.address, worker.incarnation, 1_000, 300), Member(1, address, 5, 200, 300))
         roster = Roster(3, members)
         plan = Plan(EPOCH, 2, 1, (Boundary(b"\x80" + bytes(9), 0),), roster)
@@ -229,21 +230,21 @@ def test_a_worker_checks_its_state_at_every_call(tmp_path: Path) -> None:
         assert "takes part in sort 77, not in 1" in stranger.message
 
         assert peer.call_once("SetPartitionBoundaries", plan.message()).success
-        hand.wait(hand.states, "WaitingForShuffleSignal")
+        fake.wait(fake.states, "WaitingForShuffleSignal")
         assert refused(peer.call_once("SetPartitionBoundaries", plan.message()), "WaitingForShuffleSignal")
         check_damaged_data(peer, theirs)
         assert peer.call_once("ShuffleData", iter([chunk_of(theirs, [200])])).success, "data before its time is taken"
         assert peer.call_once("ShuffleData", iter([chunk_of(theirs, [200])])).success, "the same again changes nothing"
 
         assert peer.call_once("StartShuffle", start).success
-        hand.wait(hand.states, "WaitingForMergeSignal")
+        fake.wait(fake.states, "WaitingForMergeSignal")
         assert refused(peer.call_once("StartShuffle", start), "WaitingForMergeSignal")
-        check_what_was_sent(hand, mine)
+        check_what_was_sent(fake, mine)
         assert peer.call_once("StartMerge", wire.MergeStart(epoch=EPOCH)).success
         report = running.result(20)
     assert output_bytes(tmp_path / "out") == sorted_bytes(np.concatenate([mine[mine[:, 0] < 128], theirs]))
     assert [one.records for one in report.partitions] == [report.records]
-    assert hand.reports[0].partitions[0].records == report.records
+    assert fake.reports[0].partitions[0].records == report.records
 
 
 def await_state(peer: Peer, state: str) -> None:
@@ -270,24 +271,24 @@ def check_damaged_data(peer: Peer, rows: np.ndarray[Any, np.dtype[np.uint8]]) ->
         assert words in str(caught.value.details())
 
 
-def check_what_was_sent(hand: Hand, mine: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
-    """Every block was sent once, in messages within the limits, with right checksums; nothing of the worker's own."""
-    assert {head.block for head, _ in hand.pieces} == {0, 1, 2, 3}
-    assert {(head.worker, head.partition) for head, _ in hand.pieces} == {(0, 1)}
-    assert all(head.checksum == xxhash.xxh3_64_intdigest(data) for head, data in hand.pieces)
-    assert all(len(rpc.encode_chunk(piece)) < rpc.MAX_MESSAGE_BYTES for piece in hand.pieces)
-    assert sum(len(data) for _, data in hand.pieces) == int((mine[:, 0] >= 128).sum()) * 100
+def check_what_was_sent(fake: FakePeer, mine: np.ndarray[Any, np.dtype[np.uint8]]) -> None:
+    """Every block was sent once, in messages within the limits, with matching checksums, and no own rows."""
+    assert {head.block for head, _ in fake.chunks} == {0, 1, 2, 3}
+    assert {(head.worker, head.partition) for head, _ in fake.chunks} == {(0, 1)}
+    assert all(head.checksum == xxhash.xxh3_64_intdigest(data) for head, data in fake.chunks)
+    assert all(len(rpc.encode_chunk(piece)) < rpc.MAX_MESSAGE_BYTES for piece in fake.chunks)
+    assert sum(len(data) for _, data in fake.chunks) == int((mine[:, 0] >= 128).sum()) * 100
 
 
 def test_an_aborted_worker_ends_with_the_reason_of_the_sort(tmp_path: Path) -> None:
-    hand = Hand()
-    with at_work(tmp_path, write_source(tmp_path / "in", random_rows(1, 100)), hand) as (_, peer, _, running):
-        hand.wait(hand.samples)
+    fake = FakePeer()
+    with at_work(tmp_path, write_source(tmp_path / "in", random_rows(1, 100)), fake) as (_, peer, _, running):
+        fake.wait(fake.samples)
         peer.call_once("GetStatus", wire.StatusRequest(epoch=1, abort="of another sort"))
         peer.call_once("GetStatus", wire.StatusRequest(epoch=EPOCH, abort="worker 1 is lost"))
         with pytest.raises(SortError, match="worker 1 is lost"):
             running.result(20)
-        assert set(hand.states) <= {"WaitingForPartitionConfig"}, "a failure that the master knows of is not reported"
+        assert set(fake.states) <= {"WaitingForPartitionConfig"}, "a failure that the master knows of is not reported"
 
 
 def test_a_master_registers_only_workers_that_fit(tmp_path: Path) -> None:
@@ -382,3 +383,18 @@ def test_a_peer_with_another_protocol_is_a_clear_error() -> None:
             peer.call("RegisterWorker", wire.Registration(), 0.3)
         peer.close()
         thread.join()
+
+
+@pytest.mark.parametrize("module", ["cli.sort_commands", "sort.__main__", "sort.master.broadcast"])
+def test_grpc_is_quiet_in_every_process(module: str) -> None:
+    code = (
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'grpc': print(os.environ.get('GRPC_VERBOSITY'))\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        f"import interlock.{module}\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout == "ERROR\n", "set before the first import of gRPC, which reads it once"

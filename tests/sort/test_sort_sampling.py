@@ -1,4 +1,4 @@
-"""The sample keeps partitions even, whatever the keys: the figures that the module states."""
+"""The sample keeps partitions even for any keys, within the bounds that `data.plan` states."""
 
 from __future__ import annotations
 

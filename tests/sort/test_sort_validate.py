@@ -1,4 +1,4 @@
-"""Validation: what is sorted passes, and every way of being wrong is found and named."""
+"""Validation: a sorted output passes, and every kind of damage is found and named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS = 60_000  # more than one block
 
 
 def spread(tmp_path: Path, distribution: Distribution = Distribution.UNIFORM, partitions: int = 3) -> list[np.ndarray]:
-    """Make an input, sort it in the plainest way, and write the partitions."""
+    """Generate an input, sort it in memory, and write the partitions."""
     recipe = Recipe(RECORDS, 4, distribution)
     generate(tmp_path / "in", recipe, files=2)
     content = b"".join(path.read_bytes() for path in sorted((tmp_path / "in").iterdir()))

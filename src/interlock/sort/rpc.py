@@ -6,14 +6,11 @@ an error at once that names the peer and its answer.
 
 from __future__ import annotations
 
-import os
 import random
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # read once, when the library is loaded; its errors are raised anyway
 
 import grpc
 
