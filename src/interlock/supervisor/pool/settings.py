@@ -8,6 +8,8 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from interlock.model.backoff import Backoff
+
 if TYPE_CHECKING:
     from interlock.config import Config
 
@@ -67,8 +69,8 @@ class PoolSettings:
 
     def restart_delay(self, crashes: int) -> float:
         """Seconds to wait before the restart after so many crashes in a row."""
-        delay: float = self.restart_backoff * 2 ** min(crashes - 1, 20)
-        return min(delay, self.max_restart_backoff)
+        # without jitter: the delay is written into the row and shown to people
+        return Backoff.exponential(self.restart_backoff, cap=self.max_restart_backoff, jitter=0).delay(crashes)
 
 
 def make_supervisor_id(name: str | None = None) -> str:
