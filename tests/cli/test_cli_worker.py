@@ -109,7 +109,7 @@ def test_ctrl_c_while_waiting_leaves_no_traceback(shell: Shell) -> None:
     [
         ([], {}, "which app?"),
         (["--app", "nowhere:app"], {}, "no module 'nowhere'"),
-        (["--app", "worker_app:nothing"], {}, "there is worker_app:app"),
+        (["--app", "worker_app:nothing"], {}, "did you mean worker_app:app?"),
         ([*APP, "--concurrency", "0"], {}, "--concurrency: concurrency must be a whole number"),
         ([*APP, "--mode", "loud"], {}, "'loud'"),
         ([*APP, "--metrics-port", "0"], {"INTERLOCK_METRICS_HOST": "::"}, "metrics have no authentication"),

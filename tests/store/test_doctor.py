@@ -186,7 +186,7 @@ async def test_no_statement_reads_through_the_tasks(database: Connection) -> Non
         "where id in (select id from interlock.tasks limit 19000)"
     )
     await database.execute("vacuum analyze interlock.tasks")
-    asked: dict[str, Any] = {"each": 10, "limit": 10, "patience": "1 min", "memory": "1 day", "now": None}
+    asked: dict[str, Any] = {"each": 10, "limit": 10, "threshold": "1 min", "reported_for": "1 day", "now": None}
     for name, statement in DOCTOR.items():
         cursor = await database.execute(b"explain " + statement.sql.encode(), asked)
         plan = "\n".join(str(row["QUERY PLAN"]) for row in await cursor.fetchall())

@@ -138,9 +138,11 @@ async def test_rows_that_are_bound_to_a_supervisor_are_taken_by_no_other_and_end
     worker = await ONE.add_bound_worker(database, {"app": "x"}, now=NOW)
     assert await OTHER.lease_workers(database, limit=10, now=NOW) == []
     assert (await held(database, ONE)).spec == {"app": "x"}
-    patience = timedelta(seconds=45)
-    assert await OTHER.terminate_silent_workers(database, patience=patience, watched_since=NOW, now=at(50)) == []
-    (silent,) = await OTHER.terminate_silent_workers(database, patience=patience, watched_since=NOW, now=at(60))
+    timeout = timedelta(seconds=45)
+    assert (
+        await OTHER.terminate_silent_workers(database, heartbeat_timeout=timeout, watched_since=NOW, now=at(50)) == []
+    )
+    (silent,) = await OTHER.terminate_silent_workers(database, heartbeat_timeout=timeout, watched_since=NOW, now=at(60))
     assert silent.id == worker
     row = await read_worker(database, worker)
     assert row["status"] == "TERMINATED"
@@ -158,8 +160,10 @@ async def test_a_silent_worker_s_tasks_are_free_but_only_if_somebody_has_listene
         await deregister_worker(database, "by hand", now=NOW)
 
     async def free(seconds: float, watched: float) -> str:
-        patience = timedelta(seconds=45)
-        await ONE.terminate_silent_workers(database, patience=patience, watched_since=at(watched), now=at(seconds))
+        timeout = timedelta(seconds=45)
+        await ONE.terminate_silent_workers(
+            database, heartbeat_timeout=timeout, watched_since=at(watched), now=at(seconds)
+        )
         (row,) = await (await database.execute("select state from interlock.tasks where id = %s", [task.id])).fetchall()
         return str(row["state"])
 

@@ -102,7 +102,7 @@ def migrate(
     ] = None,
     generate: Annotated[
         bool,
-        typer.Option("--generate", help="For developers: write sql/guards.sql anew if lifecycle.py changed."),
+        typer.Option("--generate", help="For developers: regenerate sql/guards.sql from lifecycle.py."),
     ] = False,
 ) -> None:
     """Migrate the database to the schema of this release. Safe at any time, and from several processes at once.

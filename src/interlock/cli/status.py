@@ -1,7 +1,7 @@
 """`interlock status` and `interlock history`: the overview of the installation, one task, and its recorded moves.
 
-Invariant: nothing is inferred. What is shown of a task, including the reason why it waits, is stored in its row. What a
-page leaves out, it says.
+Invariant: nothing is inferred: everything shown of a task, including the reason why it waits, is stored in its row. A
+page that leaves rows out says so.
 """
 
 from __future__ import annotations

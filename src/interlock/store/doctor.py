@@ -132,7 +132,7 @@ async def _check_failed_messages(connection: Connection, count: int) -> list[Fin
 
 
 async def _check_results(connection: Connection, moment: datetime, now: datetime | None) -> list[Finding]:
-    (row,) = await run(connection, DOCTOR["count_unprocessed_results"], {"patience": STALL_THRESHOLD, "now": now})
+    (row,) = await run(connection, DOCTOR["count_unprocessed_results"], {"threshold": STALL_THRESHOLD, "now": now})
     if not row["steps"]:
         return []
     count = f"{_number(row['steps'], 'step')} of {_number(row['jobs'], 'job')}"
@@ -146,7 +146,7 @@ async def _check_results(connection: Connection, moment: datetime, now: datetime
 
 async def _check_locks(connection: Connection, moment: datetime, now: datetime | None) -> list[Finding]:
     """Report long transactions that lock jobs or tasks and so block others."""
-    parameters = {"patience": STALL_THRESHOLD, "limit": MAX_FINDINGS, "now": now}
+    parameters = {"threshold": STALL_THRESHOLD, "limit": MAX_FINDINGS, "now": now}
     return [
         _problem(
             "locks",
@@ -230,7 +230,7 @@ def _check_jobs(jobs: Iterable[dict[str, Any]], now: datetime) -> list[Finding]:
 
 
 async def _check_leases(connection: Connection, moment: datetime, now: datetime | None) -> list[Finding]:
-    (row,) = await run(connection, DOCTOR["count_unrecovered_tasks"], {"patience": STALL_THRESHOLD, "now": now})
+    (row,) = await run(connection, DOCTOR["count_unrecovered_tasks"], {"threshold": STALL_THRESHOLD, "now": now})
     if not row["tasks"]:
         return [_ok("leases", "all expired leases were recovered")]
     found = f"{_number(row['tasks'], 'lease')} expired and no task was recovered, the first "
@@ -240,8 +240,8 @@ async def _check_leases(connection: Connection, moment: datetime, now: datetime 
 
 async def _check_vanished(connection: Connection, moment: datetime, now: datetime | None) -> list[Finding]:
     parameters = {
-        "patience": VANISHED_AFTER,
-        "memory": VANISHED_REPORTED_FOR,
+        "threshold": VANISHED_AFTER,
+        "reported_for": VANISHED_REPORTED_FOR,
         "limit": MAX_FINDINGS,
         "now": now,
     }

@@ -140,14 +140,19 @@ class Supervision:
         return await self._move(connection, "terminate_worker", worker.id, reason, now)
 
     async def terminate_silent_workers(
-        self, connection: Connection, *, patience: timedelta, watched_since: datetime, now: datetime | None = None
+        self,
+        connection: Connection,
+        *,
+        heartbeat_timeout: timedelta,
+        watched_since: datetime,
+        now: datetime | None = None,
     ) -> list[SilentWorker]:
-        """Terminate rows without a heartbeat for `patience`, counted from `watched_since`; recover their tasks.
+        """Terminate rows whose heartbeat is older than `heartbeat_timeout`, and recover their tasks.
 
         Silence before `watched_since` does not count: the database or all supervisors may have been down.
         """
         async with transaction(connection):
-            given = {"patience": patience, "watched_since": watched_since, "now": now}
+            given = {"heartbeat_timeout": heartbeat_timeout, "watched_since": watched_since, "now": now}
             silent = [SilentWorker(**row) for row in await run(connection, SUPERVISION["read_silent_workers"], given)]
             for worker in silent:
                 seconds = worker.silent_for.total_seconds()

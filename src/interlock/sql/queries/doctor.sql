@@ -33,7 +33,7 @@ order by known.name, found.type
 -- Leases that expired a while ago and were not recovered.
 select count(*) as tasks, min(lease_expires_at) as oldest_at
 from interlock.tasks
-where lease_expires_at < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+where lease_expires_at < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
 
 -- name: count_unprocessed_results
 -- Steps that ended a while ago and whose job has not been advanced.
@@ -42,14 +42,14 @@ select count(*) as steps, count(distinct tasks.job_id) as jobs,
 from interlock.tasks
     join interlock.jobs on jobs.id = tasks.job_id and jobs.status = 'RUNNING'
 where tasks.job_id is not null and not tasks.advanced and tasks.state in ('done', 'error', 'canceled')
-    and coalesce(tasks.finished_at, tasks.created_at) < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+    and coalesce(tasks.finished_at, tasks.created_at) < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
 
 -- name: read_vanished_workers
 -- Processes without a recent heartbeat that did not deregister, latest first.
 select id, coalesce(metadata ->> 'role', 'worker') as role, seen_until
 from interlock.workers
-where status = 'RUNNING' and seen_until < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
-    and seen_until > coalesce(%(now)s::timestamptz, now()) - %(memory)s::interval
+where status = 'RUNNING' and seen_until < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
+    and seen_until > coalesce(%(now)s::timestamptz, now()) - %(reported_for)s::interval
 order by seen_until desc
 limit %(limit)s
 
@@ -91,6 +91,6 @@ from pg_stat_activity as activity
             and classes.oid = any (array['interlock.jobs'::regclass, 'interlock.tasks'::regclass])
     ) as held
 where activity.datname = current_database() and activity.pid <> pg_backend_pid() and held.relations is not null
-    and activity.xact_start < coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+    and activity.xact_start < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
 order by activity.xact_start
 limit %(limit)s

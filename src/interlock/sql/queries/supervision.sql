@@ -118,7 +118,7 @@ from interlock.workers
     ) as heard
 where status in ('IDLE', 'RUNNING', 'PAUSED')
     and greatest(heard.at, %(watched_since)s::timestamptz)
-        <= coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+        <= coalesce(%(now)s::timestamptz, now()) - %(heartbeat_timeout)s::interval
     and heard.at is not null and (not metadata ? 'spec' or metadata ? 'bound_to')
     and (supervisor_id is null or supervised_until <= coalesce(%(now)s::timestamptz, now()))
 order by id
@@ -133,7 +133,7 @@ from interlock.tasks
 where tasks.lease_expires_at >= coalesce(%(now)s::timestamptz, now())
     and workers.status in ('COMPLETED', 'FAILED', 'TERMINATED')
     and greatest(workers.heartbeat_at, workers.updated_at, %(watched_since)s::timestamptz)
-        <= coalesce(%(now)s::timestamptz, now()) - %(patience)s::interval
+        <= coalesce(%(now)s::timestamptz, now()) - %(heartbeat_timeout)s::interval
 
 -- name: detach_process
 -- The deregistration of a supervised process. The row stays: its supervisor decides about another process.

@@ -216,7 +216,7 @@ class Pool(BackgroundService):
             return
         silent = await self._rows.terminate_silent_workers(
             connection,
-            patience=timedelta(seconds=self.settings.heartbeat_timeout),
+            heartbeat_timeout=timedelta(seconds=self.settings.heartbeat_timeout),
             watched_since=self.watched_since,
             now=self._clock(),
         )
