@@ -1,6 +1,6 @@
-"""The app for code that is not async: the same core, run in one background thread with a loop of its own.
+"""The blocking facade: runs an app in a background thread with its own event loop.
 
-Invariant: there is no second implementation here; every call is handed to that loop and waited for.
+Invariant: every call runs the async implementation in that loop and waits for it; nothing is implemented twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class SyncHandle(Generic[R]):
-    """A task that was enqueued, for code that blocks."""
+    """The blocking facade of `TaskHandle`."""
 
     __slots__ = ("_handle", "_run", "created", "id")
 
@@ -44,19 +44,19 @@ class SyncHandle(Generic[R]):
         return repr(self._handle).replace("TaskHandle", "SyncHandle")
 
     def wait(self, timeout: float | None = None) -> R:
-        """Block until the task has ended and give its result, as TaskHandle.result does."""
+        """Block until the task has ended and return its result, as TaskHandle.result does."""
         result: R = self._run(self._handle.result(timeout))
         return result
 
     result = wait
 
     def status(self) -> TaskStatus:
-        """Read the task as it is now."""
+        """Read the current task."""
         status: TaskStatus = self._run(self._handle.status())
         return status
 
     def history(self) -> list[TaskRecord]:
-        """Read every move that the task made, oldest first."""
+        """Read all transitions of the task, oldest first."""
         history: list[TaskRecord] = self._run(self._handle.history())
         return history
 
@@ -66,12 +66,12 @@ class SyncHandle(Generic[R]):
         return canceled
 
     def requeue(self, reason: str | None = None) -> bool:
-        """Give a task that ended in error or was canceled a new set of tries."""
+        """Make a task that is in error or canceled pending again, as TaskHandle.requeue does."""
         return bool(self._run(self._handle.requeue(reason)))
 
 
 class SyncJob:
-    """A job that was submitted, for code that blocks."""
+    """The blocking facade of `JobHandle`."""
 
     __slots__ = ("_job", "_run", "created", "id", "workflow")
 
@@ -86,14 +86,14 @@ class SyncJob:
         return repr(self._job).replace("JobHandle", "SyncJob")
 
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
-        """Block until the job has ended and give its output, as JobHandle.wait does."""
+        """Block until the job has ended and return its output, as JobHandle.wait does."""
         output: dict[str, Any] = self._run(self._job.wait(timeout))
         return output
 
     result = wait
 
     def status(self) -> JobStatus:
-        """Read the job as it is now."""
+        """Read the current job."""
         status: JobStatus = self._run(self._job.status())
         return status
 
@@ -103,7 +103,7 @@ class SyncJob:
         return steps
 
     def history(self) -> list[JobRecord]:
-        """Read every move that the job made, oldest first."""
+        """Read all transitions of the job, oldest first."""
         history: list[JobRecord] = self._run(self._job.history())
         return history
 
@@ -112,7 +112,7 @@ class SyncJob:
         return bool(self._run(self._job.cancel(reason)))
 
     def signal(self, name: str, payload: Any = None) -> SignalOutcome:
-        """Send a signal that a step waits for, or will."""
+        """Send a signal, as JobHandle.signal does."""
         sent: SignalOutcome = self._run(self._job.signal(name, payload))
         return sent
 
@@ -122,12 +122,12 @@ class SyncJob:
         return sent
 
     def retry_from(self, step: str, *, request_id: str | None = None) -> SyncJob:
-        """Submit the job anew from a step on, as JobHandle.retry_from does."""
+        """Submit the job again from a step on, as JobHandle.retry_from does."""
         return SyncJob(self._run(self._job.retry_from(step, request_id=request_id)), self._run)
 
 
 class SyncInterlock:
-    """An app for code that blocks: `with SyncInterlock(app) as tasks: tasks.enqueue(send_email, to=...)`."""
+    """The blocking facade of an app: `with SyncInterlock(app) as tasks: tasks.enqueue(send_email, to=...)`."""
 
     def __init__(self, app: Interlock) -> None:
         self.app = app
@@ -143,7 +143,7 @@ class SyncInterlock:
         self.close()
 
     def open(self) -> None:
-        """Start the thread and open the app in it. Safe twice."""
+        """Start the thread and open the app in it; a second call does nothing."""
         with self._lock:
             if self._loop is not None:
                 return
@@ -158,7 +158,7 @@ class SyncInterlock:
                 raise
 
     def close(self) -> None:
-        """Close the app and end the thread. Safe twice, and before open."""
+        """Close the app and end the thread; does nothing if it is not open."""
         with self._lock:
             if self._loop is None:
                 return
@@ -168,18 +168,18 @@ class SyncInterlock:
                 self._stop()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run any coroutine of the app's in its loop, and wait for it."""
+        """Run a coroutine in the app's event loop and wait for it."""
         loop = self._loop
         if loop is None or threading.current_thread() is self._thread:
             coroutine.close()
             if loop is None:
                 raise StoreError("the app is not open: use `with SyncInterlock(app) as tasks:`, or tasks.open()")
-            raise StoreError("a blocking call inside the app's own loop would wait for itself; await the app instead")
+            raise StoreError("a blocking call in the app's own event loop would deadlock; await the app instead")
         future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         try:
             return future.result()
         except BaseException:
-            future.cancel()  # an interrupted caller leaves nothing running behind
+            future.cancel()  # after Ctrl-C the coroutine must not go on
             raise
 
     def enqueue(self, task: Enqueuer[P, R], /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
@@ -187,19 +187,19 @@ class SyncInterlock:
         return SyncHandle(self.run(task.enqueue(*args, **kwargs)), self.run)
 
     def enqueue_many(self, task: Enqueuer[P, R], inputs: Iterable[Mapping[str, Any]]) -> list[SyncHandle[R]]:
-        """Store one task for each mapping of arguments, all or none."""
+        """Store one task per mapping of arguments, all or none."""
         return [SyncHandle(handle, self.run) for handle in self.run(task.enqueue_many(inputs))]
 
     def enqueue_prepared(self, tasks: Iterable[NewTask]) -> list[SyncHandle[Any]]:
-        """Store what `task.prepare(...)` gave, of any tasks: all of them or none."""
+        """Store tasks of `task.prepare(...)`, of any types: all or none."""
         return [SyncHandle(handle, self.run) for handle in self.run(self.app.enqueue_many(tasks))]
 
     def submit(self, workflow: str | Workflow, input: Mapping[str, Any] | None = None, **options: Any) -> SyncJob:  # noqa: A002 - the name of the column
-        """Start a job of a workflow, as Interlock.submit does."""
+        """Submit a job of a workflow, as Interlock.submit does."""
         return SyncJob(self.run(self.app.submit(workflow, input, **options)), self.run)
 
     def job(self, id_: UUID | str) -> SyncJob:
-        """Give a handle of a job by its id."""
+        """Return the handle of a job by its id."""
         return SyncJob(self.app.job(id_), self.run)
 
     def find_jobs(self, **wanted: Any) -> list[JobSummary]:
@@ -207,7 +207,7 @@ class SyncInterlock:
         return self.run(self.app.find_jobs(**wanted))
 
     def handle(self, task_id: UUID | str) -> SyncHandle[Any]:
-        """Give a handle of a task by its id."""
+        """Return the handle of a task by its id."""
         return SyncHandle(self.app.handle(task_id), self.run)
 
     def find(
@@ -223,19 +223,19 @@ class SyncInterlock:
         return self.run(self.app.find(states=states, namespace=namespace, type=type, tag=tag, limit=limit))
 
     def cancel(self, **wanted: Any) -> Affected:
-        """Cancel all tasks of a filter, as Interlock.cancel does."""
+        """Cancel all tasks that match a filter, as Interlock.cancel does."""
         return self.run(self.app.cancel(**wanted))
 
     def requeue(self, **wanted: Any) -> Affected:
-        """Requeue all tasks of a filter, as Interlock.requeue does."""
+        """Requeue all tasks that match a filter, as Interlock.requeue does."""
         return self.run(self.app.requeue(**wanted))
 
     def pause(self, namespace: str, reason: str | None = None) -> int:
-        """Let no task of a namespace start until it is resumed."""
+        """Pause a namespace, as Interlock.pause does."""
         return self.run(self.app.pause(namespace, reason))
 
     def resume(self, namespace: str) -> int:
-        """Let the tasks of a namespace start again."""
+        """Resume a namespace, as Interlock.resume does."""
         return self.run(self.app.resume(namespace))
 
     def _stop(self) -> None:

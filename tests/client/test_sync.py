@@ -112,7 +112,7 @@ def test_a_blocking_call_in_the_app_s_own_loop_is_refused_instead_of_hanging(tas
     async def inside() -> None:
         tasks.find()
 
-    with pytest.raises(StoreError, match="would wait for itself"):
+    with pytest.raises(StoreError, match="would deadlock"):
         tasks.run(inside())
 
 

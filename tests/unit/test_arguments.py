@@ -237,7 +237,7 @@ def test_an_annotation_that_has_no_json_is_refused_when_the_app_is_opened() -> N
     def handler(connect: Callable[[], int]) -> None: ...
 
     handler.__annotations__["connect"] = type("Opaque", (), {})
-    with pytest.raises(DefinitionError, match="the parameter 'connect' has an annotation that cannot be JSON"):
+    with pytest.raises(DefinitionError, match="'connect' has an annotation that cannot be converted to JSON"):
         task_of(handler).resolve()
 
 

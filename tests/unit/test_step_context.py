@@ -106,7 +106,7 @@ def test_what_is_missing_is_named_with_its_step() -> None:
 
     with pytest.raises(PermanentError, match=r"step orders/1/ship: there is no value for its parameter 'reserve'"):
         bound(ship)
-    with pytest.raises(PermanentError, match=r"the step 'reserve' failed, so it has no result; give .* a default"):
+    with pytest.raises(PermanentError, match=r"step 'reserve' failed, so it has no result; give .* a default"):
         bound(ship, errors={"reserve": {"message": "sold out"}})
     with pytest.raises(InputError, match=r"task orders/1/ship: argument 'number'.*valid integer"):
         bound(ship, results={"reserve": "a"}, job_input={"number": "x"})

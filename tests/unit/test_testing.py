@@ -43,7 +43,7 @@ async def test_a_task_runs_inline_with_typed_arguments_and_results() -> None:
     assert await run_inline(blocking, n=1) == 2
     with pytest.raises(InputError, match="argument 'n'"):
         await run_inline(blocking, n="x")  # type: ignore[arg-type]  # the point
-    with pytest.raises(DefinitionError, match="only a worker runs"):
+    with pytest.raises(DefinitionError, match="only a worker can run it"):
         await run_inline(Interlock("postgresql://nowhere").command_task("x", ["true"]))
 
 
@@ -92,7 +92,7 @@ async def test_a_transactional_task_says_what_it_needs_to_run_inline() -> None:
     async def order(ctx: TaskContext) -> None:
         await ctx.connection.execute("select 1")
 
-    with pytest.raises(StoreError, match=r"task order is transactional .* open its app before"):
+    with pytest.raises(StoreError, match=r"task order is transactional .* open its app first"):
         await run_inline(order)
 
 

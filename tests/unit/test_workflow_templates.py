@@ -207,32 +207,35 @@ STEPS = "name: orders\nsteps:\n"
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("name: [", "line 1: it is no YAML: "),
-        ("- a", "line 1: a mapping of fields must stand here"),
+        ("name: [", "line 1: it is not YAML: "),
+        ("- a", "line 1: expected a mapping of fields"),
         ("name: orders", "line 1: steps: a template needs a list of steps"),
         ("name: orders\nsteps: 3", "line 2: steps: a template needs a list of steps"),
         ("name: orders\nsteps: []", "line 2: steps: a workflow needs a list of one step or more"),
-        ("nam: orders\nsteps: []", "line 1: there is no such field: nam; known are description"),
+        ("nam: orders\nsteps: []", "line 1: unknown field: nam; known are description"),
         ("name: a b\nsteps: []", "line 1: name: a name consists of at most 500 letters"),
         ("steps: []", "line 1: name: a name consists of at most 500 letters"),
         ("name: orders\nversion: 1/2\nsteps: []", "line 2: version: a version is a string"),
         ("name: orders\nname: other\nsteps: []", "line 2: the field name is given twice"),
         ("name: orders\ninput_schema:\n  type: objekt\nsteps: []", "line 2: input_schema: it is no JSON Schema"),
-        (STEPS + "  - 3", "line 3: steps[0]: a mapping of fields must stand here"),
+        (STEPS + "  - 3", "line 3: steps[0]: expected a mapping of fields"),
         (STEPS + "  - type: sleep", "line 3: steps[0], name: a step needs a name"),
-        (STEPS + "  - name: a\n    typ: sleep", "line 4: steps[0]: there is no such field: typ; known are after"),
+        (STEPS + "  - name: a\n    typ: sleep", "line 4: steps[0]: unknown field: typ; known are after"),
         (STEPS + "  - name: a\n    type: loop", "line 4: step 'a', type: must be one of plain"),
         (
             STEPS + "  - name: a\n    handler: gone",
             "line 4: step 'a', handler: the app has no task 'gone'; it has check_",
         ),
         (STEPS + "  - name: a", "line 3: step 'a', type: a step of kind plain needs a handler"),
-        (STEPS + "  - name: a\n    handler: [1]", "line 4: step 'a', handler: a handler is the type of a task"),
-        (STEPS + "  - name: a\n    handler: {klass: b}", "line 4: step 'a', handler: there is no such field: klass"),
-        (STEPS + "  - name: a\n    handler: no_such_module:b", "handler: there is no module 'no_such_module' to take"),
-        (STEPS + "  - name: a\n    handler: template_handlers:b", "'template_handlers:b' leads nowhere"),
-        (STEPS + "  - name: a\n    handler: ':b'", "':b' leads nowhere"),
-        (STEPS + "  - name: a\n    handler: template_handlers:number", "a handler is a function, a task or the type"),
+        (STEPS + "  - name: a\n    handler: [1]", "line 4: step 'a', handler: a handler must be the name of a task"),
+        (STEPS + "  - name: a\n    handler: {klass: b}", "line 4: step 'a', handler: unknown field: klass"),
+        (STEPS + "  - name: a\n    handler: no_such_module:b", "there is no module 'no_such_module'"),
+        (STEPS + "  - name: a\n    handler: template_handlers:b", "cannot import 'template_handlers:b'"),
+        (STEPS + "  - name: a\n    handler: ':b'", "cannot import ':b'"),
+        (
+            STEPS + "  - name: a\n    handler: template_handlers:number",
+            "a handler must be a function, a task or",
+        ),
         (STEPS + "  - name: a\n    type: sleep\n    handler: check_order", "line 5: step 'a', handler: a step of type"),
         (STEPS + "  - name: a\n    type: sleep\n    seconds: 0", "line 5: step 'a', seconds: it must be a positive"),
         (
@@ -257,7 +260,7 @@ STEPS = "name: orders\nsteps:\n"
         ),
         (
             STEPS + "  - name: a\n    handler: check_order\n    retry:\n      tries: 3",
-            "line 6: step 'a', retry: there is no such field: tries; known are backoff",
+            "line 6: step 'a', retry: unknown field: tries; known are backoff",
         ),
         (
             STEPS + "  - name: a\n    handler: check_order\n    compensate: gone",
@@ -284,12 +287,12 @@ def test_two_templates_of_one_version_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DefinitionError, match=r"the template .*gone.yaml cannot be read"):
+    with pytest.raises(DefinitionError, match=r"template .*gone.yaml cannot be read"):
         shop().load_templates(tmp_path / "gone.yaml")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DefinitionError, match="there are no templates in"):
         shop().load_templates(tmp_path / "empty")
-    with pytest.raises(DefinitionError, match="give its path, not 5"):
+    with pytest.raises(DefinitionError, match="path of a file or a directory, got 5"):
         shop().load_templates(cast("Path", 5))
 
 
@@ -317,7 +320,7 @@ async def test_a_function_of_a_template_is_run_as_a_step(tmp_path: Path) -> None
 def test_an_empty_template_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "empty.yaml"
     file.write_text("# nothing yet\n", encoding="utf-8")
-    with pytest.raises(DefinitionError, match=r"the template .*empty\.yaml is empty"):
+    with pytest.raises(DefinitionError, match=r"template .*empty\.yaml is empty"):
         Interlock().load_templates(file)
 
 

@@ -230,7 +230,7 @@ async def test_a_sleep_is_a_pending_task_with_a_later_run_at(hand: Hand) -> None
         "u": NOW + timedelta(hours=6),
     }
     assert (steps["v"]["state"], steps["v"]["poisoned"]) == ("skipped", True)
-    assert steps["v"]["reason"] == "sleeps until 'nowhere', which is no time in ISO 8601"
+    assert steps["v"]["reason"] == "sleeps until 'nowhere', which is not a time in ISO 8601"
     assert await hand.claim() == []
     hand.now = NOW + timedelta(hours=7)
     assert {name_of(task) for task in await hand.claim()} == {"s", "u"}

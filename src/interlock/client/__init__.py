@@ -1,1 +1,1 @@
-"""The public API: the app, its tasks, and the ways to enqueue them."""
+"""The public API: the app, tasks and workflows, and handles of what was enqueued and submitted."""

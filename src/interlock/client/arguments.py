@@ -1,7 +1,7 @@
-"""The signature of a task: which arguments it takes, which of them is the context, and what each is as JSON.
+"""The signature of a task: its arguments as JSON, its context parameter and its result.
 
-Invariant: arguments are stored by name, so every parameter can be given by name; a signature that does not allow this
-is refused when the task is defined, not when it runs.
+Invariant: arguments are stored by name, so that every parameter can be given by name; another signature raises
+DefinitionError when the task is defined.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from interlock.postgres.connection import UnreadableJson
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_CONTEXT_WRITTEN = re.compile(
+_CONTEXT_ANNOTATION = re.compile(
     r"^(?:[\w.]+\.)?(?:(?:Task|Step)Context(?:\s*\|\s*None)?|Optional\[(?:[\w.]+\.)?(?:Task|Step)Context\])$"
 )
-_REST = inspect.Parameter.VAR_KEYWORD
+_VAR_KEYWORD = inspect.Parameter.VAR_KEYWORD
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
 
 
@@ -35,22 +35,24 @@ class Arguments:
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
         self._task = task
         self._function = inspect.unwrap(function)
-        whole = inspect.signature(function)
-        self.context = self._context_of(whole)
-        parameters = [self._by_name(parameter) for name, parameter in whole.parameters.items() if name != self.context]
-        self._signature = whole.replace(parameters=parameters)
-        rest = [parameter.name for parameter in parameters if parameter.kind is _REST]
+        signature = inspect.signature(function)
+        self.context = self._find_context(signature)
+        parameters = [
+            self._require_name(parameter) for name, parameter in signature.parameters.items() if name != self.context
+        ]
+        self._signature = signature.replace(parameters=parameters)
+        rest = [parameter.name for parameter in parameters if parameter.kind is _VAR_KEYWORD]
         self._extra = rest[0] if rest else None
         self._names = self._signature.parameters.keys() - set(rest)
         self._required = frozenset(p.name for p in parameters if p.default is p.empty) - set(rest)
         self._codecs: dict[str, Codec] = {}
-        # the parameters whose values need no conversion as long as they are exactly of these types
+        # parameters whose values need no conversion if they have exactly one of these types
         self._plain: dict[str, frozenset[type]] = {}
         for name in (*self._signature.parameters, "return"):
-            self._learn(name, required=False)
+            self._codec(name, required=False)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Bind and validate arguments, and give what is stored."""
+        """Bind and validate arguments and return the JSON object that is stored."""
         if not args and kwargs.keys() >= self._required:
             plain = self._plain
             for name, value in kwargs.items():
@@ -58,9 +60,9 @@ class Arguments:
                     break
             else:
                 return kwargs
-        return {name: self._converted(name, value, Codec.encode) for name, value in self._bound(args, kwargs).items()}
+        return {name: self._convert(name, value, Codec.encode) for name, value in self._bind(args, kwargs).items()}
 
-    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -68,11 +70,11 @@ class Arguments:
         if self._extra in bound:
             bound.update(bound.pop(self._extra))
         if self.context in bound:
-            raise InputError(f"task {self._task}: {self.context!r} is the context, which the worker gives")
+            raise InputError(f"task {self._task}: {self.context!r} is the context, which the worker provides")
         return bound
 
     def decode(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Turn what is stored into arguments by name."""
+        """Turn the stored JSON object into arguments by name."""
         if type(stored) is not dict:
             raise InputError(f"task {self._task}: the input {describe_bad_input(stored)}")
         if not stored and not self._required:
@@ -80,48 +82,48 @@ class Arguments:
         self._check_names(stored)
         plain = self._plain
         return {
-            name: value if type(value) in plain.get(name, ()) else self._converted(name, value, Codec.decode)
+            name: value if type(value) in plain.get(name, ()) else self._convert(name, value, Codec.decode)
             for name, value in stored.items()
         }
 
     def encode_result(self, value: Any) -> Any:
-        """Give the JSON of what the function returned."""
+        """Return the JSON of a result."""
         try:
-            return self._learn("return").encode_result(value)
+            return self._codec("return").encode_result(value)
         except ValueRefusedError as error:
             raise PermanentError(f"task {self._task}: the result cannot be stored: {error}") from None
 
     def decode_result(self, stored: Any) -> Any:
-        """Turn a stored result into what the function returned."""
+        """Turn a stored result back into the value that the function returned."""
         try:
-            return self._learn("return").decode(stored)
+            return self._codec("return").decode(stored)
         except ValueRefusedError as error:
             raise InputError(f"task {self._task}: the stored result does not fit the annotation: {error}") from None
 
     def resolve(self) -> None:
-        """See to it that every annotation can be used, or say which cannot."""
+        """Resolve every annotation; DefinitionError names the parameter whose annotation cannot be used."""
         for name in (*self._signature.parameters, "return"):
-            codec = self._learn(name)
+            codec = self._codec(name)
             if codec.kinds or codec.is_any:
                 continue
             try:
                 codec.adapter()
             except Exception as error:
                 raise DefinitionError(
-                    f"task {self._task}: {_described(name)} has an annotation that cannot be JSON: {error}"
+                    f"task {self._task}: {_described(name)} has an annotation that cannot be converted to JSON: {error}"
                 ) from error
 
-    def _by_name(self, parameter: inspect.Parameter) -> inspect.Parameter:
+    def _require_name(self, parameter: inspect.Parameter) -> inspect.Parameter:
         if parameter.kind in _BY_POSITION:
             raise DefinitionError(
                 f"task {self._task}: the parameter {parameter} can be given by position only; "
-                "arguments are stored by name, so give it a name of its own"
+                "arguments are stored by name, so make it a parameter that can be given by name"
             )
         return parameter
 
-    def _converted(self, name: str, value: Any, convert: Callable[[Codec, Any], Any]) -> Any:
+    def _convert(self, name: str, value: Any, convert: Callable[[Codec, Any], Any]) -> Any:
         try:
-            return convert(self._learn(name if name in self._names else self._extra or name), value)
+            return convert(self._codec(name if name in self._names else self._extra or name), value)
         except ValueRefusedError as error:
             raise InputError(f"task {self._task}: argument {name!r}: {error}") from None
 
@@ -133,8 +135,8 @@ class Arguments:
             unknown = ", ".join(sorted(stored.keys() - self._names))
             raise InputError(f"task {self._task}: unknown argument: {unknown}; known are {sorted(self._names)}")
 
-    def _learn(self, name: str, *, required: bool = True) -> Codec:
-        """Give the codec of a parameter; its annotation may name something that is defined only later."""
+    def _codec(self, name: str, *, required: bool = True) -> Codec:
+        """Return the codec of a parameter; its annotation may name a type that is defined later."""
         codec = self._codecs.get(name)
         if codec is not None:
             return codec
@@ -145,7 +147,7 @@ class Arguments:
                 return Codec(Any)
             raise DefinitionError(
                 f"task {self._task}: {_described(name)} has an annotation that cannot be resolved ({error}); "
-                "what it names must be imported at run time, and at the top level of a module"
+                "import its types at run time, at the top level of the module"
             ) from None
         self._codecs[name] = codec
         if codec.kinds:
@@ -153,44 +155,44 @@ class Arguments:
         return codec
 
     def _annotation(self, name: str) -> Any:
-        whole = self._signature
-        written = whole.return_annotation if name == "return" else whole.parameters[name].annotation
-        return Any if written is inspect.Signature.empty else _resolved(written, self._function)
+        signature = self._signature
+        annotation = signature.return_annotation if name == "return" else signature.parameters[name].annotation
+        return Any if annotation is inspect.Signature.empty else _resolve(annotation, self._function)
 
-    def _context_of(self, whole: inspect.Signature) -> str | None:
+    def _find_context(self, signature: inspect.Signature) -> str | None:
         found = [
-            name for name, parameter in whole.parameters.items() if _is_context(parameter.annotation, self._function)
+            name
+            for name, parameter in signature.parameters.items()
+            if _is_context(parameter.annotation, self._function)
         ]
         if len(found) > 1:
-            raise DefinitionError(f"task {self._task}: only one parameter can be the TaskContext, not {found}")
+            raise DefinitionError(f"task {self._task}: only one parameter can be the TaskContext, got {found}")
         return found[0] if found else None
 
 
 def describe_bad_input(stored: Any) -> str:
-    """Say why something that was stored cannot be arguments."""
-    return (
-        str(stored["unreadable"])
-        if isinstance(stored, UnreadableJson)
-        else "must be a JSON object of arguments by name"
-    )
+    """Describe why a stored input cannot be used as arguments."""
+    if isinstance(stored, UnreadableJson):
+        return str(stored["unreadable"])
+    return "must be a JSON object of arguments by name"
 
 
 def _described(name: str) -> str:
     return "the result" if name == "return" else f"the parameter {name!r}"
 
 
-def _resolved(annotation: Any, function: Callable[..., Any]) -> Any:
-    """Evaluate one annotation where its function was written, apart from the others, which may not be evaluable."""
+def _resolve(annotation: Any, function: Callable[..., Any]) -> Any:
+    """Evaluate one annotation in the module of its function; the others may fail to evaluate."""
     holder = types.SimpleNamespace(__annotations__={"it": annotation})
     return typing.get_type_hints(holder, getattr(function, "__globals__", {}), include_extras=True)["it"]
 
 
 def _is_context(annotation: Any, function: Callable[..., Any]) -> bool:
     try:
-        resolved = _resolved(annotation, function)
+        resolved = _resolve(annotation, function)
     except (NameError, AttributeError, TypeError):
-        # imported for the type checker only, which is a fair thing to do with a type
-        return isinstance(annotation, str) and bool(_CONTEXT_WRITTEN.match(annotation.strip()))
+        # imported under TYPE_CHECKING only
+        return isinstance(annotation, str) and bool(_CONTEXT_ANNOTATION.match(annotation.strip()))
     if typing.get_origin(resolved) in (typing.Union, types.UnionType):
         return any(map(_is_context_type, typing.get_args(resolved)))
     return _is_context_type(resolved)

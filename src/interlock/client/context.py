@@ -1,6 +1,6 @@
-"""What a handler is told about its attempt, and what it can say back while it runs.
+"""TaskContext: one attempt as its handler sees it, with progress, checkpoints and cancellation.
 
-Invariant: everything said goes out under this attempt's number; once the attempt is lost, nothing said is written.
+Invariant: progress and checkpoints are written under the attempt's number (the fence); a lost attempt writes nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 
-MOST = 1e300  # that a cost can be
+MAX_COST = 1e300
 
 
 class Saved:
-    """A checkpoint on its way: `await` it in a coroutine, `wait()` for it in a thread. True when it is stored."""
+    """A checkpoint that is being stored: `await` it in a coroutine, `wait()` for it in a thread; True when stored."""
 
     __slots__ = ("_future",)
 
@@ -35,18 +35,18 @@ class Saved:
         return asyncio.wrap_future(self._future).__await__()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block until the checkpoint is stored; False when the attempt was lost before."""
+        """Block until the checkpoint is stored; False if the attempt was lost before."""
         return self._future.result(timeout)
 
 
 class Line(Protocol):
-    """How a context reaches the worker that runs it; a process of its own has another kind than a coroutine."""
+    """The connection of a context to its worker; handlers in other processes use another one than coroutines."""
 
     def save_checkpoint(self, context: TaskContext, value: Any, /) -> Future[bool]:
         """Store a checkpoint under the attempt's number."""
 
     def progressed(self, context: TaskContext, /) -> None:
-        """Hear that there is new progress to write."""
+        """Note that there is new progress to write."""
 
 
 class TaskContext:
@@ -118,33 +118,33 @@ class TaskContext:
         self.latest_progress: dict[str, Any] | None = None
         self.cancelled = False
         self.cancel_reason: str | None = None
-        # for a transactional task: the connection whose commit is the task's commit
+        # of a transactional task: the connection whose transaction also settles the task
         self.connection: Any = None
 
     @property
     def cost(self) -> float | None:
-        """What the attempt cost, in whatever unit; it is stored with the outcome."""
+        """The cost of the attempt, in any unit; it is stored with the outcome."""
         return self._cost
 
     @cost.setter
     def cost(self, value: float | None) -> None:
-        if value is not None and (type(value) not in (int, float) or not abs(value) < MOST):
-            raise ValueError(f"the cost must be a finite number, not {value!r:.100}")
+        if value is not None and (type(value) not in (int, float) or not abs(value) < MAX_COST):
+            raise ValueError(f"cost must be a finite number, got {value!r:.100}")
         self._cost = value
 
     @property
     def fence(self) -> int:
-        """The number of this attempt, to pass on to other systems: they refuse what comes with a lower one."""
+        """The number of this attempt; other systems can use it to refuse writes with a lower one."""
         return self.attempt
 
     @property
     def is_last_try(self) -> bool:
-        """Whether a failure now is final."""
+        """Whether no try is left after this one."""
         return self.tries >= self.max_tries
 
     @property
     def logger(self) -> FilteringBoundLogger:
-        """A logger that names this attempt in every line."""
+        """A logger that binds the ids of this attempt."""
         return log.bind(
             task_id=str(self.task_id),
             task_type=self.task_type,
@@ -153,23 +153,23 @@ class TaskContext:
         )
 
     def progress(self, fraction: float | None = None, message: str | None = None, **details: Any) -> None:
-        """Say how far the work is (0 to 1). Cheap: the latest word is written about once a second."""
+        """Report progress (0 to 1). Cheap: the latest value is written about once a second."""
         if fraction is not None and not 0 <= fraction <= 1:
-            raise ValueError(f"progress is a fraction from 0 to 1, not {fraction}")
-        said = {"fraction": fraction, "message": message, **details}
-        told = {name: value for name, value in said.items() if value is not None}
+            raise ValueError(f"progress must be a fraction from 0 to 1, got {fraction}")
+        given = {"fraction": fraction, "message": message, **details}
+        progress = {name: value for name, value in given.items() if value is not None}
         try:
-            check_json(told)
+            check_json(progress)
         except ValueRefusedError as error:
             raise ValueError(f"progress cannot be stored: {error}") from None
-        self.latest_progress = told
+        self.latest_progress = progress
         if self._line is not None:
             self._line.progressed(self)
 
     def checkpoint(self, value: Any) -> Saved:
-        """Store what a later attempt can go on from; `await` the answer, or `wait()` for it in a thread."""
+        """Store a value from which a later attempt can continue; `await` the answer, or `wait()` in a thread."""
         if self._line is None:
-            raise RuntimeError("a checkpoint can be stored only while a worker runs the task")
+            raise RuntimeError("a checkpoint can only be stored while a worker runs the task")
         try:
             check_json(value)
         except ValueRefusedError as error:
@@ -178,5 +178,5 @@ class TaskContext:
         return Saved(self._line.save_checkpoint(self, value))
 
     def restore(self, default: Any = None) -> Any:
-        """Give the latest checkpoint, of this attempt or an earlier one."""
+        """Return the latest checkpoint of this or an earlier attempt."""
         return default if self.stored_checkpoint is None else self.stored_checkpoint

@@ -1,6 +1,7 @@
-"""Says in sentences where a task or a job is, since when, and why it is not moving.
+"""Explains the state of a task or a job in sentences: since when, why it is not moving, what it waits for.
 
-Invariant: every sentence is a fact that the database held at one moment; nothing is guessed.
+Invariant: every sentence states a fact that the database held at one moment; nothing is guessed, and contradictory rows
+are reported as such.
 """
 
 from __future__ import annotations
@@ -23,17 +24,13 @@ if TYPE_CHECKING:
     from interlock.store.workers import LiveProcess
 
 
-# SECTION client/waits
-# What a task waits for, state by state, in sentences: the words behind `explain`.
-#
-# Invariant: each function says only what the rows that it is given say; a contradiction in them is told as one.
-
-NAMED = 5  # names in a sentence, before the others are only counted
-BEHIND = frozenset({"dependency", "parts", "worker_count", "compensation", "job", "start"})
+MAX_NAMES = 5  # in a sentence; further ones are only counted
+# values of `held_by` that mean that other tasks or jobs must end first
+HELD_BY_OTHERS = frozenset({"dependency", "parts", "worker_count", "compensation", "job", "start"})
 
 
 def waiting_facts(cause: Cause, seen: Explained) -> list[str]:
-    """Say what a waiting task waits for: the reason that is stored, and what it comes to at this moment."""
+    """Describe what a waiting task waits for: the stored reason, and its current details."""
     row = cause.row
     facts = [row["reason"] or "it waits, for no reason that is stored"]
     if row["held_by"] == "limit":
@@ -42,12 +39,12 @@ def waiting_facts(cause: Cause, seen: Explained) -> list[str]:
         facts += _pause_facts(row)
     elif row["held_by"] == "signal":
         facts += _signal_facts(row, seen)
-    elif row["held_by"] in BEHIND:
-        facts += _behind_facts(cause)
+    elif row["held_by"] in HELD_BY_OTHERS:
+        facts += _upstream_facts(cause)
     return facts
 
 
-def _behind_facts(cause: Cause) -> list[str]:
+def _upstream_facts(cause: Cause) -> list[str]:
     row = cause.row
     facts = []
     if row["held_by"] == "parts":
@@ -87,43 +84,43 @@ def _signal_facts(row: dict[str, Any], seen: Explained) -> list[str]:
 
 
 def pending_facts(row: dict[str, Any], seen: Explained) -> list[str]:
-    """Say why nobody has claimed a task."""
+    """Describe why a pending task is not claimed."""
     if row["run_at"] > seen.now:
         return [f"it is not due before {at(row['run_at'])}"]
     workers = [process for process in seen.processes if process.role == "worker"]
     serving = [process for process in workers if row["namespace"] in process.namespaces]
     if not serving:
-        return [f"no live worker serves namespace {row['namespace']!r}; {_others(workers)}"]
-    return [_taker(serving, row["type"], seen)]
+        return [f"no live worker serves namespace {row['namespace']!r}; {_other_workers(workers)}"]
+    return [_able_workers(serving, row["type"], seen)]
 
 
-def _taker(serving: Sequence[LiveProcess], wanted: str, seen: Explained) -> str:
+def _able_workers(serving: Sequence[LiveProcess], wanted: str, seen: Explained) -> str:
     able = [process for process in serving if wanted in process.types]
     if able:
-        return _turn(able, seen)
-    have = [f"{process.id} has {_some(_likest(process.types, wanted))}" for process in serving]
-    return f"no live worker has the handler {wanted}; {_some(have, '; ')}"
+        return _busy_workers(able, seen)
+    have = [f"{process.id} has {_list_names(_by_similarity(process.types, wanted))}" for process in serving]
+    return f"no live worker has the handler {wanted}; {_list_names(have, '; ')}"
 
 
-def _others(workers: Sequence[LiveProcess]) -> str:
+def _other_workers(workers: Sequence[LiveProcess]) -> str:
     if not workers:
         return "none is live"
-    return _some([f"{process.id} serves {_some(process.namespaces)}" for process in workers])
+    return _list_names([f"{process.id} serves {_list_names(process.namespaces)}" for process in workers])
 
 
-def _turn(able: Sequence[LiveProcess], seen: Explained) -> str:
-    """Say what those do who could claim a task."""
+def _busy_workers(able: Sequence[LiveProcess], seen: Explained) -> str:
+    """Describe the workers that could claim a task."""
     active = [process.id for process in able if process.status == "RUNNING"]
     if not active:
-        return f"those who could run it are paused: {_some([process.id for process in able])}"
+        return f"those who could run it are paused: {_list_names([process.id for process in able])}"
     idle = [id_ for id_ in active if id_ not in seen.running]
     if idle:
-        return f"it is about to be claimed: {_some(idle)} could run it, and runs nothing else"
-    return f"it waits for its turn at a worker: {_some([f'{id_} runs {seen.running[id_]}' for id_ in active])}"
+        return f"it is about to be claimed: {_list_names(idle)} could run it, and runs nothing else"
+    return f"it waits for its turn at a worker: {_list_names([f'{id_} runs {seen.running[id_]}' for id_ in active])}"
 
 
 def running_facts(row: dict[str, Any], seen: Explained) -> list[str]:
-    """Say who runs a task, and what happens if that worker is gone."""
+    """Describe the worker and the lease of a running task, and what happens if the worker is gone."""
     facts = [f"{row['worker_id']} runs attempt {row['attempt']}, try {row['tries']} of {row['max_tries']}"]
     lease, seen_until = row["lease_expires_at"], row["worker_seen_until"]
     then = "it is put back" if row["tries"] < row["max_tries"] else "it ends in error, for it was the last try"
@@ -134,17 +131,19 @@ def running_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     elif seen_until is not None and seen_until > seen.now:
         facts.append(f"its worker is live, and renews its lease, which lasts until {at(lease)}")
     else:
-        facts.append(f"its worker {_heard(row)}; if it is gone, the lease runs out at {at(lease)}, and then {then}")
+        facts.append(
+            f"its worker {_last_heartbeat(row)}; if it is gone, the lease runs out at {at(lease)}, and then {then}"
+        )
     return facts
 
 
-def _heard(row: dict[str, Any]) -> str:
+def _last_heartbeat(row: dict[str, Any]) -> str:
     heard = row["heartbeat_at"]
     return "never said that it is here" if heard is None else f"was last heard of at {at(heard)}"
 
 
-def _unheard_facts(row: dict[str, Any], seen: Explained) -> list[str]:
-    """Say why the end of a step has led to nothing yet."""
+def _unprocessed_facts(row: dict[str, Any], seen: Explained) -> list[str]:
+    """Describe why an orchestrator has not processed the end of a step."""
     if row["aside_at"] is not None:
         told = f"the message of its end was set aside at {at(row['aside_at'])}: {row['aside_error']}"
         return [told, f"when the cause is gone, `interlock jobs replay {row['job_id']}` sends it again at once"]
@@ -156,27 +155,27 @@ def _unheard_facts(row: dict[str, Any], seen: Explained) -> list[str]:
 
 
 def ended_facts(row: dict[str, Any], seen: Explained) -> list[str]:
-    """Say how a task ended, and why, and what its end leads to."""
+    """Describe how and why a task ended."""
     facts = [row["reason"]] if row["reason"] else []
     if row["error"] and row["state"] != "done":
         told = ": ".join(str(row["error"][part]) for part in ("type", "message") if row["error"].get(part))
         facts += [told] if told not in facts else []
-    return facts + (_unheard_facts(row, seen) if row["unheard"] else [])
+    return facts + (_unprocessed_facts(row, seen) if row["unheard"] else [])
 
 
-def _likest(types: Iterable[str], wanted: str) -> list[str]:
-    """Give the types that are most like the one that is missing first: another version of its workflow, mostly."""
+def _by_similarity(types: Iterable[str], wanted: str) -> list[str]:
+    """Sort types by similarity to the missing one; usually another version of its workflow comes first."""
     family, name = wanted.partition("/")[0], wanted.rpartition("/")[2]
     return sorted(types, key=lambda type_: (type_.partition("/")[0] != family, type_.rpartition("/")[2] != name, type_))
 
 
-def _some(names: Sequence[str], between: str = ", ") -> str:
-    rest = len(names) - NAMED
-    return between.join(names[:NAMED]) + (f" and {rest} more" if rest > 0 else "") or "none"
+def _list_names(names: Sequence[str], between: str = ", ") -> str:
+    rest = len(names) - MAX_NAMES
+    return between.join(names[:MAX_NAMES]) + (f" and {rest} more" if rest > 0 else "") or "none"
 
 
 def at(moment: datetime) -> str:
-    """Write a time in a sentence."""
+    """Format a time for a sentence."""
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
@@ -197,7 +196,7 @@ SHARED = "what it waits for is told elsewhere in this answer"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Where a task or a job is, and why; `causes` are what holds it up, each by way of the steps in `through`."""
+    """The state of a task or a job and its reasons; `causes` block it, each by way of the steps in `through`."""
 
     kind: str
     id: UUID
@@ -210,7 +209,7 @@ class Explanation:
 
 
 async def explain(app: Interlock, id_: UUID | str) -> Explanation:
-    """Say why a task or a job, whichever has this id, is where it is."""
+    """Explain the state of the task or job with this id."""
     wanted = as_job_id(id_)
     async with app.connection() as connection:
         found = await read_explanation(connection, wanted, now=app.now())
@@ -247,7 +246,7 @@ def _name(row: dict[str, Any], *, is_job: bool) -> str:
 
 def _task_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     row = cause.row
-    facts = _around(row) if is_root else []
+    facts = _job_of_step(row) if is_root else []
     if row["cancel_requested_at"] is not None and row["state"] in {"pending", "running"}:
         facts.append(f"its cancellation was asked for at {at(row['cancel_requested_at'])}")
     if row["state"] == "waiting":
@@ -259,7 +258,7 @@ def _task_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     return facts + ended_facts(row, seen) + (_moves(seen) if is_root else [])
 
 
-def _around(row: dict[str, Any]) -> list[str]:
+def _job_of_step(row: dict[str, Any]) -> list[str]:
     if row["job_id"] is None:
         return []
     told = f": {row['job_reason']}" if row["job_reason"] else ""
@@ -271,14 +270,14 @@ def _job_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     if row["status"] in JOB.final:
         facts = [str(row["reason"])] if row["reason"] else []
         return facts + (_moves(seen) if is_root else [])
-    facts = _start_facts(row, seen) if row["status"] != "RUNNING" else _course_facts(cause, seen, is_root=is_root)
+    facts = _start_facts(row, seen) if row["status"] != "RUNNING" else _progress_facts(cause, seen, is_root=is_root)
     if row["deadline_at"] is not None and row["ending"] is None:
         facts.append(f"it is canceled if it has not ended at {at(row['deadline_at'])}")
     return facts
 
 
 def _start_facts(row: dict[str, Any], seen: Explained) -> list[str]:
-    """Say why a job has not started, as it is now and not as it was when it was submitted."""
+    """Describe why a job has not started, by the current state and not that of the submit."""
     unserved = row["unserved"]
     if unserved:
         word = "namespaces" if len(unserved) > 1 else "namespace"
@@ -286,15 +285,15 @@ def _start_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     return ["live workers serve its first steps: it starts when an orchestrator looks next", *_no_orchestrator(seen)]
 
 
-def _course_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
-    """Say how a job that runs goes on."""
+def _progress_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
+    """Describe the progress of a running job."""
     row = cause.row
     facts = []
     if row["compensating"]:
         facts.append(f"it compensates, and becomes {row['ending']} then: {row['ending_reason']}")
     elif row["ending"] is not None:
         facts.append(f"it becomes {row['ending']} once its last step has stopped: {row['ending_reason']}")
-    facts.append(f"{_counted(seen) if is_root else row['open_steps']} of its steps are open")
+    facts.append(f"{_count_open_steps(seen) if is_root else row['open_steps']} of its steps are open")
     if row["aside"]:
         latest = f"the latest at {at(row['aside_at'])}: {row['aside_error']}"
         facts.append(f"{row['aside']} of its messages were set aside, {latest}")
@@ -304,8 +303,8 @@ def _course_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     return facts + _no_orchestrator(seen)
 
 
-def _counted(seen: Explained) -> str:
-    """Count the open steps of the job that was asked for, by what they wait for."""
+def _count_open_steps(seen: Explained) -> str:
+    """Count the open steps of the job by what they wait for."""
     parts = [f"{counted['steps']} {_described(counted['state'], counted['held_by'])}" for counted in seen.steps]
     return f"{sum(counted['steps'] for counted in seen.steps)} ({', '.join(parts)})" if parts else "0"
 

@@ -1,4 +1,4 @@
-"""A step as its handler sees it: its arguments, its context, and the document that is made of its outcome.
+"""StepContext: a step as its handler sees it, its arguments, and the document that stores its outcome.
 
 Invariant: an argument comes from one place, by a fixed order: the row's own input (`item` and `index` of a part,
 `result` of a compensation), the results of upstream steps, `input`, the fields of the job's input.
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from interlock.client.context import TaskContext
 from interlock.errors import PermanentError
+from interlock.lifecycle import JOB, JobState
 from interlock.model.graph import require_approval
 from interlock.model.json_values import ValueRefusedError, check_json
 from interlock.model.options import MAX_JOB_DEPTH
@@ -28,7 +29,7 @@ NOTHING: Mapping[str, Any] = {}
 
 
 class StepContext(TaskContext):
-    """One attempt at a step of a job. A handler gets it by naming a parameter of this type."""
+    """One attempt at a step. A handler gets it as the parameter that is annotated with this type."""
 
     __slots__ = ("job", "orchestration_metadata")
 
@@ -46,43 +47,43 @@ class StepContext(TaskContext):
 
     @property
     def job_input(self) -> Any:
-        """What the job was submitted with."""
+        """The input of the job."""
         return self.job.get("job_input")
 
     @property
     def results(self) -> Mapping[str, Any]:
-        """The results of the steps that this one comes after and that were done, by their names."""
+        """The results of upstream steps that are done, by name."""
         return self.job.get("results") or NOTHING
 
     @property
     def errors(self) -> Mapping[str, Any]:
-        """The errors of the steps on whose failure this one waited, by their names."""
+        """The errors of the steps named in `after_failure`, by name."""
         return self.job.get("errors") or NOTHING
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What the definition of the step says under `config`."""
+        """The `config` of the step's definition."""
         return self.job.get("config") or NOTHING
 
     def get_input(self, name: str, default: Any = None) -> Any:
-        """Give a field of the job's input."""
+        """Return a field of the job's input."""
         given = self.job.get("job_input")
         return given.get(name, default) if isinstance(given, dict) else default
 
     def get_dependency_result(self, step: str, default: Any = None) -> Any:
-        """Give the result of a step that this one comes after; the default when it was skipped or failed."""
+        """Return the result of an upstream step; the default if it was skipped or failed."""
         return self.results.get(step, default)
 
     def get_dependency_error(self, step: str) -> Any:
-        """Give the error of a step on whose failure this one waited; None when it did not fail."""
+        """Return the error of a step named in `after_failure`; None if it did not fail."""
         return self.errors.get(step)
 
     def get_config(self, name: str, default: Any = None) -> Any:
-        """Give a value of the step's `config`."""
+        """Return a value of the step's `config`."""
         return self.config.get(name, default)
 
     def set_metadata(self, key: str, value: Any) -> None:
-        """Have something stored beside the result, as orchestration metadata, for whoever looks at the job."""
+        """Store a value beside the result, as orchestration metadata."""
         try:
             check_json({key: value})
         except ValueRefusedError as error:
@@ -90,28 +91,28 @@ class StepContext(TaskContext):
         self.orchestration_metadata[key] = value
 
 
-class Taken(NamedTuple):
-    """What a handler takes: its parameters, each with whether it must be given, and whether it takes more."""
+class HandlerParameters(NamedTuple):
+    """The parameters of a handler, each with whether it is required, and whether it takes **kwargs."""
 
     parameters: tuple[tuple[str, bool], ...]
-    more: bool
+    takes_more: bool
 
 
 def bind(definition: Task[..., Any], claimed_input: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the arguments of a step's handler by name, without the context, as the types that it names."""
+    """Collect the arguments of a step's handler by name, without the context, converted to its annotations."""
     return definition.decode(gather(definition, claimed_input, job))
 
 
 def gather(definition: Task[..., Any], claimed_input: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the same as JSON, for a handler in another process, which converts them there."""
-    heed_refusal(job)
+    """Collect the same arguments as JSON, for a handler in another process, which converts them itself."""
+    raise_if_refused(job)
     whole = job.get("job_input")
     fields: Mapping[str, Any] = whole if isinstance(whole, dict) else NOTHING
     taken = parameters_of(definition)
     if taken is None:
         return {**fields, **(job.get("results") or NOTHING), **claimed_input}
     given = {**fields, "input": whole, **(job.get("results") or NOTHING), **claimed_input}
-    arguments = {**fields} if taken.more else {}
+    arguments = {**fields} if taken.takes_more else {}
     for name, required in taken.parameters:
         if name in given:
             arguments[name] = given[name]
@@ -120,8 +121,8 @@ def gather(definition: Task[..., Any], claimed_input: Mapping[str, Any], job: Ma
     return arguments
 
 
-def heed_refusal(job: Mapping[str, Any]) -> None:
-    """Raise PermanentError when the job's document says that the step must fail, whatever its handler."""
+def raise_if_refused(job: Mapping[str, Any]) -> None:
+    """Raise PermanentError if the job's document says that the step must fail without running its handler."""
     refused = job.get("refused")
     if refused is not None:
         raise PermanentError(str(refused))
@@ -130,11 +131,11 @@ def heed_refusal(job: Mapping[str, Any]) -> None:
 def unbindable(
     definition: Task[..., Any], step: Mapping[str, Any], steps: AbstractSet[str], schema: Mapping[str, Any]
 ) -> str | None:
-    """Find a parameter of a step's handler that can never have a value, as far as that is known before it runs."""
+    """Find a required parameter of a step's handler for which the definition can never provide a value."""
     taken = parameters_of(definition)
     required = set() if taken is None else {name for name, needed in taken.parameters if needed}
     upstreams = {*step.get("after", ()), *step.get("after_failure", ())}
-    if step["kind"] == "map":  # a part is handed its item, and not again the whole list that it is from
+    if step["kind"] == "map":  # a part gets its item, not the whole list
         upstreams = {*upstreams, "item", "index"} - {step.get("over")}
     listed = {step.get("over_input")}
     missing = required - upstreams - (set(schema.get("properties", ())) - listed) - {"input"}
@@ -143,8 +144,8 @@ def unbindable(
 
 
 @cache
-def parameters_of(definition: Task[..., Any]) -> Taken | None:
-    """Tell what a handler takes beside its context; None when it is a program, which takes whatever there is."""
+def parameters_of(definition: Task[..., Any]) -> HandlerParameters | None:
+    """List the parameters of a handler except its context; None for a command, which takes every argument."""
     if definition.command is not None:
         return None
     parameters = [
@@ -153,19 +154,19 @@ def parameters_of(definition: Task[..., Any]) -> Taken | None:
         if name != definition.context_parameter
     ]
     named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
-    return Taken(
+    return HandlerParameters(
         tuple((parameter.name, parameter.default is parameter.empty) for parameter in named),
-        more=len(named) < len(parameters),
+        takes_more=len(named) < len(parameters),
     )
 
 
 def _missing(step: str, name: str, job: Mapping[str, Any]) -> str:
-    told = f"step {step}: there is no value for its parameter {name!r}: "
+    message = f"step {step}: there is no value for its parameter {name!r}: "
     if name in (job.get("errors") or NOTHING):
-        return f"{told}the step {name!r} failed, so it has no result; give the parameter a default"
+        return f"{message}step {name!r} failed, so it has no result; give the parameter a default"
     return (
-        f"{told}no step of that name that it comes after has a result, and the job's input has no such field; "
-        "give it a default if that may be"
+        f"{message}no upstream step of that name has a result, and the job's input has no such field; "
+        "give the parameter a default if this can happen"
     )
 
 
@@ -232,41 +233,41 @@ def _milliseconds(started_at: datetime | None, completed_at: datetime | None) ->
 
 
 async def end_step(ctx: StepContext) -> Any:
-    """End a step that has no handler of its own: what it waited for has happened, and is in the job's document.
+    """Complete a step without a user's handler (sleep, signal, approval, child) from the job's document.
 
-    The document says so when the step must fail: a child too deep, a signal too late.
+    The document says so if the step must fail: a child job that is too deep, a signal that came too late.
     """
-    heed_refusal(ctx.job)
-    end = _ENDS.get(ctx.job.get("kind", ""))
-    return None if end is None else end(ctx.job)
+    raise_if_refused(ctx.job)
+    complete = _COMPLETIONS.get(ctx.job.get("kind", ""))
+    return None if complete is None else complete(ctx.job)
 
 
-def _child_ended(job: Mapping[str, Any]) -> Any:
+def _child_result(job: Mapping[str, Any]) -> Any:
     child = job.get("child") or NOTHING
     id_, status, error = child.get("job_id"), child.get("status"), child.get("error")
     if id_ is None:
         raise PermanentError(
-            f"the child job was not started: {_words(error) or f'jobs nest at most {MAX_JOB_DEPTH} deep'}"
+            f"the child job was not started: {_format_error(error) or f'jobs nest at most {MAX_JOB_DEPTH} deep'}"
         )
-    if job.get("wait") is False or status not in {"COMPLETED", "FAILED", "CANCELED"}:
+    if job.get("wait") is False or status not in JOB.final:
         return {"job_id": id_}
-    if status == "COMPLETED":
+    if status == JobState.COMPLETED:
         return child.get("output")
-    raise PermanentError(": ".join(filter(None, (f"the child job {id_} ended as {status}", _words(error)))))
+    raise PermanentError(": ".join(filter(None, (f"the child job {id_} ended as {status}", _format_error(error)))))
 
 
-def _words(error: Any) -> str | None:
+def _format_error(error: Any) -> str | None:
     if isinstance(error, dict):
-        told = error.get("reason") or error.get("message")
+        message = error.get("reason") or error.get("message")
         steps = error.get("steps")
-        if told is None and isinstance(steps, dict):
-            told = "; ".join(f"step {name} failed: {_words(each) or each}" for name, each in steps.items())
-        return None if told is None else str(told)
+        if message is None and isinstance(steps, dict):
+            message = "; ".join(f"step {name} failed: {_format_error(each) or each}" for name, each in steps.items())
+        return None if message is None else str(message)
     return None if error is None else str(error)
 
 
-_ENDS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+_COMPLETIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "signal": lambda job: job.get("signal"),
     "approval": lambda job: require_approval(job.get("signal")),
-    "child": _child_ended,
+    "child": _child_result,
 }

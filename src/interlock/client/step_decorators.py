@@ -1,6 +1,6 @@
-"""How a step is declared in Python: the options that it takes, and what a decorator makes of a function.
+"""Declaration of steps in Python: their options, and the decorators that make steps of functions.
 
-Invariant: a decorated function is still the function that it was, for its callers and for the type checker.
+Invariant: a decorated function can still be called as before, also for the type checker.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class AnyStep:
-    """A step of a workflow, to be named in `after` of others."""
+    """A step of a workflow, which other steps name in `after`."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class AnyStep:
 
 
 class Step(AnyStep, Generic[P, R]):
-    """A step that is a function, or a task of the app; calling it calls that, and stores nothing."""
+    """A step that has a function or a task as handler; a call runs the handler directly and stores nothing."""
 
     __name__: str
 
@@ -55,12 +55,12 @@ class Step(AnyStep, Generic[P, R]):
         update_wrapper(self, function, updated=())
         super().__init__(workflow, name, kind, task, task.function)
         self._called = function
-        # for a process that has no app and finds this under the function's name
+        # for a child process without an app, which finds this object under the function's name
         self.decode = task.decode
         self.encode_result = task.encode_result
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call the function here and now."""
+        """Call the function directly."""
         return self._called(*args, **kwargs)
 
 
@@ -94,7 +94,7 @@ class PlainOptions(HandlerOptions, total=False):
 
 
 class StepDecorator:
-    """Makes a step of a function or of a task, with the options of `@wf.step(...)` and its like."""
+    """The decorator that `@wf.step(...)`, `@wf.decision(...)` and `@wf.map(...)` return."""
 
     __slots__ = ("_kind", "_options", "_workflow")
 
@@ -114,27 +114,27 @@ class StepDecorator:
         return self._workflow.add(self._kind, handler, **self._options)
 
 
-def own_name(handler: Any) -> str:
-    """Give the name that a step has when it is given none: that of its handler."""
+def default_name(handler: Any) -> str:
+    """Return the default name of a step: the name of its handler."""
     name = handler if isinstance(handler, str) else getattr(handler, "name", None) or getattr(handler, "__name__", None)
     if name is None:
-        raise DefinitionError(f"a step is made of a function or a task, not of {handler!r}")
+        raise DefinitionError(f"a step needs a function or a task, got {handler!r}")
     return str(name)
 
 
-def type_of(handler: Any, own: str) -> str:
-    """Give the type of a handler's task: its own, or the one that a function is registered under."""
+def handler_type(handler: Any, own: str) -> str:
+    """Return the type of a handler's task; a function is registered under `own`."""
     if isinstance(handler, str):
         return handler
     if isinstance(handler, Task):
         return handler.name
     if not callable(handler):
-        raise DefinitionError(f"a handler is a function, a task or the type of one, not {handler!r}")
+        raise DefinitionError(f"a handler must be a function, a task or the name of a task, got {handler!r}")
     return own
 
 
-def carried(task: Task[..., Any]) -> dict[str, Any]:
-    """Give what a task says of all its rows, steps or not."""
+def inherited_options(task: Task[..., Any]) -> dict[str, Any]:
+    """Return the options that a step and a compensation store from the handler's task."""
     values = {option.name: getattr(task, option.name) for option in options_in(Scope.INHERITED)}
     return {name: _listed(value) for name, value in values.items() if value is not None}
 
@@ -149,7 +149,7 @@ def _moment(value: Any) -> Any:
 
 def _policy(value: Any) -> dict[str, Any] | None:
     policy = Backoff.of(value)
-    return None if policy.function is not None else policy.to_json()  # a function stays with its task
+    return None if policy.function is not None else policy.to_json()  # a function stays in the definition of its task
 
 
 def _listed(value: Any) -> Any:
@@ -160,8 +160,8 @@ def _mapping(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-# how what a person writes in Python becomes JSON
-PLAIN: Mapping[str, Callable[[Any], Any]] = {
+# how options of a step become JSON
+JSON_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "timeout": _seconds,
     "seconds": _seconds,
     "until": _moment,

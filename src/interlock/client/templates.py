@@ -1,7 +1,7 @@
-"""Workflows from YAML: the same steps and options as in Python, under the names that templates have for them.
+"""Loads workflows from YAML templates, with the same steps and options as in Python.
 
-Invariant: a template becomes a workflow by the same calls as one that is declared in Python; every refusal names the
-file, the line and the field.
+Invariant: a template is declared by the same calls as a workflow in Python; every error names the file, the line and
+the field.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interlock.client.workflow import Workflow
 
 SUFFIXES = (".yaml", ".yml")
-# what templates call by another name than the definition document
+# names in templates that differ from those in the definition document
 HEAD_NAMES = {"namespace_name": "namespace", "timeout_seconds": "timeout"}
 STEP_NAMES = {"dependencies": "after", "timeout_seconds": "timeout", "type": "kind", "handler": "type"}
 KIND_NAMES = {"standard": "plain", "decision_point": "decision"}
@@ -37,7 +37,7 @@ _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 
 class TemplateError(DefinitionError):
-    """A template makes no sense; the message names the file, the line and the field."""
+    """A template is invalid; the message names the file, the line and the field."""
 
     def __init__(self, file: Path, line: int, place: str, message: str) -> None:
         self.file = file
@@ -46,7 +46,7 @@ class TemplateError(DefinitionError):
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML as JSON: times stay texts."""
+    """Reads YAML as JSON: timestamps stay strings."""
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -60,25 +60,25 @@ def load_templates(app: Definitions, path: str | Path) -> list[Workflow]:
     try:
         place = Path(path)
     except TypeError:
-        raise DefinitionError(f"templates are in a file or a directory, so give its path, not {path!r}") from None
+        raise DefinitionError(f"templates need the path of a file or a directory, got {path!r}") from None
     files = sorted(file for file in place.iterdir() if file.suffix in SUFFIXES) if place.is_dir() else [place]
     if not files:
         raise DefinitionError(f"there are no templates in {place}; their names end in {' or '.join(SUFFIXES)}")
-    return [workflow for file in files for workflow in _all_of(app, file)]
+    return [workflow for file in files for workflow in _load_file(app, file)]
 
 
-def _all_of(app: Definitions, file: Path) -> list[Workflow]:
-    workflows = list(_loaded(app, file))
+def _load_file(app: Definitions, file: Path) -> list[Workflow]:
+    workflows = list(_load_documents(app, file))
     if not workflows:
-        raise DefinitionError(f"the template {file} is empty: a workflow with a name and steps must stand in it")
+        raise DefinitionError(f"template {file} is empty; it needs a workflow with a name and steps")
     return workflows
 
 
-def _loaded(app: Definitions, file: Path) -> Iterator[Workflow]:
+def _load_documents(app: Definitions, file: Path) -> Iterator[Workflow]:
     try:
         loader = _Loader(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise DefinitionError(f"the template {file} cannot be read: {error}") from None
+        raise DefinitionError(f"template {file} cannot be read: {error}") from None
     try:
         while loader.check_node():
             node = loader.get_node()
@@ -87,13 +87,13 @@ def _loaded(app: Definitions, file: Path) -> Iterator[Workflow]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         told = f"{error.context or ''} {error.problem or ''}".strip()
-        raise TemplateError(file, 0 if mark is None else mark.line + 1, "", f"it is no YAML: {told}") from None
+        raise TemplateError(file, 0 if mark is None else mark.line + 1, "", f"it is not YAML: {told}") from None
     finally:
         loader.dispose()
 
 
 class _Template:
-    """One document of a file."""
+    """One YAML document of a file."""
 
     def __init__(self, app: Definitions, file: Path, loader: _Loader, node: yaml.Node) -> None:
         self._app = app
@@ -157,13 +157,13 @@ class _Template:
         workflow.add(kind, handler, compensate=compensate, **options, **tries)
 
     def _handler(self, fields: _Fields) -> tuple[Any, dict[str, Any]]:
-        """Give the handler, and what a template says about its initialization, which is config here."""
+        """Return the handler, and its `initialization`, which becomes `config`."""
         said: Any = self.value(fields.nodes.get("type"))
         config: dict[str, Any] = {}
         if isinstance(said, dict):
             unknown = said.keys() - {"callable", "initialization"}
             if unknown:
-                told = f"there is no such field: {min(map(str, unknown))}; known are callable and initialization"
+                told = f"unknown field: {min(map(str, unknown))}; known are callable and initialization"
                 raise fields.refuse("type", told)
             said, config = said.get("callable"), said.get("initialization") or {}
         handler = self._found(fields, "type", said)
@@ -171,16 +171,16 @@ class _Template:
         return handler, config
 
     def _found(self, fields: _Fields, field: str, said: Any) -> Any:
-        """Give the handler that a template names: the type of a task, or a function that is imported."""
+        """Find the handler that a template names: a task of the app, or a function to import."""
         if said is None:
             return None
         if not isinstance(said, str):
-            raise fields.refuse(field, f"a handler is the type of a task, or module:function, not {said!r}")
+            raise fields.refuse(field, f"a handler must be the name of a task or module:function, got {said!r}")
         if said in self._app.tasks:
             return said
         if ":" not in said:
             known = ", ".join(sorted(name for name in self._app.tasks if "/" not in name))
-            raise fields.refuse(field, f"the app has no task {said!r}; it has {known}; or name a function: module:name")
+            raise fields.refuse(field, f"the app has no task {said!r}; it has {known}; a function is module:name")
         try:
             return _imported(said)
         except LookupError as error:
@@ -212,7 +212,7 @@ class _Template:
 
 
 class _Fields:
-    """The fields of one mapping, each with the place where it is written."""
+    """The fields of one mapping, each with its place in the file."""
 
     def __init__(
         self, template: _Template, node: yaml.Node, place: str, known: tuple[str, ...], names: Mapping[str, str]
@@ -223,12 +223,12 @@ class _Fields:
         self.nodes: dict[str, yaml.Node] = {}
         self._written: dict[str, yaml.Node] = {}
         if not isinstance(node, yaml.MappingNode):
-            raise template.refuse(node, place, "a mapping of fields must stand here")
+            raise template.refuse(node, place, "expected a mapping of fields")
         for key, value in node.value:
             said = str(key.value)
             field = names.get(said, said)
             if said not in names and said not in known:
-                told = f"there is no such field: {said}; known are {', '.join(sorted({*names, *known}))}"
+                told = f"unknown field: {said}; known are {', '.join(sorted({*names, *known}))}"
                 raise template.refuse(key, place, told)
             if field in self.nodes:
                 raise template.refuse(key, place, f"the field {said} is given twice")
@@ -245,7 +245,7 @@ class _Fields:
 
 
 def _imported(reference: str) -> Any:
-    """Give what `module:function` leads to; LookupError says where the way ends."""
+    """Import `module:function`; LookupError names the part that does not exist."""
     module, _, names = reference.partition(":")
     try:
         found: Any = import_module(module)
@@ -253,8 +253,8 @@ def _imported(reference: str) -> Any:
             found = getattr(found, name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and something that it imports is not
-        raise LookupError(f"there is no module {error.name!r} to take {reference!r} from") from None
+            raise  # the module exists, and a module that it imports does not
+        raise LookupError(f"cannot import {reference!r}: there is no module {error.name!r}") from None
     except (AttributeError, ValueError) as error:
-        raise LookupError(f"{reference!r} leads nowhere: {error}") from None
+        raise LookupError(f"cannot import {reference!r}: {error}") from None
     return found

@@ -1,7 +1,7 @@
-"""A workflow: steps declared in Python, and the definition document that is made of them.
+"""Workflow: declares steps in Python and makes the definition document that is stored.
 
-Invariant: a step that was declared makes sense by itself; a document that was given makes sense as a whole, and every
-handler that it names is a task of the app.
+Invariant: each step is checked when it is declared, and the document as a whole before it is stored; every handler in
+it is a task of the app.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from interlock.client.step_context import unbindable
 from interlock.client.step_decorators import (
-    PLAIN,
+    JSON_CONVERSIONS,
     AnyStep,
     HandlerOptions,
     PlainOptions,
@@ -20,9 +20,9 @@ from interlock.client.step_decorators import (
     StepDecorator,
     StepLike,
     StepOptions,
-    carried,
-    own_name,
-    type_of,
+    default_name,
+    handler_type,
+    inherited_options,
 )
 from interlock.client.task import Task
 from interlock.errors import DefinitionError, InputError
@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_OF_A_TASK = ("timeout", "max_tries", "backoff", "priority", "executor", "transactional")
-_ONLY_OF_A_TASK = ("executor", "transactional")
-_NAMES = ("after", "after_failure", "branches")
+_TASK_OPTIONS = ("timeout", "max_tries", "backoff", "priority", "executor", "transactional")
+_TASK_ONLY_OPTIONS = ("executor", "transactional")
+_STEP_NAME_FIELDS = ("after", "after_failure", "branches")
 
 
 class Workflow:
-    """A DAG of steps: declare them on it, and submit jobs of it by its name."""
+    """A DAG of steps, on which steps are declared; jobs of it are submitted by its name."""
 
     def __init__(
         self,
@@ -70,35 +70,37 @@ class Workflow:
         self.namespace = namespace
         self.version = version
         if input is not None and input_schema is not None:
-            raise self._refused("input_schema", "give this or input, not both")
+            raise self._error("input_schema", "give either input or input_schema, not both")
         self._codec = None if input is None else Codec(input)
         self._schema = input_schema
-        self._timeout = None if timeout is None else self._plain(None, "timeout", timeout)
+        self._timeout = None if timeout is None else self._to_json(None, "timeout", timeout)
         self._steps: dict[str, AnyStep] = {}
         self._documents: dict[str, dict[str, Any]] = {}
-        self._whole: dict[str, Any] | None = None
-        check_header(self._head(input_schema))
+        self._document: dict[str, Any] | None = None
+        check_header(self._header(input_schema))
 
     def __repr__(self) -> str:
         return f"<Workflow {self.name}/{self.version}, {len(self._steps)} steps>"
 
     @property
     def steps(self) -> Mapping[str, AnyStep]:
-        """The steps that are declared so far, by name."""
+        """The steps declared so far, by name."""
         return self._steps
 
     @property
     def document(self) -> dict[str, Any]:
-        """The definition as it is stored; GraphError names the place when it makes no sense as a whole."""
-        if self._whole is None:
+        """The definition that is stored; GraphError names the step and the field that are wrong."""
+        if self._document is None:
             schema = self._input_schema()
-            whole = self._head(schema)
-            whole["steps"] = [self._completed(index, step) for index, step in enumerate(self._documents.values())]
-            check_definition(whole)
-            for index, step in enumerate(whole["steps"]):
+            document = self._header(schema)
+            document["steps"] = [
+                self._with_task_options(index, step) for index, step in enumerate(self._documents.values())
+            ]
+            check_definition(document)
+            for index, step in enumerate(document["steps"]):
                 self._check_parameters(index, step, schema)
-            self._whole = whole
-        return self._whole
+            self._document = document
+        return self._document
 
     @overload
     def step(self, function: Callable[P, R], /) -> Step[P, R]: ...
@@ -107,12 +109,12 @@ class Workflow:
     def step(self, **options: Unpack[PlainOptions]) -> StepDecorator: ...
 
     def step(self, function: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]  # as in app.task
-        """Make a step of a function, or of a task of the app: `@wf.step`, or `@wf.step(after=[...])`."""
+        """Declare a step with a function or a task as handler: `@wf.step`, or `@wf.step(after=[...])`."""
         decorator = StepDecorator(self, "plain", options)
         return decorator if function is None else decorator(function)
 
     def decision(self, *, branches: Sequence[StepLike], **options: Unpack[PlainOptions]) -> StepDecorator:
-        """Make a step whose function returns the names of those branches that are to run."""
+        """Declare a decision: a step whose function returns the names of the branches to run."""
         return StepDecorator(self, "decision", {**options, "branches": branches})
 
     def map(
@@ -123,12 +125,12 @@ class Workflow:
         strategy: Share = "all",
         **options: Unpack[HandlerOptions],
     ) -> StepDecorator:
-        """Make a step that runs its function once per element of an upstream result, or of a field of the input."""
+        """Declare a fan-out: its function runs once per element of an upstream result or of an input field."""
         given = {"over": over, "over_input": over_input, "strategy": _unless("all", strategy)}
         return StepDecorator(self, "map", {**options, **given})
 
     def task(self, handler: Task[..., Any] | str, **options: Unpack[PlainOptions]) -> AnyStep:
-        """Make a step of a task of the app, or of its type, which may be defined later."""
+        """Declare a step with a task of the app as handler; a name may be defined later."""
         return self.add("plain", handler, **options)
 
     def child(
@@ -142,7 +144,7 @@ class Workflow:
         compensate: Handler | None = None,
         **options: Unpack[StepOptions],
     ) -> AnyStep:
-        """Make a step that starts a job of another workflow, and waits for its end unless told otherwise."""
+        """Declare a step that starts a job of another workflow and, with `wait`, waits until it has ended."""
         given = {
             "workflow": workflow.name if isinstance(workflow, Workflow) else workflow,
             "workflow_version": version,
@@ -160,7 +162,7 @@ class Workflow:
         until: datetime | str | None = None,
         **options: Unpack[StepOptions],
     ) -> AnyStep:
-        """Make a step that ends after a time, or at one: a moment, or a field of the input that holds one."""
+        """Declare a step that ends after a duration, or at a time: a datetime or the input field that holds one."""
         return self.add("sleep", name=name, seconds=seconds, until=until, **options)
 
     def signal(
@@ -171,13 +173,13 @@ class Workflow:
         timeout: float | timedelta | None = None,
         **options: Unpack[StepOptions],
     ) -> AnyStep:
-        """Make a step that waits for a signal, of its own name unless told otherwise; its result is the payload."""
+        """Declare a step that waits for a signal, by default of its own name; its result is the payload."""
         return self.add("signal", name=name, signal=name if signal is None else signal, timeout=timeout, **options)
 
     def approval(
         self, name: str, *, timeout: float | timedelta | None = None, **options: Unpack[StepOptions]
     ) -> AnyStep:
-        """Make a step that waits for a person's yes; a no fails it."""
+        """Declare a step that waits for an approval; a rejection fails it."""
         return self.add("approval", name=name, timeout=timeout, **options)
 
     def add(
@@ -189,29 +191,28 @@ class Workflow:
         compensate: Handler | None = None,
         **options: Any,
     ) -> AnyStep:
-        """Declare a step of any kind; `@wf.step` and the others come here."""
-        name = own_name(handler) if name is None else name
+        """Declare a step of any kind; the other methods call this one."""
+        name = default_name(handler) if name is None else name
         if name in self._documents:
-            raise self._refused("name", "there are two steps of this name; give one of them another: name=...", name)
+            raise self._error("name", "there are two steps of this name; give one of them another: name=...", name)
         own = f"{self.name}/{self.version}/{name}"
-        of_task = {key: options[key] for key in _OF_A_TASK if options.get(key) is not None}
-        document = self._document_of(kind, name, options)
+        task_options = {key: options[key] for key in _TASK_OPTIONS if options.get(key) is not None}
+        document = self._step_document(kind, name, options)
         if kind in KINDS_WITH_HANDLER and handler is not None:
-            document["type"] = type_of(handler, own)
+            document["type"] = handler_type(handler, own)
         if compensate is not None:
-            document["compensate"] = type_of(compensate, f"{own}:compensate")
+            document["compensate"] = handler_type(compensate, f"{own}:compensate")
         check_step(self.name, len(self._documents), document)
-        home = document["namespace"]
-        step = self._registered(kind, name, handler, own, {**of_task, "namespace": home})
+        namespace = document["namespace"]
+        step = self._register(kind, name, handler, own, {**task_options, "namespace": namespace})
         if compensate is not None:
-            self._registered(kind, name, compensate, f"{own}:compensate", {"namespace": home})
-        self._documents[name], self._steps[name], self._whole = document, step, None
+            self._register(kind, name, compensate, f"{own}:compensate", {"namespace": namespace})
+        self._documents[name], self._steps[name], self._document = document, step, None
         return step
 
     def encode(self, input: Any = None) -> dict[str, Any]:  # noqa: A002 - the name of the column
-        """Give the input of a job as JSON, if the workflow takes it; InputError names the place that is wrong."""
-        # not at the top: the schema's library is slow to import, and many programs only enqueue tasks
-        from interlock.model.json_schema import check_input, is_json  # noqa: PLC0415 - heavy, and seldom needed
+        """Check the input of a job and return it as JSON; InputError names the place that is wrong."""
+        from interlock.model.json_schema import check_input, is_json  # noqa: PLC0415 - jsonschema is slow to import
 
         given: Any = {} if input is None else dict(input) if isinstance(input, Mapping) else input
         if self._codec is not None and not is_json(given):
@@ -223,7 +224,7 @@ class Workflow:
         encoded: dict[str, Any] = given
         return encoded
 
-    def _head(self, schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _header(self, schema: Mapping[str, Any] | None) -> dict[str, Any]:
         return {
             "name": self.name,
             "version": self.version,
@@ -235,42 +236,42 @@ class Workflow:
     def _input_schema(self) -> Mapping[str, Any] | None:
         if self._codec is None:
             return self._schema
-        from interlock.model.json_schema import schema_of  # noqa: PLC0415 - the same as in encode
+        from interlock.model.json_schema import schema_of  # noqa: PLC0415 - jsonschema is slow to import
 
         try:
             return schema_of(self._codec)
         except ValueError as error:
-            raise self._refused("input", str(error)) from error
+            raise self._error("input", str(error)) from error
 
-    def _refused(self, field: str, message: str, step: str | None = None) -> GraphError:
+    def _error(self, field: str, message: str, step: str | None = None) -> GraphError:
         path = (field,) if step is None else ("steps", len(self._documents), field)
         return GraphError(message, workflow=str(self.name), step=step, path=path)
 
-    def _document_of(self, kind: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _step_document(self, kind: str, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         fields = {
-            key: self._plain(name, key, value)
+            key: self._to_json(name, key, value)
             for key, value in options.items()
-            if value is not None and key not in _ONLY_OF_A_TASK
+            if value is not None and key not in _TASK_ONLY_OPTIONS
         }
         if fields.get("over") is not None and fields["over"] not in fields.get("after", ()):
             fields["after"] = [fields["over"], *fields.get("after", ())]
-        made_of = {} if kind in KINDS_WITH_HANDLER else {"type": BUILT_IN_HANDLER}
-        document = {"name": name, "kind": kind, **made_of, "namespace": self.namespace, "after": [], **fields}
+        built_in = {} if kind in KINDS_WITH_HANDLER else {"type": BUILT_IN_HANDLER}
+        document = {"name": name, "kind": kind, **built_in, "namespace": self.namespace, "after": [], **fields}
         return {key: value for key, value in document.items() if value is not None}
 
-    def _plain(self, step: str | None, field: str, value: Any) -> Any:
+    def _to_json(self, step: str | None, field: str, value: Any) -> Any:
         try:
             if field == "over":
-                return self._name_of(value)
-            if field in _NAMES:
+                return self._step_name(value)
+            if field in _STEP_NAME_FIELDS:
                 several = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-                return [self._name_of(each) for each in several]
-            return PLAIN[field](value) if field in PLAIN else value
+                return [self._step_name(each) for each in several]
+            return JSON_CONVERSIONS[field](value) if field in JSON_CONVERSIONS else value
         except (ValueError, DefinitionError) as error:
-            raise self._refused(field, str(error), step) from None
+            raise self._error(field, str(error), step) from None
 
-    def _name_of(self, given: Any) -> Any:
-        """Give the name of a step that is named by its name, by itself, or by its function or task."""
+    def _step_name(self, given: Any) -> Any:
+        """Return the name of a step that is given by name, by object, or by its function or task."""
         if isinstance(given, AnyStep):
             if given.workflow is not self:
                 raise ValueError(f"{given!r} is a step of another workflow")
@@ -279,22 +280,22 @@ class Workflow:
             return given
         found = [step.name for step in self._steps.values() if given in (step.function, step.task)]
         if len(found) != 1:
-            raise ValueError(f"{len(found)} steps are made of {given!r}; name the step that is meant")
+            raise ValueError(f"{len(found)} steps have the handler {given!r}; give the name of the step")
         return found[0]
 
-    def _registered(self, kind: str, name: str, handler: Any, own: str, of_task: dict[str, Any]) -> AnyStep:
-        """See to it that the app has a task for the handler, and give the step."""
+    def _register(self, kind: str, name: str, handler: Any, own: str, task_options: dict[str, Any]) -> AnyStep:
+        """Register a task for the handler if it is a function, and return the step."""
         function = handler.function if isinstance(handler, Step) else handler
         if function is not None and not isinstance(function, str | Task):
-            options: Any = {**of_task, "name": own}
+            options: Any = {**task_options, "name": own}
             return Step(self, name, kind, self._app.define(function, options), function)
-        for option in _ONLY_OF_A_TASK:
-            if option in of_task:
-                raise self._refused(option, "this is for the definition of the task to say", name)
+        for option in _TASK_ONLY_OPTIONS:
+            if option in task_options:
+                raise self._error(option, "set this in the definition of the task, @app.task(...)", name)
         if not isinstance(function, Task):
             return AnyStep(self, name, kind)
         if self._app.tasks.get(function.name) is not function:
-            raise self._refused("handler", f"the task {function.name!r} belongs to another app", name)
+            raise self._error("handler", f"the task {function.name!r} belongs to another app", name)
         called: Any = function
         return Step(self, name, kind, function, called) if callable(called) else AnyStep(self, name, kind, function)
 
@@ -303,36 +304,36 @@ class Workflow:
             return
         name = unbindable(self._app.tasks[step["type"]], step, self._documents.keys(), schema or {})
         if name is not None:
-            told = f"the parameter {name!r} of its handler is no step that it comes after, and no field of the input"
+            message = f"parameter {name!r} of its handler is neither a step in its after nor a field of the input"
             if name == step.get("over"):
-                told = f"a part of a map is handed its item, and not the whole of {name!r}"
-            raise GraphError(told, workflow=self.name, step=step["name"], path=("steps", index, "after"))
+                message = f"a part of a map gets its item, not the whole of {name!r}"
+            raise GraphError(message, workflow=self.name, step=step["name"], path=("steps", index, "after"))
 
-    def _completed(self, index: int, step: dict[str, Any]) -> dict[str, Any]:
-        """Add what the handler's task says where the step says nothing."""
+    def _with_task_options(self, index: int, step: dict[str, Any]) -> dict[str, Any]:
+        """Add the options of the handler's task that the step does not set."""
         for field in ("type", "compensate"):
             if step.get(field) is not None and step[field] not in self._app.tasks:
                 known = ", ".join(sorted(name for name in self._app.tasks if name != BUILT_IN_HANDLER)) or "none"
-                told = f"the app has no task {step[field]!r}; it has {known}"
-                raise GraphError(told, workflow=self.name, step=step["name"], path=("steps", index, field))
-        step = {**step, **self._undone(step.get("compensate"))}
+                message = f"the app has no task {step[field]!r}; it has {known}"
+                raise GraphError(message, workflow=self.name, step=step["name"], path=("steps", index, field))
+        step = {**step, **self._compensation_options(step.get("compensate"))}
         if step["kind"] not in KINDS_WITH_HANDLER:
             return step
         task = self._app.tasks[step["type"]]
         priority = {"priority": task.priority} if task.priority else {}
-        return {**priority, "max_tries": task.max_tries, **carried(task), **step}
+        return {**priority, "max_tries": task.max_tries, **inherited_options(task), **step}
 
-    def _undone(self, compensate: str | None) -> dict[str, Any]:
-        """Give what the task says that undoes a step: its own tries, and what else it has of its own."""
+    def _compensation_options(self, compensate: str | None) -> dict[str, Any]:
+        """Return the options of the task that compensates a step."""
         task = self._app.tasks.get(compensate or "")
         if task is None:
             return {}
-        told = {"tries": task.max_tries, "timeout": task.timeout, **carried(task)}
-        return {f"compensate_{key}": value for key, value in told.items() if value is not None}
+        options = {"tries": task.max_tries, "timeout": task.timeout, **inherited_options(task)}
+        return {f"compensate_{key}": value for key, value in options.items() if value is not None}
 
 
 def check_nesting(documents: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse workflows whose child jobs would nest deeper than jobs can; one that starts itself is left to run."""
+    """Raise GraphError if child jobs would nest too deep; a workflow that starts itself is checked at run time."""
     children: dict[str, list[str]] = {}
     for document in documents:
         started = [step["workflow"] for step in document["steps"] if step.get("kind") == "child"]

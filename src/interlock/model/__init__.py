@@ -1,1 +1,1 @@
-"""Pure values: workflow graphs, options, backoff, timing, JSON values. No I/O."""
+"""Pure values: workflow graphs, task options, backoff, timing and JSON values. No I/O."""

@@ -1,7 +1,7 @@
-"""How long a failed task rests before its next try: a policy that is data, or a function of the task's own.
+"""Backoff: the delay between a failed try and the next one, by a stored policy or by a function of the task.
 
-Invariant: a delay is a finite number of seconds between 0 and the cap. A policy that is data can be stored with a task
-and read back as the same policy; a function stays with the definition of the task that names it.
+Invariant: the delay of a policy is a finite number of seconds from 0 to its cap. A policy without a function is stored
+with a task and read back unchanged; a function stays in the definition of the task.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ BackoffFunction = Callable[[int], float]
 KINDS: tuple[str, ...] = get_args(Kind)
 FIELDS = ("kind", "base", "cap", "jitter")
 HOUR = 3600.0
-LONGEST = 10 * 365 * 24 * HOUR
+LONGEST = 10 * 365 * 24 * HOUR  # seconds (10 years)
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """A policy. `base` and `cap` are seconds; `jitter` is the fraction of each delay that is left to chance."""
+    """A backoff policy. `base` and `cap` are seconds; `jitter` is the fraction of each delay that is random."""
 
     kind: Kind = "exponential"
     base: float = 1.0
@@ -38,35 +38,35 @@ class Backoff:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise DefinitionError(f"backoff: the kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
+            raise DefinitionError(f"backoff: the kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
         for name, most in (("base", LONGEST), ("cap", LONGEST), ("jitter", 1)):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most:
-                raise DefinitionError(f"backoff: {name} must be a number from 0 to {most:g}, not {value!r}")
+                raise DefinitionError(f"backoff: {name} must be a number from 0 to {most:g}, got {value!r}")
 
     @classmethod
     def none(cls) -> Backoff:
-        """Try again at once."""
+        """Retry without a delay."""
         return cls("none", 0.0, 0.0, 0.0)
 
     @classmethod
     def linear(cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2) -> Backoff:
-        """Rest 1, 2, 3, 4 … times the base."""
+        """Wait 1, 2, 3, 4 … times the base."""
         return cls("linear", base, cap, jitter)
 
     @classmethod
     def exponential(cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2) -> Backoff:
-        """Rest 1, 2, 4, 8 … times the base."""
+        """Wait 1, 2, 4, 8 … times the base."""
         return cls("exponential", base, cap, jitter)
 
     @classmethod
     def fibonacci(cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2) -> Backoff:
-        """Rest 1, 1, 2, 3, 5 … times the base."""
+        """Wait 1, 1, 2, 3, 5 … times the base."""
         return cls("fibonacci", base, cap, jitter)
 
     @classmethod
     def of(cls, given: Backoff | Kind | BackoffFunction) -> Backoff:
-        """Make a policy from whatever a definition or an option may say."""
+        """Make a policy from a `Backoff`, a kind or a function."""
         if isinstance(given, Backoff):
             return given
         if isinstance(given, str):
@@ -77,7 +77,7 @@ class Backoff:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Backoff:
-        """Read a policy that was stored with a task, by whatever client."""
+        """Read a policy that was stored with a task, possibly by another client."""
         if not isinstance(stored, dict) or not stored.keys() <= set(FIELDS):
             raise InputError(f"backoff must be an object of {', '.join(FIELDS)}, not {stored!r}")
         if stored.get("kind") == "none":
@@ -88,23 +88,23 @@ class Backoff:
             raise InputError(str(error)) from None
 
     def to_json(self) -> dict[str, Any]:
-        """Give what is stored with a task."""
+        """Return the JSON object that is stored with a task."""
         if self.function is not None:
-            raise DefinitionError("a backoff function cannot be stored; name it in the definition of the task")
+            raise DefinitionError("a backoff function cannot be stored; give it in the definition of the task")
         return {name: getattr(self, name) for name in FIELDS}
 
     def delay(self, tries: int) -> float:
-        """Tell how many seconds to rest after this many tries."""
+        """Compute the delay in seconds after this many tries."""
         if self.function is not None:
-            return self._asked(tries)
-        spread = 1 - self.jitter * random.random()  # noqa: S311 - it spreads load, it keeps no secret
+            return self._call_function(tries)
+        spread = 1 - self.jitter * random.random()  # noqa: S311 - jitter spreads load and needs no secrecy
         return min(self.cap, self.base * _factor(self.kind, max(tries, 1))) * spread
 
-    def _asked(self, tries: int) -> float:
-        assert self.function is not None  # noqa: S101 - delay() has looked
+    def _call_function(self, tries: int) -> float:
+        assert self.function is not None  # noqa: S101 - delay() has checked
         seconds = self.function(tries)
         if not _is_number(seconds) or not 0 <= seconds <= LONGEST:
-            raise ValueError(f"the backoff function gave {seconds!r}, not a number of seconds")
+            raise ValueError(f"the backoff function must return seconds from 0 to {LONGEST:g}, got {seconds!r}")
         return float(seconds)
 
 

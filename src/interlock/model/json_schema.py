@@ -1,7 +1,7 @@
-"""The input of a job against the JSON Schema of its workflow, wherever the job comes from.
+"""Checks the input of a job against the JSON Schema of its workflow.
 
-Invariant: a fault names the place in the input and what would be right there, never the value, which may be a secret;
-no schema makes this program fetch anything.
+Invariant: an error names the place in the input and the rule, never the value, which may be a secret; no schema makes
+this program fetch anything.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from interlock.model.json_values import Codec
 
 
-# what these say of a value names only its fields
+# keywords whose error messages contain names of fields but no values
 _WITHOUT_VALUES = frozenset({"required", "additionalProperties", "dependentRequired", "unevaluatedProperties"})
 
 
 def find_fault(workflow: str, schema: Mapping[str, Any], given: Any) -> str | None:
-    """Say what the schema of a workflow does not allow in an input, and where; None when there is nothing."""
+    """Describe the first violation of the schema in an input; None if there is none."""
     try:
         found = best_match(_validator(orjson.dumps(schema)).iter_errors(given))
     except (Unresolvable, re.error) as error:
@@ -43,7 +43,7 @@ def find_fault(workflow: str, schema: Mapping[str, Any], given: Any) -> str | No
 
 
 def place_of(error: ValidationError | SchemaError) -> str:
-    """Name the place in a document that an error is about."""
+    """Format the path of an error in its document."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
 
 
@@ -62,34 +62,26 @@ def _rule(error: ValidationError) -> str:
     return f"breaks the rule {error.validator}: {orjson.dumps(error.validator_value).decode()}"
 
 
-# SECTION client/schema
-# The input of a job against the JSON Schema of its workflow.
-#
-# Invariant: a refusal names the place in the input and what would be right there, never the value, which may be a
-# secret;
-# no schema makes this program fetch anything.
-
-
 def check_schema(schema: dict[str, Any]) -> None:
-    """Refuse what is no JSON Schema, or needs another one from elsewhere; ValueError names the place in it."""
+    """Raise ValueError, which names the place, if this is not a JSON Schema or refers to another document."""
     try:
         validator_for(schema, default=Draft202012Validator).check_schema(schema)
     except SchemaError as error:
         raise ValueError(f"it is no JSON Schema: {place_of(error)}: {error.message}") from None
     for reference in _references(schema):
         if not reference.startswith("#"):
-            raise ValueError(f"$ref {reference!r} leads out of the schema; put what it names under $defs")
+            raise ValueError(f"$ref {reference!r} refers to another document; put that schema under $defs")
 
 
 def check_input(document: Mapping[str, Any], input: Any) -> None:  # noqa: A002 - the name of the column
-    """Refuse an input that the workflow's schema does not allow; InputError names the place."""
-    told = f"workflow {document['name']}: input"
+    """Raise InputError, which names the place, if the workflow's schema does not allow an input."""
+    place = f"workflow {document['name']}: input"
     if not isinstance(input, dict):
-        raise InputError(f"{told} must be a JSON object, not {type(input).__name__}")
+        raise InputError(f"{place} must be a JSON object, got {type(input).__name__}")
     try:
         check_json(input)
     except ValueRefusedError as error:
-        raise InputError(f"{told}: {error}") from None
+        raise InputError(f"{place}: {error}") from None
     schema = document.get("input_schema")
     if schema is None:
         return
@@ -99,18 +91,18 @@ def check_input(document: Mapping[str, Any], input: Any) -> None:  # noqa: A002 
 
 
 def schema_of(codec: Codec) -> dict[str, Any]:
-    """Make the schema of a model, a dataclass or a TypedDict; ValueError when that cannot be."""
+    """Make the schema of a pydantic model, a dataclass or a TypedDict; ValueError if there is none."""
     try:
         schema: dict[str, Any] = codec.adapter().json_schema()
     except Exception as error:
         raise ValueError(f"no JSON Schema can be made of it: {str(error).splitlines()[0]}") from error
     if schema.get("type", "object") != "object":
-        raise ValueError("the input of a job is a JSON object: a model, a dataclass or a TypedDict")
+        raise ValueError("the input of a job is a JSON object: use a pydantic model, a dataclass or a TypedDict")
     return schema
 
 
 def is_json(value: Any) -> bool:
-    """Tell whether a value can be stored as it is."""
+    """Tell whether a value can be stored as JSON without conversion."""
     try:
         check_json(value)
     except ValueRefusedError:

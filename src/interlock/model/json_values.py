@@ -1,7 +1,7 @@
-"""Between typed Python values and the JSON that is stored: one codec per annotation.
+"""Converts typed Python values to stored JSON and back: one codec per annotation.
 
-Invariant: what `encode` gives, PostgreSQL can store and `decode` turns back into a value of the annotated type. Plain
-scalars of exactly the annotated type take a path that costs next to nothing; pydantic is imported only for the others.
+Invariant: PostgreSQL can store the result of `encode`, and `decode` turns it back into a value of the annotated type.
+Scalars of exactly the annotated type take a fast path; pydantic is imported only for other types.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
 
 NOTHING = type(None)
 SCALARS = frozenset({str, int, float, bool, NOTHING})
-DEEPEST = 200  # lists and objects in each other; the encoder goes to 254, with what is put around a value
-_SMALLEST, _LARGEST = -(2**63), 2**64 - 1
+MAX_DEPTH = 200  # nested lists and objects; orjson encodes 254 levels, some of which surround the value
+_MIN_INTEGER, _MAX_INTEGER = -(2**63), 2**64 - 1
 _CONFIG: dict[str, Any] = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
 
 
 class ValueRefusedError(ValueError):
-    """A value does not fit its annotation, or JSON; the message says why, without the value itself."""
+    """A value does not fit its annotation or JSON; the message omits the value, which may be a secret."""
 
 
 def is_storable(value: Any) -> bool:
-    """Tell whether a scalar survives the way into a jsonb column and back."""
+    """Tell whether a jsonb column stores a scalar unchanged."""
     kind = type(value)
     if kind is str:
         return "\0" not in value and (value.isascii() or _is_unicode(value))
     if kind is int:
-        return bool(_SMALLEST <= value <= _LARGEST)
+        return bool(_MIN_INTEGER <= value <= _MAX_INTEGER)
     if kind is float:
         return math.isfinite(value)
     return kind is bool or value is None
 
 
 def storable_text(text: str) -> str:
-    """Make any text one that PostgreSQL can store: what it cannot becomes a replacement character."""
+    """Replace the characters of a text that PostgreSQL cannot store."""
     if is_storable(text):
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def check_json(value: Any, place: str = "", depth: int = 0) -> None:
-    """Refuse what JSON in PostgreSQL cannot hold, or Python not read again, and say where in the value it is."""
+    """Raise ValueRefusedError, which names the place, if jsonb cannot hold a value or Python cannot read it back."""
     kind = type(value)
     if kind in SCALARS:
         if not is_storable(value):
             raise ValueRefusedError(f"{place}{_unstorable(value)}")
-    elif depth > DEEPEST:
-        raise ValueRefusedError(f"it is nested more than {DEEPEST} levels deep")
+    elif depth > MAX_DEPTH:
+        raise ValueRefusedError(f"it is nested more than {MAX_DEPTH} levels deep")
     elif kind is dict:
         for key, item in value.items():
             _check_key(key, place)
@@ -67,19 +67,19 @@ def check_json(value: Any, place: str = "", depth: int = 0) -> None:
 
 def _check_key(key: Any, place: str) -> None:
     if type(key) is not str:
-        raise ValueRefusedError(f"{place}the keys of a JSON object must be text, not {type(key).__name__}")
+        raise ValueRefusedError(f"{place}the keys of a JSON object must be strings, got {type(key).__name__}")
     if not is_storable(key):
         raise ValueRefusedError(f"{place}{_unstorable(key)}")
 
 
 class Codec:
-    """Converts the values of one annotation."""
+    """Converts values of one annotation."""
 
     __slots__ = ("_adapter", "annotation", "kinds")
 
     def __init__(self, annotation: Any) -> None:
         self.annotation = annotation
-        # the types whose values are their own JSON; empty when there is none, or anything goes
+        # scalar types whose values are stored as they are; empty for other annotations
         self.kinds = _plain_kinds(annotation)
         self._adapter: TypeAdapter[Any] | None = None
 
@@ -89,7 +89,7 @@ class Codec:
         return self.annotation is Any or self.annotation is object
 
     def encode(self, value: Any) -> Any:
-        """Validate a value, converting it where pydantic would, and give its JSON."""
+        """Validate a value, with the conversions of pydantic, and return its JSON."""
         if type(value) in self.kinds and is_storable(value):
             return value
         if not self.is_any:
@@ -98,7 +98,7 @@ class Codec:
         return value
 
     def encode_result(self, value: Any) -> Any:
-        """Give the JSON of a value that should be of the annotated type already, converting only if it is not."""
+        """Return the JSON of a value that should have the annotated type; validate it only if it does not."""
         if type(value) in self.kinds and is_storable(value):
             return value
         if self.is_any:
@@ -121,14 +121,13 @@ class Codec:
             raise ValueRefusedError(_first_reason(error)) from None
 
     def adapter(self) -> TypeAdapter[Any]:
-        """Give pydantic's view of the annotation, made when it is first needed."""
+        """Return the pydantic adapter of the annotation, made on first use."""
         if self._adapter is None:
-            # not at the top: it costs a tenth of a second, and many programs never need it
-            from pydantic import PydanticUserError, TypeAdapter  # noqa: PLC0415 - heavy, and seldom needed
+            from pydantic import PydanticUserError, TypeAdapter  # noqa: PLC0415 - takes 0.1 s, and many programs never need it
 
             try:
                 self._adapter = TypeAdapter(self.annotation, config=typing.cast("Any", _CONFIG))
-            except PydanticUserError:  # models and dataclasses bring a configuration of their own
+            except PydanticUserError:  # models and dataclasses have their own configuration
                 self._adapter = TypeAdapter(self.annotation)
         return self._adapter
 
@@ -143,7 +142,7 @@ class Codec:
         adapter = self.adapter()
         try:
             return adapter.dump_python(value, mode="json", warnings="error")
-        except ValueError as error:  # what pydantic raises here derives from it
+        except ValueError as error:  # the base class of pydantic's errors
             raise ValueRefusedError(_without_value(str(error))) from None
 
 
@@ -173,7 +172,7 @@ def _unstorable(value: Any) -> str:
 
 
 def _first_reason(error: ValueError) -> str:
-    """Say what pydantic found first, without the value, which may be a secret."""
+    """Format the first error of pydantic without the value, which may be a secret."""
     errors = getattr(error, "errors", None)
     if errors is None:
         return str(error)

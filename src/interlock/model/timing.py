@@ -1,6 +1,7 @@
-"""Times until which steps sleep and wait. No I/O.
+"""Times: the range that can be stored, when a sleep ends, and the ticks of a schedule.
 
-Invariant: whoever asks, the orchestrator or a dry run, hears the same of the same step.
+Invariant: the ticks of a schedule are in ascending order, also across changes to and from daylight saving time, and a
+`Rhythm` always has a next tick.
 """
 
 from __future__ import annotations
@@ -19,59 +20,52 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-FIRST_YEAR, LAST_YEAR = 1970, 9998  # what every clock and calendar on the way can hold
-TOO_LATE = f"a time must be in the years {FIRST_YEAR} to {LAST_YEAR}"
-LONGEST = 100 * 365.25 * 86_400  # seconds, of whatever takes or waits for some
+FIRST_YEAR, LAST_YEAR = 1970, 9998  # the range that Python, psycopg and PostgreSQL all hold
+OUT_OF_RANGE = f"a time must be in the years {FIRST_YEAR} to {LAST_YEAR}"
+LONGEST = 100 * 365.25 * 86_400  # seconds: the longest timeout, delay or wait (100 years)
+
+CRON_FIELDS = 5
+_PROBE = datetime(2024, 1, 1, tzinfo=UTC)
+# The most that a clock is set back. Walking backwards over such an hour, CronSim can miss ticks in it.
+_MAX_SET_BACK = timedelta(hours=3)
 
 
 def is_in_calendar(moment: datetime) -> bool:
-    """Tell whether a time, which has a time zone, lies in the years that can be stored."""
+    """Tell whether a time with a zone lies in the years that can be stored."""
     return datetime(FIRST_YEAR, 1, 1, tzinfo=UTC) <= moment < datetime(LAST_YEAR + 1, 1, 1, tzinfo=UTC)
 
 
 def wake_at(spec: Mapping[str, Any], given: Any, moment: datetime) -> datetime:
-    """Tell when a sleep that begins now ends; `given` is what the input has under the name in `until`.
+    """Compute when a sleep that begins now ends; `given` is the input field that `until` names.
 
-    ValueError says what is wrong with it.
+    ValueError if `until` is not a time, or out of range.
     """
     if spec.get("until") is None:
         return later(moment, spec["seconds"], "sleeps")
-    said = given if given is not None else spec["until"]
+    text = given if given is not None else spec["until"]
     try:
-        until = datetime.fromisoformat(said)
+        until = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        raise ValueError(f"sleeps until {said!r}, which is no time in ISO 8601") from None
+        raise ValueError(f"sleeps until {text!r}, which is not a time in ISO 8601") from None
     zoned = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
     if not is_in_calendar(zoned):
-        raise ValueError(f"sleeps until {said!r}: {TOO_LATE}")
+        raise ValueError(f"sleeps until {text!r}: {OUT_OF_RANGE}")
     return zoned
 
 
 def later(moment: datetime, seconds: float, does: str = "waits") -> datetime:
-    """Give the moment so many seconds later; ValueError if no calendar has it."""
+    """Add seconds to a time; ValueError if the sum is out of range."""
     try:
         found = moment + timedelta(seconds=seconds)
     except OverflowError:
         found = None
     if found is None or not is_in_calendar(found):
-        raise ValueError(f"{does} for {seconds:g} s: {TOO_LATE}")
+        raise ValueError(f"{does} for {seconds:g} s: {OUT_OF_RANGE}")
     return found
 
 
-# SECTION store/rhythm
-# When a schedule is due: the ticks of a cron expression in its time zone, or of an interval.
-#
-# Invariant: ticks come in order, each later than the one before, also where a clock is put forward or back; a rhythm
-# that exists has a next tick.
-
-FIELDS = 5
-_PROBE = datetime(2024, 1, 1, tzinfo=UTC)
-# How far a clock may be put back: going backwards over that hour, the library can miss ticks that lie in it.
-_PUT_BACK = timedelta(hours=3)
-
-
 class Rhythm:
-    """Either a cron expression of five fields in a time zone, or an interval."""
+    """The rhythm of a schedule: a cron expression of five fields in a time zone, or an interval."""
 
     __slots__ = ("_cron", "_every", "_zone")
 
@@ -79,57 +73,57 @@ class Rhythm:
         if (cron is None) == (every is None):
             raise ConfigError("give either a cron expression or an interval")
         if every is not None and every <= timedelta():
-            raise ConfigError(f"the interval must be longer than nothing, not {every}")
+            raise ConfigError(f"the interval must be greater than 0, got {every}")
         self._cron = cron
         self._every = every
         self._zone = _zone(timezone)
         if cron is not None:
-            _check(cron)
+            _check_cron(cron)
 
     def after(self, tick: datetime) -> datetime:
-        """Give the first tick after this one; for an interval, the rhythm goes on from it."""
+        """Return the first tick after this one; an interval counts from it."""
         if self._every is not None:
             return tick + self._every
         return next(self._ticks(tick))
 
     def due(self, first: datetime, now: datetime, most: int) -> list[datetime]:
-        """Give the ticks from `first`, which is one, until now: the latest ones if they are more than `most`."""
+        """List the ticks from `first`, itself a tick, until now; only the latest `most` of them."""
         if first > now:
             return []
         if self._every is not None:
             last = (now - first) // self._every
             return [first + self._every * step for step in range(max(0, last - most + 1), last + 1)]
         found = deque([first], maxlen=most)
-        for tick in self._ticks(max(first, self._far_enough_back(now, most))):
+        for tick in self._ticks(max(first, self._start_for_latest(now, most))):
             if tick > now:
                 break
             found.append(tick)
         return list(found)
 
     def _ticks(self, after: datetime) -> Iterator[datetime]:
-        """Walk forward. An hour that comes twice is walked once by the library, maybe from before `after`."""
+        """Iterate over the ticks after a time. CronSim visits a repeated hour once, possibly from before `after`."""
         for tick in CronSim(self._cron or "", after.astimezone(self._zone)):
             utc = tick.astimezone(UTC)
             if utc > after:
                 yield utc
 
-    def _far_enough_back(self, now: datetime, most: int) -> datetime:
-        """Find where to begin for the latest ticks, however many were missed before them."""
-        back = islice(CronSim(self._cron or "", now.astimezone(self._zone), reverse=True), most)
-        return min((tick.astimezone(UTC) for tick in back), default=now) - _PUT_BACK
+    def _start_for_latest(self, now: datetime, most: int) -> datetime:
+        """Find where to start for the latest `most` ticks, so that older missed ones are not visited."""
+        latest = islice(CronSim(self._cron or "", now.astimezone(self._zone), reverse=True), most)
+        return min((tick.astimezone(UTC) for tick in latest), default=now) - _MAX_SET_BACK
 
 
 def _zone(name: Any) -> ZoneInfo:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, TypeError):
-        raise ConfigError(f"{name!r} is not a time zone known here; right would be e.g. Europe/Berlin or UTC") from None
+        raise ConfigError(f"{name!r} is not a known time zone; examples are Europe/Berlin and UTC") from None
 
 
-def _check(cron: Any) -> None:
-    example = "right would be e.g. '30 4 * * MON-FRI' (minute, hour, day, month, weekday)"
-    if not isinstance(cron, str) or len(cron.split()) != FIELDS:
-        raise ConfigError(f"{cron!r} is not a cron expression of {FIELDS} fields; {example}")
+def _check_cron(cron: Any) -> None:
+    example = "an example is '30 4 * * MON-FRI' (minute, hour, day, month, weekday)"
+    if not isinstance(cron, str) or len(cron.split()) != CRON_FIELDS:
+        raise ConfigError(f"{cron!r} is not a cron expression of {CRON_FIELDS} fields; {example}")
     try:
         next(CronSim(cron, _PROBE))
     except CronSimError as error:

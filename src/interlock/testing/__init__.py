@@ -1,7 +1,7 @@
-"""The test kit: run a task inline, drain a queue in the test's own process, try a workflow dry, control the clock.
+"""The test kit: run a task inline, drain a queue in the test process, dry-run a workflow, control the clock.
 
-Invariant: arguments and results take the same way through JSON as in production, and a drained task goes through the
-same statements as one that a worker runs.
+Invariant: arguments and results are converted to JSON and back as in production, and a drained task goes through the
+same statements as in a worker.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Drains a queue in the test's own process: claims, runs and settles what is due.
+"""Drains a queue in the test process: claims, runs and settles due tasks and advances jobs.
 
-Invariant: a drained task goes through the same statements as one that a worker runs.
+Invariant: a drained task goes through the same statements as in a worker.
 """
 
 from __future__ import annotations
@@ -53,11 +53,10 @@ class Ran:
 async def drain(
     app: Interlock, *, namespaces: Sequence[str] | None = None, until_empty: bool = True, limit: int = 10_000
 ) -> list[Ran]:
-    """Run what is due, one after the other, in this process; what the tasks enqueue is run too, if it is due.
+    """Run due tasks one after the other in this process, including due tasks that they enqueue.
 
-    Jobs are carried on as well, without a worker or an orchestrator. Tries and sleeps that are to end later stay
-    pending: advance the clock and drain again. With `until_empty=False` only what was due at the start of the call is
-    run.
+    Jobs advance too, without a worker or an orchestrator. Retries and sleeps that are not due stay pending: advance the
+    clock and drain again. With `until_empty=False`, only tasks that were due at the start of the call run.
     """
     runner = _Runner(app, list(namespaces or _namespaces(app)))
     ran: list[Ran] = []
@@ -80,7 +79,7 @@ class _Runner:
 
     @asynccontextmanager
     async def present(self) -> AsyncIterator[None]:
-        """Be a worker for the jobs that wait for one."""
+        """Register as a worker, so that jobs that wait for one start."""
         if not self._app.workflows:
             yield
             return
@@ -94,13 +93,13 @@ class _Runner:
                 await deregister_worker(connection, self._actor, now=self._app.now())
 
     async def claim(self, limit: int, *, one: bool) -> list[ClaimedTask]:
-        """Claim what is due, after the jobs were carried on as far as they go without it."""
-        while not (claimed := await self._claim(limit, one=one)) and limit > 0 and await self._carry_on():
+        """Claim due tasks; if there are none, advance limits and jobs and try again."""
+        while not (claimed := await self._claim(limit, one=one)) and limit > 0 and await self._advance():
             pass
         return claimed
 
-    async def _carry_on(self) -> bool:
-        """Let in what limits allow, and do what an orchestrator does; tell whether there was anything."""
+    async def _advance(self) -> bool:
+        """Admit tasks under limits and do the work of an orchestrator; tell whether anything changed."""
         common: Any = {"actor": self._actor, "now": self._app.now()}
         async with self._app.connection() as connection:
             done = (await admit_limited_tasks(connection, **common)).released
@@ -131,22 +130,22 @@ class _Runner:
         until = time.monotonic() + LEASE.total_seconds()
         attempt = TaskStateMachine.of_claim(claimed, self._actor, task, lease_until=until, line=line)
         async with self._app.connection() as connection:
-            outcome = await self._attempted(connection, attempt)
+            outcome = await self._run_and_settle(connection, attempt)
         if outcome is None:
             return Ran(claimed.id, claimed.type, claimed.attempt, "lost", None)
         return Ran(claimed.id, claimed.type, claimed.attempt, outcome.event.value, outcome.error)
 
-    async def _attempted(self, connection: Connection, attempt: TaskStateMachine) -> Outcome | None:
-        """Run the handler and settle in one transaction; what a handler that failed wrote is undone before."""
+    async def _run_and_settle(self, connection: Connection, attempt: TaskStateMachine) -> Outcome | None:
+        """Run the handler and settle in one transaction; roll back the writes of a failed handler first."""
         try:
             async with transaction(connection):
                 outcome = _succeeded(await attempt.process(_Inline(connection)))
                 await self._settle(connection, attempt, outcome)
         except _LostError:
             return None
-        except _UndoneError as undone:
-            failed = undone.outcome
-        except StoreError as error:  # what it wrote cannot be committed
+        except _RollbackError as rollback:
+            failed = rollback.outcome
+        except StoreError as error:  # its writes cannot be committed
             failed = failed_outside_handler(attempt, error)
         else:
             return outcome
@@ -164,11 +163,11 @@ class _Runner:
 
 
 class _LostError(Exception):
-    """The task was canceled or taken away while it ran: what it wrote in its transaction is undone."""
+    """The attempt was lost while it ran: roll its transaction back."""
 
 
-class _UndoneError(Exception):
-    """The handler failed: its transaction is undone, and then the outcome is written."""
+class _RollbackError(Exception):
+    """The handler failed: roll its transaction back, then write the outcome."""
 
     def __init__(self, outcome: Outcome | None) -> None:
         self.outcome = outcome
@@ -177,12 +176,12 @@ class _UndoneError(Exception):
 
 def _succeeded(outcome: Outcome | None) -> Outcome:
     if outcome is None or outcome.event is not TaskRowEvent.SUCCEED:
-        raise _UndoneError(outcome)
+        raise _RollbackError(outcome)
     return outcome
 
 
 class _Inline:
-    """What an attempt needs of a worker, without one: the handler runs here, and the outcome is settled by `drain`."""
+    """Replaces the worker of an attempt: runs the handler here and leaves the settle to `drain`."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -199,7 +198,7 @@ class _Inline:
 
 
 class _Saver:
-    """Stores checkpoints under the attempt that is drained."""
+    """Stores the checkpoints of a drained attempt."""
 
     def __init__(self, app: Interlock, loop: asyncio.AbstractEventLoop) -> None:
         self._app = app
@@ -209,7 +208,7 @@ class _Saver:
         return asyncio.run_coroutine_threadsafe(self._save(context, value), self._loop)
 
     def progressed(self, _: TaskContext, /) -> None:
-        """Nothing to do: the latest word is written with the outcome."""
+        """Do nothing: the latest progress is written with the outcome."""
 
     async def _save(self, context: TaskContext, value: Any) -> bool:
         if context.task_id is None:

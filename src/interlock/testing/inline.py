@@ -1,6 +1,6 @@
-"""Tasks run here and now, in the test itself.
+"""Runs single tasks inside a test, and the clock that a test controls.
 
-Invariant: nothing of the queue is read or written; only a transactional task needs the database, for its own writes.
+Invariant: the queue is neither read nor written; only a transactional task needs the database, for its own writes.
 """
 
 from __future__ import annotations
@@ -34,38 +34,37 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class Recorder:
-    """Stands in for a worker: remembers what a handler said."""
+    """Replaces the worker of a context: records progress and checkpoints."""
 
     progress: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[Any] = field(default_factory=list)
 
     def save_checkpoint(self, _: TaskContext, value: Any, /) -> Future[bool]:
-        """Remember a checkpoint, by way of JSON."""
+        """Record a checkpoint after a round trip through JSON."""
         self.checkpoints.append(_through_json(value))
         saved: Future[bool] = Future()
         saved.set_result(True)
         return saved
 
     def progressed(self, context: TaskContext, /) -> None:
-        """Remember what was said of the progress."""
+        """Record the progress."""
         self.progress.append(dict(context.latest_progress or {}))
 
 
 async def run_inline(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run a task here and now; its exceptions come through as they are, and its timeout is kept.
+    """Run a task in the test, with its timeout; exceptions are raised unchanged.
 
-    No database is needed, but for a transactional task: its app must be open, and what it writes is committed when it
-    has given its result.
+    Only a transactional task needs a database: its app must be open, and its writes are committed with its result.
     """
     return await run_with(make_context(task), task, *args, **kwargs)
 
 
 async def run_with(context: TaskContext, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Do the same with a context of the test's own making; a connection that it has is left to the test to commit."""
+    """Run a task with a context that the test made; the test commits the connection of that context, if any."""
     stored = _through_json(task.encode(*args, **kwargs))
     context.input_data = stored
-    async with _connected(task, context):
-        output = await _in_time(task, context, task.decode(stored))
+    async with _transaction_for(task, context):
+        output = await _with_timeout(task, context, task.decode(stored))
         context.output_data = _through_json(task.encode_result(output))
     result: R = task.decode_result(context.output_data)
     return result
@@ -80,7 +79,7 @@ def make_context(
     line: Line | None = None,
     connection: Any = None,
 ) -> TaskContext:
-    """Make a context as a worker would, with a Recorder in the worker's place unless told otherwise."""
+    """Make a context as a worker does, connected to a Recorder by default."""
     context = TaskContext(
         new_id(),
         task.name,
@@ -96,9 +95,9 @@ def make_context(
 
 
 async def call(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
-    """Call a handler: a coroutine in this loop, anything else in a thread of its own."""
+    """Call a handler: a coroutine in this event loop, a function in a thread."""
     if task.command is not None:
-        raise DefinitionError(f"task {task.name} is a command, which only a worker runs")
+        raise DefinitionError(f"task {task.name} is a command; only a worker can run it")
     if not inspect.iscoroutinefunction(task.function):
         thread = ThreadExecutor(1)
         try:
@@ -111,37 +110,37 @@ async def call(task: Task[..., Any], context: TaskContext, arguments: dict[str, 
 
 
 @asynccontextmanager
-async def _connected(task: Task[..., Any], context: TaskContext) -> AsyncIterator[None]:
-    """Give a transactional task a connection whose commit is the end of the block."""
+async def _transaction_for(task: Task[..., Any], context: TaskContext) -> AsyncIterator[None]:
+    """Give a transactional task a connection whose transaction commits at the end of the block."""
     if not task.transactional or context.connection is not None:
         yield
         return
     if not task.app.is_open:
         raise StoreError(
-            f"task {task.name} is transactional and needs a connection: open its app before (`async with app:`), "
+            f"task {task.name} is transactional and needs a connection: open its app first (`async with app:`), "
             "or run it with make_context(task, connection=...)"
         )
     raised: BaseException | None = None
     async with task.app.connection() as connection:
-        with suppress(_UndoneError):
+        with suppress(_RollbackError):
             async with transaction(connection):
                 context.connection = connection
                 try:
                     yield
-                except BaseException as error:  # noqa: BLE001 - it is raised again below
+                except BaseException as error:  # noqa: BLE001 - raised again below
                     raised = error
-                    raise _UndoneError from None
+                    raise _RollbackError from None
                 finally:
-                    context.connection = None  # it is lent to others next
+                    context.connection = None  # it goes back to the pool
     if raised is not None:
-        raise raised  # as it was, even if it is the driver's
+        raise raised  # unchanged, also if it is an error of the driver
 
 
-class _UndoneError(Exception):
-    """The handler failed: its transaction is undone."""
+class _RollbackError(Exception):
+    """The handler failed: roll its transaction back."""
 
 
-async def _in_time(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
+async def _with_timeout(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
     timeout = task.timeout
     if timeout is None:
         return await call(task, context, arguments)
@@ -154,33 +153,29 @@ async def _in_time(task: Task[..., Any], context: TaskContext, arguments: dict[s
     except TimeoutError:
         if limit.expired():
             raise TimeoutError(f"the handler was still running after {timeout:g} s") from None
-        raise  # its own
+        raise  # the handler's own
 
 
 def _through_json(value: Any) -> Any:
     return orjson.loads(orjson.dumps(value))
 
 
-# SECTION testing/clock
-# A clock that tests control.
-
-
 class Clock:
-    """A clock that stands still until a test moves it: `Interlock(clock=clock)`."""
+    """A clock that moves only when a test advances it: `Interlock(clock=clock)`."""
 
     def __init__(self, start: datetime | None = None) -> None:
         self._now = start or datetime.now(UTC)
         if self._now.tzinfo is None:
-            raise ValueError("a clock needs a time zone; e.g. datetime(2030, 1, 1, tzinfo=UTC)")
+            raise ValueError("a clock needs a time zone, as in datetime(2030, 1, 1, tzinfo=UTC)")
 
     def __call__(self) -> datetime:
-        """Tell the time."""
+        """Return the current time of the clock."""
         return self._now
 
     def advance(self, by: timedelta | float) -> datetime:
-        """Move the clock forward, by a timedelta or by seconds, and tell the new time."""
+        """Move the clock forward by a timedelta or by seconds, and return the new time."""
         step = by if isinstance(by, timedelta) else timedelta(seconds=by)
         if step < timedelta(0):
-            raise ValueError("a clock goes forward only")
+            raise ValueError(f"a clock only moves forward, got {by!r}")
         self._now += step
         return self._now
