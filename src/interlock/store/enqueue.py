@@ -42,7 +42,10 @@ _NOT_COPIED = tuple(option.column for option in OPTIONS.values() if Scope.COPY n
 # a delay is copied as the run_at that it leads to
 _COPIED = tuple(option for option in options_in(Scope.COPY) if option.type is not DELAY)
 
+_DOCUMENT_KEYS = ("type", "input", *_COLUMNS)
+
 _values = attrgetter(*_COLUMNS)
+_document_values = attrgetter(*_DOCUMENT_KEYS)
 _nullable_values = attrgetter(*_NULLABLE)
 _not_copied_values = attrgetter(*_NOT_COPIED)
 _copied_values = attrgetter(*(option.column for option in _COPIED))
@@ -153,7 +156,9 @@ def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask],
 def _bulk_queries(tasks: Sequence[NewTask], actor: str) -> Generator[_Query, list[dict[str, Any]], list[Enqueued]]:
     """Yield queries for an async or a blocking caller to run, and receive their rows."""
     ids = [task.task_id or new_id() for task in tasks]
-    documents = [{**_document(task), "task_id": id_} for task, id_ in zip(tasks, ids, strict=True)]
+    documents = list(map(_document, tasks))
+    for document, id_ in zip(documents, ids, strict=True):
+        document["task_id"] = id_
     inserted = {row["id"] for row in (yield _bulk_query("insert_tasks", documents, actor))}
     stored = []
     for id_ in ids:
@@ -173,7 +178,7 @@ def _bulk_query(name: str, documents: list[dict[str, Any]], actor: str) -> _Quer
 
 def _document(task: NewTask) -> dict[str, Any]:
     """Give a task as a JSON object whose keys are the columns of the recordset."""
-    document = {"type": task.type, "input": task.input, **dict(zip(_COLUMNS, _values(task), strict=True))}
+    document = dict(zip(_DOCUMENT_KEYS, _document_values(task), strict=True))
     if task.delay is not None:
         document["delay"] = _interval(task.delay)
     return document
