@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
 TESTS = Path(__file__).parent.parent / "tests" / "helpers"
-QUICK = ("lease=1.0", "retries=1000", "steady=0.2", "restart_cap=0.5")
+QUICK = ("lease=1.0", "max_restarts=1000", "stable_after=0.2", "max_restart_backoff=0.5")
 FROZEN = 1.5  # seconds, which is longer than that lease
 
 
