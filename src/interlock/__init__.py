@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     )
     from interlock.model.backoff import Backoff
     from interlock.worker.attempt import TaskResult, TaskStateMachine
+    from interlock.worker.executors.events import StepExecutionCompletionEvent, StepExecutionEvent
     from interlock.worker.process import WorkerContext, WorkerStateMachine
     from interlock.worker.run import run_worker, serving
     from interlock.worker.settings import WorkerSettings
+    from interlock.workflow.advance import SimpleStepMessage
 
     __version__: str
 
@@ -60,21 +62,24 @@ _MODULES = {
     "InterlockError": "interlock.errors",
     "JobFailedError": "interlock.errors",
     "JobHandle": "interlock.client.job_handle",
+    "JobState": "interlock.lifecycle",
     "JobStatus": "interlock.client.job_handle",
     "PermanentError": "interlock.errors",
     "RetryableError": "interlock.errors",
+    "SimpleStepMessage": "interlock.workflow.advance",
     "StepContext": "interlock.client.step_context",
-    "StepStatus": "interlock.client.job_handle",
-    "JobState": "interlock.lifecycle",
-    "SupervisedWorkerState": "interlock.lifecycle",
-    "TaskRowState": "interlock.lifecycle",
+    "StepExecutionCompletionEvent": "interlock.worker.executors.events",
+    "StepExecutionEvent": "interlock.worker.executors.events",
     "StepExecutionResult": "interlock.client.step_context",
+    "StepStatus": "interlock.client.job_handle",
+    "SupervisedWorkerState": "interlock.lifecycle",
     "Task": "interlock.client.task",
     "TaskContext": "interlock.client.context",
     "TaskEvent": "interlock.lifecycle",
     "TaskFailedError": "interlock.errors",
     "TaskHandle": "interlock.client.task_handle",
     "TaskResult": "interlock.worker.attempt",
+    "TaskRowState": "interlock.lifecycle",
     "TaskState": "interlock.lifecycle",
     "TaskStateMachine": "interlock.worker.attempt",
     "TaskStatus": "interlock.client.task_handle",
@@ -82,8 +87,8 @@ _MODULES = {
     "UnknownTaskError": "interlock.errors",
     "WorkerContext": "interlock.worker.process",
     "WorkerEvent": "interlock.lifecycle",
-    "WorkerState": "interlock.lifecycle",
     "WorkerSettings": "interlock.worker.settings",
+    "WorkerState": "interlock.lifecycle",
     "WorkerStateMachine": "interlock.worker.process",
     "Workflow": "interlock.client.workflow",
     "run_worker": "interlock.worker.run",
@@ -106,7 +111,10 @@ __all__ = [
     "JobStatus",
     "PermanentError",
     "RetryableError",
+    "SimpleStepMessage",
     "StepContext",
+    "StepExecutionCompletionEvent",
+    "StepExecutionEvent",
     "StepExecutionResult",
     "StepStatus",
     "SupervisedWorkerState",

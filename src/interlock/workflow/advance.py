@@ -69,8 +69,8 @@ class Advanced(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A parsed message of the queue."""
+class SimpleStepMessage:
+    """One parsed message of the queue of step results: ids only, the result stays in the row of the task."""
 
     id: int
     job_id: UUID
@@ -156,7 +156,7 @@ async def _advance_batch(
     )
 
 
-async def _cancel_jobs(connection: Connection, batch: Batch, messages: Iterable[Message]) -> int:
+async def _cancel_jobs(connection: Connection, batch: Batch, messages: Iterable[SimpleStepMessage]) -> int:
     """Cancel the jobs of messages that ask for it, such as children of a canceled job."""
     canceled = 0
     for message in messages:
@@ -166,7 +166,7 @@ async def _cancel_jobs(connection: Connection, batch: Batch, messages: Iterable[
     return canceled
 
 
-def _recheck_worker_counts(batch: Batch, messages: Iterable[Message]) -> int:
+def _recheck_worker_counts(batch: Batch, messages: Iterable[SimpleStepMessage]) -> int:
     """Mark jobs in which a step may fit into `worker_count` again, as after the resumption of a namespace; count them.
 
     A job that is about to end admits no steps: its compensations run one after the other.
@@ -178,7 +178,7 @@ def _recheck_worker_counts(batch: Batch, messages: Iterable[Message]) -> int:
 
 
 async def _activate_parent_steps(
-    connection: Connection, batch: Batch, messages: Iterable[Message], taken: set[UUID]
+    connection: Connection, batch: Batch, messages: Iterable[SimpleStepMessage], taken: set[UUID]
 ) -> int:
     """Activate child steps whose child job has ended; return how many."""
     ids = [message.task_id for message in messages if message.task_id is not None and message.task_id not in taken]
@@ -200,7 +200,7 @@ async def _cancel_children_of_canceled_steps(connection: Connection, batch: Batc
             batch.messages.append({"job_id": child["id"], "cancel": "the step that waited for it was canceled"})
 
 
-async def _delete_failures(connection: Connection, messages: Iterable[Message]) -> None:
+async def _delete_failures(connection: Connection, messages: Iterable[SimpleStepMessage]) -> None:
     """Delete the failure records of messages that were archived before and have been handled now."""
     ids = [message.failure for message in messages if message.failure is not None]
     if ids:
@@ -232,7 +232,7 @@ async def _advance_message(
 
 
 async def _advance_unlocked(
-    connection: Connection, row: dict[str, Any], message: Message, *, actor: str, now: datetime | None
+    connection: Connection, row: dict[str, Any], message: SimpleStepMessage, *, actor: str, now: datetime | None
 ) -> Advanced | None:
     """Handle one message in a transaction of its own; None if its job or a step of it is locked by another one."""
     parameters = {
@@ -271,7 +271,7 @@ async def _fail_message(connection: Connection, row: dict[str, Any], error: str,
     await run(connection, ORCHESTRATION["archive_message"], parameters)
 
 
-def _parse_message(row: dict[str, Any]) -> Message:
+def _parse_message(row: dict[str, Any]) -> SimpleStepMessage:
     content = row["message"]
     if not isinstance(content, dict):
         raise InputError(MALFORMED_MESSAGE)
@@ -280,7 +280,7 @@ def _parse_message(row: dict[str, Any]) -> Message:
     if job_id is None or (task_id is None and cancel is None and not admit):
         raise InputError(MALFORMED_MESSAGE)
     reason = None if cancel is None else str(cancel)
-    return Message(row["msg_id"], job_id, task_id, reason, _parse_failure(content), admit)
+    return SimpleStepMessage(row["msg_id"], job_id, task_id, reason, _parse_failure(content), admit)
 
 
 def _parse_failure(content: dict[str, Any]) -> int | None:
