@@ -1,8 +1,8 @@
-"""The supervisor's API under load: many clients at once, reading and moving the same things, and no update lost.
+"""Load test of the supervisor's API: many concurrent clients read and move the same rows; no update may be lost.
 
-Run: `./dev bench api`. One embedded server, durable, in a temporary directory; one `interlock supervisor` process, and
-the clients in this one. In the end the records are read: every move that was answered with 200 must be there once, and
-each must begin where the one before it ended.
+Run: `./dev bench api`. One durable embedded server in a temporary directory, one `interlock supervisor` process, and
+the clients in this process. Afterwards the records are checked: every move that was answered with 200 must be recorded
+once, and each must start in the state in which the previous one ended.
 """
 
 from __future__ import annotations
@@ -39,40 +39,40 @@ if TYPE_CHECKING:
 
 DAY = timedelta(days=1)
 EXPECTED = frozenset({200, 201, 409})
-READS = 0.6  # of all requests
-BEAT = 5.0  # seconds between two heartbeats
+READ_SHARE = 0.6  # of all requests
+HEARTBEAT_INTERVAL_S = 5.0
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--workers", type=int, default=10, help="rows that all clients pause and resume")
-    parser.add_argument("--seed", type=int, default=0, help="of the die that says what a client does next")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random requests")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args()
 
 
 class Load:
-    """What the clients do, and what came of it."""
+    """The requests of the clients, and their outcomes."""
 
     def __init__(self, client: httpx.AsyncClient, workers: list[str], seed: int) -> None:
         self._client = client
         self._workers = workers
-        self._die = random.Random(seed)  # noqa: S311 - it decides what to do next, and no more
+        self._random = random.Random(seed)  # noqa: S311 - not for security
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
         self.statuses: Counter[str] = Counter()
         self.faults: list[str] = []
-        self.used = 0.0  # seconds of the supervisor's processor time
+        self.used = 0.0  # processor time of the supervisor in seconds
         self.moved: Counter[str] = Counter()  # moves of each worker or task that were answered with 200
         self._reads: list[Callable[[], Awaitable[None]]] = [self._show, self._list, self._history, self._tasks]
         self._acts: list[Callable[[], Awaitable[None]]] = [self._move, self._move_twice, self._enqueue]
 
     async def work(self, until: float) -> None:
-        """Be one client."""
+        """Run one client."""
         while time.monotonic() < until:
-            await self._die.choice(self._reads if self._die.random() < READS else self._acts)()
+            await self._random.choice(self._reads if self._random.random() < READ_SHARE else self._acts)()
 
     async def _ask(self, kind: str, method: str, path: str, **given: Any) -> httpx.Response | None:
         began = time.perf_counter()
@@ -88,31 +88,33 @@ class Load:
         return answer
 
     async def _show(self) -> None:
-        await self._ask("read", "GET", f"/api/workers/{self._die.choice(self._workers)}")
+        await self._ask("read", "GET", f"/api/workers/{self._random.choice(self._workers)}")
 
     async def _list(self) -> None:
         await self._ask("list", "GET", "/api/workers", params={"limit": 20})
 
     async def _history(self) -> None:
-        await self._ask("read", "GET", f"/api/workers/{self._die.choice(self._workers)}/history", params={"limit": 5})
+        await self._ask(
+            "read", "GET", f"/api/workers/{self._random.choice(self._workers)}/history", params={"limit": 5}
+        )
 
     async def _tasks(self) -> None:
         await self._ask("list", "GET", "/api/tasks", params={"limit": 20})
 
     async def _move(self) -> None:
-        worker, act = self._die.choice(self._workers), self._die.choice(("pause", "resume"))
+        worker, act = self._random.choice(self._workers), self._random.choice(("pause", "resume"))
         answer = await self._ask("move", "POST", f"/api/supervisor/workers/{worker}/{act}")
         if answer is not None and answer.is_success:
             self.moved[worker] += 1
 
     async def _move_twice(self) -> None:
-        """Send one request twice at once, under one key: it may move the worker once."""
-        worker, act = self._die.choice(self._workers), self._die.choice(("pause", "resume"))
+        """Send one request twice concurrently with one idempotency key: it may move the worker once."""
+        worker, act = self._random.choice(self._workers), self._random.choice(("pause", "resume"))
         path, body = f"/api/supervisor/workers/{worker}/{act}", {"request_id": str(uuid4())}
         both = await asyncio.gather(*(self._ask("move with a key", "POST", path, json=body) for _ in range(2)))
         answers = [answer for answer in both if answer is not None]
         if len({(answer.status_code, answer.content) for answer in answers}) > 1:
-            self.faults.append("one key had two answers")
+            self.faults.append("one key got two different answers")
         if answers and answers[0].is_success:
             self.moved[worker] += 1
 
@@ -128,7 +130,7 @@ class Load:
 
 
 async def play(given: argparse.Namespace, url: str) -> tuple[Load, float]:
-    """Run it, and hold the records against what was answered."""
+    """Run the load, then compare the records with the answers."""
     workers = [f"w_bench_{number}" for number in range(given.workers)]
     async with connect(url) as connection:
         await migrate(connection)
@@ -152,16 +154,16 @@ async def play(given: argparse.Namespace, url: str) -> tuple[Load, float]:
 
 
 async def beat(url: str, workers: list[str]) -> None:
-    """Let the workers be heard of, since the supervisor terminates those that are silent."""
+    """Send heartbeats for the workers; the supervisor terminates workers without heartbeats."""
     async with connect(url) as connection:
         while True:
             for worker in workers:
                 await record_heartbeat(connection, RegisteredProcess(worker), lease=DAY)
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
 
 def processor_time(pid: int) -> float:
-    """Give the seconds of processor time that a process has used; 0 where that cannot be told."""
+    """Return the processor time of a process in seconds; 0 without /proc."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -170,7 +172,7 @@ def processor_time(pid: int) -> float:
 
 
 async def metrics(client: httpx.AsyncClient) -> dict[str, int]:
-    """Give what the supervisor counted of keys."""
+    """Return the supervisor's counters of idempotency keys."""
     lines = (await client.get("/metrics")).text.splitlines()
     return {
         line.partition(" ")[0]: int(float(line.rpartition(" ")[2]))
@@ -180,24 +182,24 @@ async def metrics(client: httpx.AsyncClient) -> dict[str, int]:
 
 
 async def lost(connection: Any, worker: str, moved: int) -> list[str]:
-    """Find what is wrong with the records of a worker."""
+    """Return the faults in the records of a worker."""
     found = await connection.execute(
         "select from_state, to_state from interlock.worker_state_transitions where worker_id = %s order by id", [worker]
     )
     records = await found.fetchall()
     row = await (await connection.execute("select status from interlock.workers where id = %s", [worker])).fetchone()
     faults = []
-    if len(records) != moved + 2:  # it was made, and started
+    if len(records) != moved + 2:  # creation and start
         faults.append(f"{worker}: {moved} moves were answered, {len(records) - 2} were recorded")
     if any(one["to_state"] != two["from_state"] for one, two in itertools.pairwise(records)):
-        faults.append(f"{worker}: a move began where none had ended")
+        faults.append(f"{worker}: a move does not start in the state in which the previous one ended")
     if records[-1]["to_state"] != row["status"]:
         faults.append(f"{worker}: the row is {row['status']}, and the last record {records[-1]['to_state']}")
     return faults
 
 
 def report(load: Load, took: float, clients: int) -> dict[str, Any]:
-    """Print the figures, and give them."""
+    """Print and return the figures."""
     total = sum(map(len, load.seconds.values()))
     print(f"{described()}\n{clients} clients, {took:.0f} s, {total} requests, {total / took:.0f} a second")
     print(f"the supervisor used {load.used / max(total, 1) * 1000:.1f} ms of processor time per request")
@@ -223,10 +225,10 @@ def report(load: Load, took: float, clients: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run in a temporary directory; fail if anything is wrong."""
+    """Run in a temporary directory; exit with 1 if a check failed."""
     given = options()
     with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
-        Path(scratch).chmod(0o755)  # the server may run under an account of its own
+        Path(scratch).chmod(0o755)  # the server may run as another user
         server = EmbeddedServer(Path(scratch) / "db")
         server.acquire()
         try:

@@ -1,7 +1,7 @@
-"""Workflows while their workers and orchestrators are killed at random, to see that no result is lost.
+"""Chaos run: workflows while workers and orchestrators are killed at random; checks that no result is lost.
 
-Run: `./dev bench chaos`. One embedded server, durable, in a temporary directory; real processes, killed with SIGKILL,
-frozen for longer than their leases, and cut off from the database. See docs/chaos.md.
+Run: `./dev bench chaos`. One durable embedded server in a temporary directory. Real processes are killed with SIGKILL,
+frozen for longer than their leases, and disconnected from the database. See docs/chaos.md.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ if TYPE_CHECKING:
     from chaos_support import Findings
 
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
-STEADY = 3600.0
-HARMS = ("killed workers", "killed orchestrators", "cut connections", "frozen", "repeated messages")
+HOUR_S = 3600.0
+FAULTS = ("killed workers", "killed orchestrators", "cut connections", "frozen", "repeated messages")
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100_000, help="steps in all, in mixed workflows")
-    parser.add_argument("--seconds", type=float, default=0.7, help="between two harms")
-    parser.add_argument("--seed", type=int, default=0, help="of the die that says what happens to whom")
+    parser.add_argument("--steps", type=int, default=100_000, help="total number of steps, in mixed workflows")
+    parser.add_argument("--seconds", type=float, default=0.7, help="seconds between two injected faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random faults")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--orchestrators", type=int, default=2)
     parser.add_argument("--concurrency", type=int, default=50, help="slots of a worker")
-    parser.add_argument("--within", type=float, default=4 * STEADY, help="seconds after which it is given up")
+    parser.add_argument("--within", type=float, default=4 * HOUR_S, help="seconds after which the run fails")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--logs", type=Path, help="keep what the processes say in this directory")
+    parser.add_argument("--logs", type=Path, help="keep the logs of the processes in this directory")
     return parser.parse_args()
 
 
 def told(line: str) -> None:
-    """Show how far it is."""
+    """Show the progress."""
     print(f"\r  {line:100}", end="", file=sys.stderr, flush=True)
 
 
 async def play(given: argparse.Namespace, url: str, logs: Path) -> tuple[Findings, Counter[str]]:
-    """Run it."""
+    """Migrate the database and run the workflows with faults."""
     async with connect(url) as connection:
         await migrate(connection)
     chaos = Chaos(
@@ -72,28 +72,28 @@ async def play(given: argparse.Namespace, url: str, logs: Path) -> tuple[Finding
 
 
 def report(found: Findings, counts: Counter[str], seconds: float) -> None:
-    """Print what happened and what is left of it."""
+    """Print the injected faults and the findings."""
     lost = len(found.missing) + len(found.wrong)
     print(f"\n\n{found.steps:,} steps of {found.jobs:,} jobs in {seconds:,.0f} s")
-    print(f"- harm done: {', '.join(f'{counts[name]:,} {name}' for name in HARMS)}")
-    print(f"- leases that ran out and were recovered: {counts['recoveries']:,}")
-    print(f"- attempts: {counts['attempts']:,}, of which {counts['recoveries']:,} were in vain")
-    print(f"- outcomes that came too late and were refused: {counts['lost outcomes refused']:,}")
-    print(f"- duplicates suppressed: {counts['repeated messages']:,} messages that came again, with no effect")
-    print(f"- processes that did not stop when asked: {counts['hung']:,}")
-    print(f"- jobs that ended once, as they must: {found.jobs - lost - len(found.ends):,}")
+    print(f"- injected faults: {', '.join(f'{counts[name]:,} {name}' for name in FAULTS)}")
+    print(f"- expired leases that were recovered: {counts['recoveries']:,}")
+    print(f"- attempts: {counts['attempts']:,}, of which {counts['recoveries']:,} were lost")
+    print(f"- late outcomes that the fence refused: {counts['lost outcomes refused']:,}")
+    print(f"- duplicates suppressed: {counts['repeated messages']:,} repeated messages without effect")
+    print(f"- processes that did not stop on SIGTERM: {counts['hung']:,}")
+    print(f"- jobs that ended exactly once: {found.jobs - lost - len(found.ends):,}")
     print(f"- lost: {lost:,}")
     for fault in found.faults:
         print(f"  ! {fault}")
 
 
 def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Run it on a server of its own."""
+    """Run on a dedicated server."""
     logs = given.logs or scratch
     logs.mkdir(parents=True, exist_ok=True)
     print(
         f"{described()}; {given.steps:,} steps, {given.workers} workers, {given.orchestrators} orchestrators, "
-        f"a harm every {given.seconds:g} s, seed {given.seed}"
+        f"a fault every {given.seconds:g} s, seed {given.seed}"
     )
     with EmbeddedServer(scratch / "server", settings=SETTINGS) as server:
         began = time.monotonic()
@@ -107,10 +107,10 @@ def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run in a temporary directory; fail if anything is wrong."""
+    """Run in a temporary directory; exit with 1 if a check failed."""
     given = options()
     with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
-        Path(scratch).chmod(0o755)  # the server may run under an account of its own
+        Path(scratch).chmod(0o755)  # the server may run as another user
         found = run(given, Path(scratch))
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""What one move of a state machine costs, here and in two well-known libraries doing the same two-state move.
+"""Benchmark of one transition of a state machine, against two well-known libraries with the same two states.
 
-Run: `python bench/machine.py`, with the `bench` extra installed for the libraries. Reads nothing but the clock.
+Run: `./dev bench machine`; the libraries come with the `bench` extra. It needs no database.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 REPEATS = 7
-SECONDS = 0.2
-# What the design promises, in microseconds a move.
-TARGETS = {"Machine.next": 1.0, "… and metrics, JSON log": 20.0}
+RUN_S = 0.2
+TARGETS_US = {"Machine.next": 1.0, "… and metrics, JSON log": 20.0}
 
 
 class Light(StrEnum):
@@ -34,7 +33,7 @@ class Light(StrEnum):
 
 
 class Lever(StrEnum):
-    """The one event, which goes from each state to the other."""
+    """The only event; it leads from each state to the other."""
 
     PULL = "pull"
 
@@ -55,19 +54,19 @@ def bare() -> Callable[[], object]:
 
 
 def with_history() -> Callable[[], object]:
-    """Move a machine that keeps its latest moves."""
+    """Transition a machine that keeps its history."""
     machine = StateMachine(SIGNAL)
     return lambda: machine.transition(Lever.PULL)
 
 
 def with_telemetry() -> Callable[[], object]:
-    """Move a machine that also counts, times and logs every move."""
+    """Transition a machine that also counts, times and logs every transition."""
     machine = StateMachine(SIGNAL, observer=TaskTelemetry("task-1", TaskTypeSeries("bench")))
     return lambda: machine.transition(Lever.PULL)
 
 
 def transitions() -> Callable[[], object]:
-    """Move a machine of the library `transitions`."""
+    """Transition a machine of the library `transitions`."""
     library: Any = importlib.import_module("transitions")
 
     class Signal:
@@ -84,25 +83,25 @@ def transitions() -> Callable[[], object]:
 
 
 def python_statemachine() -> Callable[[], object]:
-    """Move a machine of the library `python-statemachine`."""
+    """Transition a machine of the library `python-statemachine`."""
     library: Any = importlib.import_module("statemachine")
     red, green = library.State(initial=True), library.State()
     body = {"red": red, "green": green, "pull": red.to(green) | green.to(red)}
     signal: Any = type("Signal", (library.StateMachine,), body)()
     # Its events are strings, which timeit would take for source code, so the call is wrapped.
-    return lambda: signal.pull()  # noqa: PLW0108 - every contender is called through one
+    return lambda: signal.pull()  # noqa: PLW0108 - every contender is called through a lambda
 
 
 def cost(move: Callable[[], object]) -> float:
-    """Measure one move in microseconds: the best of several runs, each long enough to trust the clock."""
+    """Return the microseconds of one transition: the best of several runs, each long enough for the clock."""
     timer = timeit.Timer(move)
     number, took = timer.autorange()
-    number = max(1, int(number * SECONDS / took))
+    number = max(1, int(number * RUN_S / took))
     return min(timer.repeat(REPEATS, number)) / number * 1e6
 
 
 def described() -> str:
-    """Name the processor, its cores and the interpreter."""
+    """Describe the processor, its cores and the interpreter."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -123,7 +122,7 @@ def main() -> None:
         "python-statemachine": python_statemachine,
     }
     print(described())
-    print(f"\n| one move | µs | times Machine.next | target µs |\n| {'-' * 32} | ------: | ------: | ------: |")
+    print(f"\n| one transition | µs | times Machine.next | target µs |\n| {'-' * 32} | ------: | ------: | ------: |")
     first = 0.0
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
         configure_logging("info", "json", nowhere)
@@ -134,7 +133,7 @@ def main() -> None:
                 print(f"| {name:32} | {error.name} is not installed: pip install 'interlock[bench]' |||")
                 continue
             first = first or took
-            target = f"< {TARGETS[name]:.0f}" if name in TARGETS else ""
+            target = f"< {TARGETS_US[name]:.0f}" if name in TARGETS_US else ""
             print(f"| {name:32} | {took:7.2f} | {took / first:7.1f} | {target:>7} |")
             sys.stdout.flush()
 

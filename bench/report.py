@@ -1,6 +1,6 @@
-"""What benchmarks with peers share: paired rounds, the rows of the table, and a scratch directory for the run.
+"""Common parts of the benchmarks against peers: paired rounds, table rows, and a scratch directory.
 
-Invariant: a ratio is taken within one round; what is printed is the median of the ratios of all rounds.
+Invariant: a ratio is computed within one round; the table shows the median of the ratios of all rounds.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "4GB"}
 
 @dataclass(slots=True)
 class Row:
-    """One line of the report: what was measured of each entrant, round by round, and what Interlock shall reach."""
+    """One row of the table: the samples of each entrant by round, and the target of Interlock."""
 
     name: str
     unit: str
     samples: dict[str, list[float]] = field(default_factory=dict)
-    # at least so many times the peer's
+    # peer -> target: at least so many times as fast
     ratios: dict[str, float] = field(default_factory=dict)
     target: str = ""
 
     def add(self, entrant: str, value: float) -> None:
-        """Note a sample."""
+        """Add a sample."""
         self.samples.setdefault(entrant, []).append(value)
 
     def median(self, entrant: str) -> float | None:
-        """Give the middle sample of an entrant."""
+        """Return the median of the samples of an entrant."""
         return statistics.median(self.samples[entrant]) if entrant in self.samples else None
 
     def ratio(self, peer: str) -> float | None:
-        """Give the middle of the ratios of the rounds, each within itself."""
+        """Return the median of the ratios, each of the two samples of one round."""
         pairs = list(zip(self.samples.get(OURS, []), self.samples.get(peer, []), strict=False))
         return statistics.median(ours / theirs for ours, theirs in pairs if theirs) if pairs else None
 
 
 def asked(names: str, known: Mapping[str, V]) -> list[V]:
-    """Find the peers that `--peers` names; a name that is none ends the run before anything is measured."""
+    """Return the peers that `--peers` names; exit on an unknown name."""
     wanted = [name.strip() for name in names.split(",") if name.strip() not in ("", OURS)]
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        sys.exit(f"--peers: there is no {', '.join(unknown)}; there are {', '.join(sorted(known.keys() - {OURS}))}")
+        sys.exit(f"--peers: unknown {', '.join(unknown)}; known are {', '.join(sorted(known.keys() - {OURS}))}")
     return [known[name] for name in wanted]
 
 
 def turns(entrants: Sequence[E], rounds: int) -> Iterator[E]:
-    """Let each have its turn, round by round, and show whose it is."""
+    """Yield the entrants round by round, and show the progress."""
     for number in range(rounds):
         for entrant in entrants:
             print(f"\r  round {number + 1} of {rounds}: {entrant.name:14}", end="", file=sys.stderr, flush=True)
@@ -71,20 +71,20 @@ def turns(entrants: Sequence[E], rounds: int) -> Iterator[E]:
 
 
 def shown(value: float | None) -> str:
-    """Write a figure as short as it is telling."""
+    """Format a figure with about three significant digits."""
     if value is None:
         return ""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004 - three digits that count
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"  # noqa: PLR2004 - three significant digits
 
 
 def head(entrants: Sequence[Entrant]) -> str:
-    """Write the head of the table."""
+    """Format the head of the table."""
     cells = ["", *(entrant.name for entrant in entrants), *(f"times {peer.name}" for peer in entrants[1:]), "target"]
     return "\n| " + " | ".join(cells) + " |\n|" + " --- |" * len(cells)
 
 
 def line(row: Row, entrants: Sequence[Entrant]) -> str:
-    """Write one line of the table; ratios where more is better."""
+    """Format one row of the table; ratios only for rates."""
     cells = [f"{row.name}, {row.unit}", *(shown(row.median(entrant.name)) for entrant in entrants)]
     for peer in entrants[1:]:
         ratio, least = row.ratio(peer.name), row.ratios.get(peer.name)
@@ -94,10 +94,10 @@ def line(row: Row, entrants: Sequence[Entrant]) -> str:
 
 
 def run_in_scratch(given: argparse.Namespace, run: Callable[[argparse.Namespace, Path], dict[str, Any]]) -> None:
-    """Run a benchmark in a temporary directory, and write its samples to where they are wanted."""
+    """Run a benchmark in a temporary directory; write its samples to the file of `--json`."""
     settle_environment()
     with tempfile.TemporaryDirectory(prefix="interlock-bench-", ignore_cleanup_errors=True) as scratch:
-        Path(scratch).chmod(0o755)  # the server may run under an account of its own
+        Path(scratch).chmod(0o755)  # the server may run as another user
         found = run(given, Path(scratch))
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,7 +1,7 @@
-"""The task queue beside others: drain, enqueue, pickup, a pinned snapshot, a big table, memory.
+"""Benchmark of the task queue against peers: drain, enqueue, pickup, a held snapshot, a big table, memory.
 
-Run: `./dev bench tasks`. Everything happens on one embedded server in a temporary directory, in paired rounds: each
-round runs Interlock and then every peer. Only the ratios inside one run mean anything; see README.md.
+Run: `./dev bench tasks`. One embedded server in a temporary directory. Each paired round runs Interlock and then every
+peer. Only ratios within one run are comparable; see README.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Bench:
     finished: int
 
     def _drained(self, queue: Queue, processes: int, *, pinned: bool = False) -> tuple[float, float | None]:
-        """Give the tasks per second, and the microseconds of processor time that each took."""
+        """Return the tasks per second and the processor time per task in microseconds."""
         tasks = max(int(self.tasks * queue.share), 100)
         with self.field.database(queue) as database:
             queue.ask("bulk", url=self.field.url(database), tasks=tasks)
@@ -65,7 +65,7 @@ class Bench:
         return None if theirs is None or servers is None else theirs + servers
 
     def drain(self) -> list[Row]:
-        """Empty a full queue of no-op tasks with one worker process, and with two."""
+        """Measure how fast one and two worker processes drain a queue of no-op tasks."""
         rows = []
         for processes, ratios in ((1, {"pgqueuer": 1.5, "awa": 4.0}), (2, {"pgqueuer": 1.3, "awa": 3.0})):
             name = f"drain, {processes} process{'es' * (processes > 1)}"
@@ -79,7 +79,7 @@ class Bench:
         return rows
 
     def enqueue(self) -> list[Row]:
-        """Enqueue many at once, and one after the other."""
+        """Measure bulk and single enqueues."""
         bulk = Row("enqueue, bulk", "tasks/s", ratios={"pgqueuer": 2.0})
         singly = Row("enqueue, one by one", "tasks/s", target="≥ 1200")
         for queue in turns(self.queues, self.rounds):
@@ -90,7 +90,7 @@ class Bench:
         return [bulk, singly]
 
     def pickup(self) -> list[Row]:
-        """Tell how soon an idle worker starts a task after its commit."""
+        """Measure how soon after its commit an idle worker starts a task."""
         middle = Row("pickup from commit, p50", "ms", target="≤ 2.5")
         late = Row("pickup from commit, p99", "ms", target="≤ 10")
         called = Row("pickup from the call, p50", "ms")
@@ -101,7 +101,7 @@ class Bench:
                     queue.ask("pickup", url=url, tasks=5, board=self.field.board)
                     took = queue.ask("pickup", url=url, tasks=PICKUPS, board=self.field.board)
                     del workers
-            # A handler may start before the enqueueing process has heard of its own commit: that is no delay.
+            # A handler may start before the enqueueing process receives the acknowledgement of its commit: no delay.
             since_commit = sorted(max(commit, 0.0) for _, commit in took)
             middle.add(queue.name, statistics.median(since_commit))
             late.add(queue.name, since_commit[int(len(since_commit) * 0.99)])
@@ -109,7 +109,7 @@ class Bench:
         return [middle, late, called]
 
     def pinned(self) -> list[Row]:
-        """Drain while a transaction elsewhere holds a snapshot open."""
+        """Measure a drain while another transaction holds a snapshot open."""
         row = Row("loss while a snapshot is held open", "%", target="≤ 25")
         for queue in turns(self.queues[:2], self.rounds):
             free, _ = self._drained(queue, 1)
@@ -118,7 +118,7 @@ class Bench:
         return [row]
 
     def big(self) -> list[Row]:
-        """Drain a part of a big table, and of one that holds nothing else."""
+        """Compare a drain of a part of a big table with one of a table that holds nothing else."""
         pending = max(self.finished // 5, self.tasks)
         row = Row(f"speed with {self.finished:,} finished, {pending:,} pending", "of that with none", target="≥ 0.8")
         for _ in range(self.rounds):
@@ -135,7 +135,7 @@ class Bench:
                 return handled / (latest - first) * 1e9
 
     def memory(self) -> list[Row]:
-        """Look at the memory of a worker process: at concurrency 1, and of one of many slots over very many tasks."""
+        """Measure the memory of a worker process at concurrency 1, and at high concurrency over many tasks."""
         rows = [Row("memory at concurrency 1, idle", "MB", target="< 80")]
         with self.field.database(OURS) as database, self.field.workers(OURS, database, 1, 1) as workers:
             time.sleep(2)
@@ -169,29 +169,33 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
 
 
 def chosen(given: argparse.Namespace) -> tuple[tuple[Queue, ...], list[str]]:
-    """Find the queues that take part, and say which of those that were asked for cannot."""
+    """Return the queues to compare, and the names of requested ones that are not installed."""
     wanted = asked(given.peers, QUEUES)
     missing = [queue.name for queue in wanted if queue.version is None]
     return (OURS, *(queue for queue in wanted if queue.version is not None)), missing
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=20_000, help="tasks of one run")
     parser.add_argument("--rounds", type=int, default=3, help="paired rounds of each measurement")
-    parser.add_argument("--only", action="append", choices=list(MEASUREMENTS), help="measure this; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=list(MEASUREMENTS), help="measure only this; can be repeated"
+    )
     parser.add_argument("--peers", default="pgqueuer,awa", help=f"of {', '.join(list(QUEUES)[1:])}; '' for none")
-    parser.add_argument("--big", type=int, default=200_000, help="tasks in the big table, and of the look at memory")
+    parser.add_argument(
+        "--big", type=int, default=200_000, help="tasks in the big table and in the measurement of memory"
+    )
     parser.add_argument("--json", type=Path, help="write all samples to this file")
     return parser.parse_args()
 
 
 def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Measure, print, and give everything that was found."""
+    """Measure, print the table, and return all samples."""
     queues, missing = chosen(given)
     with EmbeddedServer(scratch / "server", settings=SETTINGS) as server, ExitStack() as stack:
-        stack.callback(server.stop)  # and waited for: the directory is removed next
+        stack.callback(server.stop)  # stop() waits: the directory is removed next
         arena = Field(server, scratch)
         with arena.connect("postgres") as connection:
             about = f"{described()}, PostgreSQL {connection.info.parameter_status('server_version')}"
@@ -201,7 +205,7 @@ def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         for name, setting in settings.items():
             print(f"- {name} {setting}")
         for name in missing:
-            print(f"- {name} is left out: it is not installed (pip install 'interlock[bench]')")
+            print(f"- {name} is not installed and is skipped (pip install 'interlock[bench]')")
         print(head(queues), flush=True)
         bench = Bench(arena, queues, given.tasks, given.rounds, given.big)
         rows = []

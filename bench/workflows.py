@@ -1,7 +1,7 @@
-"""Workflows beside others: chains of three steps, fans of 1 -> 100 -> 1, latency in an idle system, and growth.
+"""Benchmark of workflows against peers: chains of three steps, fan-outs 1 -> 100 -> 1, latency when idle, growth.
 
-Run: `./dev bench workflows`. One embedded server, and one Redis for the peers that need it, in paired rounds: each runs
-Interlock and then every peer. Only the ratios inside one run mean anything; see README.md.
+Run: `./dev bench workflows`. One embedded server, and one Redis for the peers that need it. Each paired round runs
+Interlock and then every peer. Only ratios within one run are comparable; see README.md.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from report import SETTINGS, Row, asked, head, line, run_in_scratch, turns
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-PATIENCE = 1_800.0
+RUN_TIMEOUT_S = 1_800.0
 CONCURRENCY = 100
 GROWTH = (1_000, 10_000, 100_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Engine(Entrant):
-    """One engine that takes part."""
+    """One workflow engine to compare."""
 
     script: ClassVar[str] = "flows"
-    patience: ClassVar[float] = PATIENCE
+    timeout_s: ClassVar[float] = RUN_TIMEOUT_S
     needs_redis: bool = False
     has_orchestrator: bool = False
 
@@ -70,7 +70,7 @@ OURS = ENGINES["interlock"]
 
 
 class Arena:
-    """The servers, and what was prepared on them."""
+    """The servers, and the template database of each engine."""
 
     def __init__(self, server: EmbeddedServer, redis_url: str | None, scratch: Path) -> None:
         self._server = server
@@ -79,7 +79,7 @@ class Arena:
         self._described: dict[str, dict[str, str]] = {}
 
     def prepare(self, engine: Engine) -> str:
-        """Make the database that an engine's runs start from; tell its setting."""
+        """Create the template database of an engine; return the description of its settings."""
         self._described[engine.name] = engine.ask("describe")
         if not engine.needs_redis:
             self._run(f"create database {engine.name}_template")
@@ -88,9 +88,9 @@ class Arena:
 
     @contextmanager
     def place(self, engine: Engine) -> Iterator[str]:
-        """Lend a fresh database, or the emptied Redis."""
+        """Yield the URL of a fresh database, or of the emptied Redis."""
         if engine.needs_redis:
-            assert self._redis_url is not None  # noqa: S101 - those that need one take no part without it
+            assert self._redis_url is not None  # noqa: S101 - engines that need Redis are skipped without it
             subprocess.run(  # noqa: S603 - the tool beside the server that was found
                 [str(shutil.which("redis-cli")), "-u", self._redis_url, "flushall"], check=True, capture_output=True
             )
@@ -104,14 +104,14 @@ class Arena:
             self._run(f"drop database {name} with (force)")
 
     def running(self, engine: Engine, url: str) -> Workers:
-        """Get one worker process ready, and the orchestrator where there is one."""
+        """Start one worker process, and the orchestrator if the engine has one."""
         wanted = [engine.command("work", url=url, concurrency=CONCURRENCY, board=self._board)]
         wanted += [engine.command("orchestrate", url=url)] if engine.has_orchestrator else []
         return Workers(wanted, Board.create(self._board, 1))
 
     def await_ended(self, engine: Engine, url: str, workers: Workers, flows: int) -> float:
-        """Wait until all flows have ended; give the seconds since the first step of the first one."""
-        workers.await_handled(flows * 2, PATIENCE)
+        """Wait until all flows have ended; return the seconds since the first step started."""
+        workers.await_handled(flows * 2, RUN_TIMEOUT_S)
         _, first, latest = workers.board.read()
         query = self._described[engine.name]["remaining"]
         if query:
@@ -144,21 +144,21 @@ class Bench:
                 return some / self.arena.await_ended(engine, url, workers, some)
 
     def chains(self) -> list[Row]:
-        """Drain chains of three steps that were submitted before."""
+        """Measure how fast submitted chains of three steps are drained."""
         row = Row("chains of 3", "chains/s", ratios={"dramatiq": 2.5, "celery": 8.0, "absurd": 8.0, "dbos": 20.0})
         for engine in turns(self.engines, self.rounds):
             row.add(engine.name, self._rate(engine, "chain", self.flows))
         return [row]
 
     def fans(self) -> list[Row]:
-        """Drain fans of a hundred parts that were submitted before."""
+        """Measure how fast submitted fan-outs of a hundred parts are drained."""
         row = Row("fans 1 -> 100 -> 1", "fans/s", ratios={"celery": 8.0, "dbos": 20.0})
         for engine in turns(self.engines, self.rounds):
             row.add(engine.name, self._rate(engine, "fan", max(self.flows // 50, 5)))
         return [row]
 
     def latency(self) -> list[Row]:
-        """Run one chain after the other in an idle system, from the commit of its submit to its end."""
+        """Measure single chains in an idle system, from the commit of the submit to the end."""
         middle = Row("chain of 3, idle, p50", "ms", target="≤ 15")
         late = Row("chain of 3, idle, p99", "ms", target="≤ 50")
         for engine in turns(self.engines, 1):
@@ -169,7 +169,7 @@ class Bench:
         return [middle, late]
 
     def growth(self) -> list[Row]:
-        """Run one job of many steps: what a step costs must not grow with their number."""
+        """Measure one job of many steps: the cost of a step must not grow with their number."""
         rows = []
         for kind, most in (("dag", 10_000), ("map", 100_000)):
             for size in (size for size in GROWTH if size <= min(most, self.largest)):
@@ -178,7 +178,7 @@ class Bench:
         return rows
 
     def persistence(self) -> list[Row]:
-        """Settle steps one at a time: result, state, record and message, in one transaction."""
+        """Measure settling steps one at a time: result, state, record and message in one transaction."""
         middle = Row("persistence of a result, p50", "ms", target="< 10")
         late = Row("persistence of a result, p99", "ms")
         with self.arena.place(OURS) as url:
@@ -189,7 +189,7 @@ class Bench:
 
 
 async def settled_singly(url: str, steps: int) -> list[float]:
-    """Give the seconds that it takes to write each result, of two kilobytes."""
+    """Return the seconds that each settle of a result of two kilobytes takes."""
     names = [f"s{number}" for number in range(steps)]
     document = {
         "name": "wide",
@@ -222,12 +222,12 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
 
 
 def chosen(names: str) -> tuple[tuple[Engine, ...], list[str]]:
-    """Find the engines that take part, and say why others do not."""
+    """Return the engines to compare, and why the others are skipped."""
     wanted = asked(names, ENGINES)
     has_redis = shutil.which("redis-server") is not None and shutil.which("redis-cli") is not None
-    left_out = [f"{engine.name} is left out: it is not installed" for engine in wanted if engine.version is None]
+    left_out = [f"{engine.name} is not installed and is skipped" for engine in wanted if engine.version is None]
     left_out += [
-        f"{engine.name} is left out: there is no redis-server with redis-cli on the PATH"
+        f"{engine.name} is skipped: redis-server or redis-cli is not on the PATH"
         for engine in wanted
         if engine.version is not None and engine.needs_redis and not has_redis
     ]
@@ -237,7 +237,7 @@ def chosen(names: str) -> tuple[tuple[Engine, ...], list[str]]:
 
 @contextmanager
 def redis(scratch: Path, *, wanted: bool) -> Iterator[str | None]:
-    """Run a Redis without persistence, as its queues are usually run."""
+    """Run Redis without persistence, as it is usually run for queues."""
     if not wanted:
         yield None
         return
@@ -254,11 +254,15 @@ def redis(scratch: Path, *, wanted: bool) -> Iterator[str | None]:
 
 
 def options() -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--flows", type=int, default=2_000, help="chains of one run; a fiftieth of it are fans")
+    parser.add_argument(
+        "--flows", type=int, default=2_000, help="chains of one run; a fiftieth of that number are fan-outs"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="paired rounds of each measurement")
-    parser.add_argument("--only", action="append", choices=list(MEASUREMENTS), help="measure this; may be repeated")
+    parser.add_argument(
+        "--only", action="append", choices=list(MEASUREMENTS), help="measure only this; can be repeated"
+    )
     parser.add_argument("--peers", default="dramatiq,celery,absurd,dbos", help="of these; '' for none")
     parser.add_argument("--largest", type=int, default=GROWTH[-1], help="steps of the largest job of `growth`")
     parser.add_argument("--json", type=Path, help="write all samples to this file")
@@ -266,7 +270,7 @@ def options() -> argparse.Namespace:
 
 
 def run(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """Measure, print, and give everything that was found."""
+    """Measure, print the table, and return all samples."""
     engines, left_out = chosen(given.peers)
     with ExitStack() as stack:
         server = stack.enter_context(EmbeddedServer(scratch / "server", settings=SETTINGS))

@@ -13,34 +13,34 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 QUEUE, PARTS = "flows", "parts"
-POLL = 0.01  # seconds
+POLL_INTERVAL_S = 0.01
 
 
 async def nothing() -> int:
-    """Do a step that does nothing."""
+    """Run a no-op step."""
     return 1
 
 
 def client(url: str, queue: str) -> Any:
-    """Connect at run time, since Absurd need not be installed."""
+    """Connect; imported lazily, since Absurd may not be installed."""
     return importlib.import_module("absurd_sdk").AsyncAbsurd(url, queue_name=queue)
 
 
 def defined(url: str, handled: Callable[[], None]) -> tuple[Any, Any]:
-    """Make a client for each queue, with what its worker can run."""
+    """Create a client for each queue, with the tasks of its worker."""
     flows, parts = client(url, QUEUE), client(url, PARTS)
 
     async def ends() -> int:
         handled()
         return 1
 
-    @flows.register_task(CHAIN)  # type: ignore[untyped-decorator]  # need not be installed
+    @flows.register_task(CHAIN)  # type: ignore[untyped-decorator]  # may not be installed
     async def chain(_: Any, context: Any) -> None:
         await context.step("first", ends)
         await context.step("second", nothing)
         await context.step("third", ends)
 
-    @flows.register_task(FAN)  # type: ignore[untyped-decorator]  # need not be installed
+    @flows.register_task(FAN)  # type: ignore[untyped-decorator]  # may not be installed
     async def fan(_: Any, context: Any) -> None:
         await context.step("first", ends)
         made = [await parts.spawn("part", {}) for _ in range(WIDTH)]
@@ -48,7 +48,7 @@ def defined(url: str, handled: Callable[[], None]) -> tuple[Any, Any]:
             await context.await_task_result(part["task_id"], queue_name=PARTS)
         await context.step("last", ends)
 
-    @parts.register_task("part")  # type: ignore[untyped-decorator]  # need not be installed
+    @parts.register_task("part")  # type: ignore[untyped-decorator]  # may not be installed
     async def part(_: Any, context: Any) -> None:
         await context.step("only", nothing)
 
@@ -63,7 +63,7 @@ class AbsurdFlows:
     remaining = "select (exists (select from absurd.t_flows where state in ('pending', 'running', 'sleeping')))::int"
 
     async def prepare(self, url: str) -> None:
-        """Make the schema, which comes with its command-line tool."""
+        """Create the schema, which comes with its command-line tool."""
         schema: str = importlib.import_module("absurdctl").BUNDLED_SCHEMA_SQL
         async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
             await connection.execute(schema.encode())
@@ -71,7 +71,7 @@ class AbsurdFlows:
                 await connection.execute("select absurd.create_queue(%s)", [queue])
 
     async def submit(self, url: str, shape: str, flows: int) -> None:
-        """Spawn one after the other."""
+        """Spawn one by one."""
         app = client(url, QUEUE)
         for _ in range(flows):
             await app.spawn(shape, {}, queue=QUEUE)
@@ -83,7 +83,7 @@ class AbsurdFlows:
         shape: str,
         ask: Callable[[Callable[[], Awaitable[Callable[[], Awaitable[None]]]]], Awaitable[None]],
     ) -> None:
-        """Wait as the library does, which polls."""
+        """Wait as the library does, by polling."""
         app = client(url, QUEUE)
 
         async def start() -> Callable[[], Awaitable[None]]:
@@ -103,13 +103,13 @@ class AbsurdFlows:
         async def both() -> None:
             workers = defined(url, handled)
             await asyncio.gather(
-                *(worker.start_worker(concurrency=concurrency, poll_interval=POLL) for worker in workers)
+                *(worker.start_worker(concurrency=concurrency, poll_interval=POLL_INTERVAL_S) for worker in workers)
             )
 
         asyncio.run(both())
 
     def orchestrate(self, url: str) -> None:
-        """There is nothing else to run."""
+        """Do nothing: the engine has no other process."""
 
 
 if __name__ == "__main__":

@@ -19,13 +19,13 @@ WORKERS = 500
 
 @dataclass
 class Noop:
-    """The arguments of the one task, of which there are none worth mentioning."""
+    """The arguments of the task."""
 
     number: int = 0
 
 
 def client_of(url: str) -> Any:
-    """Make a client at run time, since Awa need not be installed; its URLs must name a host before the socket."""
+    """Create a client; imported lazily, since Awa may not be installed. Its URLs need a host before the socket."""
     return importlib.import_module("awa").AsyncClient(url.replace("@/", "@localhost/", 1))
 
 
@@ -33,14 +33,14 @@ class AwaDriver:
     """Awa."""
 
     setting = "queue storage, one queue of 500 workers; enqueue_many_copy"
-    # Its own view `awa.jobs` takes minutes for this many; these are the tables behind it.
+    # Its view `awa.jobs` takes minutes for this many tasks; these are the tables behind it.
     remaining = (
         "select (select count(*) from awa.ready_entries) - (select count(*) from awa.done_entries)"
         " - (select coalesce(sum(completed_count), 0) from awa.receipt_completion_batches)"
     )
 
     async def prepare(self, url: str) -> None:
-        """Make the schema, of the storage that new installations have."""
+        """Create the schema, with the storage of new installations."""
         async with client_of(url) as client:
             await client.migrate()
             await client.install_queue_storage()
@@ -54,7 +54,7 @@ class AwaDriver:
             return time.perf_counter() - began
 
     async def enqueue_singly(self, url: str, tasks: int) -> float:
-        """Enqueue one after the other."""
+        """Enqueue one by one."""
         async with client_of(url) as client:
             await client.insert(Noop(), queue=QUEUE)
             began = time.perf_counter()
@@ -70,14 +70,14 @@ class AwaDriver:
             await ask(lambda: client.insert(Noop(), queue=QUEUE))
 
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run a worker in a loop of its own."""
+        """Run a worker in a new event loop."""
         asyncio.run(self._work(url, concurrency, handled))
 
     async def _work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run the runtime with so many workers on the queue."""
+        """Run the runtime with this many workers on the queue."""
         client = client_of(url)
 
-        @client.task(Noop, queue=QUEUE)  # type: ignore[untyped-decorator]  # need not be installed
+        @client.task(Noop, queue=QUEUE)  # type: ignore[untyped-decorator]  # may not be installed
         async def noop(_job: Any) -> None:
             handled()
 

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 def defined(url: str, handled: Callable[[], None] | None = None) -> tuple[Any, Callable[[str], Any]]:
-    """Make an app and what gives a flow, at run time, since Celery need not be installed."""
+    """Create an app and a factory of flows; imported lazily, since Celery may not be installed."""
     celery = importlib.import_module("celery")
     app = celery.Celery("flows", broker=url, backend=url)
     app.conf.update(worker_prefetch_multiplier=4, task_acks_late=False, broker_connection_retry_on_startup=True)
 
-    @app.task(name="ends")  # type: ignore[untyped-decorator]  # need not be installed
+    @app.task(name="ends")  # type: ignore[untyped-decorator]  # may not be installed
     def ends(*_: Any) -> int:
         if handled is not None:
             handled()
         return 1
 
-    @app.task(name="noop")  # type: ignore[untyped-decorator]  # need not be installed
+    @app.task(name="noop")  # type: ignore[untyped-decorator]  # may not be installed
     def noop(*_: Any) -> int:
         return 1
 
@@ -43,10 +43,10 @@ class CeleryFlows:
     remaining = ""
 
     async def prepare(self, url: str) -> None:
-        """There is nothing to make."""
+        """Do nothing: there is no schema."""
 
     async def submit(self, url: str, shape: str, flows: int) -> None:
-        """Send one after the other."""
+        """Send one by one."""
         _, flow = defined(url)
         for _ in range(flows):
             flow(shape).apply_async()
@@ -57,7 +57,7 @@ class CeleryFlows:
         shape: str,
         ask: Callable[[Callable[[], Awaitable[Callable[[], Awaitable[None]]]]], Awaitable[None]],
     ) -> None:
-        """Wait by the result backend, in a thread."""
+        """Wait on the result backend in a thread."""
         _, flow = defined(url)
 
         async def start() -> Callable[[], Awaitable[None]]:
@@ -71,13 +71,13 @@ class CeleryFlows:
         await ask(start)
 
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run its worker; threads, because the handlers share this process's board."""
+        """Run its worker; threads, because the handlers share the board of this process."""
         del concurrency
         app, _ = defined(url, handled)
         app.worker_main(["worker", "--pool=threads", "--concurrency=4", "--loglevel=WARNING", "--without-gossip"])
 
     def orchestrate(self, url: str) -> None:
-        """There is nothing else to run."""
+        """Do nothing: the engine has no other process."""
 
 
 if __name__ == "__main__":

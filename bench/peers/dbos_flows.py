@@ -16,31 +16,31 @@ QUEUE, PARTS = "flows", "parts"
 
 
 def defined(url: str, handled: Callable[[], None] | None = None) -> Any:
-    """Make the workflows at run time, since DBOS need not be installed, and give the library's class."""
+    """Create the workflows and return the class of the library; imported lazily, since DBOS may not be installed."""
     library: Any = importlib.import_module("dbos")
     dbos = library.DBOS
     dbos(config={"name": "flows", "system_database_url": url, "log_level": "WARNING", "run_admin_server": False})
 
-    @dbos.step()  # type: ignore[untyped-decorator]  # need not be installed
+    @dbos.step()  # type: ignore[untyped-decorator]  # may not be installed
     def ends() -> None:
         if handled is not None:
             handled()
 
-    @dbos.step()  # type: ignore[untyped-decorator]  # need not be installed
+    @dbos.step()  # type: ignore[untyped-decorator]  # may not be installed
     def noop() -> None:
         pass
 
-    @dbos.workflow(name=CHAIN)  # type: ignore[untyped-decorator]  # need not be installed
+    @dbos.workflow(name=CHAIN)  # type: ignore[untyped-decorator]  # may not be installed
     def chain() -> None:
         ends()
         noop()
         ends()
 
-    @dbos.workflow(name="part")  # type: ignore[untyped-decorator]  # need not be installed
+    @dbos.workflow(name="part")  # type: ignore[untyped-decorator]  # may not be installed
     def part() -> None:
         noop()
 
-    @dbos.workflow(name=FAN)  # type: ignore[untyped-decorator]  # need not be installed
+    @dbos.workflow(name=FAN)  # type: ignore[untyped-decorator]  # may not be installed
     def fan() -> None:
         ends()
         for handle in [dbos.enqueue_workflow(PARTS, part) for _ in range(WIDTH)]:
@@ -52,7 +52,7 @@ def defined(url: str, handled: Callable[[], None] | None = None) -> Any:
 
 
 def launched(dbos: Any) -> Any:
-    """Launch it, with its queues, which it keeps in its database."""
+    """Launch DBOS with its queues, which it stores in its database."""
     dbos.launch()
     for name in (QUEUE, PARTS):
         dbos.register_queue(name, polling_interval_sec=0.05)
@@ -66,11 +66,11 @@ class DbosFlows:
     remaining = "select (exists (select from dbos.workflow_status where status in ('ENQUEUED', 'PENDING')))::int"
 
     async def prepare(self, url: str) -> None:
-        """Make the schema by a launch."""
+        """Create the schema by a launch."""
         (await asyncio.to_thread(launched, defined(url))).destroy()
 
     async def submit(self, url: str, shape: str, flows: int) -> None:
-        """Enqueue one after the other."""
+        """Enqueue one by one."""
         client = importlib.import_module("dbos").DBOSClient(system_database_url=url)
         for _ in range(flows):
             client.enqueue({"workflow_name": shape, "queue_name": QUEUE})
@@ -95,13 +95,13 @@ class DbosFlows:
         await ask(start)
 
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Launch it."""
+        """Launch DBOS."""
         del concurrency
         launched(defined(url, handled))
         threading.Event().wait()
 
     def orchestrate(self, url: str) -> None:
-        """There is nothing else to run."""
+        """Do nothing: the engine has no other process."""
 
 
 if __name__ == "__main__":

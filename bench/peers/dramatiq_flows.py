@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class _Defined:
-    """The broker and the actors, made at run time, since Dramatiq need not be installed."""
+    """The broker and the actors; imported lazily, since Dramatiq may not be installed."""
 
     def __init__(self, url: str, handled: Callable[[], None] | None = None) -> None:
         self.library: Any = importlib.import_module("dramatiq")
@@ -47,7 +47,7 @@ class _Defined:
         self.ends, self.noop, self.fan = (make(function, store_results=True) for function in (ends, noop, fan))
 
     def flow(self, shape: str) -> Any:
-        """Give a flow that has not begun."""
+        """Return a flow that has not started."""
         if shape == CHAIN:
             return self.library.pipeline([self.ends.message(), self.noop.message(), self.ends.message()])
         return self.library.pipeline([self.fan.message()])
@@ -60,10 +60,10 @@ class DramatiqFlows:
     remaining = ""
 
     async def prepare(self, url: str) -> None:
-        """There is nothing to make."""
+        """Do nothing: there is no schema."""
 
     async def submit(self, url: str, shape: str, flows: int) -> None:
-        """Send one after the other."""
+        """Send one by one."""
         made = _Defined(url)
         for _ in range(flows):
             made.flow(shape).run()
@@ -74,7 +74,7 @@ class DramatiqFlows:
         shape: str,
         ask: Callable[[Callable[[], Awaitable[Callable[[], Awaitable[None]]]]], Awaitable[None]],
     ) -> None:
-        """Wait by the result backend, in a thread."""
+        """Wait on the result backend in a thread."""
         made = _Defined(url)
 
         async def start() -> Callable[[], Awaitable[None]]:
@@ -96,7 +96,7 @@ class DramatiqFlows:
         threading.Event().wait()
 
     def orchestrate(self, url: str) -> None:
-        """There is nothing else to run."""
+        """Do nothing: the engine has no other process."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the drivers of all queues share: the commands, the gate before a worker's start, and the board of its handlers.
+"""Common parts of the drivers of task queues: commands, the start barrier of workers, and the board of handlers.
 
-Invariant: every queue is asked for the same things by the same commands, its workers are processes of their own, and
-its handlers do the same: count themselves and note the time, in memory that the benchmark reads.
+Invariant: every queue gets the same commands, its workers are separate processes, and its handlers do the same: they
+count themselves and store the time in shared memory that the benchmark reads.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 SLOT = struct.Struct("=qqq")  # handlers started, nanoseconds of the first start and of the latest
-PATIENCE = 30.0
+PICKUP_TIMEOUT_S = 30.0
 
 
 class Driver(Protocol):
-    """One queue, in the setting that its documentation recommends for many small tasks."""
+    """One queue, with the settings that its documentation recommends for many small tasks."""
 
     setting: str
-    # a query that gives the number of tasks that are not settled yet, and is cheap when there are none
+    # a query for the number of unsettled tasks; it must be cheap when there are none
     remaining: str
 
     async def prepare(self, url: str) -> None:
-        """Make the schema."""
+        """Create the schema."""
 
     async def enqueue_in_bulk(self, url: str, tasks: int) -> float:
-        """Enqueue as fast as the queue can; give the seconds without connecting."""
+        """Enqueue as fast as the queue can; return the seconds without connecting."""
 
     async def enqueue_singly(self, url: str, tasks: int) -> float:
-        """Enqueue one after the other, each committed before the next; give the seconds without connecting."""
+        """Enqueue one by one, each committed before the next; return the seconds without connecting."""
 
     async def enqueue_when_asked(
         self, url: str, ask: Callable[[Callable[[], Awaitable[object]]], Awaitable[None]]
     ) -> None:
-        """Connect, and hand over what enqueues one task."""
+        """Connect, and pass a function that enqueues one task to `ask`."""
 
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Run a worker until the process is stopped; the handler calls `handled` and nothing else."""
 
 
 class Board:
-    """Memory shared by the worker processes, each with a slot of its own, and the benchmark."""
+    """Memory shared by the benchmark and the worker processes; each worker has one slot."""
 
     def __init__(self, path: Path, slot: int = 0) -> None:
         with path.open("r+b") as file:
@@ -62,19 +62,19 @@ class Board:
 
     @staticmethod
     def create(path: Path, slots: int) -> Board:
-        """Make an empty board."""
+        """Create an empty board."""
         path.write_bytes(bytes(SLOT.size * slots))
         return Board(path)
 
     def handled(self) -> None:
-        """Note that a handler has started."""
+        """Record the start of a handler."""
         now = time.monotonic_ns()
         self._count += 1
         self._first = self._first or now
         SLOT.pack_into(self._memory, self._offset, self._count, self._first, now)
 
     def read(self) -> tuple[int, int, int]:
-        """Sum up all slots: starts, time of the first and of the latest."""
+        """Return the number of starts over all slots, and the times of the first and the latest."""
         slots = [slot for slot in SLOT.iter_unpack(self._memory) if slot[0]]
         if not slots:
             return 0, 0, 0
@@ -82,19 +82,19 @@ class Board:
 
 
 async def pick_up(driver: Driver, url: str, tasks: int, board: Board) -> list[tuple[float, float]]:
-    """Enqueue a task whenever the one before has begun; give the milliseconds from the call and from the commit."""
+    """Enqueue a task when the previous one has started; return the milliseconds from the call and from the commit."""
     took: list[tuple[float, float]] = []
 
     async def ask(enqueue: Callable[[], Awaitable[object]]) -> None:
         for _ in range(tasks):
-            # Not in step with anything, and long enough for the worker to be idle again.
-            await asyncio.sleep(random.uniform(0.01, 0.03))  # noqa: S311 - no secret
+            # Random, to avoid synchronization, and long enough for the worker to be idle again.
+            await asyncio.sleep(random.uniform(0.01, 0.03))  # noqa: S311 - not for security
             before, _first, _latest = board.read()
             called = time.monotonic_ns()
             await enqueue()
             committed = time.monotonic_ns()
             while board.read()[0] == before:
-                if time.monotonic_ns() - committed > PATIENCE * 1e9:
+                if time.monotonic_ns() - committed > PICKUP_TIMEOUT_S * 1e9:
                     raise TimeoutError("a task was not picked up")
                 await asyncio.sleep(0.0005)
             started = board.read()[2]
@@ -105,14 +105,14 @@ async def pick_up(driver: Driver, url: str, tasks: int, board: Board) -> list[tu
 
 
 def work(driver: Driver, url: str, concurrency: int, board: Board) -> None:
-    """Wait at the gate until everybody is there, then work."""
+    """Wait until all workers are ready, then work."""
     print("ready", flush=True)
     sys.stdin.readline()
     driver.work(url, concurrency, board.handled)
 
 
 def main(driver: Driver) -> None:
-    """Do what the benchmark asks for, and answer in JSON."""
+    """Run the command of the benchmark, and print the answer as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["describe", "prepare", "bulk", "singly", "pickup", "work"])
     parser.add_argument("--url", default="")

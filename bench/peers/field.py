@@ -1,7 +1,7 @@
-"""Where the queues compete: one durable server, a fresh database for every run, workers in processes of their own.
+"""The setup of the comparison: one durable server, a fresh database for every run, separate worker processes.
 
-Invariant: all queues meet the same server, settings, number of processes and handler; what is measured begins with the
-first handler's start and ends when the queue's own tables say that nothing is left to settle.
+Invariant: all queues have the same server, settings, number of processes and handler. A measurement starts with the
+first handler and ends when the queue's own tables have nothing left to settle.
 """
 
 from __future__ import annotations
@@ -27,37 +27,37 @@ if TYPE_CHECKING:
     from interlock.postgres.embedded.server import EmbeddedServer
 
 HERE = Path(__file__).parent
-PATIENCE = 600.0
+RUN_TIMEOUT_S = 600.0
 DURABLE = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """One that takes part; `share` is the part of the work that a slow one gets, so that it is done in time."""
+    """One engine to compare; a slow one gets only the part `share` of the work, to finish in time."""
 
     name: str
     distribution: str
     share: float = 1.0
     script: ClassVar[str] = "driver"
-    patience: ClassVar[float] = PATIENCE
+    timeout_s: ClassVar[float] = RUN_TIMEOUT_S
 
     @property
     def version(self) -> str | None:
-        """The installed version, if it is installed."""
+        """The installed version; None if it is not installed."""
         try:
             return version(self.distribution)
         except PackageNotFoundError:
             return None
 
     def command(self, command: str, **options: object) -> list[str]:
-        """Spell out a command of its driver."""
+        """Return the command line of a command of its driver."""
         given = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         return [sys.executable, str(HERE / f"{self.name}_{self.script}.py"), command, *given]
 
     def ask(self, command: str, **options: object) -> Any:
-        """Run a command of its driver and give the answer."""
+        """Run a command of its driver and return the answer."""
         done = subprocess.run(  # noqa: S603 - our own scripts
-            self.command(command, **options), capture_output=True, text=True, timeout=self.patience, check=False
+            self.command(command, **options), capture_output=True, text=True, timeout=self.timeout_s, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{self.name} {command} failed:\n{done.stderr}")
@@ -82,7 +82,7 @@ QUEUES = {
 
 
 class Workers:
-    """The processes of one entrant, which begin all at once and are gone in the end."""
+    """The processes of one entrant: started together, and terminated at the end."""
 
     def __init__(self, commands: Sequence[list[str]], board: Board) -> None:
         self.board = board
@@ -113,21 +113,21 @@ class Workers:
                 process.kill()
                 process.wait()
 
-    def await_handled(self, tasks: int, patience: float = PATIENCE) -> None:
+    def await_handled(self, tasks: int, timeout_s: float = RUN_TIMEOUT_S) -> None:
         """Wait until so many handlers have been started."""
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout_s
         while self.board.read()[0] < tasks:
             if time.monotonic() > deadline or any(process.poll() is not None for process in self._processes):
                 raise RuntimeError(f"the workers stopped after {self.board.read()[0]} of {tasks} tasks")
             time.sleep(0.002)
 
     def cpu(self) -> float | None:
-        """Seconds of processor time that the processes have used, where the kernel tells."""
+        """Return the processor time of the processes in seconds; None without /proc."""
         used = [usage(process.pid) for process in self._processes]
         return None if None in used else sum(own for _, own, _ in cast("Any", used))
 
     def memory(self) -> float:
-        """Megabytes that the first process has in memory."""
+        """Return the resident memory of the first process in megabytes."""
         pid = self._processes[0].pid
         status = Path(f"/proc/{pid}/status")
         if status.exists():
@@ -138,7 +138,7 @@ class Workers:
 
 
 def usage(pid: int) -> tuple[int, float, float] | None:
-    """Tell a process's parent, its own seconds of processor time and those of the children it has buried."""
+    """Return the parent of a process, its processor time in seconds, and that of its reaped children."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -148,7 +148,7 @@ def usage(pid: int) -> tuple[int, float, float] | None:
 
 
 class Field:
-    """The server and what was prepared on it."""
+    """The server, and the template database of each queue."""
 
     def __init__(self, server: EmbeddedServer, scratch: Path) -> None:
         self._server = server
@@ -160,20 +160,20 @@ class Field:
                 raise RuntimeError(f"the server is not durable: {shown}")
 
     def cpu(self) -> float | None:
-        """Seconds of processor time that the server and all its backends have used, where the kernel tells."""
+        """Return the processor time of the server and its backends in seconds; None without /proc."""
         postmaster = self._server.status().pid
         own = usage(postmaster) if postmaster is not None else None
         if own is None:
             return None
-        everybody = (usage(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit())
-        return own[1] + own[2] + sum(found[1] for found in everybody if found is not None and found[0] == postmaster)
+        others = (usage(int(path.name)) for path in Path("/proc").iterdir() if path.name.isdigit())
+        return own[1] + own[2] + sum(found[1] for found in others if found is not None and found[0] == postmaster)
 
     def connect(self, database: str) -> psycopg.Connection[tuple[Any, ...]]:
         """Connect to a database, committing each statement."""
         return psycopg.connect(self._server.url(database), autocommit=True)
 
     def commit_time(self, commits: int = 200) -> float:
-        """Milliseconds that the smallest durable commit takes here and now: what one by one can cost at the least."""
+        """Return the milliseconds of the smallest durable commit: the lower bound of a single enqueue."""
         with self.connect("postgres") as connection:
             connection.execute("create table if not exists commits (number int)")
             took = []
@@ -184,7 +184,7 @@ class Field:
         return statistics.median(took)
 
     def prepare(self, queue: Queue) -> str:
-        """Make the database that a queue's runs start from; tell its setting."""
+        """Create the template database of a queue; return the description of its settings."""
         self._described[queue.name] = queue.ask("describe")
         self._run("postgres", f"create database {queue.name}_template")
         queue.ask("prepare", url=self._server.url(f"{queue.name}_template"))
@@ -192,7 +192,7 @@ class Field:
 
     @contextmanager
     def database(self, queue: Queue) -> Iterator[str]:
-        """Lend a fresh database of a queue."""
+        """Yield the name of a fresh database of a queue."""
         name = f"{queue.name}_run"
         self._run("postgres", f"create database {name} template {queue.name}_template")
         try:
@@ -201,29 +201,29 @@ class Field:
             self._run("postgres", f"drop database {name} with (force)")
 
     def url(self, database: str) -> str:
-        """Tell where a database is."""
+        """Return the URL of a database."""
         return self._server.url(database)
 
     def workers(self, queue: Queue, database: str, count: int, concurrency: int) -> Workers:
-        """Get worker processes ready."""
+        """Start worker processes, which wait for the start signal."""
         given = {"url": self.url(database), "concurrency": concurrency, "board": self._board}
         board = Board.create(self._board, count)
         return Workers([queue.command("work", **given, slot=slot) for slot in range(count)], board)
 
     @property
     def board(self) -> Path:
-        """Where the latest workers' board is."""
+        """The file of the board of the latest workers."""
         return self._board
 
     def calm(self, database: str) -> None:
-        """Leave nothing to do to autovacuum and the checkpointer that the run before, or filling, has caused."""
+        """Vacuum and checkpoint, so that neither runs during the measurement because of earlier writes."""
         self._run(database, "vacuum analyze")
         self._run(database, "checkpoint")
 
     def await_settled(self, queue: Queue, database: str) -> int:
-        """Wait until the queue's tables say that nothing is left; give the time in nanoseconds."""
+        """Wait until the queue's tables have nothing left to settle; return the time in nanoseconds."""
         query = self._described[queue.name]["remaining"]
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + RUN_TIMEOUT_S
         with self.connect(database) as connection:
             while time.monotonic() < deadline:
                 row = connection.execute(query).fetchone()
@@ -234,7 +234,7 @@ class Field:
 
     @contextmanager
     def pinned(self, database: str) -> Iterator[None]:
-        """Hold a snapshot open, so that no row version that dies from now on can be removed."""
+        """Hold a snapshot open, so that vacuum cannot remove row versions that die meanwhile."""
         with self.connect(database) as connection:
             connection.execute("begin isolation level repeatable read")
             connection.execute("select count(*) from pg_class")
@@ -246,7 +246,7 @@ class Field:
 
 
 def load(field: Field, database: str, finished: int, pending: int) -> None:
-    """Fill Interlock's table with tasks that ended and tasks to do, past its guards, which are then as before."""
+    """Insert ended and pending tasks with the guards disabled, then restore the guards and verify that."""
     with field.connect(database) as connection, connection.transaction():
         enabled = "select tgname, tgenabled from pg_trigger where tgrelid = 'interlock.tasks'::regclass order by 1"
         before = connection.execute(enabled).fetchall()
@@ -263,10 +263,10 @@ def load(field: Field, database: str, finished: int, pending: int) -> None:
             if not name.startswith("RI_"):
                 connection.execute(f"alter table interlock.tasks {word} trigger {name}")
         if connection.execute(enabled).fetchall() != before:
-            raise RuntimeError("the guards are not as they were")
+            raise RuntimeError("the guards were not restored")
 
 
 def settle_environment() -> None:
-    """Keep settings of whoever runs the benchmark out of it."""
+    """Remove environment variables that would change the settings of the benchmark."""
     for name in [name for name in os.environ if name.startswith(("INTERLOCK_", "PGQUEUER_", "PG"))]:
         del os.environ[name]

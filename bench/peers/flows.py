@@ -1,7 +1,7 @@
-"""What the drivers of all workflow engines share: the commands, and the shapes of the flows that they run.
+"""Common parts of the drivers of workflow engines: commands and shapes of the flows.
 
-Invariant: every engine is asked for the same flows by the same commands. The first and the last step of a flow count
-themselves on the board; all steps do nothing else.
+Invariant: every engine runs the same flows by the same commands. The first and the last step of a flow count themselves
+on the board; the steps do nothing else.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 CHAIN = "chain"  # three steps, one after the other
-FAN = "fan"  # one step, a hundred at once, one step
+FAN = "fan"  # fan-out: one step, a hundred in parallel, one step
 WIDTH = 100
-PATIENCE = 120.0
+FLOW_TIMEOUT_S = 120.0
 
-Finish = "Callable[[], Awaitable[None]]"  # ends when the flow has
+Finish = "Callable[[], Awaitable[None]]"  # waits for the end of the flow
 
 
 class FlowDriver(Protocol):
-    """One engine, in the setting that its documentation recommends for many small flows."""
+    """One engine, with the settings that its documentation recommends for many small flows."""
 
     setting: str
-    # a query that is 0 when every flow has ended; empty where the board must do
+    # a query that returns 0 when every flow has ended; empty if only the board can tell
     remaining: str
 
     async def prepare(self, url: str) -> None:
-        """Make the schema, if there is one."""
+        """Create the schema, if there is one."""
 
     async def submit(self, url: str, shape: str, flows: int) -> None:
         """Submit flows as fast as the engine can."""
@@ -48,27 +48,27 @@ class FlowDriver(Protocol):
         shape: str,
         ask: Callable[[Callable[[], Awaitable[Callable[[], Awaitable[None]]]]], Awaitable[None]],
     ) -> None:
-        """Connect, and hand over what starts one flow, commits, and gives what waits for its end."""
+        """Connect, and pass a function to `ask` that starts and commits one flow and returns its waiter."""
 
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
         """Run a worker until the process is stopped."""
 
     def orchestrate(self, url: str) -> None:
-        """Run what else the engine needs, if anything, until the process is stopped."""
+        """Run the engine's other process, if it has one, until the process is stopped."""
 
 
 async def time_flows(driver: FlowDriver, url: str, shape: str, flows: int) -> list[float]:
-    """Run flows one after the other in an idle system; give the milliseconds from each commit to its end."""
+    """Run flows one by one in an idle system; return the milliseconds from each commit to its end."""
     took: list[float] = []
 
     async def ask(start: Callable[[], Awaitable[Callable[[], Awaitable[None]]]]) -> None:
         for number in range(flows + 5):
-            await asyncio.sleep(random.uniform(0.02, 0.05))  # noqa: S311 - not in step with anything
+            await asyncio.sleep(random.uniform(0.02, 0.05))  # noqa: S311 - random, to avoid synchronization
             finish = await start()
             began = time.perf_counter()
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(FLOW_TIMEOUT_S):
                 await finish()
-            if number >= 5:  # noqa: PLR2004 - the first ones find caches and connections cold
+            if number >= 5:  # noqa: PLR2004 - warm-up of caches and connections
                 took.append((time.perf_counter() - began) * 1e3)
 
     await driver.start_when_asked(url, shape, ask)
@@ -76,7 +76,7 @@ async def time_flows(driver: FlowDriver, url: str, shape: str, flows: int) -> li
 
 
 def main(driver: FlowDriver) -> None:
-    """Do what the benchmark asks for, and answer in JSON."""
+    """Run the command of the benchmark, and print the answer as JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["describe", "prepare", "submit", "time", "work", "orchestrate"])
     parser.add_argument("--url", default="")

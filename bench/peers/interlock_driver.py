@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def nothing() -> None:
-    """Stand in for the board where no handler runs."""
+    """Replace the board in processes that run no handler."""
 
 
 def defined(url: str, handled: Callable[[], None] = nothing) -> tuple[Interlock, Task[[], None]]:
-    """Make an app with the one task."""
+    """Create an app with the task."""
     configure_logging("warning")
     app = Interlock(config=Config(database_url=url))
 
@@ -53,7 +53,7 @@ class InterlockDriver:
     )
 
     async def prepare(self, url: str) -> None:
-        """Make the schema."""
+        """Create the schema."""
         async with connect(url) as connection:
             await migrate(connection)
 
@@ -68,7 +68,7 @@ class InterlockDriver:
             return time.perf_counter() - began
 
     async def enqueue_singly(self, url: str, tasks: int) -> float:
-        """Enqueue one after the other."""
+        """Enqueue one by one."""
         app, noop = defined(url)
         async with app:
             await noop.enqueue()
@@ -92,6 +92,6 @@ class InterlockDriver:
 
 
 if __name__ == "__main__":
-    if "work" not in sys.argv:  # the loop of who enqueues is his own choice
+    if "work" not in sys.argv:  # clients choose their own event loop
         asyncio.set_event_loop_policy(importlib.import_module("uvloop").EventLoopPolicy())
     main(InterlockDriver())

@@ -19,16 +19,16 @@ from interlock.worker.settings import WorkerSettings, get_instance_name
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-AT_ONCE = 8  # submits under way at a time
-LAYER = 100  # steps side by side in a large DAG
+CONCURRENT_SUBMITS = 8
+LAYER = 100  # parallel steps in a large DAG
 
 
 def nothing() -> None:
-    """Stand in for the board where no handler runs."""
+    """Replace the board in processes that run no handler."""
 
 
 def defined(url: str, shape: str | None, handled: Callable[[], None] = nothing) -> Interlock:
-    """Make an app with a workflow for the shape: chain, fan, dag:10000 or map:100000; None means chain and fan."""
+    """Create an app with a workflow of this shape: chain, fan, dag:10000 or map:100000; None: chain and fan."""
     configure_logging("warning")
     app = Interlock(config=Config(database_url=url))
 
@@ -65,7 +65,7 @@ def _shaped(app: Interlock, shape: str) -> None:
 
 
 def _layers(workflow: Any, steps: int) -> None:
-    """Declare layers in which each step waits for two of the layer before."""
+    """Declare layers in which each step depends on two steps of the previous layer."""
     for number in range(steps):
         layer, place = divmod(number, LAYER)
         before = (layer - 1) * LAYER
@@ -74,7 +74,7 @@ def _layers(workflow: Any, steps: int) -> None:
 
 
 def input_of(shape: str) -> dict[str, Any]:
-    """Give the input of a flow."""
+    """Return the input of a flow."""
     kind, _, size = shape.partition(":")
     return {"items": list(range(int(size or WIDTH)))} if kind in {FAN, "map"} else {}
 
@@ -86,12 +86,12 @@ class InterlockFlows:
     remaining = "select (exists (select from interlock.jobs where status in ('SUBMITTED', 'PENDING', 'RUNNING')))::int"
 
     async def prepare(self, url: str) -> None:
-        """Make the schema."""
+        """Create the schema."""
         async with connect(url) as connection:
             await migrate(connection)
 
     async def submit(self, url: str, shape: str, flows: int) -> None:
-        """Submit some at a time."""
+        """Submit a few concurrently."""
         given = input_of(shape)
         left = iter(range(flows))
         async with defined(url, shape) as app:
@@ -100,7 +100,7 @@ class InterlockFlows:
                 for _ in left:
                     await app.submit(shape.replace(":", "_"), given)
 
-            await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+            await asyncio.gather(*(some() for _ in range(CONCURRENT_SUBMITS)))
 
     async def start_when_asked(
         self,

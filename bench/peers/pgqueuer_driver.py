@@ -17,7 +17,7 @@ BULK = 1000
 
 
 def library(name: str) -> Any:
-    """Import at run time what need not be installed."""
+    """Import a module that may not be installed."""
     return importlib.import_module(name)
 
 
@@ -34,7 +34,7 @@ class PgQueuerDriver:
     remaining = "select (exists (select from pgqueuer))::int"
 
     async def prepare(self, url: str) -> None:
-        """Make the schema."""
+        """Create the schema."""
         await (await queries_of(url)).install()
 
     async def enqueue_in_bulk(self, url: str, tasks: int) -> float:
@@ -47,7 +47,7 @@ class PgQueuerDriver:
         return time.perf_counter() - began
 
     async def enqueue_singly(self, url: str, tasks: int) -> float:
-        """Enqueue one after the other."""
+        """Enqueue one by one."""
         queries = await queries_of(url)
         await queries.enqueue("noop", None)
         began = time.perf_counter()
@@ -63,16 +63,16 @@ class PgQueuerDriver:
         await ask(lambda: queries.enqueue("noop", None))
 
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run a worker in a loop of its own."""
+        """Run a worker in a new event loop."""
         asyncio.run(self._work(url, concurrency, handled))
 
     async def _work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run a PgQueuer; the number of tasks at a time is its own affair."""
+        """Run a PgQueuer; it has no limit of concurrency to set here."""
         del concurrency
         pool = await library("asyncpg").create_pool(url, min_size=4, max_size=8)
         queue = library("pgqueuer").PgQueuer(library("pgqueuer.db").AsyncpgPoolDriver(pool))
 
-        @queue.entrypoint("noop")  # type: ignore[untyped-decorator]  # need not be installed
+        @queue.entrypoint("noop")  # type: ignore[untyped-decorator]  # may not be installed
         async def noop(_job: Any) -> None:
             handled()
 

@@ -16,11 +16,11 @@ BULK = 1000
 
 
 def defined(url: str, handled: Callable[[], None] | None = None) -> tuple[Any, Any]:
-    """Make an app with the one task at run time, since Procrastinate need not be installed."""
+    """Create an app with the task; imported lazily, since Procrastinate may not be installed."""
     library = importlib.import_module("procrastinate")
     app = library.App(connector=library.PsycopgConnector(conninfo=url))
 
-    @app.task(name="noop")  # type: ignore[untyped-decorator]  # need not be installed
+    @app.task(name="noop")  # type: ignore[untyped-decorator]  # may not be installed
     async def noop() -> None:
         if handled is not None:
             handled()
@@ -35,7 +35,7 @@ class ProcrastinateDriver:
     remaining = "select (exists (select from procrastinate_jobs where status in ('todo', 'doing')))::int"
 
     async def prepare(self, url: str) -> None:
-        """Make the schema."""
+        """Create the schema."""
         app, _ = defined(url)
         async with app.open_async():
             await app.schema_manager.apply_schema_async()
@@ -50,7 +50,7 @@ class ProcrastinateDriver:
             return time.perf_counter() - began
 
     async def enqueue_singly(self, url: str, tasks: int) -> float:
-        """Enqueue one after the other."""
+        """Enqueue one by one."""
         app, noop = defined(url)
         async with app.open_async():
             await noop.defer_async()
@@ -68,11 +68,11 @@ class ProcrastinateDriver:
             await ask(noop.defer_async)
 
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run a worker in a loop of its own."""
+        """Run a worker in a new event loop."""
         asyncio.run(self._work(url, concurrency, handled))
 
     async def _work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run its worker, a hundred at a time; its setting has not been tuned."""
+        """Run its worker with a concurrency of at most 100; its settings are not tuned."""
         app, _ = defined(url, handled)
         async with app.open_async():
             await app.run_worker_async(concurrency=min(concurrency, 100))

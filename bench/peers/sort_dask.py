@@ -12,7 +12,7 @@ CHUNK_BYTES = 64_000_000
 
 
 def main() -> None:
-    """Sort."""
+    """Sort the input into the output directory."""
     arguments = parse_arguments()
     dask: Any = import_module("dask")
     dataframes: Any = import_module("dask.dataframe")

@@ -12,7 +12,7 @@ READ = """read_csv($files, columns = {'line': 'VARCHAR'}, auto_detect = false, h
 
 
 def main() -> None:
-    """Sort."""
+    """Sort the input into the output directory."""
     arguments = parse_arguments()
     duckdb: Any = import_module("duckdb")
     database = duckdb.connect()

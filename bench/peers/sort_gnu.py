@@ -9,7 +9,7 @@ from sort_driver import parse_arguments, print_report, startup_seconds
 
 
 def main() -> None:
-    """Sort."""
+    """Sort the input into the output directory."""
     arguments = parse_arguments()
     options = [f"--parallel={arguments.workers}", f"--buffer-size={arguments.memory}b"]
     startup = startup_seconds()

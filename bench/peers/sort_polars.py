@@ -10,7 +10,7 @@ from sort_driver import parse_arguments, print_report, startup_seconds
 
 
 def main() -> None:
-    """Sort."""
+    """Sort the input into the output directory."""
     arguments = parse_arguments()
     os.environ["POLARS_MAX_THREADS"] = str(arguments.workers)
     os.environ["POLARS_TEMP_DIR"] = str(arguments.temp)

@@ -13,7 +13,7 @@ CHUNK_BYTES = 64_000_000
 
 
 def main() -> None:
-    """Sort."""
+    """Sort the input into the output directory."""
     os.environ["RAY_DATA_DISABLE_PROGRESS_BARS"] = "1"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     arguments = parse_arguments()

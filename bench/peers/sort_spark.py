@@ -9,7 +9,7 @@ from sort_driver import parse_arguments, print_report, rename_partitions, startu
 
 
 def main() -> None:
-    """Sort."""
+    """Sort the input into the output directory."""
     arguments = parse_arguments()
     spark_sql: Any = import_module("pyspark.sql")
     session = (
