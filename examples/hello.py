@@ -1,4 +1,4 @@
-"""A task, a worker and a result, in one file and on the embedded server."""
+"""A task, a worker and a result in one file, on the embedded PostgreSQL."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Three steps, two of them side by side, with a worker and an orchestrator in one file and on the embedded server."""
+"""A workflow of three steps, two of them parallel, with a worker and an orchestrator in one file."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ async def price(item: str) -> float:
     return 1.5 * len(item)
 
 
-@wf.step(after=[reserve, price])  # their results come as parameters, by their names
+@wf.step(after=[reserve, price])  # their results are passed as parameters of the same name
 async def ship(reserve: str, price: float) -> str:
     return f"{reserve} is on its way, for {price} euros"
 

@@ -1,4 +1,4 @@
-"""A lifecycle in memory: the table says what may happen, and the machine remembers what did."""
+"""A lifecycle in memory: the table defines the allowed transitions, and the machine keeps a history."""
 
 from interlock.lifecycle import TASK_ROW, TaskRowEvent, TaskRowState
 from interlock.machine import StateMachine

@@ -1,4 +1,4 @@
-"""The workflow of order_workflow.py once more, from a YAML template; its handlers are the functions of that file."""
+"""The workflow of order_workflow.py as a YAML template; its handlers are the functions of that file."""
 
 import asyncio
 from pathlib import Path

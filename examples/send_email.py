@@ -1,4 +1,4 @@
-"""A task in ten lines: enqueued on the embedded PostgreSQL, and run in this very process, as a test would."""
+"""A task in ten lines, enqueued on the embedded PostgreSQL and run in this process, as in a test."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ app = Interlock()
 
 @app.task(max_tries=3)
 async def send_email(to: str, subject: str = "Hello") -> str:
-    """Stand in for a mail server."""
+    """Stand for a mail server."""
     return f"sent {subject!r} to {to}"
 
 
@@ -18,7 +18,7 @@ async def main() -> None:
     """Enqueue, run, and wait for the result."""
     async with app:
         handle = await send_email.enqueue(to="ada@example.org")
-        await drain(app)  # in production a worker does it: interlock worker --app send_email:app
+        await drain(app)  # in production a worker runs it: interlock worker --app send_email:app
         print(await handle.result(timeout=10))
 
 

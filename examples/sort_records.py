@@ -1,4 +1,4 @@
-"""A sort from Python: make records, sort them with two worker processes, prove the result, show the phases."""
+"""A sort from Python: generate records, sort them with two worker processes, validate the output, show the phases."""
 
 import tempfile
 from pathlib import Path

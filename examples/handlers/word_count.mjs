@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// Counts the words of a text: a handler that fails for good on bad input and reports what it cost.
+// Counts the words of a text: a handler that fails without retry on invalid input and reports its cost.
 import { createInterface } from "node:readline";
 
 const tell = (message) => process.stdout.write(JSON.stringify(message) + "\n");
@@ -15,7 +15,7 @@ function count({ input }) {
   tell({ type: "result", output: { words: input.text.split(/\s+/).filter(Boolean).length } });
 }
 
-// The worker closes standard input when it has the result, and so the loop ends, and the program with it.
+// The worker closes standard input when it has the result: the loop and the program end.
 for await (const line of createInterface({ input: process.stdin })) {
   const message = JSON.parse(line);
   if (message.type === "task") count(message);

@@ -1,11 +1,11 @@
 #!/usr/bin/env perl
-# Counts the words of a text line by line: a handler that stores a checkpoint after each line, goes on from there when it
-# is run again, and stops when it is cancelled.
+# Counts the words of a text line by line: a handler that stores a checkpoint after each line, resumes from it in the next
+# attempt, and stops when it is canceled.
 use strict;
 use warnings;
 use JSON::PP;
 
-$| = 1;    # a line must leave when it is written
+$| = 1;    # flush every line
 my $json = JSON::PP->new->utf8->canonical;
 
 sub tell_worker { print $json->encode({@_}), "\n" }

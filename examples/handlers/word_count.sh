@@ -1,6 +1,6 @@
 #!/bin/sh
-# Counts the words of a text: a handler in plain shell. One line comes in, lines of JSON go out.
-# (The text is cut out of the JSON with sed to need nothing else; with jq it is `jq -r .input.text`.)
+# Counts the words of a text: a handler in plain shell. It reads one line of JSON and writes lines of JSON.
+# (sed extracts the text, to need no other program; with jq it is `jq -r .input.text`.)
 set -eu
 
 IFS= read -r task

@@ -11,7 +11,7 @@ from interlock import Interlock, PermanentError
 
 @dataclass
 class Order:
-    """The input of a job; it is checked before anything is stored."""
+    """The input of a job; it is validated before anything is stored."""
 
     number: int
     items: list[str]
@@ -27,29 +27,29 @@ wf = app.workflow("demo_order_fulfillment", namespace=NAMESPACE, version=NAMESPA
 
 @wf.step
 async def validate(number: int, items: list[str]) -> int:
-    """Refuse an order for good: trying again would be of no use."""
-    await asyncio.sleep(0.2)  # stands in for the shop's own work, here and below
+    """Reject an empty order with an error that is not retried."""
+    await asyncio.sleep(0.2)  # stands for the work of the shop, here and below
     if not items:
         raise PermanentError(f"order {number} is empty")
     return len(items)
 
 
 async def put_back(result: list[str]) -> int:
-    """Undo the reservation, should the job fail or be canceled later; what it gets is what reserve gave."""
+    """Compensate the reservation if the job fails or is canceled later; `result` is the result of reserve."""
     await asyncio.sleep(0.2)
     return len(result)
 
 
 @wf.step(after=[validate], max_tries=3, timeout=30, compensate=put_back)
 async def reserve(items: list[str]) -> list[str]:
-    """Find each item on its shelf; this and price run side by side."""
+    """Find each item on its shelf; runs in parallel with price."""
     await asyncio.sleep(0.5)
     return [f"{item} from shelf {number}" for number, item in enumerate(items, start=1)]
 
 
 @wf.step(after=[validate])
 async def price(validate: int, days: int) -> float:
-    """Take what validate gave, by its name, and a field of the job's input."""
+    """Receive the result of validate by its name, and a field of the job's input."""
     await asyncio.sleep(0.3)
     return 12.5 * validate + (9.9 if days < EXPRESS_BELOW else 0)
 
@@ -76,20 +76,20 @@ async def standard() -> str:
 
 @wf.map(over=reserve, after=[express, standard])
 async def pack(item: str, index: int) -> str:
-    """Run once for each element of what reserve gave, each time as a task of its own."""
+    """Run once for each element of the result of reserve, each as a separate task."""
     await asyncio.sleep(0.8)
     return f"parcel {index + 1}: {item}"
 
 
 @wf.step(after=[pack, express, standard])
 async def ship(pack: list[str], express: str | None = None, standard: str | None = None) -> str:
-    """Wait for all parcels, and for the branch that was chosen."""
+    """Run after all parcels and the chosen branch are done."""
     await asyncio.sleep(0.4)
     return f"{len(pack)} parcels are on {express or standard}"
 
 
 @wf.step(after=[ship, price])
 async def notify(number: int, ship: str, price: float) -> str:
-    """Tell the customer; as the last step, this is the job's output."""
+    """Notify the customer; the result of the last step is the output of the job."""
     await asyncio.sleep(0.2)
     return f"Order {number}: {ship}. That is {price:.2f} euros."
