@@ -22,10 +22,10 @@ from interlock.cli.format import (
 )
 from interlock.client.app import Interlock
 from interlock.lifecycle import SupervisedWorkerEvent, SupervisedWorkerState
+from interlock.postgres.notifier import BROADCAST
 from interlock.store.explain import count_running_by_worker
 from interlock.store.leader import read_clock
 from interlock.store.remote_commands import (
-    ALL_PROCESSES,
     ANSWER_TIMEOUT_S,
     Command,
     EventStatus,
@@ -149,7 +149,7 @@ def terminate(context: typer.Context, worker_id: Id, reason: Reason = None) -> N
 @app.command()
 def status(
     context: typer.Context,
-    worker_id: OptionalId = ALL_PROCESSES,
+    worker_id: OptionalId = BROADCAST,
     events: Annotated[
         bool, typer.Option("--events", help="Only the counters of the event system between worker and handlers.")
     ] = False,
@@ -160,7 +160,7 @@ def status(
 
 
 @app.command()
-def refresh(context: typer.Context, worker_id: OptionalId = ALL_PROCESSES, timeout: Seconds = ANSWER_TIMEOUT_S) -> None:
+def refresh(context: typer.Context, worker_id: OptionalId = BROADCAST, timeout: Seconds = ANSWER_TIMEOUT_S) -> None:
     """Ask running processes to reread paused namespaces and look for work at once. Prints JSON by process."""
     _call(context, Refresh(), worker_id, timeout)
 

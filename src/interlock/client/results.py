@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from interlock.errors import StoreError
+from interlock.postgres.notifier import DONE_CHANNEL
 from interlock.service import BackgroundService, wait_for_event
 from interlock.store.tasks import delete_waiters, find_ended, insert_waiters
 from interlock.telemetry import log
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
     from interlock.postgres.notifier import Subscription
 
-DONE_CHANNEL = "interlock_done"
 POLL_INTERVAL_S = 1.0
 # Delays after which a new wait is polled again: a transaction that ends the task may have looked for waiters before our
 # row was there, and commit after our first poll.

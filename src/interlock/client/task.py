@@ -14,7 +14,7 @@ from interlock.client.arguments import Arguments, describe_bad_input
 from interlock.client.context import TaskContext
 from interlock.client.enqueue import Enqueuer
 from interlock.errors import DefinitionError, InputError, PermanentError
-from interlock.model.backoff import Backoff
+from interlock.model.backoff import DEFAULT_BACKOFF, Backoff
 from interlock.model.json_values import ValueRefusedError, check_json
 from interlock.model.options import (
     CHECKS,
@@ -37,7 +37,6 @@ R = TypeVar("R")
 
 ExecutorKind = Literal["coroutine", "thread", "process", "command"]
 EXECUTORS: tuple[str, ...] = get_args(ExecutorKind)
-DEFAULT_BACKOFF = Backoff()
 _DEFAULT_NAMES = tuple(option.name for option in TASK_DEFAULTS)
 _OTHER_OPTIONS = ("name", "executor", "transactional", "backoff")
 _SCHEDULE_OPTIONS = ("cron", "every", "timezone", "missed")

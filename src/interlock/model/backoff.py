@@ -123,3 +123,6 @@ def _factor(kind: Kind, tries: int) -> float:
     for _ in range(min(tries - 1, 1000)):
         before, now = now, before + now
     return float(now)
+
+
+DEFAULT_BACKOFF = Backoff()  # of a task whose definition names none

@@ -19,7 +19,7 @@ from interlock.orchestrator.maintenance import JobMaintenance
 from interlock.orchestrator.settings import OrchestratorSettings, name_orchestrator
 from interlock.orchestrator.stats import EventStatistics, show_queue
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import WakeMode
+from interlock.postgres.notifier import CONTROL_CHANNEL, ORCHESTRATION_CHANNEL, WakeMode
 from interlock.postgres.retry import RetryState, keep_connected, retry
 from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.remote_commands import Enable, Refresh, Status, parse_command, send_answer
@@ -94,7 +94,7 @@ class Orchestrator:
                 await loop.start()
             if self.settings.mode is not WakeMode.POLLING:
                 self.subscription = self._app.notifier.subscribe(
-                    {"interlock_orchestration": self._on_orchestration, "interlock_control": self._on_control},
+                    {ORCHESTRATION_CHANNEL: self._on_orchestration, CONTROL_CHANNEL: self._on_control},
                     self._wake,
                 )
             log.info("orchestrator_started", orchestrator_id=self.id, mode=self.settings.mode.value)

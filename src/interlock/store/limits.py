@@ -15,7 +15,9 @@ import orjson
 
 from interlock.errors import ConfigError
 from interlock.postgres.connection import transaction
+from interlock.postgres.notifier import BROADCAST
 from interlock.postgres.query import load_statements, run
+from interlock.store.jobs import ORCHESTRATION
 from interlock.store.leader import duty_transaction
 from interlock.store.task_admin import hold_pending_tasks, release_waiting_tasks
 from interlock.store.tasks import TASKS
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 LIMITS = load_statements("limits")
-ORCHESTRATION = load_statements("orchestration")
 BATCH_SIZE = 5_000  # tasks that one statement holds or releases
 MAX_INTEGER = 2**31 - 1  # of the columns
 MAX_ADMITTED_PER_KEY = 1_000  # in one round
@@ -223,14 +224,14 @@ async def pause_namespace(
     Running tasks continue. Commits in batches, unless the caller is in a transaction.
     """
     await run(connection, LIMITS["put_paused_namespace"], {"name": name, "reason": reason, "actor": actor, "now": now})
-    await run(connection, TASKS["notify_worker"], {"workers": ["*"]})
+    await run(connection, TASKS["notify_worker"], {"workers": [BROADCAST]})
     return await _hold_namespace(connection, name, reason, actor=actor, now=now)
 
 
 async def resume_namespace(connection: Connection, name: str, actor: str, *, now: datetime | None = None) -> int:
     """Release the tasks of a paused namespace; return their number. Those with a limit wait for it again."""
     await run(connection, LIMITS["put_resumed_namespace"], {"name": name})
-    await run(connection, TASKS["notify_worker"], {"workers": ["*"]})
+    await run(connection, TASKS["notify_worker"], {"workers": [BROADCAST]})
     return await _release_namespace(connection, name, actor=actor, now=now)
 
 

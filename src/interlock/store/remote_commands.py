@@ -15,7 +15,7 @@ import orjson
 
 from interlock.errors import InputError
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import listen, receive
+from interlock.postgres.notifier import ANSWERS_CHANNEL, BROADCAST, listen, receive
 from interlock.postgres.query import run
 from interlock.store.workers import WORKERS
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
 
-ALL_PROCESSES = "*"
 MAX_PAYLOAD_BYTES = 7_900  # PostgreSQL refuses payloads of 8000 bytes
 ANSWER_TIMEOUT_S = 5.0
 
@@ -107,7 +106,7 @@ def parse_command(payload: str, me: str) -> Request | None:
         document = dict(orjson.loads(payload))
     except (orjson.JSONDecodeError, TypeError, ValueError):
         raise InputError(f"a command must be a JSON object, not {payload!r}") from None
-    if document.pop("to", None) not in {me, ALL_PROCESSES}:
+    if document.pop("to", None) not in {me, BROADCAST}:
         return None
     token, name = document.pop("token", None), document.pop("command", None)
     kind = COMMANDS.get(name) if isinstance(name, str) else None
@@ -127,9 +126,7 @@ def _build_command(name: str, kind: type[Command], given: Mapping[str, Any]) -> 
     return kind(**given)
 
 
-async def send_command(
-    connection: Connection, command: Command, to: str = ALL_PROCESSES, token: str | None = None
-) -> None:
+async def send_command(connection: Connection, command: Command, to: str = BROADCAST, token: str | None = None) -> None:
     """Send a command to one process, or to all, without waiting for an answer."""
     await run(connection, WORKERS["notify_control"], {"payload": encode_command(command, to, token)})
 
@@ -145,7 +142,11 @@ async def send_answer(connection: Connection, token: str, me: str, answer: Mappi
 async def call_processes(
     url: str, command: Command, to: str, *, seconds: float = ANSWER_TIMEOUT_S
 ) -> dict[str, dict[str, Any]]:
-    """Send a command and collect the answers by process; one addressed to a single process ends with its answer."""
+    """Send a command and collect the answers by process; one addressed to a single process ends with its answer.
+
+    It listens over a connection of its own: answers are sent once, so the LISTEN must be committed before the command
+    is sent, and the shared notifier, which the CLI does not run, listens at some later time.
+    """
     token = secrets.token_hex(8)
     answers: dict[str, dict[str, Any]] = {}
 
@@ -153,10 +154,10 @@ async def call_processes(
         document = orjson.loads(payload)
         if document["token"] == token:
             answers[document["from"]] = document["answer"]
-        return bool(answers) and to != ALL_PROCESSES
+        return bool(answers) and to != BROADCAST
 
     async with connect(url) as connection:
-        await listen(connection, ("interlock_answers",))
+        await listen(connection, (ANSWERS_CHANNEL,))
         await send_command(connection, command, to, token)
         await receive(connection, seconds, collect)
     return answers

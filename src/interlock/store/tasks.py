@@ -84,7 +84,7 @@ def _uuid(text: str | None) -> UUID | None:
 
 
 class Outcome(NamedTuple):
-    """The outcome of an attempt: succeed, fail, retry or return, with its values."""
+    """The outcome of an attempt: succeed, fail, retry, return or cancel, with its values."""
 
     id: UUID
     attempt: int

@@ -12,6 +12,7 @@ import orjson
 
 from interlock.errors import InputError
 from interlock.model.graph import MAP, edges, required_share
+from interlock.model.options import DEFAULT_MAX_TRIES
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, load_statements, run, run_pipeline
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 WORKFLOWS = load_statements("workflows")
 HANDLED_KINDS = frozenset({"plain", "decision"})  # kinds whose own task runs a handler of the user's
-DEFAULT_MAX_TRIES = 5
 MAX_SIMPLE_UPSTREAMS = 16  # upstream steps whose results the claim statement gathers by itself
 MAX_NAMED_UPSTREAMS = 5  # upstream steps that the reason of a waiting step names
 

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import WakeMode
+from interlock.postgres.notifier import BROADCAST, CONTROL_CHANNEL, DUTIES_CHANNEL, TASKS_CHANNEL, WakeMode
 from interlock.telemetry import log
 from interlock.worker.cancellation import CANCEL_REPLY_TIMEOUT_S, cancel_tasks, run_within
 from interlock.worker.fetcher import Fetcher
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from interlock.service import Service
     from interlock.worker.process import WorkerStateMachine
     from interlock.worker.settler import Settler
-
-ALL_NAMESPACES = "*"
-ALL_WORKERS = "*"
 
 
 class WorkerComponents:
@@ -64,9 +61,9 @@ class WorkerComponents:
         if self._worker.settings.mode is not WakeMode.POLLING:
             self._subscription = self._app.notifier.subscribe(
                 {
-                    "interlock_tasks": self._on_tasks,
-                    "interlock_control": self._on_control,
-                    "interlock_duties": self._maintenance.wake,
+                    TASKS_CHANNEL: self._on_tasks,
+                    CONTROL_CHANNEL: self._on_control,
+                    DUTIES_CHANNEL: self._maintenance.wake,
                 },
                 self._worker.wake.set,
             )
@@ -77,7 +74,7 @@ class WorkerComponents:
         return self._subscription is not None and self._subscription.is_listening
 
     def _on_tasks(self, namespace: str) -> None:
-        if namespace == ALL_NAMESPACES or namespace in self.registration.namespaces:
+        if namespace == BROADCAST or namespace in self.registration.namespaces:
             self._worker.wake.set()
 
     def _on_control(self, payload: str) -> None:
@@ -85,7 +82,7 @@ class WorkerComponents:
         if payload in {self._worker.worker_id, self.registration.row_id}:
             self.leases.renew_now()
             self.registration.reread()
-        elif payload == ALL_WORKERS:
+        elif payload == BROADCAST:
             self.fetcher.reread_paused_namespaces()
             self._worker.wake.set()
         else:

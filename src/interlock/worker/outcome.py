@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.step_context import StepContext, step_result
 from interlock.errors import PermanentError, RetryableError
 from interlock.lifecycle import TaskRowEvent
-from interlock.model.backoff import Backoff
+from interlock.model.backoff import DEFAULT_BACKOFF
 from interlock.model.json_values import storable_text
 from interlock.store.tasks import Outcome
 from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 MAX_TRACEBACK_LINES = 50
 MAX_MESSAGE_LENGTH = 10_000  # characters: the message is stored with the task, its job, and in both audit tables
 MAX_RETRY_DELAY_S = 366 * 86_400.0
-DEFAULT_BACKOFF = Backoff()
 
 
 class Interruption(StrEnum):

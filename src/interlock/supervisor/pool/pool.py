@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import DisconnectedError, StoreError
 from interlock.model.backoff import Backoff
 from interlock.postgres.connection import connect
+from interlock.postgres.notifier import CONTROL_CHANNEL
 from interlock.postgres.retry import RetryState, keep_connected
 from interlock.service import BackgroundService, wait_for_event
 from interlock.store.leader import read_clock
@@ -49,10 +50,9 @@ if TYPE_CHECKING:
     from interlock.postgres.notifier import Notifier
     from interlock.supervisor.pool.processes import WorkerProcess
 
-CHANNEL = "interlock_control"
 RENEWALS_PER_LEASE = 3
 # The cap stays well below the lease of the rows, so that a short outage does not lose them.
-RECONNECT_BACKOFF = Backoff.exponential(0.1, cap=1.0, jitter=0.5)
+LEASED_RECONNECT_BACKOFF = Backoff.exponential(0.1, cap=1.0, jitter=0.5)
 MIN_INTERVAL_S = 0.02  # between two reconciliations, however many notifications arrive
 RELEASE_TIMEOUT_S = 3.0  # to record the exits and release the rows at the stop
 
@@ -85,7 +85,7 @@ class Pool(BackgroundService):
         self._processes = WorkerProcesses(self.id, self._rows.host, config, self.settings)
         self._bound: list[str] = []
         self._wake = asyncio.Event()
-        self._reconnects = RetryState(RECONNECT_BACKOFF)
+        self._reconnects = RetryState(LEASED_RECONNECT_BACKOFF)
         self._reconciled_at: datetime | None = None
         self._renewed_at = float("-inf")
         self._actions: dict[type[Action], Callable[[Connection, HeldWorker, Any], Awaitable[None]]] = {
@@ -124,7 +124,7 @@ class Pool(BackgroundService):
 
     async def run(self) -> None:
         """Reconcile until `stopping` is set, then stop the processes and release the rows."""
-        subscription = self._notifier.subscribe({CHANNEL: self._on_notification}, self._wake.set)
+        subscription = self._notifier.subscribe({CONTROL_CHANNEL: self._on_notification}, self._wake.set)
         log.info("pool_started", supervisor_id=self.id, host=self._rows.host)
         try:
             await keep_connected(
