@@ -91,7 +91,7 @@ MISTAKES = [
     (["status", "one"], "must be a UUID"),
     (["status", UNKNOWN], f"there is no task {UNKNOWN}"),
     (["history", UNKNOWN], f"no record of a task {UNKNOWN}"),
-    (["tasks", "cancel"], "cancel what?"),
+    (["tasks", "cancel"], "cancel needs ids"),
     (["tasks", "cancel", UNKNOWN, "--yes"], f"there is no task {UNKNOWN}"),
     (["tasks", "cancel", UNKNOWN, "--type", "x"], "ids or a filter"),
     (["tasks", "cancel", "--state", "done"], "not for tasks in state done"),

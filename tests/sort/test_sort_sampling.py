@@ -67,7 +67,7 @@ def largest_of(keys: Keys, path: Path, workers: int, partitions: int) -> float:
     boundaries = choose_boundaries(samples, partitions)
     sizes = np.zeros(partitions, dtype=np.int64)
     for number, share in enumerate(shares):
-        rows = share.read_at(0, share.records)
+        rows = share.read_many([0], share.records)
         cuts = find_boundaries(rows, sort_rows(rows, 10), first_position(number), 10, boundaries)
         sizes += np.diff([0, *cuts, len(rows)])
     assert sizes.sum() == len(keys)

@@ -122,12 +122,12 @@ async def test_results_that_lead_to_nothing_and_messages_set_aside_are_told(data
             "values (%s, %s, %s, '{}', 'OverflowError: too long')",
             [number, job, claimed.id],
         )
-    aside = [finding for finding in await diagnose(database) if finding.about == "set aside"]
-    assert len(aside) == 11
-    assert f"message 11 of job {job}, at " in aside[0].found
-    assert aside[0].found.endswith("OverflowError: too long")
-    assert "`interlock jobs replay`" in str(aside[0].todo)
-    assert aside[-1].found == "2 messages more"
+    dead = [finding for finding in await diagnose(database) if finding.about == "dead letter"]
+    assert len(dead) == 11
+    assert f"message 11 of job {job}, at " in dead[0].found
+    assert dead[0].found.endswith("OverflowError: too long")
+    assert "`interlock jobs replay`" in str(dead[0].todo)
+    assert dead[-1].found == "2 messages more"
 
 
 async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Connection) -> None:
@@ -136,10 +136,10 @@ async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Co
         await advance(database, actor="o", visibility=0)
     (row,) = await read_orchestration_failures(database)
     assert (row["job_id"], row["retry_at"]) == (None, None)
-    (aside,) = [finding for finding in await diagnose(database) if finding.about == "set aside"]
-    assert not aside.needs_attention
-    assert aside.found.startswith(f"message {row['msg_id']}, which names no job, at ")
-    assert aside.todo is None, "there is nothing that anybody could do"
+    (dead,) = [finding for finding in await diagnose(database) if finding.about == "dead letter"]
+    assert not dead.needs_attention
+    assert dead.found.startswith(f"message {row['msg_id']}, which names no job, at ")
+    assert dead.todo is None, "there is nothing that anybody could do"
 
 
 async def test_leases_that_nobody_recovers_and_processes_that_vanished_are_told(database: Connection) -> None:

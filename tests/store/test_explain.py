@@ -91,7 +91,7 @@ async def test_a_pending_task_says_what_those_do_who_could_run_it(app: Interlock
     second = await enqueue(database, type="add")
     assert (await app.explain(second)).facts == ("it waits for its turn at a worker: worker-1 runs 1",)
     await database.execute("update interlock.workers set status = 'PAUSED', event = 'pause'")
-    assert (await app.explain(second)).facts == ("those who could run it are paused: worker-1",)
+    assert (await app.explain(second)).facts == ("the workers that could run it are paused: worker-1",)
     later = await enqueue(database, type="add", run_at=datetime(2999, 1, 1, tzinfo=UTC))
     assert (await app.explain(later)).facts == ("it is not due before 2999-01-01 00:00:00 UTC",)
 
@@ -107,7 +107,7 @@ async def test_a_running_task_says_by_whom_and_what_happens_if_that_worker_is_go
     assert "its worker is live" in facts[1]
     await database.execute("update interlock.workers set seen_until = now() - interval '1 minute'")
     said = words(await app.explain(task))
-    assert "was last heard of at" in said
+    assert "sent its last heartbeat at" in said
     assert "and then it is put back" in said
     await database.execute(
         "update interlock.tasks set lease_expires_at = now() - interval '1 s', cancel_requested_at = now()"
@@ -206,7 +206,7 @@ async def test_a_running_job_counts_its_open_steps_and_names_what_holds_it_up(
     found = await app.explain(job)
     assert found.facts[0] == "13 (12 pending, 1 waiting for other steps) of its steps are open"
     assert len(found.causes) == 10
-    assert "there are more causes than are told here" in found.facts
+    assert "there are more causes than are listed here" in found.facts
     assert any("it is canceled if it has not ended at" in fact for fact in found.facts)
 
 
@@ -219,11 +219,11 @@ async def test_a_map_leads_to_its_parts_and_a_worker_count_to_those_that_use_it_
     )
     found = await app.explain(await step_id(hand, job, "end"))
     (pack,) = found.causes
-    assert pack.facts == ("waits for 3 parts", "3 of its parts have not come in")
+    assert pack.facts == ("waits for 3 parts", "3 of its parts have not ended")
     assert [cause.name for cause in pack.causes] == ["pack[0]", "pack[1]", "pack[2]"]
     held = pack.causes[1]
     assert held.facts[0].startswith("the job runs at most 1 step")
-    assert held.facts[1:] == ("what it waits for is told elsewhere in this answer",)
+    assert held.facts[1:] == ("its causes are listed elsewhere in this answer",)
     (active,) = (await app.explain(held.id)).causes
     assert (active.name, active.state) == ("pack[0]", "pending")
 
@@ -250,7 +250,7 @@ async def test_a_signal_with_a_timeout_and_a_sleep_say_until_when(
     job = await hand.submit(step("boss", kind="approval", timeout=60), step("nap", kind="sleep", seconds=600))
     said = words(await app.explain(job))
     assert "waits for approval" in said
-    assert "it fails if nothing has come at" in said
+    assert "it fails if no signal has arrived by" in said
     assert "it is not due before" in said
 
 
@@ -264,18 +264,18 @@ async def test_a_step_whose_end_nobody_heard_of_says_where_its_message_is(
     found = await app.explain(await step_id(hand, job, "b"))
     (first,) = found.causes
     assert (first.name, first.state) == ("a", "done")
-    assert "its end waits for an orchestrator: 1 messages are in the queue" in first.facts[-1]
-    assert "1 ended, but not heard of by an orchestrator" in words(await app.explain(job))
+    assert "its step result waits for an orchestrator: 1 messages are in the queue" in first.facts[-1]
+    assert "1 ended, but not processed by an orchestrator" in words(await app.explain(job))
     await database.execute("select pgmq.purge_queue('orchestration_step_results')")
-    assert "the message of its end is not in the queue" in words(await app.explain(claimed.id))
+    assert "its step result is not in the queue" in words(await app.explain(claimed.id))
     await database.execute(
         "insert into interlock.orchestration_failures (msg_id, job_id, task_id, message, error) "
         "values (1, %s, %s, '{}', 'OverflowError: too long')",
         [job, claimed.id],
     )
-    assert "was set aside at" in words(await app.explain(claimed.id))
+    assert "became a dead letter at" in words(await app.explain(claimed.id))
     said = words(await app.explain(job))
-    assert "1 of its messages were set aside" in said
+    assert "1 of its step results became dead letters" in said
     assert "OverflowError: too long" in said
 
 

@@ -297,7 +297,7 @@ async def test_a_signal_timeout_fails_its_step(hand: Hand) -> None:
     hand.now = NOW + timedelta(seconds=60)
     assert await expire_overdue_signals(hand.connection, actor="o", now=hand.now) == 1
     assert await expire_overdue_signals(hand.connection, actor="o", now=hand.now) == 0
-    with pytest.raises(InputError, match="does not wait for signal 'paid' any more: its time is over"):
+    with pytest.raises(InputError, match="does not wait for signal 'paid' any more: its timeout has passed"):
         await send_signal(hand.connection, job, "paid", 1, actor="ada")
     await hand.run()
     row = await hand.job(job)

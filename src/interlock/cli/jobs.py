@@ -173,7 +173,7 @@ def replay(
     context: typer.Context,
     id_: Annotated[str | None, typer.Argument(help="The job; all jobs unless given.", metavar="ID")] = None,
 ) -> None:
-    """Send step results again that the orchestrator set aside because they failed repeatedly."""
+    """Send dead letters again: step results that failed repeatedly."""
 
     async def work(connection: Connection, used: Interlock) -> int:
         job = None if id_ is None else (await used.job(id_).status()).id

@@ -184,7 +184,7 @@ def _jobs(seen: Overview) -> list[str]:
     orchestration = (
         ("orchestrators", sum(process.role == "orchestrator" for process in seen.processes)),
         ("step results", f"{queue['waiting']} wait for an orchestrator{oldest}"),
-        ("set aside", f"{queue['archived']}, which failed repeatedly" if queue["archived"] else None),
+        ("dead letters", f"{queue['archived']}, which failed repeatedly" if queue["archived"] else None),
     )
     return [*parts, format_fields(orchestration)]
 

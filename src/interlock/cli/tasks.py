@@ -200,7 +200,7 @@ def _check_filter(act: BulkAction, ids: Sequence[str], wanted: dict[str, Any], *
     if ids and filtered:
         raise ConfigError(f"{act.verb} takes ids or a filter, not both")
     if not ids and not filtered:
-        raise ConfigError(f"{act.verb} what? Give ids, a filter such as --type, or --all")
+        raise ConfigError(f"{act.verb} needs ids, a filter such as --type, or --all")
     wrong = sorted(set(wanted.get("states", ())) - set(act.allowed))
     if wrong:
         raise ConfigError(f"{act.verb} is not for tasks in state {wrong[0]}, only for {', '.join(act.allowed)}")

@@ -48,7 +48,7 @@ def retry(
     Retry after the receiver answers again; a worker sends them.
     """
     if every == bool(ids):
-        raise ConfigError("retry what? Give the ids of webhooks, or --all")
+        raise ConfigError("retry needs the ids of webhooks, or --all, not both")
     retried = run_with_connection(
         context, lambda connection, app: retry_given_up_callbacks(connection, ids or None, now=app.now())
     )

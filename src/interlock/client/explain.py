@@ -32,7 +32,7 @@ HELD_BY_OTHERS = frozenset({"dependency", "parts", "worker_count", "compensation
 def waiting_facts(cause: Cause, seen: Explained) -> list[str]:
     """Describe what a waiting task waits for: the stored reason, and its current details."""
     row = cause.row
-    facts = [row["reason"] or "it waits, for no reason that is stored"]
+    facts = [row["reason"] or "it waits; no reason is stored"]
     if row["held_by"] == "limit":
         facts += _limit_facts(row)
     elif row["held_by"] == "namespace":
@@ -48,11 +48,11 @@ def _upstream_facts(cause: Cause) -> list[str]:
     row = cause.row
     facts = []
     if row["held_by"] == "parts":
-        facts.append(f"{row['unresolved']} of its parts have not come in")
+        facts.append(f"{row['unresolved']} of its parts have not ended")
     if row["ending"] is not None:
         facts.append(f"its job becomes {row['ending']}, and releases nothing more")
     if not cause.causes and not cause.shared and not cause.more:
-        facts.append("what it waits for is not open any more: it should be released, or the message of it was lost")
+        facts.append("nothing that it waits for is open any more: it should be released, or a step result was lost")
     return facts
 
 
@@ -79,8 +79,8 @@ def _signal_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     if row["wait_until"] is None:
         return []
     if row["wait_until"] <= seen.now:
-        return [f"its time was over at {at(row['wait_until'])}: an orchestrator fails it"]
-    return [f"it fails if nothing has come at {at(row['wait_until'])}"]
+        return [f"its timeout was at {at(row['wait_until'])}: an orchestrator fails it"]
+    return [f"it fails if no signal has arrived by {at(row['wait_until'])}"]
 
 
 def pending_facts(row: dict[str, Any], seen: Explained) -> list[str]:
@@ -112,7 +112,7 @@ def _busy_workers(able: Sequence[LiveProcess], seen: Explained) -> str:
     """Describe the workers that could claim a task."""
     active = [process.id for process in able if process.status == "RUNNING"]
     if not active:
-        return f"those who could run it are paused: {_list_names([process.id for process in able])}"
+        return f"the workers that could run it are paused: {_list_names([process.id for process in able])}"
     idle = [id_ for id_ in active if id_ not in seen.running]
     if idle:
         return f"it is about to be claimed: {_list_names(idle)} could run it, and runs nothing else"
@@ -123,7 +123,7 @@ def running_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     """Describe the worker and the lease of a running task, and what happens if the worker is gone."""
     facts = [f"{row['worker_id']} runs attempt {row['attempt']}, try {row['tries']} of {row['max_tries']}"]
     lease, seen_until = row["lease_expires_at"], row["worker_seen_until"]
-    then = "it is put back" if row["tries"] < row["max_tries"] else "it ends in error, for it was the last try"
+    then = "it is put back" if row["tries"] < row["max_tries"] else "it ends in error, because this is its last try"
     if lease <= seen.now:
         facts.append(f"its lease ran out at {at(lease)}; when a live worker recovers it, {then}")
         if not any(process.role == "worker" for process in seen.processes):
@@ -138,29 +138,30 @@ def running_facts(row: dict[str, Any], seen: Explained) -> list[str]:
 
 
 def _last_heartbeat(row: dict[str, Any]) -> str:
-    heard = row["heartbeat_at"]
-    return "never said that it is here" if heard is None else f"was last heard of at {at(heard)}"
+    heartbeat_at = row["heartbeat_at"]
+    return "has sent no heartbeat" if heartbeat_at is None else f"sent its last heartbeat at {at(heartbeat_at)}"
 
 
 def _unprocessed_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     """Describe why an orchestrator has not processed the end of a step."""
-    if row["aside_at"] is not None:
-        told = f"the message of its end was set aside at {at(row['aside_at'])}: {row['aside_error']}"
-        return [told, f"when the cause is gone, `interlock jobs replay {row['job_id']}` sends it again at once"]
+    if row["dead_letter_at"] is not None:
+        dead = f"its step result became a dead letter at {at(row['dead_letter_at'])}: {row['dead_letter_error']}"
+        return [dead, f"when the cause is gone, `interlock jobs replay {row['job_id']}` sends it again at once"]
     waiting, age = seen.queue["waiting"], seen.queue["oldest_age"]
     if not waiting:
         replay = f"`interlock jobs replay {row['job_id']}`"
-        return [f"the message of its end is not in the queue: an orchestrator sends it again, {replay} does so at once"]
-    return [f"its end waits for an orchestrator: {waiting} messages are in the queue, the oldest for {age:.0f} s"]
+        return [f"its step result is not in the queue: an orchestrator sends it again, {replay} does so at once"]
+    queue = f"{waiting} messages are in the queue, the oldest for {age:.0f} s"
+    return [f"its step result waits for an orchestrator: {queue}"]
 
 
 def ended_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     """Describe how and why a task ended."""
     facts = [row["reason"]] if row["reason"] else []
     if row["error"] and row["state"] != "done":
-        told = ": ".join(str(row["error"][part]) for part in ("type", "message") if row["error"].get(part))
-        facts += [told] if told not in facts else []
-    return facts + (_unprocessed_facts(row, seen) if row["unheard"] else [])
+        error = ": ".join(str(row["error"][part]) for part in ("type", "message") if row["error"].get(part))
+        facts += [error] if error not in facts else []
+    return facts + (_unprocessed_facts(row, seen) if row["unprocessed"] else [])
 
 
 def _by_similarity(types: Iterable[str], wanted: str) -> list[str]:
@@ -179,7 +180,7 @@ def at(moment: datetime) -> str:
     return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
-MORE = "there are more causes than are told here"
+MORE = "there are more causes than are listed here"
 WAITS = {
     "dependency": "other steps",
     "parts": "their parts",
@@ -191,7 +192,7 @@ WAITS = {
     "limit": "a limit",
     "start": "the job to start",
 }
-SHARED = "what it waits for is told elsewhere in this answer"
+SHARED = "its causes are listed elsewhere in this answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,8 +262,8 @@ def _task_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
 def _job_of_step(row: dict[str, Any]) -> list[str]:
     if row["job_id"] is None:
         return []
-    told = f": {row['job_reason']}" if row["job_reason"] else ""
-    return [f"it is a step of job {row['job_id']}, which is {row['job_status']}{told}"]
+    reason = f": {row['job_reason']}" if row["job_reason"] else ""
+    return [f"it is a step of job {row['job_id']}, which is {row['job_status']}{reason}"]
 
 
 def _job_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
@@ -294,12 +295,12 @@ def _progress_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str
     elif row["ending"] is not None:
         facts.append(f"it becomes {row['ending']} once its last step has stopped: {row['ending_reason']}")
     facts.append(f"{_count_open_steps(seen) if is_root else row['open_steps']} of its steps are open")
-    if row["aside"]:
-        latest = f"the latest at {at(row['aside_at'])}: {row['aside_error']}"
-        facts.append(f"{row['aside']} of its messages were set aside, {latest}")
+    if row["dead_letters"]:
+        latest = f"the latest at {at(row['dead_letter_at'])}: {row['dead_letter_error']}"
+        facts.append(f"{row['dead_letters']} of its step results became dead letters, {latest}")
         facts.append(f"when the cause is gone, `interlock jobs replay {row['id']}` sends them again at once")
     if not cause.causes and not cause.shared:
-        facts.append("none of its steps is on its way, and it has not ended: a message of it was lost")
+        facts.append("none of its steps is active, and it has not ended: a step result was lost")
     return facts + _no_orchestrator(seen)
 
 
@@ -310,8 +311,8 @@ def _count_open_steps(seen: Explained) -> str:
 
 
 def _described(state: str, held_by: str | None) -> str:
-    if state == "unheard":
-        return "ended, but not heard of by an orchestrator"
+    if state == "unprocessed":
+        return "ended, but not processed by an orchestrator"
     if state != "waiting" or held_by is None:
         return state
     return f"waiting for {WAITS.get(held_by, held_by)}"

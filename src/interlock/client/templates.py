@@ -86,8 +86,8 @@ def _load_documents(app: Definitions, file: Path) -> Iterator[Workflow]:
                 yield _Template(app, file, loader, node).workflow()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        told = f"{error.context or ''} {error.problem or ''}".strip()
-        raise TemplateError(file, 0 if mark is None else mark.line + 1, "", f"it is not YAML: {told}") from None
+        problem = f"{error.context or ''} {error.problem or ''}".strip()
+        raise TemplateError(file, 0 if mark is None else mark.line + 1, "", f"it is not YAML: {problem}") from None
     finally:
         loader.dispose()
 
@@ -163,8 +163,8 @@ class _Template:
         if isinstance(said, dict):
             unknown = said.keys() - {"callable", "initialization"}
             if unknown:
-                told = f"unknown field: {min(map(str, unknown))}; known are callable and initialization"
-                raise fields.refuse("type", told)
+                problem = f"unknown field: {min(map(str, unknown))}; known are callable and initialization"
+                raise fields.refuse("type", problem)
             said, config = said.get("callable"), said.get("initialization") or {}
         handler = self._found(fields, "type", said)
         fields.pop("type")
@@ -228,8 +228,8 @@ class _Fields:
             said = str(key.value)
             field = names.get(said, said)
             if said not in names and said not in known:
-                told = f"unknown field: {said}; known are {', '.join(sorted({*names, *known}))}"
-                raise template.refuse(key, place, told)
+                problem = f"unknown field: {said}; known are {', '.join(sorted({*names, *known}))}"
+                raise template.refuse(key, place, problem)
             if field in self.nodes:
                 raise template.refuse(key, place, f"the field {said} is given twice")
             self.nodes[field], self._written[field] = value, key

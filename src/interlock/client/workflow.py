@@ -349,10 +349,10 @@ def check_nesting(documents: Iterable[Mapping[str, Any]]) -> None:
     for name in children:
         found = chain(name, frozenset())
         if len(found) > MAX_JOB_DEPTH + 1:
-            told = (
+            problem = (
                 f"child jobs nest at most {MAX_JOB_DEPTH} deep, and here it is {len(found) - 1}: {' -> '.join(found)}"
             )
-            raise GraphError(told, workflow=name, path=("steps",))
+            raise GraphError(problem, workflow=name, path=("steps",))
 
 
 def _unless(default: Any, value: Any) -> Any:

@@ -154,8 +154,8 @@ def require_approval(answer: Any) -> Any:
     given = answer if isinstance(answer, dict) else {}
     if given.get("approved") is True:
         return answer
-    comment = given.get("comment")
-    raise PermanentError(f"rejected by {given.get('by') or 'somebody'}" + (f": {comment}" if comment else ""))
+    by, comment = given.get("by"), given.get("comment")
+    raise PermanentError("rejected" + (f" by {by}" if by else "") + (f": {comment}" if comment else ""))
 
 
 class _Location:

@@ -120,14 +120,14 @@ async def _check_failed_messages(connection: Connection, count: int) -> list[Fin
         at = f"{row['failed_at'].astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
         if row["job_id"] is None:
             found = f"message {row['msg_id']}, which names no job, at {at}: {row['error']}; retention deletes it"
-            findings.append(_ok("set aside", found, **row))
+            findings.append(_ok("dead letter", found, **row))
         else:
             found = f"message {row['msg_id']} of job {row['job_id']}, at {at}: {row['error']}"
-            findings.append(_problem("set aside", found, todo, **row))
+            findings.append(_problem("dead letter", found, todo, **row))
     if count > len(findings):
         more = f"{_number(count - len(findings), 'message')} more"
         is_wrong = findings[-1].needs_attention  # those that name no job come last
-        findings.append(_problem("set aside", more, todo) if is_wrong else _ok("set aside", more))
+        findings.append(_problem("dead letter", more, todo) if is_wrong else _ok("dead letter", more))
     return findings
 
 

@@ -1,4 +1,4 @@
-"""The queue of step results: its metrics, archived messages, and resending of lost or archived ones.
+"""The queue of step results: its metrics, dead letters (archived messages), and resending of lost or archived ones.
 
 Invariant: no message is resent while the first one may still be in the queue; a message that keeps failing is resent at
 growing intervals; a message that was not needed changes nothing.
@@ -29,12 +29,12 @@ async def read_queue_state(connection: Connection) -> dict[str, Any]:
 
 
 async def read_orchestration_failures(connection: Connection, *, limit: int = 100) -> list[dict[str, Any]]:
-    """Read the archived messages with their errors, newest first."""
+    """Read the dead letters (archived messages) with their errors, newest first."""
     return await run(connection, ORCHESTRATION["read_orchestration_failures"], {"limit": limit})
 
 
 async def resend_lost_results(connection: Connection, *, now: datetime | None = None) -> int:
-    """Resend archived messages that are due, and results of steps that ended a while ago and were not advanced."""
+    """Resend dead letters that are due, and results of steps that ended a while ago and were not advanced."""
     due = {"job_id": None, "at_once": False, "limit": MAX_RESEND_BATCH_SIZE, "now": now}
     (failures,) = await run(connection, ORCHESTRATION["resend_failures"], due)
     overlooked = {"min_age": LOST_RESULT_MIN_AGE, "limit": MAX_RESEND_BATCH_SIZE, "now": now}
@@ -43,7 +43,7 @@ async def resend_lost_results(connection: Connection, *, now: datetime | None = 
 
 
 async def replay_results(connection: Connection, job_id: UUID | None = None, *, now: datetime | None = None) -> int:
-    """Resend archived messages at once, of one job or of all; for one job, also every result that was not advanced."""
+    """Resend dead letters at once, of one job or of all; for one job, also every result that was not advanced."""
     every = {"job_id": job_id, "at_once": True, "limit": None, "now": now}
     (failures,) = await run(connection, ORCHESTRATION["resend_failures"], every)
     if job_id is None:

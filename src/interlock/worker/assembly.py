@@ -1,7 +1,7 @@
 """The components and connections of a worker: how they are wired, started and stopped.
 
 Invariant: every background service of the worker is started and stopped here. Outcomes are settled over one connection
-at a time; when that is lost, the worker is told once.
+at a time; when that is lost, `on_connection_lost` is called once.
 """
 
 from __future__ import annotations

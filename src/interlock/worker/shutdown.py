@@ -82,7 +82,7 @@ class Shutdown:
         return [attempt for attempt in self._active.values() if attempt.state is TaskState.PROCESSING]
 
     async def _wait_until(self, holds: Callable[[], bool], deadline: float, *, even_if_forced: bool = False) -> None:
-        """Wait for a condition until a deadline; a forced shutdown waits only where it is told so."""
+        """Wait for a condition until a deadline; a forced shutdown waits only if `even_if_forced`."""
         slot_freed = self._worker.slot_freed
         while not holds() and (left := deadline - time.monotonic()) > 0:
             if self._worker.stop_now.is_set() and not even_if_forced:

@@ -5,8 +5,8 @@ in one statement; `_advance_batch`, which handles every case; and one message at
 hold up the others.
 
 Invariant: a batch is one transaction, with its effects and the deletion of its messages. A message that comes twice,
-late or out of order changes nothing. A message that keeps failing is archived; one whose job is locked by another
-transaction is deferred.
+late or out of order changes nothing. A message that keeps failing is archived (dead letter); one whose job is
+locked by another transaction is deferred.
 """
 
 from __future__ import annotations

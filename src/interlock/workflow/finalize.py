@@ -1,4 +1,4 @@
-"""Finalizes jobs whose last step has ended: completes them, or runs their compensations and fails or cancels them.
+"""Finalizes jobs whose last step has ended: completes them, or compensates them (saga) and then fails or cancels them.
 
 Invariant: a job ends once, when its last step has ended. A job that does not complete is compensated first: its done
 steps in reverse order of completion, one after the other.

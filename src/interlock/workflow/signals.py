@@ -45,7 +45,7 @@ async def send_signal(
             sent = bool(await run(connection, ORCHESTRATION["insert_signal"], parameters))
             if sent:
                 if all(row["is_timed_out"] for row in receivers):
-                    raise InputError(f"job {job_id} does not wait for signal {name!r} any more: its time is over")
+                    raise InputError(f"job {job_id} does not wait for signal {name!r} any more: its timeout has passed")
                 for row in receivers:
                     if row["is_waiting"]:
                         batch.activate(_waiting_step(row))
@@ -76,7 +76,7 @@ async def expire_overdue_signals(
         return len(still)
 
     job_ids = {row["job_id"] for row in overdue}
-    return await run_all_jobs(connection, job_ids, expire, name="told that a signal did not come", now=now)
+    return await run_all_jobs(connection, job_ids, expire, name="failed after the timeout of a signal", now=now)
 
 
 async def _read_overdue(connection: Connection, limit: int, now: datetime | None) -> list[dict[str, Any]]:

@@ -127,12 +127,6 @@ class Source:
         if self.format.ascii:
             self._check_lines(into.reshape(self.records, self.format.record_length))
 
-    def read_at(self, first: int, records: int) -> NDArray[np.uint8]:
-        """Read some records into a new array of rows."""
-        rows = np.empty((records, self.format.record_length), dtype=np.uint8)
-        self.part(first, records).read(rows)
-        return rows
-
     def read_many(self, starts: Sequence[int], records: int) -> NDArray[np.uint8]:
         """Read `records` records from each start into a new array of rows; line ends are not checked."""
         rows = np.empty((len(starts) * records, self.format.record_length), dtype=np.uint8)

@@ -7,13 +7,13 @@ select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.reason, tasks.h
     tasks.tries, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at, tasks.cancel_requested_at, tasks.job_id,
     tasks.step, tasks.limit_key, tasks.unresolved, tasks.wait_until, tasks.error,
     tasks.job_id is not null and tasks.state in ('done', 'error', 'canceled') and not tasks.advanced
-        and jobs.status = 'RUNNING' as unheard,
+        and jobs.status = 'RUNNING' as unprocessed,
     jobs.status as job_status, jobs.reason as job_reason, jobs.ending,
     coalesce(moved.recorded_at, tasks.updated_at) as since,
     workers.status as worker_status, workers.seen_until as worker_seen_until, workers.heartbeat_at,
     namespaces.paused_at, namespaces.paused_by, namespaces.reason as pause_reason,
     limits.max_running, limits.max_starts, limits.period, taken.tasks as limit_taken, begun.starts as limit_starts,
-    aside.failed_at as aside_at, aside.error as aside_error
+    dead.failed_at as dead_letter_at, dead.error as dead_letter_error
 from interlock.tasks
     left join interlock.jobs on jobs.id = tasks.job_id
     left join interlock.workers on tasks.worker_id in (workers.id, workers.instance) and tasks.state = 'running'
@@ -39,7 +39,7 @@ from interlock.tasks
         where task_id = tasks.id
         order by msg_id desc
         limit 1
-    ) as aside on tasks.job_id is not null and not tasks.advanced
+    ) as dead on tasks.job_id is not null and not tasks.advanced
 where tasks.id = any (%(ids)s::uuid[])
 
 -- name: read_explained_jobs
@@ -47,8 +47,8 @@ where tasks.id = any (%(ids)s::uuid[])
 select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.reason, jobs.ending,
     jobs.ending_reason, jobs.compensating, jobs.open_steps,
     case when jobs.timeout_seconds is not null then jobs.deadline_at end as deadline_at,
-    coalesce(moved.recorded_at, jobs.updated_at) as since, aside.messages as aside, aside.failed_at as aside_at,
-    aside.error as aside_error,
+    coalesce(moved.recorded_at, jobs.updated_at) as since, dead.messages as dead_letters,
+    dead.failed_at as dead_letter_at, dead.error as dead_letter_error,
     array(
         select namespace
         from unnest(jobs.root_namespaces) as root (namespace)
@@ -67,12 +67,12 @@ from interlock.jobs
         select count(*) as messages, max(failed_at) as failed_at, (array_agg(error order by msg_id desc))[1] as error
         from interlock.orchestration_failures
         where job_id = jobs.id
-    ) as aside on jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+    ) as dead on jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING')
 where jobs.id = any (%(ids)s::uuid[])
 
 -- name: count_open_steps
 -- Unfinished steps of a job by the cause of their wait, and steps whose end no orchestrator has processed yet.
-select case when state in ('waiting', 'pending', 'running') then state else 'unheard' end as state, held_by,
+select case when state in ('waiting', 'pending', 'running') then state else 'unprocessed' end as state, held_by,
     count(*) as steps
 from interlock.tasks
 where job_id = %(job_id)s
