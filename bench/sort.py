@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from interlock.cli.sort_commands import parse_size
+from interlock.cli.sort.implementation import parse_size
 from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import RecordFormat
 from interlock.sort.data.validate import validate
@@ -70,7 +70,7 @@ class Sorter:
         """Return the command line of one run."""
         if self.name == "interlock":
             options = ["--workers", str(workers), "--memory", str(memory), "--temp", str(temp), "--quiet", "--json"]
-            program = [sys.executable, "-m", "interlock.cli.sort_main"]  # interlock-sort
+            program = [sys.executable, "-m", "interlock.cli.sort.main"]  # interlock-sort
             return [*program, "run", str(source), "--output", str(output), *options]
         script = PEERS / f"sort_{self.name}.py"
         return [sys.executable, str(script), str(source), str(output), str(temp), str(memory), str(workers)]

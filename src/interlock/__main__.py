@@ -1,28 +1,19 @@
-"""Entry point of the `interlock` command and of `python -m interlock`.
-
-It imports the command line inside `main`, so that Ctrl-C during the imports ends the command without a traceback.
-"""
+"""Entry point of the `interlock` command and of `python -m interlock`."""
 
 import sys
 
-INTERRUPTED = 130  # the exit code that shells give a program ended by SIGINT
+from interlock.cli.exit_code import run_for_exit_code
 
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    try:
-        from interlock.cli.main import run  # noqa: PLC0415 - see the module docstring
+    sys.exit(run_for_exit_code(_run))
 
-        run()
-    except KeyboardInterrupt:
-        code: str | int | None = INTERRUPTED
-    except SystemExit as end:
-        code = end.code
-    else:
-        code = 0
-    if code == INTERRUPTED:
-        sys.stderr.write("interrupted\n")
-    sys.exit(code)
+
+def _run() -> None:
+    from interlock.cli.main import run  # noqa: PLC0415 - Ctrl-C during this import must find `main` running
+
+    run()
 
 
 if __name__ == "__main__":

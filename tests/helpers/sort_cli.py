@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PROGRAM = [sys.executable, "-P", "-m", "interlock"]
 COMMAND = [*PROGRAM, "sort"]
-OWN_PROGRAM = [sys.executable, "-P", "-m", "interlock.cli.sort_main"]  # interlock-sort
+OWN_PROGRAM = [sys.executable, "-P", "-m", "interlock.cli.sort.main"]  # interlock-sort
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "200"}
 TIMEOUT_S = 60.0
 

@@ -11,7 +11,7 @@ from interlock.sort.display import (
     LineView,
     LiveView,
     Throughput,
-    format_duration,
+    format_remaining_time,
     format_size,
     open_view,
     overall_percent,
@@ -120,4 +120,4 @@ def test_sizes_have_the_unit_that_fits(size: float, text: str) -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (61, "1 min 1 s"), (7_300, "2 h 1 min")])
 def test_durations_have_at_most_two_units(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
+    assert format_remaining_time(seconds) == text

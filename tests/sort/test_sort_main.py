@@ -23,7 +23,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_the_package_declares_both_programs() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert project["scripts"]["interlock-sort"] == "interlock.cli.sort_main:main"
+    assert project["scripts"]["interlock-sort"] == "interlock.cli.sort.main:main"
     assert set(project["scripts"]) == {"interlock", "interlock-sort"}
 
 

@@ -16,7 +16,7 @@ from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
 from interlock.store.enqueue import enqueue_task
 from interlock.store.tasks import until_next_run
-from interlock.worker.maintenance.callbacks import is_public
+from interlock.worker.maintenance.webhooks import is_public
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

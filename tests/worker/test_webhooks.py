@@ -18,15 +18,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from interlock.model.options import NewTask
-from interlock.store.callbacks import (
-    claim_due_callbacks,
-    delete_delivered_callbacks,
-    list_given_up_callbacks,
-    retry_given_up_callbacks,
-)
 from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import cancel_unfinished_tasks
-from interlock.worker.maintenance.callbacks import POLL_INTERVAL_S, WebhooksDuty, WebhookSettings, is_public, signature
+from interlock.store.webhooks import (
+    claim_due_webhooks,
+    delete_delivered_webhooks,
+    list_given_up_webhooks,
+    retry_given_up_webhooks,
+)
+from interlock.worker.maintenance.webhooks import POLL_INTERVAL_S, WebhooksDuty, WebhookSettings, is_public, signature
 from receiver import Receiver
 
 if TYPE_CHECKING:
@@ -109,9 +109,9 @@ async def test_after_the_last_try_it_is_given_up_and_kept_until_someone_asks_aga
         for _ in range(5):
             await post.act(database, timedelta(hours=2))
         assert len(receiver.received) == 3
-        (given_up,) = await list_given_up_callbacks(database)
+        (given_up,) = await list_given_up_webhooks(database)
         assert (given_up.tries, given_up.error) == (3, "answered 500: not a success")
-        assert await retry_given_up_callbacks(database, [given_up.id], now=post.now) == 1
+        assert await retry_given_up_webhooks(database, [given_up.id], now=post.now) == 1
         await post.act(database)
     assert await left(database) == []
 
@@ -242,11 +242,11 @@ async def test_a_notice_whose_poster_died_comes_due_again(database: Connection) 
 
 async def test_a_late_poster_does_not_strike_off_what_another_holds(database: Connection) -> None:
     await notice(database, "http://127.0.0.1:9/")
-    (first,) = await claim_due_callbacks(database, limit=10, now=NOON)
-    assert await claim_due_callbacks(database, limit=10, now=NOON) == []
-    (second,) = await claim_due_callbacks(database, limit=10, now=NOON + timedelta(minutes=1))
-    assert await delete_delivered_callbacks(database, [first]) == 0
-    assert await delete_delivered_callbacks(database, [second]) == 1
+    (first,) = await claim_due_webhooks(database, limit=10, now=NOON)
+    assert await claim_due_webhooks(database, limit=10, now=NOON) == []
+    (second,) = await claim_due_webhooks(database, limit=10, now=NOON + timedelta(minutes=1))
+    assert await delete_delivered_webhooks(database, [first]) == 0
+    assert await delete_delivered_webhooks(database, [second]) == 1
 
 
 async def test_neither_the_secret_nor_the_url_is_logged_or_kept_in_an_error(database: Connection) -> None:

@@ -22,7 +22,7 @@ from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiti
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.dry_run import dry_run
 from interlock.workflow.new_job import NewJob
-from interlock.workflow.retry import retry_job_from
+from interlock.workflow.retry_from import retry_job_from
 from interlock.workflow.signals import expire_overdue_signals
 from interlock.workflow.submit import submit_job
 from workflow_support import Failed, Hand, name_of, serve, step, workflow

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from interlock.store.jobs import read_job_history, read_jobs, read_steps
-from interlock.workflow.retry import retry_job_from
+from interlock.workflow.retry_from import retry_job_from
 from random_crew import Place
 from random_hands import Hands
 from random_support import INPUT, MAIN, STARTED, Case, cases, expected, input_of_child

@@ -10,7 +10,7 @@ import pytest
 
 from interlock.errors import InputError
 from interlock.workflow.advance import start_waiting_jobs
-from interlock.workflow.retry import retry_job_from
+from interlock.workflow.retry_from import retry_job_from
 from workflow_support import Failed, Hand, serve, step
 
 if TYPE_CHECKING:

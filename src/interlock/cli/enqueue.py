@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import typer
 
 from interlock.cli.app_context import command_config, load_command_app, run_with_app
-from interlock.cli.format import format_json, print_note
+from interlock.cli.format import format_json, parse_json, print_note
 from interlock.client.app import Interlock
 from interlock.client.task import unchecked_task
 from interlock.client.task_handle import TaskHandle
@@ -259,7 +258,7 @@ def _parse_arguments(arguments: Sequence[str] | None) -> dict[str, Any]:
 
 def _parse_object(text: str) -> dict[str, Any]:
     try:
-        read: dict[str, Any] = json.loads(text, parse_constant=_refuse_constant)
+        read: dict[str, Any] = parse_json(text)
     except ValueError as error:
         raise ConfigError(f"the arguments are not valid JSON: {error}") from None
     except RecursionError:
@@ -272,10 +271,6 @@ def _parse_pair(text: str) -> dict[str, Any]:
     if not equals or not name.isidentifier():
         raise ConfigError(f"{text!r} is not an argument; write name=value or a JSON object")
     try:
-        return {name: json.loads(value, parse_constant=_refuse_constant)}
+        return {name: parse_json(value)}
     except (ValueError, RecursionError):
         return {name: value}
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")

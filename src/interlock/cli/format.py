@@ -1,4 +1,4 @@
-"""Output of the commands: tables and fields for people, JSON for programs, notes on standard error.
+"""Output of the commands (tables and fields for people, JSON for programs, notes on standard error), and JSON input.
 
 Invariant: a row of a table is one line, and stored text cannot move the cursor or color the screen: characters that are
 not printable are escaped.
@@ -6,6 +6,7 @@ not printable are escaped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -66,6 +67,15 @@ def format_fields(pairs: Iterable[tuple[str, object]]) -> str:
         lines.append(f"{typer.style(name.ljust(width), bold=True)}  {shown}".rstrip())
         lines += [f"{' ' * width}  {line}".rstrip() for line in others]
     return "\n".join(lines)
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON, without the constants NaN and Infinity that Python accepts."""
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not valid in JSON")
 
 
 def format_json(value: Any, *, pretty: bool = True) -> str:

@@ -23,7 +23,7 @@ from interlock.cli.format import (
     format_time_and_distance,
     print_note,
 )
-from interlock.cli.submit import parse_json, show_end
+from interlock.cli.submit import parse_json_option, show_end
 from interlock.client.app import Interlock
 from interlock.client.job_handle import JobRecord, JobStatus, JobSummary, StepStatus
 from interlock.errors import ConfigError
@@ -126,7 +126,7 @@ def signal(
 
     Example: `interlock jobs signal ID payment_received '{"amount": 12}'`.
     """
-    carried = parse_json("the payload", payload)
+    carried = parse_json_option("the payload", payload)
     _print_sent(run_with_app(Interlock(config=context.obj), lambda used: used.job(id_).signal(name, carried)))
 
 

@@ -65,7 +65,7 @@ GROUPS = {
     "webhooks": "webhooks",
     "token": "tokens",
     "db": "database",
-    "sort": "sort",
+    "sort": "sort.command",
 }
 
 

@@ -214,7 +214,7 @@ def up(
     )
     config = _default_to_warnings(context, config)
     count = _worker_count(config, workers)
-    used = _load_app(context, config, count)
+    used = _load_app_or_default(context, config, count)
     with database_running(used):
         asyncio.run(_run(used, config, count))
 
@@ -237,7 +237,7 @@ def _worker_count(config: Config, workers: int | None) -> int:
     return 0 if config.app is None else DEFAULT_WORKERS if workers is None else workers
 
 
-def _load_app(context: typer.Context, config: Config, workers: int) -> Interlock:
+def _load_app_or_default(context: typer.Context, config: Config, workers: int) -> Interlock:
     if config.app is None:
         return Interlock(config=config, max_connections=config.supervisor_connections)
     found = load_command_app(context, config.app)

@@ -5,7 +5,6 @@ Invariant: standard output has the job's id, or with --wait its output as JSON. 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from interlock.cli.app_context import InJson, command_config, load_command_app, run_with_app
-from interlock.cli.format import format_json, print_note
+from interlock.cli.format import format_json, parse_json, print_note
 from interlock.client.app import Interlock
 from interlock.client.job_handle import JobHandle
 from interlock.errors import ConfigError, JobFailedError
@@ -114,7 +113,7 @@ async def _wait_for_end(job: JobHandle, longest: float | None) -> str | None:
 
 
 def _parse_input(given: str | None) -> dict[str, Any]:
-    document = parse_json("--input", given)
+    document = parse_json_option("--input", given)
     if document is None:
         return {}
     if not isinstance(document, dict):
@@ -122,15 +121,11 @@ def _parse_input(given: str | None) -> dict[str, Any]:
     return document
 
 
-def parse_json(name: str, given: str | None) -> Any:
+def parse_json_option(name: str, given: str | None) -> Any:
     """Parse the JSON of a flag or an argument; None when it was not given."""
     try:
-        return None if given is None else json.loads(given, parse_constant=_refuse_constant)
+        return None if given is None else parse_json(given)
     except ValueError as error:
         raise ConfigError(f"{name} is not valid JSON: {error}") from None
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply") from None
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not valid in JSON")

@@ -9,7 +9,7 @@ import typer
 from interlock.cli.app_context import InJson, run_with_connection
 from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.errors import ConfigError
-from interlock.store.callbacks import list_given_up_callbacks, retry_given_up_callbacks
+from interlock.store.webhooks import list_given_up_webhooks, retry_given_up_webhooks
 
 app = typer.Typer(
     help="List and retry dead letters: webhooks that were given up after repeated failures.",
@@ -29,7 +29,7 @@ def list_(
     in_json: InJson = False,
 ) -> None:
     """List webhooks that were given up, oldest first."""
-    found = run_with_connection(context, lambda connection, _: list_given_up_callbacks(connection, limit=limit))
+    found = run_with_connection(context, lambda connection, _: list_given_up_webhooks(connection, limit=limit))
     if in_json:
         typer.echo(format_json([webhook._asdict() for webhook in found]))
         return
@@ -50,7 +50,7 @@ def retry(
     if every == bool(ids):
         raise ConfigError("retry needs the ids of webhooks, or --all, not both")
     retried = run_with_connection(
-        context, lambda connection, app: retry_given_up_callbacks(connection, ids or None, now=app.now())
+        context, lambda connection, app: retry_given_up_webhooks(connection, ids or None, now=app.now())
     )
     typer.echo(retried)
     if ids and retried < len(set(ids)):

@@ -21,7 +21,7 @@ from interlock.store.jobs import find_jobs, read_job_history, read_jobs, read_st
 from interlock.store.workflows import read_workflow
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.new_job import NewJob
-from interlock.workflow.retry import retry_job_from
+from interlock.workflow.retry_from import retry_job_from
 from interlock.workflow.signals import send_signal
 from interlock.workflow.submit import submit_job
 

@@ -66,7 +66,7 @@ class Throughput:
             words.append(f"{format_size((done - before) / (progress.elapsed - began))}/s")
         percent = overall_percent(progress.workers)
         if 0 < percent < 100:  # noqa: PLR2004 - percent
-            words.append(f"ETA {format_duration(progress.elapsed * (100 - percent) / percent)}")
+            words.append(f"ETA {format_remaining_time(progress.elapsed * (100 - percent) / percent)}")
         return "  ".join(words)
 
 
@@ -201,7 +201,7 @@ def format_size(size: float) -> str:
     return f"{size:.0f} {unit}" if unit == SIZE_UNITS[0] else f"{size:.2f} {unit}"
 
 
-def format_duration(seconds: float) -> str:
+def format_remaining_time(seconds: float) -> str:
     """Format a duration with its two largest units."""
     if seconds >= HOUR_S:
         return f"{seconds // HOUR_S:.0f} h {seconds % HOUR_S // MINUTE_S:.0f} min"

@@ -16,11 +16,11 @@ from interlock.lifecycle import JobState, SupervisedWorkerState
 from interlock.postgres.connection import transaction
 from interlock.postgres.migrate import applied_migrations, known_migrations, pending_migrations, schema_version
 from interlock.postgres.query import load_statements, run
-from interlock.store.callbacks import list_given_up_callbacks
 from interlock.store.explain import read_queue
 from interlock.store.leader import read_clock
 from interlock.store.schedules import list_schedules
 from interlock.store.step_results import read_orchestration_failures
+from interlock.store.webhooks import list_given_up_webhooks
 from interlock.store.workers import list_live_workers
 
 if TYPE_CHECKING:
@@ -274,10 +274,10 @@ async def _check_schedules(connection: Connection) -> list[Finding]:
 
 
 async def _check_webhooks(connection: Connection) -> list[Finding]:
-    (row,) = await run(connection, DOCTOR["count_given_up_callbacks"], {})
+    (row,) = await run(connection, DOCTOR["count_given_up_webhooks"], {})
     if not row["callbacks"]:
         return []
-    latest = await list_given_up_callbacks(connection, limit=MAX_FINDINGS)
+    latest = await list_given_up_webhooks(connection, limit=MAX_FINDINGS)
     found = f"{_number(row['callbacks'], 'webhook')} given up, the latest error: {row['error']}"
     todo = "check that the receiver answers, then `interlock webhooks retry`"
     return [_problem("callbacks", found, todo, **row, first=[notice._asdict() for notice in latest])]

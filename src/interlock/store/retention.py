@@ -131,7 +131,7 @@ async def delete_expired(connection: Connection, retention: Retention, *, now: d
         keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": BATCH_SIZE, "now": moment})
         waiters = await run(connection, RETENTION["delete_expired_waiters"], {"now": moment})
         notices = await run(
-            connection, RETENTION["delete_given_up_callbacks"], {"age": retention.callbacks, "now": moment}
+            connection, RETENTION["delete_given_up_webhooks"], {"age": retention.callbacks, "now": moment}
         )
         failures = await run(
             connection, RETENTION["delete_ownerless_failures"], {"age": retention.error, "now": moment}

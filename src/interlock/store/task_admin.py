@@ -14,7 +14,7 @@ from interlock.errors import StatementError
 from interlock.lifecycle import TaskRowState
 from interlock.postgres.connection import UNIQUE_VIOLATION, transaction
 from interlock.postgres.query import run
-from interlock.store.tasks import TASKS, insert_callbacks, notify_ended, notify_tasks
+from interlock.store.tasks import TASKS, insert_webhooks, notify_ended, notify_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -109,7 +109,7 @@ async def cancel_unfinished_tasks(
             await run(connection, TASKS["lock_jobs_of_steps"], {"ids": list(ids)})
         rows = await run(connection, TASKS["cancel_unfinished_tasks"], parameters)
         if rows:
-            await insert_callbacks(connection, [row["id"] for row in rows])
+            await insert_webhooks(connection, [row["id"] for row in rows])
             awaited = [row["id"] for row in rows if row["awaited"]]
             await notify_ended(connection, awaited=awaited, limited=any(row["limit_key"] for row in rows))
         if running and attempts is None:  # with attempts, the caller is the worker itself, or the worker is gone
@@ -241,7 +241,7 @@ async def recover_expired_tasks(
         recovered = [RecoveredTask(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
         if recovered:
             ended = [task.id for task in recovered if task.event == "exhaust"]
-            await insert_callbacks(connection, ended)
+            await insert_webhooks(connection, ended)
             await notify_ended(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
             await notify_tasks(connection, {task.namespace for task in recovered if task.event == "expire"})
     return canceled + recovered

@@ -274,10 +274,10 @@ def _array(values: list[Any]) -> str:
     return "{" + orjson.dumps(values).decode()[1:-1] + "}"
 
 
-async def insert_callbacks(connection: Connection, ids: Sequence[UUID]) -> None:
+async def insert_webhooks(connection: Connection, ids: Sequence[UUID]) -> None:
     """Insert the webhooks of ended tasks, in the transaction that ends them."""
     with translated(connection):
-        await connection.execute(TASKS["insert_callbacks"].sql, {"ids": list(ids)})
+        await connection.execute(TASKS["insert_webhooks"].sql, {"ids": list(ids)})
 
 
 async def notify_tasks(connection: Connection, namespaces: Iterable[str]) -> None:

@@ -143,7 +143,7 @@ class _Runner:
                 await self._settle(connection, attempt, outcome)
         except _LostError:
             return None
-        except _RollbackError as rollback:
+        except _HandlerFailedError as rollback:
             failed = rollback.outcome
         except StoreError as error:  # its writes cannot be committed
             failed = failed_outside_handler(attempt, error)
@@ -166,7 +166,7 @@ class _LostError(Exception):
     """The attempt was lost while it ran: roll its transaction back."""
 
 
-class _RollbackError(Exception):
+class _HandlerFailedError(Exception):
     """The handler failed: roll its transaction back, then write the outcome."""
 
     def __init__(self, outcome: Outcome | None) -> None:
@@ -176,7 +176,7 @@ class _RollbackError(Exception):
 
 def _succeeded(outcome: Outcome | None) -> Outcome:
     if outcome is None or outcome.event is not TaskRowEvent.SUCCEED:
-        raise _RollbackError(outcome)
+        raise _HandlerFailedError(outcome)
     return outcome
 
 

@@ -38,17 +38,17 @@ def run_worker(config: Config | None = None, assignment: Assignment | None = Non
 
 def _make_worker(config: Config, assignment: Assignment | None) -> WorkerStateMachine:
     if assignment is None:
-        app = _load_app(config)
+        app = _load_app_and_serve_metrics(config)
         return WorkerStateMachine(get_instance_name(config.worker_name), app, WorkerSettings.of(config))
     config = replace(config, metrics_port=None)  # the processes of one supervisor cannot share a port
-    app = _load_app(config)
+    app = _load_app_and_serve_metrics(config)
     # The row is in the supervisor's database, whatever the app's own configuration says.
     app.config = replace(app.config, database_url=config.database_url, data_dir=config.data_dir)
     settings = replace(WorkerSettings.of(config), row=assignment.row, generation=assignment.generation)
     return WorkerStateMachine(assignment.instance, app, settings)
 
 
-def _load_app(config: Config) -> Interlock:
+def _load_app_and_serve_metrics(config: Config) -> Interlock:
     """Load the configured app, and serve its metrics if a port is configured."""
     if config.app is None:
         raise ConfigError("which app? Set --app, INTERLOCK_APP or `app` in interlock.toml to package.module:app")

@@ -16,7 +16,7 @@ from interlock.postgres.connection import is_in_transaction, transaction
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.tasks import (
     DEFAULT_MAX_RESULT_BYTES,
-    insert_callbacks,
+    insert_webhooks,
     notify_ended,
     notify_tasks,
     read_tasks,
@@ -217,7 +217,7 @@ async def _write_all(
     lost: set[UUID] = set()
     if others:
         awaited, lost = await _write(connection, others, actor, max_result_size, now)
-        await insert_callbacks(connection, [outcome.id for outcome in others if outcome.id not in lost])
+        await insert_webhooks(connection, [outcome.id for outcome in others if outcome.id not in lost])
     for outcome in canceled:
         written = await cancel_unfinished_tasks(
             connection,

@@ -71,7 +71,7 @@ from (
     ) as oldest
 order by counted.status
 
--- name: count_given_up_callbacks
+-- name: count_given_up_webhooks
 select count(*) as callbacks, (array_agg(error order by id desc))[1] as error
 from interlock.callbacks
 where given_up_at is not null

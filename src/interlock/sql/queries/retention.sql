@@ -130,7 +130,7 @@ delete from interlock.waiters
 where expires_at <= coalesce(%(now)s::timestamptz, now())
 returning task_id
 
--- name: delete_given_up_callbacks
+-- name: delete_given_up_webhooks
 delete from interlock.callbacks
 where given_up_at <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
 returning id

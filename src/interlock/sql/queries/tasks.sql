@@ -177,7 +177,7 @@ select count(*) as settled,
     case when count(*) < %(expected)s then array_agg(id) end as ids
 from settled
 
--- name: insert_callbacks
+-- name: insert_webhooks
 -- Runs in the transaction of the settle, for the tasks that it settled. The sender of webhooks is notified at the
 -- commit.
 with noted as (

@@ -22,9 +22,9 @@ from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_name
 from interlock.store.retention import Retention
 from interlock.store.schedules import fire_due_schedules, next_schedule_at
 from interlock.telemetry import log
-from interlock.worker.maintenance.callbacks import WebhooksDuty, WebhookSettings
 from interlock.worker.maintenance.duty import seconds_until
 from interlock.worker.maintenance.retention import RetentionDuty
+from interlock.worker.maintenance.webhooks import WebhooksDuty, WebhookSettings
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta

@@ -1,6 +1,6 @@
--- Outbox of webhooks: `insert_callbacks` writes them with the outcome, delivery deletes them.
+-- Outbox of webhooks: `insert_webhooks` writes them with the outcome, delivery deletes them.
 
--- name: claim_due_callbacks
+-- name: claim_due_webhooks
 -- The sender moves the next try forward before it sends: if its process dies, the webhook becomes due again.
 update interlock.callbacks
 set tries = tries + 1, next_try_at = coalesce(%(now)s::timestamptz, now()) + %(visibility)s::interval
@@ -14,14 +14,14 @@ where id = any (array(
 ))
 returning id, task_id, attempt, state, url, tries
 
--- name: delete_delivered_callbacks
+-- name: delete_delivered_webhooks
 -- Fenced by the number of tries: a webhook that was claimed again belongs to the later sender.
 delete from interlock.callbacks
 using unnest(%(ids)s::bigint[], %(tries)s::int[]) as delivered (id, tries)
 where callbacks.id = delivered.id and callbacks.tries = delivered.tries
 returning callbacks.id
 
--- name: postpone_failed_callbacks
+-- name: postpone_failed_webhooks
 update interlock.callbacks
 set error = failed.error,
     next_try_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => coalesce(failed.delay, 0)),
@@ -38,14 +38,14 @@ where given_up_at is null
 order by next_try_at
 limit 1
 
--- name: list_given_up_callbacks
+-- name: list_given_up_webhooks
 select id, task_id, attempt, state, url, tries, error, given_up_at
 from interlock.callbacks
 where given_up_at is not null
 order by id
 limit %(limit)s
 
--- name: retry_given_up_callbacks
+-- name: retry_given_up_webhooks
 -- For operators, once the receiver works again.
 update interlock.callbacks
 set given_up_at = null, tries = 0, next_try_at = coalesce(%(now)s::timestamptz, now())

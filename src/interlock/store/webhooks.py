@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
 
-CALLBACKS = load_statements("callbacks")
+WEBHOOKS = load_statements("webhooks")
 VISIBILITY_TIMEOUT = timedelta(seconds=30)
 
 
@@ -57,23 +57,23 @@ class FailedDelivery(NamedTuple):
     delay: float | None
 
 
-async def claim_due_callbacks(
+async def claim_due_webhooks(
     connection: Connection, *, limit: int, visibility: timedelta = VISIBILITY_TIMEOUT, now: datetime | None = None
 ) -> list[Webhook]:
     """Claim due webhooks; unless settled, they become due again after the visibility timeout."""
     parameters = {"limit": limit, "visibility": visibility, "now": now}
-    return [Webhook(**row) for row in await run(connection, CALLBACKS["claim_due_callbacks"], parameters)]
+    return [Webhook(**row) for row in await run(connection, WEBHOOKS["claim_due_webhooks"], parameters)]
 
 
-async def delete_delivered_callbacks(connection: Connection, notices: Sequence[Webhook]) -> int:
+async def delete_delivered_webhooks(connection: Connection, notices: Sequence[Webhook]) -> int:
     """Delete delivered webhooks; return the number that were still held by this sender."""
     if not notices:
         return 0
     parameters = {"ids": [notice.id for notice in notices], "tries": [notice.tries for notice in notices]}
-    return len(await run(connection, CALLBACKS["delete_delivered_callbacks"], parameters))
+    return len(await run(connection, WEBHOOKS["delete_delivered_webhooks"], parameters))
 
 
-async def postpone_failed_callbacks(
+async def postpone_failed_webhooks(
     connection: Connection, failures: Sequence[FailedDelivery], *, now: datetime | None = None
 ) -> int:
     """Store errors and the times of the next tries; return the number that were still held by this sender."""
@@ -86,27 +86,27 @@ async def postpone_failed_callbacks(
         "delays": [failure.delay for failure in failures],
         "now": now,
     }
-    return len(await run(connection, CALLBACKS["postpone_failed_callbacks"], parameters))
+    return len(await run(connection, WEBHOOKS["postpone_failed_webhooks"], parameters))
 
 
 async def next_callback_at(connection: Connection) -> datetime | None:
     """Return the time at which the next webhook is due."""
-    rows = await run(connection, CALLBACKS["next_callback_at"], {})
+    rows = await run(connection, WEBHOOKS["next_callback_at"], {})
     return rows[0]["next_try_at"] if rows else None
 
 
-async def list_given_up_callbacks(connection: Connection, *, limit: int = 100) -> list[GivenUpWebhook]:
+async def list_given_up_webhooks(connection: Connection, *, limit: int = 100) -> list[GivenUpWebhook]:
     """List dead letters, oldest first."""
-    rows = await run(connection, CALLBACKS["list_given_up_callbacks"], {"limit": limit})
+    rows = await run(connection, WEBHOOKS["list_given_up_webhooks"], {"limit": limit})
     return [GivenUpWebhook(**row) for row in rows]
 
 
-async def retry_given_up_callbacks(
+async def retry_given_up_webhooks(
     connection: Connection, ids: Sequence[int] | None = None, *, now: datetime | None = None
 ) -> int:
     """Make dead letters due again, all or those of `ids`; return their number."""
     parameters = {"ids": None if ids is None else list(ids), "now": now}
-    retried = len(await run(connection, CALLBACKS["retry_given_up_callbacks"], parameters))
+    retried = len(await run(connection, WEBHOOKS["retry_given_up_webhooks"], parameters))
     if retried:
         await run(connection, TASKS["notify_duties"], {"duties": ["callbacks"]})
     return retried

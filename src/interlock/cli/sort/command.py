@@ -1,6 +1,6 @@
 """`interlock sort` and `interlock-sort`: declares the commands of the distributed sort and their options.
 
-The commands themselves are in `sort_commands`, which is imported when one of them runs: it needs numpy and gRPC, which
+The commands themselves are in `implementation`, which is imported when one of them runs: it needs numpy and gRPC, which
 come with the extra `sort`, and takes longer to import than a small sort to run.
 """
 
@@ -311,7 +311,7 @@ def validate(
 
 
 def _commands() -> ModuleType:
-    return _import("interlock.cli.sort_commands")
+    return _import("interlock.cli.sort.implementation")
 
 
 def _import(name: str) -> ModuleType:

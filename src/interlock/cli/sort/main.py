@@ -11,23 +11,14 @@ import gc
 import os
 import sys
 
+from interlock.cli.exit_code import run_for_exit_code
+
 GC_THRESHOLD = 50_000  # allocations between collections: almost nothing that an import creates is ever freed
-INTERRUPTED = 130  # exit code that shells give a program ended by SIGINT
 
 
 def main() -> None:
     """Run `interlock-sort` and exit with its code."""
-    # Imports are inside the functions, so that Ctrl-C during an import finds `main` running.
-    try:
-        _run(sys.argv[1:])
-    except KeyboardInterrupt:
-        code: str | int | None = INTERRUPTED
-    except SystemExit as end:
-        code = end.code
-    else:
-        code = 0
-    if code == INTERRUPTED:
-        sys.stderr.write("interrupted\n")
+    code = run_for_exit_code(_run)
     if not code and "interlock.postgres" not in sys.modules:  # a database connection or server may have exit handlers
         sys.stdout.flush()
         sys.stderr.flush()
@@ -35,9 +26,11 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run(arguments: list[str]) -> None:
+def _run() -> None:
+    # Imports are inside this function, so that Ctrl-C during an import finds `main` running.
+    arguments = sys.argv[1:]
     if arguments[:1] != ["run"]:
-        from interlock.cli.sort import run  # noqa: PLC0415
+        from interlock.cli.sort.command import run  # noqa: PLC0415
 
         run()
         return
@@ -46,7 +39,7 @@ def _run(arguments: list[str]) -> None:
     gc.set_threshold(GC_THRESHOLD)
     prefork.start_workers(arguments[1:])
     try:
-        from interlock.cli.sort import run  # noqa: PLC0415
+        from interlock.cli.sort.command import run  # noqa: PLC0415
 
         run()
     finally:

@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final
 import httpx
 import orjson
 
-from interlock.store.callbacks import (
+from interlock.store.webhooks import (
     FailedDelivery,
     Webhook,
-    claim_due_callbacks,
-    delete_delivered_callbacks,
+    claim_due_webhooks,
+    delete_delivered_webhooks,
     next_callback_at,
-    postpone_failed_callbacks,
+    postpone_failed_webhooks,
 )
 from interlock.telemetry import log
 from interlock.worker.maintenance.duty import seconds_until
@@ -110,7 +110,7 @@ class WebhooksDuty:
     ) -> set[asyncio.Task[FailedDelivery | Webhook]]:
         if not free:
             return set()
-        webhooks = await claim_due_callbacks(
+        webhooks = await claim_due_webhooks(
             connection, limit=free, visibility=self._settings.visibility_timeout, now=now
         )
         return {asyncio.create_task(self._deliver(webhook)) for webhook in webhooks}
@@ -124,8 +124,8 @@ class WebhooksDuty:
                 failures.append(result)
             else:
                 delivered.append(result)
-        await delete_delivered_callbacks(connection, delivered)
-        await postpone_failed_callbacks(connection, failures, now=now)
+        await delete_delivered_webhooks(connection, delivered)
+        await postpone_failed_webhooks(connection, failures, now=now)
 
     async def _deliver(self, webhook: Webhook) -> FailedDelivery | Webhook:
         """Post one webhook; return it if it was accepted, else the failure with the delay of the next try."""

@@ -1,0 +1,1 @@
+"""`interlock sort` and `interlock-sort`: the command line of the distributed sort."""
