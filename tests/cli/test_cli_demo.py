@@ -254,5 +254,5 @@ def test_the_yaml_template_equals_the_python_workflow(monkeypatch: pytest.Monkey
 def test_the_readme_shows_the_examples_verbatim() -> None:
     blocks = re.findall(r"```python\n(.+?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     examples = [path.read_text(encoding="utf-8") for path in EXAMPLES.glob("*.py")]
-    assert len(blocks) == 2
+    assert blocks
     assert all(any(block in example for example in examples) for block in blocks)

@@ -14,7 +14,7 @@ from interlock.store.limits import Limit, delete_limits, put_limits
 from interlock.store.stats import list_limits
 
 app = typer.Typer(
-    help="List, set and delete limits. Tasks name their limit with `limit_key`.",
+    help="List, set and delete concurrency and rate limits. Tasks name their limit with `limit_key`.",
     epilog="Example: interlock limits set mail --max-running 5 --max-starts 100 --period 60",
     no_args_is_help=True,
 )

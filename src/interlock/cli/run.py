@@ -50,7 +50,9 @@ def worker(
     ] = None,
     lease: Annotated[
         float | None,
-        typer.Option(help="Seconds after which the tasks of a silent worker are recovered; 30 unless given."),
+        typer.Option(
+            help="Visibility timeout: seconds without a renewal after which its tasks are recovered; 30 unless given."
+        ),
     ] = None,
     grace: Annotated[
         float | None, typer.Option(help="Seconds that running tasks get at shutdown; 20 unless given.")
