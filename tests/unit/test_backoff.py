@@ -20,9 +20,10 @@ pytestmark = pytest.mark.unit
         (Backoff.linear(2, jitter=0), [2, 4, 6, 8, 10]),
         (Backoff.exponential(2, jitter=0), [2, 4, 8, 16, 32]),
         (Backoff.exponential(2, cap=10, jitter=0), [2, 4, 8, 10, 10]),
+        (Backoff.exponential(2, jitter=0, factor=3), [2, 6, 18, 54, 162]),
         (Backoff.fibonacci(2, jitter=0), [2, 2, 4, 6, 10]),
     ],
-    ids=["none", "linear", "exponential", "capped", "fibonacci"],
+    ids=["none", "linear", "exponential", "capped", "factor", "fibonacci"],
 )
 def test_each_kind_grows_as_its_name_says(policy: Backoff, delays: list[float]) -> None:
     assert [policy.delay(tries) for tries in range(1, 6)] == delays
@@ -52,6 +53,14 @@ def test_jitter_spreads_the_delays_below_the_full_one() -> None:
     delays = {Backoff.linear(10, jitter=0.5).delay(1) for _ in range(50)}
     assert len(delays) > 1
     assert all(5 <= delay <= 10 for delay in delays)
+
+
+def test_a_factor_is_bounded_and_cannot_be_stored() -> None:
+    assert Backoff.exponential(1, cap=7, jitter=0, factor=100).delay(2**31) == 7
+    with pytest.raises(DefinitionError, match=r"factor must be a number from 1 to 100, got 0\.5"):
+        Backoff.exponential(factor=0.5)
+    with pytest.raises(DefinitionError, match="other than 2 cannot be stored, got 3"):
+        Backoff.exponential(factor=3).to_json()
 
 
 def test_a_function_decides_alone() -> None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from interlock.errors import StoreError
+from interlock.model.backoff import Backoff
 from interlock.postgres.notifier import DONE_CHANNEL
+from interlock.postgres.retry import RetryState
 from interlock.service import BackgroundService, wait_for_event
 from interlock.store.tasks import delete_waiters, find_ended, insert_waiters
 from interlock.telemetry import log
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from interlock.postgres.notifier import Subscription
 
 POLL_INTERVAL_S = 1.0
+RETRY_BACKOFF = Backoff.exponential(0.1, cap=POLL_INTERVAL_S, jitter=0.5)
 # Delays after which a new wait is polled again: a transaction that ends the task may have looked for waiters before our
 # row was there, and commit after our first poll.
 RECHECK_DELAYS_S = (0.02, 0.1, 0.4)
@@ -91,6 +94,7 @@ class ResultWatcher(BackgroundService):
         """Register waits, poll what may have ended, and delete the rows of waits that are over."""
         clock = asyncio.get_running_loop().time
         polled_at = renewed_at = clock()
+        retries = RetryState(RETRY_BACKOFF)
         while True:
             has_work = self._futures or self._to_unregister
             await wait_for_event(self._wake, POLL_INTERVAL_S if has_work else None)
@@ -104,9 +108,10 @@ class ResultWatcher(BackgroundService):
                 self._to_poll.update(self._futures)
             try:
                 await self._poll()
+                retries.reset()
             except Exception as error:  # noqa: BLE001 - without the poll, waits could last for ever
                 log.warning("completions_unread", error=repr(error))
-                await asyncio.sleep(POLL_INTERVAL_S)
+                await asyncio.sleep(retries.next_delay_s())
 
     async def _poll(self) -> None:
         register, poll = self._to_register & self._futures.keys(), self._to_poll & self._futures.keys()

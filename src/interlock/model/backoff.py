@@ -1,13 +1,14 @@
 """Backoff: the delay between a failed try and the next one, by a stored policy or by a function of the task.
 
-Invariant: the delay of a policy is a finite number of seconds from 0 to its cap. A policy without a function is stored
-with a task and read back unchanged; a function stays in the definition of the task.
+Invariant: the delay of a policy is a finite number of seconds from 0 to its cap. A policy without a function or a
+factor of its own is stored with a task and read back unchanged; those stay in the definition of the task.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -22,6 +23,7 @@ BackoffFunction = Callable[[int], float]
 
 KINDS: tuple[str, ...] = get_args(Kind)
 FIELDS = ("kind", "base", "cap", "jitter")
+DEFAULT_FACTOR, MAX_FACTOR = 2.0, 100.0
 HOUR = 3600.0
 LONGEST = 10 * 365 * 24 * HOUR  # seconds (10 years)
 
@@ -35,6 +37,7 @@ class Backoff:
     cap: float = HOUR
     jitter: float = 0.2
     function: BackoffFunction | None = None
+    factor: float = DEFAULT_FACTOR  # from each delay of an exponential policy to the next
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -43,6 +46,8 @@ class Backoff:
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most:
                 raise DefinitionError(f"backoff: {name} must be a number from 0 to {most:g}, got {value!r}")
+        if not _is_number(self.factor) or not 1 <= self.factor <= MAX_FACTOR:
+            raise DefinitionError(f"backoff: factor must be a number from 1 to {MAX_FACTOR:g}, got {self.factor!r}")
 
     @classmethod
     def none(cls) -> Backoff:
@@ -55,9 +60,11 @@ class Backoff:
         return cls("linear", base, cap, jitter)
 
     @classmethod
-    def exponential(cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2) -> Backoff:
-        """Wait 1, 2, 4, 8 … times the base."""
-        return cls("exponential", base, cap, jitter)
+    def exponential(
+        cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2, factor: float = DEFAULT_FACTOR
+    ) -> Backoff:
+        """Wait 1, 2, 4, 8 … times the base, or the powers of another factor."""
+        return cls("exponential", base, cap, jitter, factor=factor)
 
     @classmethod
     def fibonacci(cls, base: float = 1.0, *, cap: float = HOUR, jitter: float = 0.2) -> Backoff:
@@ -91,6 +98,10 @@ class Backoff:
         """Return the JSON object that is stored with a task."""
         if self.function is not None:
             raise DefinitionError("a backoff function cannot be stored; give it in the definition of the task")
+        if self.factor != DEFAULT_FACTOR:
+            raise DefinitionError(
+                f"a backoff factor other than {DEFAULT_FACTOR:g} cannot be stored, got {self.factor!r}"
+            )
         return {name: getattr(self, name) for name in FIELDS}
 
     def delay(self, tries: int) -> float:
@@ -98,7 +109,7 @@ class Backoff:
         if self.function is not None:
             return self._call_function(tries)
         spread = 1 - self.jitter * random.random()  # noqa: S311 - jitter spreads load and needs no secrecy
-        return min(self.cap, self.base * _factor(self.kind, max(tries, 1))) * spread
+        return min(self.cap, self.base * _multiple(self.kind, max(tries, 1), self.factor)) * spread
 
     def _call_function(self, tries: int) -> float:
         assert self.function is not None  # noqa: S101 - delay() has checked
@@ -112,13 +123,17 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
 
 
-def _factor(kind: Kind, tries: int) -> float:
+def _multiple(kind: Kind, tries: int, factor: float) -> float:
+    """Return the multiple of the base after this many tries."""
     if kind == "none":
         return 0.0
     if kind == "linear":
         return float(tries)
     if kind == "exponential":
-        return 2.0 ** min(tries - 1, 1000)
+        try:
+            return float(factor) ** (tries - 1)
+        except OverflowError:
+            return sys.float_info.max  # not infinity: a base of 0 stays 0
     before, now = 0, 1
     for _ in range(min(tries - 1, 1000)):
         before, now = now, before + now

@@ -6,7 +6,6 @@ an error at once that names the peer and its answer.
 
 from __future__ import annotations
 
-import random
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import grpc
 
 from interlock.errors import SortError
+from interlock.model.backoff import Backoff
 from interlock.sort import wire_pb2 as wire
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ RETRYABLE_CODES = frozenset(
     }
 )
 TOO_LARGE = "message larger than max"  # details of a RESOURCE_EXHAUSTED that a retry cannot change
-FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 2.0
+CALL_BACKOFF = Backoff.exponential(0.05, cap=2.0, jitter=0.5)
 CALL_TIMEOUT_S = 30.0
 MAX_MESSAGE_BYTES = 64 << 20  # a sample, or all boundaries; records are sent in small chunks
 CHANNEL_OPTIONS = (
@@ -154,7 +154,7 @@ def call_with_retry(
 ) -> Answer:
     """Make a call; retry it with exponential backoff and jitter while it may succeed later."""
     deadline = time.monotonic() + timeout
-    backoff = FIRST_BACKOFF_S
+    failures = 0
     while True:
         try:
             return call()
@@ -164,14 +164,14 @@ def call_with_retry(
                 raise SortError(f"{name} was refused: {code.name}: {details}") from error
             if stop is not None and stop.is_set():
                 raise Unreachable(f"{name}: stopped without an answer: {code.name}: {details}") from error
-            if time.monotonic() + backoff > deadline:
+            failures += 1
+            delay_s = CALL_BACKOFF.delay(failures)
+            if time.monotonic() + delay_s > deadline:
                 raise Unreachable(f"{name}: no answer within {timeout:g} s: {code.name}: {details}") from error
-        pause = backoff * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
         if stop is None:
-            time.sleep(pause)
+            time.sleep(delay_s)
         else:
-            stop.wait(pause)
-        backoff = min(backoff * 2, MAX_BACKOFF_S)
+            stop.wait(delay_s)
 
 
 class Chunk(NamedTuple):

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskState
+from interlock.model.backoff import Backoff
 from interlock.postgres.connection import connect
-from interlock.postgres.retry import raise_if_canceled
+from interlock.postgres.retry import RetryState, raise_if_canceled
 from interlock.service import BackgroundService, wait_for_event
 from interlock.store.tasks import HeldAttempt, renew_running_tasks, save_checkpoint
 from interlock.telemetry import log
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROGRESS_INTERVAL_S = 1.0
-RETRY_INTERVAL_S = 0.5
+RETRY_BASE_S, RETRY_CAP_S = 0.1, 0.5
 GIVEN_UP = -math.inf  # the `lease_until` of an attempt that was interrupted because its lease is lost
 
 
@@ -120,17 +121,20 @@ class LeaseKeeper(BackgroundService):
 
     async def _keep_renewing(self) -> None:
         interval = min(self._settings.lease / 3, PROGRESS_INTERVAL_S)
+        cap_s = min(RETRY_CAP_S, self._settings.lease / 6)  # several tries fit into the rest of a lease
+        retries = RetryState(Backoff.exponential(RETRY_BASE_S, cap=cap_s, jitter=0.5))
         pause = interval
         while True:
             await wait_for_event(self._renew_requested, pause)
             self._renew_requested.clear()
             try:
                 await self._renew(self._due())
+                retries.reset()
                 pause = interval
             except Exception as error:  # noqa: BLE001 - the safety net of all attempts must not end
                 raise_if_canceled()
                 log.warning("lease_renewal_failed", error=str(error) or type(error).__name__)
-                pause = min(RETRY_INTERVAL_S, self._settings.lease / 6)
+                pause = retries.next_delay_s()
 
     def _due(self) -> list[TaskStateMachine]:
         """Return the attempts that have used a third of their lease, or have progress to write."""

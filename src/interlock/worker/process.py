@@ -20,6 +20,7 @@ from interlock.errors import DisconnectedError, InvariantError, MigrationError, 
 from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.machine import StateMachine
 from interlock.postgres.notifier import WakeMode
+from interlock.postgres.retry import RetryState
 from interlock.service import wait_for_event
 from interlock.telemetry import WorkerTelemetry, log
 from interlock.worker.assembly import WorkerComponents, WorkerConnections
@@ -80,6 +81,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._shutdown_requested_at: float | None = None
         self._woke_by_polling = False
         self._queue_exhausted = False  # the last claim took every due task
+        self._reconnects = RetryState()
         self._step = CancellableStep(CANCEL_STEP_AFTER_S)
         self._steps: dict[WorkerState, Callable[[], Awaitable[None]]] = {
             WorkerState.CONNECTING: self._connect,
@@ -182,7 +184,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             self.context.backoff_count += 1
             if self.state is WorkerState.CONNECTING:
                 self.transition(WorkerEvent.CONNECTION_FAILED, str(error))
-                await self._pause()
+                await self._wait_before_reconnect()
             return
         if self.state is WorkerState.CONNECTING:
             self.context.connection = claiming
@@ -213,11 +215,11 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self.connections.mark_lost(error)
         if not isinstance(error, DisconnectedError):
             self.context.backoff_count += 1
-            await self._pause()
+            await self._wait_before_reconnect()
 
-    async def _pause(self) -> None:
+    async def _wait_before_reconnect(self) -> None:
         self.wake.clear()
-        await wait_for_event(self.wake, poll_interval(self.settings, self.context.backoff_count))
+        await wait_for_event(self.wake, self._reconnects.next_delay_s())
 
     # --- RECOVERING
 
@@ -253,6 +255,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         try:
             await self._recover_expired()  # a worker that always finds tasks must recover too
             claimed = await self.components.fetcher.claim(self.connection, free)
+            self._reconnects.reset()  # not once connected: the server may accept connections and refuse the claims
         except Exception as error:  # noqa: BLE001 - any error is answered with a new connection
             await self._reconnect_after(error)
             return

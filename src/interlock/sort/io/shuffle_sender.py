@@ -20,7 +20,7 @@ from interlock.errors import SortError
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.io.direct_io import MAX_IO_BYTES, io_buffer
 from interlock.sort.io.memory import MemoryReleased
-from interlock.sort.rpc import FIRST_BACKOFF_S, MAX_BACKOFF_S, RETRYABLE_CODES, WORKER, Chunk, Peer, Unreachable
+from interlock.sort.rpc import CALL_BACKOFF, RETRYABLE_CODES, WORKER, Chunk, Peer, Unreachable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -150,7 +150,7 @@ class ShuffleSender:
     def _send_run(self, peer: Peer, member: Member, run: Run) -> bool:
         """Send the slices of one run until they are acknowledged; False if the worker was restarted meanwhile."""
         deadline = time.monotonic() + self._timeout
-        backoff = FIRST_BACKOFF_S
+        failures = 0
         while True:
             refusal = self._try_send_run(peer, member.index, run)
             if refusal is None:
@@ -158,15 +158,17 @@ class ShuffleSender:
                 with self._changed:
                     self.sent += self._size(member.index, run)
                 return True
+            failures += 1
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping or self._is_outdated(member), backoff)
+                self._changed.wait_for(
+                    lambda: self._stopping or self._is_outdated(member), CALL_BACKOFF.delay(failures)
+                )
                 if self._stopping or self._is_outdated(member):
                     return False
             if time.monotonic() > deadline:
                 raise Unreachable(
                     f"worker {member.index} ({member.address}) accepted no data for {self._timeout:g} s: {refusal}"
                 )
-            backoff = min(backoff * 2, MAX_BACKOFF_S)
 
     def _is_outdated(self, member: Member) -> bool:
         current = self._members[member.index]

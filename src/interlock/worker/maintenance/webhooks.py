@@ -17,12 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from secrets import SystemRandom
 from typing import TYPE_CHECKING, Final
 
 import httpx
 import orjson
 
+from interlock.model.backoff import Backoff
 from interlock.store.webhooks import (
     FailedDelivery,
     Webhook,
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
 POLL_INTERVAL_S = 30.0  # when no webhook is due and no hint comes
 VISIBILITY_MARGIN_S = 20.0
+MAX_DELAY_S = 86_400.0  # between two tries
 _PORTS: Final = {"http": 80, "https": 443}
 _NAT64 = IPv6Network("64:ff9b::/96")  # carries an IPv4 address in its last 32 bits
 _DOCUMENTATION = IPv6Network("3fff::/20")  # RFC 9637, which some versions of Python call global
-_random = SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,7 @@ class WebhookSettings:
         """Return the seconds until the next try, or None if this was the last."""
         if tries >= self.max_tries:
             return None
-        delay: float = self.backoff * 3 ** (tries - 1) * _random.uniform(0.5, 1)
-        return delay
+        return Backoff.exponential(self.backoff, cap=MAX_DELAY_S, jitter=0.5, factor=3).delay(tries)
 
 
 class RefusedUrlError(Exception):
