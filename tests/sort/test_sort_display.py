@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from interlock.sort.display import (
-    LineView,
-    LiveView,
+    SortLineView,
+    SortLiveView,
     Throughput,
     format_remaining_time,
     format_size,
@@ -43,7 +43,7 @@ def written(used: Console) -> str:
 def test_without_a_terminal_there_is_one_line_for_each_phase() -> None:
     used = console(terminal=False)
     view = open_view(used)
-    assert isinstance(view, LineView)
+    assert isinstance(view, SortLineView)
     with view:
         view.show(seen("Sorting", (15.0, 15.0)))
         view.show(seen("Sorting", (35.0, 25.0), 50_000_000, 2.0))
@@ -57,7 +57,7 @@ def test_without_a_terminal_there_is_one_line_for_each_phase() -> None:
 def test_a_terminal_shows_a_bar_for_each_worker_and_one_for_all() -> None:
     used = console(terminal=True)
     view = open_view(used)
-    assert isinstance(view, LiveView)
+    assert isinstance(view, SortLiveView)
     with view:
         view.show(seen("Shuffling", (55.0, 65.0), 100_000_000, 2.0))
     text = written(used)

@@ -14,7 +14,7 @@ from cli_support import Shell
 from interlock import Interlock
 from interlock.config import Config
 from interlock.errors import ConfigError, InputError
-from interlock.store.access import Scope, authenticate_token, create_token, list_tokens, revoke_token
+from interlock.store.access import TokenScope, authenticate_token, create_token, list_tokens, revoke_token
 from interlock.supervisor.http.server import refuse_public_without_tokens
 
 if TYPE_CHECKING:
@@ -27,33 +27,33 @@ pytestmark = pytest.mark.flow
 
 async def token(database: Connection, scope: str, name: str | None = None) -> dict[str, str]:
     """Make a token and give the header that carries it."""
-    _, secret = await create_token(database, name or scope, Scope(scope), actor="test")
+    _, secret = await create_token(database, name or scope, TokenScope(scope), actor="test")
     return {"Authorization": f"Bearer {secret}"}
 
 
 @pytest.mark.store
 async def test_a_token_is_stored_as_a_hash_and_recognised_until_it_is_revoked_or_expires(database: Connection) -> None:
-    made, secret = await create_token(database, "ci", Scope.OPERATE, actor="ada")
+    made, secret = await create_token(database, "ci", TokenScope.OPERATE, actor="ada")
     assert secret.startswith("il_")
     assert len(secret) >= 46, "256 bits of chance"
     dumped = await (await database.execute(b"select * from interlock.tokens")).fetchall()
     assert secret not in repr(dumped)
     known = await authenticate_token(database, secret)
     assert known is not None
-    assert (known.name, known.scope) == ("ci", Scope.OPERATE)
+    assert (known.name, known.scope) == ("ci", TokenScope.OPERATE)
     assert (await list_tokens(database))[0].last_used_at is not None
     assert await authenticate_token(database, secret + "x") is None
     assert await authenticate_token(database, "\ud800") is None
     with pytest.raises(InputError, match="a token 'ci' exists already"):
-        await create_token(database, "ci", Scope.READ, actor="ada")
+        await create_token(database, "ci", TokenScope.READ, actor="ada")
     with pytest.raises(InputError, match="printable"):
-        await create_token(database, "a\nb", Scope.READ, actor="ada")
+        await create_token(database, "a\nb", TokenScope.READ, actor="ada")
     assert await revoke_token(database, "ci", actor="ada")
     assert not await revoke_token(database, "ci", actor="ada")
     assert await authenticate_token(database, secret) is None
     assert await list_tokens(database) == []
     assert [(old.name, old.revoked_by) for old in await list_tokens(database, revoked=True)] == [(made.name, "ada")]
-    _, short = await create_token(database, "ci", Scope.READ, actor="ada", lifetime=timedelta(minutes=1))
+    _, short = await create_token(database, "ci", TokenScope.READ, actor="ada", lifetime=timedelta(minutes=1))
     assert await authenticate_token(database, short) is not None
     later = datetime.now(UTC) + timedelta(minutes=2)
     assert await authenticate_token(database, short, now=later) is None

@@ -24,7 +24,7 @@ from schemathesis.specs.openapi.checks import (
 
 from interlock.config import Config
 from interlock.postgres.connection import connect
-from interlock.store.access import Scope, create_token
+from interlock.store.access import TokenScope, create_token
 from interlock.supervisor.http.server import ApiServer
 from jobs_support import app_at
 
@@ -74,7 +74,7 @@ def served(url: str) -> Iterator[str]:
 
 async def admin(url: str) -> str:
     async with connect(url) as connection:
-        return (await create_token(connection, "fuzz", Scope.ADMIN, actor="test"))[1]
+        return (await create_token(connection, "fuzz", TokenScope.ADMIN, actor="test"))[1]
 
 
 def known_ids(client: httpx.Client) -> dict[str, str]:

@@ -29,8 +29,7 @@ from interlock.model.options import (
 )
 from interlock.store.enqueue import ENQUEUE, is_copyable
 from interlock.store.schedules import OPTIONS as SCHEDULE_OPTIONS
-from interlock.supervisor.http.requests import OPTION_TYPES
-from interlock.supervisor.http.requests import NewTask as NewTaskRequest
+from interlock.supervisor.http.requests import OPTION_TYPES, NewTaskRequest
 
 pytestmark = pytest.mark.unit
 

@@ -13,7 +13,7 @@ import typer
 
 from interlock.cli.app_context import InJson, run_with_connection
 from interlock.cli.format import format_json, format_table, format_time, print_note
-from interlock.store.access import Scope, create_token, list_tokens, revoke_token
+from interlock.store.access import TokenScope, create_token, list_tokens, revoke_token
 
 app = typer.Typer(
     help="Create, list and revoke tokens of the API.",
@@ -31,8 +31,8 @@ def create(
     context: typer.Context,
     name: Name,
     scope: Annotated[
-        Scope, typer.Option(help="The rights: read, operate (and read), or admin (everything).")
-    ] = Scope.READ,
+        TokenScope, typer.Option(help="The rights: read, operate (and read), or admin (everything).")
+    ] = TokenScope.READ,
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
     in_json: InJson = False,
 ) -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from interlock.machine.definition import Machine
-    from interlock.machine.svg import Segment
+    from interlock.machine.svg import ArrowSegment
 
 
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -96,7 +96,7 @@ def _lines(canvas: Canvas) -> Iterator[str]:
             )
 
 
-def _line(segment: Segment, upper: Box, lower: Box) -> Iterator[str]:
+def _line(segment: ArrowSegment, upper: Box, lower: Box) -> Iterator[str]:
     """Draw one segment as a curve that starts and ends vertically, so that the segments of an arrow join smoothly."""
     colour = BACKWARD_COLOUR if segment.link.back else FORWARD_COLOUR
     start, end, top, bottom = segment.start, segment.end, upper.bottom, lower.top

@@ -269,7 +269,7 @@ class Box:
         return self.x + self.width / 2
 
 
-class Segment(NamedTuple):
+class ArrowSegment(NamedTuple):
     """One segment of an arrow: from the lower edge of the upper node to the upper edge of the lower one."""
 
     link: Link
@@ -281,7 +281,7 @@ class Canvas(NamedTuple):
     """A layout with coordinates."""
 
     boxes: dict[Node, Box]
-    segments: list[Segment]
+    segments: list[ArrowSegment]
     width: float
     height: float
 
@@ -417,10 +417,10 @@ def solve_positions(targets: Sequence[float], weights: Sequence[float], gaps: Se
     return [mean + offset for mean, offset in zip(means, offsets, strict=False)]
 
 
-def _segments(links: Sequence[Link], boxes: dict[Node, Box]) -> list[Segment]:
+def _segments(links: Sequence[Link], boxes: dict[Node, Box]) -> list[ArrowSegment]:
     starts = _ports(((link, link.upper, link.lower) for link in links), boxes)
     ends = _ports(((link, link.lower, link.upper) for link in links), boxes)
-    return [Segment(link, starts[link], ends[link]) for link in links]
+    return [ArrowSegment(link, starts[link], ends[link]) for link in links]
 
 
 def _ports(ends: Iterable[tuple[Link, Node, Node]], boxes: dict[Node, Box]) -> dict[Link, float]:
@@ -445,7 +445,7 @@ def _ports(ends: Iterable[tuple[Link, Node, Node]], boxes: dict[Node, Box]) -> d
     return ports
 
 
-def _stack(layout: Layout, boxes: dict[Node, Box], segments: Sequence[Segment]) -> float:
+def _stack(layout: Layout, boxes: dict[Node, Box], segments: Sequence[ArrowSegment]) -> float:
     """Choose the y coordinates: more space between rows where an arrow has a long horizontal distance."""
     swing: dict[int, float] = defaultdict(float)
     for segment in segments:

@@ -30,7 +30,7 @@ STATE_STYLES = {"Completed": "green", "Failed": "bold red"}
 MINUTE_S, HOUR_S = 60, 3600
 
 
-class View(Protocol):
+class SortView(Protocol):
     """Shows the progress of a sort while it runs."""
 
     def __enter__(self) -> Self:
@@ -43,9 +43,9 @@ class View(Protocol):
         """Show the current progress."""
 
 
-def open_view(console: Console) -> View:
+def open_view(console: Console) -> SortView:
     """Return the view that a console can show."""
-    return LiveView(console) if console.is_terminal and not console.is_dumb_terminal else LineView(console)
+    return SortLiveView(console) if console.is_terminal and not console.is_dumb_terminal else SortLineView(console)
 
 
 class Throughput:
@@ -70,7 +70,7 @@ class Throughput:
         return "  ".join(words)
 
 
-class LineView:
+class SortLineView:
     """Prints a line at the start of a phase, and every few seconds during it."""
 
     def __init__(self, console: Console) -> None:
@@ -99,7 +99,7 @@ class LineView:
         self._console.print("  ".join(word for word in words if word), highlight=False, soft_wrap=True, markup=False)
 
 
-class LiveView:
+class SortLiveView:
     """Shows a progress bar for every worker, in place."""
 
     def __init__(self, console: Console) -> None:

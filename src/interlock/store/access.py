@@ -32,16 +32,16 @@ TOKEN_BYTES = 32
 MAX_TOKEN_NAME_LENGTH = 100
 
 
-class Scope(StrEnum):
+class TokenScope(StrEnum):
     """The rights of a token; each scope includes those before it."""
 
     READ = "read"
     OPERATE = "operate"
     ADMIN = "admin"
 
-    def includes(self, other: Scope) -> bool:
+    def includes(self, other: TokenScope) -> bool:
         """Tell whether this scope grants everything that the other one does."""
-        order = list(Scope)
+        order = list(TokenScope)
         return order.index(self) >= order.index(other)
 
 
@@ -65,13 +65,13 @@ class Principal:
     """An authenticated caller: the name of its token, which records show as the actor, and its scope."""
 
     name: str
-    scope: Scope
+    scope: TokenScope
 
 
 async def create_token(
     connection: Connection,
     name: str,
-    scope: Scope,
+    scope: TokenScope,
     *,
     actor: str,
     lifetime: timedelta | None = None,
@@ -113,7 +113,7 @@ async def authenticate_token(connection: Connection, secret: str, *, now: dateti
         return None
     if rows[0]["is_stale"]:
         await run(connection, ACCESS["touch_token"], parameters)
-    return Principal(rows[0]["name"], Scope(rows[0]["scope"]))
+    return Principal(rows[0]["name"], TokenScope(rows[0]["scope"]))
 
 
 async def count_usable_tokens(connection: Connection, *, now: datetime | None = None) -> int:

@@ -46,7 +46,7 @@ class Cause:
     more: bool = False
 
 
-class Link(NamedTuple):
+class CauseLink(NamedTuple):
     """An edge of the tree: the id of a cause that is not read yet."""
 
     id: UUID
@@ -123,7 +123,7 @@ async def _grow_tree(connection: Connection, root: Cause, id_: UUID, now: dateti
         cause.more = _can_have_causes(cause)
 
 
-def _attach(links: Iterable[tuple[Cause, Link]], found: dict[UUID, Cause], included: set[UUID]) -> list[Cause]:
+def _attach(links: Iterable[tuple[Cause, CauseLink]], found: dict[UUID, Cause], included: set[UUID]) -> list[Cause]:
     """Attach found causes to the nodes they block, each once; return them."""
     level = []
     for cause, link in links:
@@ -138,21 +138,21 @@ def _attach(links: Iterable[tuple[Cause, Link]], found: dict[UUID, Cause], inclu
     return level
 
 
-async def _links(connection: Connection, cause: Cause) -> list[Link]:
+async def _links(connection: Connection, cause: Cause) -> list[CauseLink]:
     row = cause.row
     if not _can_have_causes(cause):
         return []
     if cause.kind == "job":
         asked = {"job_id": row["id"], "limit": MAX_CAUSES + 1}
         found = await run(connection, EXPLAIN["read_open_causes"], asked)
-        return _bounded(cause, [Link(step["id"]) for step in found])
+        return _bounded(cause, [CauseLink(step["id"]) for step in found])
     if row["held_by"] == "dependency":
         asked = {"id": row["id"], "job_id": row["job_id"], "step": row["step"]}
         edges = await run(connection, EXPLAIN["read_open_ancestors"], asked)
         return _bounded(cause, list(_root_steps(row["step"], edges)))
     asked = {"id": row["id"], "limit": MAX_CAUSES + 1}
     found = await run(connection, EXPLAIN["read_causes"], asked)
-    return _bounded(cause, [Link(child["id"]) for child in found])
+    return _bounded(cause, [CauseLink(child["id"]) for child in found])
 
 
 def _can_have_causes(cause: Cause) -> bool:
@@ -162,12 +162,12 @@ def _can_have_causes(cause: Cause) -> bool:
     return bool(cause.row["state"] == "waiting" and cause.row["held_by"] not in {"limit", "namespace", "signal"})
 
 
-def _bounded(cause: Cause, links: list[Link]) -> list[Link]:
+def _bounded(cause: Cause, links: list[CauseLink]) -> list[CauseLink]:
     cause.more = len(links) > MAX_CAUSES
     return links[:MAX_CAUSES]
 
 
-def _root_steps(step: str, edges: Iterable[dict[str, Any]]) -> Iterable[Link]:
+def _root_steps(step: str, edges: Iterable[dict[str, Any]]) -> Iterable[CauseLink]:
     """Yield the unfinished ancestors that wait for no other step, nearest first, each with the shortest path to it."""
     upstreams: dict[str, list[dict[str, Any]]] = {}
     for edge in edges:
@@ -183,7 +183,7 @@ def _root_steps(step: str, edges: Iterable[dict[str, Any]]) -> Iterable[Link]:
             reached_from[name] = place
             queue.append(name)
             if edge["root"]:
-                yield Link(edge["id"], _path(reached_from, place))
+                yield CauseLink(edge["id"], _path(reached_from, place))
 
 
 def _path(reached_from: dict[str, str | None], place: str) -> tuple[str, ...]:

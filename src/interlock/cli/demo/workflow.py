@@ -54,7 +54,7 @@ CANCEL_TIMEOUT_S = 10.0  # for the job of an interrupted demo to end; it takes a
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KilledWorker:
     """A worker that the demo killed, and the step that it ran."""
 
     process: DemoProcess
@@ -89,10 +89,10 @@ class JobWatch:
         self._processes = processes
         self._job_id = job_id
         self._view = make_view(console)
-        self._kill: Kill | None = None
+        self._kill: KilledWorker | None = None
         self._is_recovered = False
 
-    async def run(self) -> Kill | None:
+    async def run(self) -> KilledWorker | None:
         """Watch the job to its end; return the kill."""
         try:
             with self._view:
@@ -119,7 +119,7 @@ class JobWatch:
                 continue
             process = self._processes.find_worker(step.worker_id)
             if process is not None and (at := await self._kill_process(process, step)) is not None:
-                self._kill = Kill(process, step, at)
+                self._kill = KilledWorker(process, step, at)
                 killed = f"[bold red]kill -9[/bold red] {process.name} [dim](pid {process.pid})[/dim]"
                 self._view.print_event(f"{killed}, which holds {escape(step.step)}")
                 return
@@ -139,7 +139,7 @@ class JobWatch:
             process.group.send_signal(signal.SIGCONT)
         return at
 
-    def _detect_recovery(self, kill: Kill, steps: Sequence[StepStatus]) -> None:
+    def _detect_recovery(self, kill: KilledWorker, steps: Sequence[StepStatus]) -> None:
         for step in steps:
             if step.id == kill.step.id and step.attempt > kill.step.attempt:
                 self._is_recovered = True
@@ -161,7 +161,7 @@ async def _cancel_job(console: Console, url: str, job_id: UUID) -> None:
                 await asyncio.sleep(POLL_INTERVAL_S)
 
 
-def _show_timeline(console: Console, timeline: JobTimeline, kill: Kill | None) -> None:
+def _show_timeline(console: Console, timeline: JobTimeline, kill: KilledWorker | None) -> None:
     console.rule("[bold]The job's timeline")
     console.print(make_timeline_table(console, timeline))
     console.rule("[bold]What was recovered")
@@ -182,13 +182,13 @@ def _show_timeline(console: Console, timeline: JobTimeline, kill: Kill | None) -
     )
 
 
-def _show_recovery(console: Console, recovery: Recovery, kill: Kill | None) -> None:
+def _show_recovery(console: Console, recovery: Recovery, kill: KilledWorker | None) -> None:
     events = [(at, text) for at, text in _recovery_events(recovery, kill) if at is not None]
     for at, text in events:
         console.print(f"{seconds_between(events[0][0], at):6.2f} s  {text}")
 
 
-def _recovery_events(recovery: Recovery, kill: Kill | None) -> Iterator[tuple[datetime | None, str]]:
+def _recovery_events(recovery: Recovery, kill: KilledWorker | None) -> Iterator[tuple[datetime | None, str]]:
     """Yield time and text of each event from the start of the lost attempt to the end of its replacement."""
     lost, replacement = recovery.lost, recovery.next
     step = escape(lost.step.step)

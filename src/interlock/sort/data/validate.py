@@ -44,7 +44,7 @@ class Summary:
 
 
 @dataclass(slots=True)
-class Partition:
+class ValidatedPartition:
     """The content of one partition file."""
 
     number: int
@@ -60,7 +60,7 @@ class Partition:
 class Validation:
     """The result of a validation; without problems, the output is the sorted input."""
 
-    partitions: list[Partition] = field(default_factory=list)
+    partitions: list[ValidatedPartition] = field(default_factory=list)
     records: int = 0
     size: int = 0
     duplicates: int = 0
@@ -223,9 +223,11 @@ def _compare(result: Validation, source: Summary) -> None:
         )
 
 
-def _describe(number: int, path: Path, source: Source, summary: Summary) -> Partition:
+def _describe(number: int, path: Path, source: Source, summary: Summary) -> ValidatedPartition:
     first, last = (None if key is None else _format_key(key) for key in (summary.first, summary.last))
-    return Partition(number, str(path), summary.records, source.size, format_checksum(summary.digest), first, last)
+    return ValidatedPartition(
+        number, str(path), summary.records, source.size, format_checksum(summary.digest), first, last
+    )
 
 
 def _format_key(key: bytes) -> str:

@@ -49,7 +49,7 @@ def run_local(
     settings = settings or Settings()
     worker_memory = _worker_memory(settings, workers)
     with open_work_directory(source, output, workers, settings, work_dir) as directory:
-        processes = WorkerProcesses(source, output, directory, workers, replace(settings, memory=worker_memory))
+        processes = SortWorkerProcesses(source, output, directory, workers, replace(settings, memory=worker_memory))
         try:
             with stop_on_interrupt(processes.failed), processes:
                 report = run_master(
@@ -81,7 +81,7 @@ def _worker_memory(settings: Settings, workers: int) -> int:
     return memory
 
 
-class WorkerProcesses:
+class SortWorkerProcesses:
     """The worker processes; one that is killed is restarted.
 
     `failed` is set when a worker ends in another way, with the reason in `failure` unless the master knows it.

@@ -6,6 +6,7 @@ network and runs no script but its own.
 
 from __future__ import annotations
 
+import re
 from http import HTTPStatus
 from importlib.metadata import version
 from importlib.resources import files
@@ -29,7 +30,7 @@ from interlock.supervisor.http.idempotency import BoundedWaitApp
 from interlock.supervisor.http.metrics import COMMIT_LAG, TransitionMetrics
 from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, RequestLimits, RequestLimitsMiddleware
 from interlock.supervisor.http.problems import CODES, MEDIA_TYPE, Problem, problem_response
-from interlock.supervisor.http.responses import Problem as ProblemDocument
+from interlock.supervisor.http.responses import ProblemResponse
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -52,6 +53,7 @@ DOCS_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
+MODEL_SUFFIX = re.compile(r"(?<=[a-z])(Request|Response)(?=[_\]]|$)")  # also within Page[TaskResponse]
 MEDIA_TYPES = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "text/css"}
 
 router = APIRouter(include_in_schema=False)  # the page at /docs
@@ -66,7 +68,7 @@ class Api(FastAPI):
             document = get_openapi(
                 title=self.title, version=self.version, description=self.description, routes=self.routes
             )
-            self.openapi_schema = _add_problems(document)
+            self.openapi_schema = _drop_model_suffixes(_add_problems(document))
         return self.openapi_schema
 
 
@@ -105,11 +107,28 @@ def create_api(app: Interlock, config: Config, *, host: str | None = None, lag: 
     return api
 
 
+def _drop_model_suffixes(document: dict[str, Any]) -> dict[str, Any]:
+    """Rename the components: the model `TaskResponse` is the schema `Task`, and `NewTaskRequest` is `NewTask`."""
+    components = document["components"]
+    components["schemas"] = {MODEL_SUFFIX.sub("", name): schema for name, schema in components["schemas"].items()}
+    nodes: list[Any] = [document]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, dict):
+            node |= {
+                key: MODEL_SUFFIX.sub("", node[key]) for key in ("$ref", "title") if isinstance(node.get(key), str)
+            }
+            nodes.extend(node.values())
+        elif isinstance(node, list):
+            nodes.extend(node)
+    return document
+
+
 def _add_problems(document: dict[str, Any]) -> dict[str, Any]:
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    schemas["Problem"] = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
+    schemas["Problem"] = ProblemResponse.model_json_schema(ref_template="#/components/schemas/{model}")
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             operation["responses"].pop("422", None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from interlock.store.access import Scope, authenticate_token
+from interlock.store.access import TokenScope, authenticate_token
 from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ class Caller:
     """The sender of a request: the actor for the records, and the scope of the token."""
 
     actor: str
-    scope: Scope
+    scope: TokenScope
 
-    def require(self, scope: Scope, what: str = "this") -> None:
+    def require(self, scope: TokenScope, what: str = "this") -> None:
         """Raise 403 unless the caller has the scope."""
         if not self.scope.includes(scope):
             raise Problem(
@@ -61,7 +61,7 @@ class Authenticator:
                 raise Problem("unknown_token", "the Authorization header must be: Bearer TOKEN", headers=CHALLENGE)
             if self.token_required:
                 raise Problem("missing_token", "send a token as Authorization: Bearer TOKEN", headers=CHALLENGE)
-            return Caller(ANONYMOUS_ACTOR, Scope.ADMIN)
+            return Caller(ANONYMOUS_ACTOR, TokenScope.ADMIN)
         async with self.app.connection() as connection:
             known = await authenticate_token(connection, token.credentials)
         if known is None:
@@ -69,7 +69,7 @@ class Authenticator:
         return Caller(f"token:{known.name}", known.scope)
 
 
-def caller_with(scope: Scope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[Caller]]:
+def caller_with(scope: TokenScope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[Caller]]:
     """Make a dependency that authenticates the caller and requires a scope."""
 
     async def authenticate(request: Request, token: BearerToken) -> Caller:
@@ -81,6 +81,6 @@ def caller_with(scope: Scope) -> Callable[[Request, HTTPAuthorizationCredentials
     return authenticate
 
 
-ReadCaller = Annotated[Caller, Depends(caller_with(Scope.READ))]
-OperateCaller = Annotated[Caller, Depends(caller_with(Scope.OPERATE))]
-AdminCaller = Annotated[Caller, Depends(caller_with(Scope.ADMIN))]
+ReadCaller = Annotated[Caller, Depends(caller_with(TokenScope.READ))]
+OperateCaller = Annotated[Caller, Depends(caller_with(TokenScope.OPERATE))]
+AdminCaller = Annotated[Caller, Depends(caller_with(TokenScope.ADMIN))]

@@ -17,20 +17,37 @@ from interlock.errors import InputError
 from interlock.lifecycle import JOB, JobState
 from interlock.postgres.connection import transaction
 from interlock.store import jobs as stored
-from interlock.supervisor.http import responses
 from interlock.supervisor.http.idempotency import MutationResult, OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, decode_id, make_page, slice_page
 from interlock.supervisor.http.problems import Problem, illegal_transition_problem
-from interlock.supervisor.http.requests import Approval, JobId, Name, NewJob, Reasoned, Retry, SignalSent
-from interlock.supervisor.http.responses import Move, Page, Signaled, Step, SubmittedJob
-from interlock.workflow.new_job import NewJob as JobRequest
+from interlock.supervisor.http.requests import (
+    ApprovalRequest,
+    JobId,
+    Name,
+    NewJobRequest,
+    ReasonedRequest,
+    RetryRequest,
+    SignalSentRequest,
+)
+from interlock.supervisor.http.responses import (
+    JobResponse,
+    JobSummaryResponse,
+    MoveResponse,
+    Page,
+    SignaledResponse,
+    StepResponse,
+    SubmittedJobResponse,
+)
+from interlock.workflow.new_job import NewJob
 from interlock.workflow.submit import reject_job
 
 router = APIRouter(tags=["jobs"])
 
 
-@router.post("/api/jobs", status_code=201, response_model=SubmittedJob, responses={200: {"model": SubmittedJob}})
-async def submit_job(mutation: OperateMutation, body: NewJob) -> Response:
+@router.post(
+    "/api/jobs", status_code=201, response_model=SubmittedJobResponse, responses={200: {"model": SubmittedJobResponse}}
+)
+async def submit_job(mutation: OperateMutation, body: NewJobRequest) -> Response:
     """Submit a job of a workflow. Input that does not fit its schema is answered with 422 and recorded as FAILED."""
 
     async def work(app: RequestApp) -> MutationResult:
@@ -54,9 +71,12 @@ async def submit_job(mutation: OperateMutation, body: NewJob) -> Response:
 
 
 @router.post(
-    "/api/jobs/{job_id}/retry", status_code=201, response_model=SubmittedJob, responses={200: {"model": SubmittedJob}}
+    "/api/jobs/{job_id}/retry",
+    status_code=201,
+    response_model=SubmittedJobResponse,
+    responses={200: {"model": SubmittedJobResponse}},
 )
-async def retry_job(mutation: OperateMutation, job_id: JobId, body: Retry) -> Response:
+async def retry_job(mutation: OperateMutation, job_id: JobId, body: RetryRequest) -> Response:
     """Run a job that has ended again from a step on; earlier steps keep their results."""
 
     async def work(app: RequestApp) -> MutationResult:
@@ -69,10 +89,10 @@ async def retry_job(mutation: OperateMutation, job_id: JobId, body: Retry) -> Re
     return await mutation.execute(body, work, status=201)
 
 
-@router.post("/api/jobs/{job_id}/cancel", response_model=responses.Job)
-async def cancel_job(mutation: OperateMutation, job_id: JobId, body: Reasoned | None = None) -> Response:
+@router.post("/api/jobs/{job_id}/cancel", response_model=JobResponse)
+async def cancel_job(mutation: OperateMutation, job_id: JobId, body: ReasonedRequest | None = None) -> Response:
     """Cancel a job and its children. Running steps are asked to stop; the job is CANCELED when they have."""
-    command = body or Reasoned()
+    command = body or ReasonedRequest()
 
     async def work(app: RequestApp) -> Any:
         job = app.job(job_id)
@@ -86,8 +106,8 @@ async def cancel_job(mutation: OperateMutation, job_id: JobId, body: Reasoned | 
     return await mutation.execute(command, work)
 
 
-@router.post("/api/jobs/{job_id}/signal", response_model=Signaled)
-async def signal_job(mutation: OperateMutation, job_id: JobId, body: SignalSent) -> Response:
+@router.post("/api/jobs/{job_id}/signal", response_model=SignaledResponse)
+async def signal_job(mutation: OperateMutation, job_id: JobId, body: SignalSentRequest) -> Response:
     """Send a signal that a step waits for, or will wait for; only the first of a name counts."""
 
     async def work(app: RequestApp) -> Any:
@@ -97,8 +117,8 @@ async def signal_job(mutation: OperateMutation, job_id: JobId, body: SignalSent)
     return await mutation.execute(body, work)
 
 
-@router.post("/api/jobs/{job_id}/approve", response_model=Signaled)
-async def approve_step(mutation: OperateMutation, job_id: JobId, body: Approval) -> Response:
+@router.post("/api/jobs/{job_id}/approve", response_model=SignaledResponse)
+async def approve_step(mutation: OperateMutation, job_id: JobId, body: ApprovalRequest) -> Response:
     """Approve or reject an approval step, in the name of the caller."""
 
     async def work(app: RequestApp) -> Any:
@@ -108,7 +128,7 @@ async def approve_step(mutation: OperateMutation, job_id: JobId, body: Approval)
     return await mutation.execute(body, work)
 
 
-@router.get("/api/jobs", response_model=Page[responses.JobSummary])
+@router.get("/api/jobs", response_model=Page[JobSummaryResponse])
 async def list_jobs(
     app: ReadApp,
     status: Annotated[JobState | None, Query(description="In this state.")] = None,
@@ -124,19 +144,19 @@ async def list_jobs(
     return json_response(make_page([asdict(job) for job in found], limit, _cursor_key))
 
 
-@router.get("/api/jobs/{job_id}", response_model=responses.Job)
+@router.get("/api/jobs/{job_id}", response_model=JobResponse)
 async def show_job(app: ReadApp, job_id: JobId) -> Response:
     """Show a job."""
     return json_response(asdict(await app.job(job_id).status()))
 
 
-@router.get("/api/jobs/{job_id}/steps", response_model=Page[Step])
+@router.get("/api/jobs/{job_id}/steps", response_model=Page[StepResponse])
 async def list_steps(app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Response:
     """List the steps of a job in the order of their declaration, each map followed by its parts."""
     return json_response(_as_documents(slice_page(await app.job(job_id).steps(), limit, cursor)))
 
 
-@router.get("/api/jobs/{job_id}/history", response_model=Page[Move])
+@router.get("/api/jobs/{job_id}/history", response_model=Page[MoveResponse])
 async def show_job_history(
     app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Response:
@@ -147,7 +167,7 @@ async def show_job_history(
     return json_response(_as_documents(slice_page(records, limit, cursor)))
 
 
-@router.get("/api/jobs/{job_id}/children", response_model=Page[responses.JobSummary])
+@router.get("/api/jobs/{job_id}/children", response_model=Page[JobSummaryResponse])
 async def list_children(app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Response:
     """List the child jobs of a job, the newest first."""
     async with app.connection() as connection:
@@ -162,9 +182,9 @@ async def _submitted_result(job: JobHandle) -> MutationResult:
     return MutationResult({**asdict(status), "created": job.created}, 201 if job.created else 200)
 
 
-async def _record_rejection(app: RequestApp, body: NewJob, error: InputError, path: str) -> MutationResult:
+async def _record_rejection(app: RequestApp, body: NewJobRequest, error: InputError, path: str) -> MutationResult:
     """Record a job with invalid input as FAILED; the result is a 422 with the id of that job."""
-    job = JobRequest(body.workflow, body.input, version=body.version)
+    job = NewJob(body.workflow, body.input, version=body.version)
     async with app.connection() as connection:
         id_ = await reject_job(connection, job, str(error), actor=app.actor, now=app.now())
     problem = Problem("invalid_input", str(error), {} if id_ is None else {"job_id": str(id_)})

@@ -1,5 +1,7 @@
 """Request models and path parameters: each body is validated before any work; unknown members are refused.
 
+The OpenAPI document has the models under their names without `Request`.
+
 Invariant: a valid value can be stored: text without NUL, numbers that fit their columns, JSON that PostgreSQL accepts.
 """
 
@@ -107,13 +109,13 @@ class Command(BaseModel):
     )
 
 
-class Reasoned(Command):
+class ReasonedRequest(Command):
     """A transition with an optional reason."""
 
     reason: Text | None = Field(default=None, description="The reason, for the records.")
 
 
-class NewWorker(Command):
+class NewWorkerRequest(Command):
     """A worker to create. The supervisor's own settings apply where a member is missing."""
 
     workspace_id: Name = Field(default="default", description="The owner; a label without further effect.")
@@ -138,7 +140,7 @@ class NewWorker(Command):
     labels: Document = Field(default_factory=dict, description="Labels of your own.")
 
 
-class NewJob(Command):
+class NewJobRequest(Command):
     """A job to submit."""
 
     workflow: Name
@@ -152,20 +154,20 @@ class NewJob(Command):
     correlation_id: UUID | None = None
 
 
-class Retry(Command):
+class RetryRequest(Command):
     """The step from which to run a job again."""
 
     step: Name
 
 
-class SignalSent(Command):
+class SignalSentRequest(Command):
     """A signal for a step that waits, or will wait."""
 
     name: Name
     payload: Annotated[Any, AfterValidator(_check_storable)] = None
 
 
-class Approval(Command):
+class ApprovalRequest(Command):
     """The decision on an approval step."""
 
     step: Name
@@ -173,14 +175,14 @@ class Approval(Command):
     comment: Text | None = None
 
 
-class _NewTask(Command):
+class _NewTaskRequest(Command):
     """A task to enqueue."""
 
     type: Name
     input: Document = Field(default_factory=dict, description="The task's arguments, by name.")
 
     @model_validator(mode="after")
-    def _one_time(self) -> _NewTask:
+    def _one_time(self) -> _NewTaskRequest:
         given = self.model_dump(include={"run_at", "delay"}, exclude_none=True)
         if len(given) > 1:
             raise ValueError("run_at and delay exclude each other; give one of them")
@@ -201,22 +203,22 @@ OPTION_TYPES: Mapping[ValueType, Any] = {
 }
 
 if TYPE_CHECKING:
-    NewTask = _NewTask
+    NewTaskRequest = _NewTaskRequest
 else:
     # pydantic's create_model gives the fields that the option table allows in requests; request_id is Command's
-    NewTask = create_model(
-        "NewTask",
-        __base__=_NewTask,
-        __doc__=_NewTask.__doc__,
+    NewTaskRequest = create_model(
+        "NewTaskRequest",
+        __base__=_NewTaskRequest,
+        __doc__=_NewTaskRequest.__doc__,
         **{
             option.name: (OPTION_TYPES[option.type] | None, Field(default=None, description=option.help))
             for option in options_in(Scope.REST)
-            if option.name not in _NewTask.model_fields
+            if option.name not in _NewTaskRequest.model_fields
         },
     )
 
 
-class CancelTask(Reasoned):
+class CancelTaskRequest(ReasonedRequest):
     """A cancellation."""
 
     force: bool = Field(default=False, description="Cancel a running task at once, without waiting for its worker.")

@@ -1,4 +1,4 @@
-"""Response models: the shapes that the OpenAPI document promises."""
+"""Response models: the shapes that the OpenAPI document promises, under their names without `Response`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Page(ResponseModel, Generic[T]):
     next: str | None
 
 
-class Problem(ResponseModel):
+class ProblemResponse(ResponseModel):
     """Problem details (RFC 9457); `code` is for programs."""
 
     type: str
@@ -37,7 +37,7 @@ class Problem(ResponseModel):
     code: str
 
 
-class Worker(ResponseModel):
+class WorkerResponse(ResponseModel):
     """A worker as the supervisor sees it."""
 
     id: str
@@ -56,7 +56,7 @@ class Worker(ResponseModel):
     updated_at: datetime
 
 
-class Move(ResponseModel):
+class MoveResponse(ResponseModel):
     """One transition of a history."""
 
     from_state: str | None
@@ -67,13 +67,13 @@ class Move(ResponseModel):
     recorded_at: datetime
 
 
-class TaskMove(Move):
+class TaskMoveResponse(MoveResponse):
     """One transition of a task's history."""
 
     attempt: int
 
 
-class JobSummary(ResponseModel):
+class JobSummaryResponse(ResponseModel):
     """A job in a list."""
 
     id: UUID
@@ -93,7 +93,7 @@ class JobSummary(ResponseModel):
     completed_at: datetime | None
 
 
-class Job(JobSummary):
+class JobResponse(JobSummaryResponse):
     """A job."""
 
     input: dict[str, Any]
@@ -102,13 +102,13 @@ class Job(JobSummary):
     worker_count: int | None
 
 
-class SubmittedJob(Job):
+class SubmittedJobResponse(JobResponse):
     """A submitted job; `created` is false if an earlier request created it."""
 
     created: bool
 
 
-class Step(ResponseModel):
+class StepResponse(ResponseModel):
     """One step of a job."""
 
     id: UUID
@@ -130,13 +130,13 @@ class Step(ResponseModel):
     error: dict[str, Any] | None
 
 
-class Signaled(ResponseModel):
+class SignaledResponse(ResponseModel):
     """The outcome of a signal: only the first of a name counts."""
 
     outcome: str = Field(description="sent, or already sent")
 
 
-class TaskSummary(ResponseModel):
+class TaskSummaryResponse(ResponseModel):
     """A task in a list."""
 
     id: UUID
@@ -154,7 +154,7 @@ class TaskSummary(ResponseModel):
     tags: list[str] | None
 
 
-class Task(TaskSummary):
+class TaskResponse(TaskSummaryResponse):
     """A task."""
 
     worker_id: str | None
@@ -167,20 +167,20 @@ class Task(TaskSummary):
     started_at: datetime | None
 
 
-class EnqueuedTask(Task):
+class EnqueuedTaskResponse(TaskResponse):
     """An enqueued task; `created` is false if an earlier request created it."""
 
     created: bool
 
 
-class CanceledTask(ResponseModel):
+class CanceledTaskResponse(ResponseModel):
     """The outcome of a cancellation."""
 
     outcome: str = Field(description="canceled; or requested: its worker is asked to stop it")
-    task: Task
+    task: TaskResponse
 
 
-class TaskResult(ResponseModel):
+class TaskResultResponse(ResponseModel):
     """The result of a task, if it has ended."""
 
     id: UUID
@@ -190,7 +190,7 @@ class TaskResult(ResponseModel):
     error: dict[str, Any] | None
 
 
-class Namespace(ResponseModel):
+class NamespaceResponse(ResponseModel):
     """A namespace and its unfinished tasks."""
 
     name: str
@@ -203,7 +203,7 @@ class Namespace(ResponseModel):
     limited: int
 
 
-class NamespaceMoved(ResponseModel):
+class NamespaceMovedResponse(ResponseModel):
     """The outcome of pausing or resuming a namespace."""
 
     name: str
@@ -211,7 +211,7 @@ class NamespaceMoved(ResponseModel):
     tasks: int = Field(description="Tasks that are held now, or were released.")
 
 
-class Explanation(ResponseModel):
+class ExplanationResponse(ResponseModel):
     """The state of a task, step, job or worker, and why it makes no progress."""
 
     kind: str
@@ -221,10 +221,10 @@ class Explanation(ResponseModel):
     since: datetime
     facts: list[str]
     through: list[str]
-    causes: list[Explanation]
+    causes: list[ExplanationResponse]
 
 
-class Status(ResponseModel):
+class StatusResponse(ResponseModel):
     """Counts of tasks, jobs and processes at one moment."""
 
     now: datetime
@@ -233,7 +233,7 @@ class Status(ResponseModel):
     processes: list[dict[str, Any]]
 
 
-class Health(ResponseModel):
+class HealthResponse(ResponseModel):
     """The health or readiness of the supervisor."""
 
     status: str

@@ -22,8 +22,15 @@ from interlock.store.stats import overview_document, read_overview
 from interlock.store.workers import read_last_worker_move, read_worker
 from interlock.supervisor.http.idempotency import OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.problems import Problem
-from interlock.supervisor.http.requests import NamespaceName, Reasoned
-from interlock.supervisor.http.responses import Explanation, Health, Namespace, NamespaceMoved, Page, Status
+from interlock.supervisor.http.requests import NamespaceName, ReasonedRequest
+from interlock.supervisor.http.responses import (
+    ExplanationResponse,
+    HealthResponse,
+    NamespaceMovedResponse,
+    NamespaceResponse,
+    Page,
+    StatusResponse,
+)
 from interlock.telemetry import log
 
 router = APIRouter(tags=["system"])
@@ -40,7 +47,7 @@ class ExplainedKind(StrEnum):
     WORKER = "worker"
 
 
-@router.get("/api/namespaces", response_model=Page[Namespace])
+@router.get("/api/namespaces", response_model=Page[NamespaceResponse])
 async def show_namespaces(app: ReadApp) -> Response:
     """List the namespaces that have unfinished tasks or are paused."""
     async with app.connection() as connection:
@@ -48,10 +55,12 @@ async def show_namespaces(app: ReadApp) -> Response:
     return json_response({"items": [namespace._asdict() for namespace in found], "next": None})
 
 
-@router.post("/api/namespaces/{name}/pause", response_model=NamespaceMoved)
-async def pause_namespace(mutation: OperateMutation, name: NamespaceName, body: Reasoned | None = None) -> Response:
+@router.post("/api/namespaces/{name}/pause", response_model=NamespaceMovedResponse)
+async def pause_namespace(
+    mutation: OperateMutation, name: NamespaceName, body: ReasonedRequest | None = None
+) -> Response:
     """Pause a namespace: its tasks are not claimed until it is resumed; running tasks go on."""
-    command = body or Reasoned()
+    command = body or ReasonedRequest()
 
     async def work(app: RequestApp) -> Any:
         return {"name": name, "paused": True, "tasks": await app.pause(name, command.reason)}
@@ -59,8 +68,10 @@ async def pause_namespace(mutation: OperateMutation, name: NamespaceName, body: 
     return await mutation.execute(command, work)
 
 
-@router.post("/api/namespaces/{name}/resume", response_model=NamespaceMoved)
-async def resume_namespace(mutation: OperateMutation, name: NamespaceName, body: Reasoned | None = None) -> Response:
+@router.post("/api/namespaces/{name}/resume", response_model=NamespaceMovedResponse)
+async def resume_namespace(
+    mutation: OperateMutation, name: NamespaceName, body: ReasonedRequest | None = None
+) -> Response:
     """Resume a namespace: its tasks are claimed again."""
 
     async def work(app: RequestApp) -> Any:
@@ -69,10 +80,10 @@ async def resume_namespace(mutation: OperateMutation, name: NamespaceName, body:
                 raise Problem("not_possible", f"namespace {name} is not paused")
         return {"name": name, "paused": False, "tasks": await app.resume(name)}
 
-    return await mutation.execute(body or Reasoned(), work)
+    return await mutation.execute(body or ReasonedRequest(), work)
 
 
-@router.get("/api/status", response_model=Status)
+@router.get("/api/status", response_model=StatusResponse)
 async def show_status(
     app: ReadApp,
     all: Annotated[bool, Query(description="Count ended tasks too, which may take long.")] = False,  # noqa: A002, FBT002 - as the command's flag is named
@@ -82,7 +93,7 @@ async def show_status(
         return json_response(overview_document(await read_overview(connection, whole=all)))
 
 
-@router.get("/api/explain/{kind}/{id}", response_model=Explanation)
+@router.get("/api/explain/{kind}/{id}", response_model=ExplanationResponse)
 async def explain(
     app: ReadApp,
     kind: ExplainedKind,
@@ -137,13 +148,13 @@ async def show_metrics(request: Request, app: ReadApp) -> Response:
     return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-@router.get("/healthz", response_model=Health)
+@router.get("/healthz", response_model=HealthResponse)
 async def show_health() -> Response:
     """Answer that the supervisor is alive."""
     return json_response({"status": "ok"})
 
 
-@router.get("/readyz", response_model=Health)
+@router.get("/readyz", response_model=HealthResponse)
 async def show_readiness(request: Request) -> Response:
     """Answer whether the supervisor is ready: 503 if the database cannot be reached."""
     app: Interlock = request.app.state.app

@@ -18,19 +18,19 @@ from interlock.client.task import unchecked_task
 from interlock.client.task_handle import TaskStatus, refuse_step
 from interlock.errors import InputError, TaskFailedError
 from interlock.lifecycle import TASK_ROW, TaskRowState
-from interlock.model.options import NewTask as PreparedTask
+from interlock.model.options import NewTask
 from interlock.supervisor.http.idempotency import MutationResult, OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, decode_id, make_page, slice_page
 from interlock.supervisor.http.problems import Problem, illegal_transition_problem
-from interlock.supervisor.http.requests import CancelTask, Name, NewTask, Reasoned, TaskId
+from interlock.supervisor.http.requests import CancelTaskRequest, Name, NewTaskRequest, ReasonedRequest, TaskId
 from interlock.supervisor.http.responses import (
-    CanceledTask,
-    EnqueuedTask,
+    CanceledTaskResponse,
+    EnqueuedTaskResponse,
     Page,
-    Task,
-    TaskMove,
-    TaskResult,
-    TaskSummary,
+    TaskMoveResponse,
+    TaskResponse,
+    TaskResultResponse,
+    TaskSummaryResponse,
 )
 
 router = APIRouter(tags=["tasks"])
@@ -38,8 +38,10 @@ router = APIRouter(tags=["tasks"])
 MAX_WAIT_S = 20.0
 
 
-@router.post("/api/tasks", status_code=201, response_model=EnqueuedTask, responses={200: {"model": EnqueuedTask}})
-async def enqueue_task(mutation: OperateMutation, body: NewTask) -> Response:
+@router.post(
+    "/api/tasks", status_code=201, response_model=EnqueuedTaskResponse, responses={200: {"model": EnqueuedTaskResponse}}
+)
+async def enqueue_task(mutation: OperateMutation, body: NewTaskRequest) -> Response:
     """Enqueue a task."""
 
     async def work(app: RequestApp) -> MutationResult:
@@ -50,10 +52,10 @@ async def enqueue_task(mutation: OperateMutation, body: NewTask) -> Response:
     return await mutation.execute(body, work, status=201)
 
 
-@router.post("/api/tasks/{task_id}/cancel", response_model=CanceledTask)
-async def cancel_task(mutation: OperateMutation, task_id: TaskId, body: CancelTask | None = None) -> Response:
+@router.post("/api/tasks/{task_id}/cancel", response_model=CanceledTaskResponse)
+async def cancel_task(mutation: OperateMutation, task_id: TaskId, body: CancelTaskRequest | None = None) -> Response:
     """Cancel a task: at once if it is not running, or with `force`; otherwise its worker is asked to stop it."""
-    command = body or CancelTask()
+    command = body or CancelTaskRequest()
 
     async def work(app: RequestApp) -> Any:
         task = app.handle(task_id)
@@ -66,10 +68,10 @@ async def cancel_task(mutation: OperateMutation, task_id: TaskId, body: CancelTa
     return await mutation.execute(command, work)
 
 
-@router.post("/api/tasks/{task_id}/requeue", response_model=Task)
-async def requeue_task(mutation: OperateMutation, task_id: TaskId, body: Reasoned | None = None) -> Response:
+@router.post("/api/tasks/{task_id}/requeue", response_model=TaskResponse)
+async def requeue_task(mutation: OperateMutation, task_id: TaskId, body: ReasonedRequest | None = None) -> Response:
     """Requeue a task that is in error or canceled, with all its tries."""
-    command = body or Reasoned()
+    command = body or ReasonedRequest()
 
     async def work(app: RequestApp) -> Any:
         task = app.handle(task_id)
@@ -84,7 +86,7 @@ async def requeue_task(mutation: OperateMutation, task_id: TaskId, body: Reasone
     return await mutation.execute(command, work)
 
 
-@router.get("/api/tasks", response_model=Page[TaskSummary])
+@router.get("/api/tasks", response_model=Page[TaskSummaryResponse])
 async def list_tasks(
     app: ReadApp,
     state: Annotated[list[TaskRowState] | None, Query(description="In one of these states.")] = None,
@@ -101,13 +103,13 @@ async def list_tasks(
     return json_response(make_page([asdict(task) for task in found], limit, lambda last: [last["id"]]))
 
 
-@router.get("/api/tasks/{task_id}", response_model=Task)
+@router.get("/api/tasks/{task_id}", response_model=TaskResponse)
 async def show_task(app: ReadApp, task_id: TaskId) -> Response:
     """Show a task."""
     return json_response(asdict(await app.handle(task_id).status()))
 
 
-@router.get("/api/tasks/{task_id}/history", response_model=Page[TaskMove])
+@router.get("/api/tasks/{task_id}/history", response_model=Page[TaskMoveResponse])
 async def show_task_history(
     app: ReadApp, task_id: TaskId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Response:
@@ -122,8 +124,8 @@ async def show_task_history(
 
 @router.get(
     "/api/tasks/{task_id}/result",
-    response_model=TaskResult,
-    responses={202: {"model": TaskResult, "description": "It has not ended."}},
+    response_model=TaskResultResponse,
+    responses={202: {"model": TaskResultResponse, "description": "It has not ended."}},
 )
 async def show_result(
     request: Request,
@@ -148,7 +150,7 @@ async def _wait(task: handle.TaskHandle[Any], seconds: float) -> None:
         return
 
 
-def _prepare_task(app: Interlock, body: NewTask, request_id: str | None) -> PreparedTask:
+def _prepare_task(app: Interlock, body: NewTaskRequest, request_id: str | None) -> NewTask:
     given = body.model_dump(exclude={"type", "input", "request_id"}, exclude_none=True)
     options: dict[str, Any] = {**given, "request_id": request_id}
     if app.tasks.get(body.type) is None:

@@ -28,16 +28,16 @@ from interlock.supervisor.http.pagination import (
     decode_time_and_id,
     make_page,
 )
-from interlock.supervisor.http.requests import Name, NewWorker, Reasoned, WorkerId
-from interlock.supervisor.http.responses import Move, Page, Worker
+from interlock.supervisor.http.requests import Name, NewWorkerRequest, ReasonedRequest, WorkerId
+from interlock.supervisor.http.responses import MoveResponse, Page, WorkerResponse
 
 router = APIRouter(tags=["workers"])
 
 INTERNAL_COLUMNS = frozenset({"metadata", "seen_until"})
 
 
-@router.post("/api/workers", status_code=201, response_model=Worker)
-async def make_worker(mutation: AdminMutation, body: NewWorker) -> Response:
+@router.post("/api/workers", status_code=201, response_model=WorkerResponse)
+async def make_worker(mutation: AdminMutation, body: NewWorkerRequest) -> Response:
     """Create a worker. It is IDLE until it is started."""
 
     async def work(app: RequestApp) -> Any:
@@ -58,31 +58,35 @@ async def make_worker(mutation: AdminMutation, body: NewWorker) -> Response:
     return await mutation.execute(body, work, status=201)
 
 
-@router.post("/api/workers/{worker_id}/start", response_model=Worker)
-async def start_worker(mutation: OperateMutation, worker_id: WorkerId, body: Reasoned | None = None) -> Response:
+@router.post("/api/workers/{worker_id}/start", response_model=WorkerResponse)
+async def start_worker(mutation: OperateMutation, worker_id: WorkerId, body: ReasonedRequest | None = None) -> Response:
     """Start a worker that is IDLE: its process starts and claims tasks."""
     return await _move(mutation, worker_id, SupervisedWorkerEvent.START_TASK, body)
 
 
-@router.post("/api/supervisor/workers/{worker_id}/pause", response_model=Worker)
-async def pause_worker(mutation: OperateMutation, worker_id: WorkerId, body: Reasoned | None = None) -> Response:
+@router.post("/api/supervisor/workers/{worker_id}/pause", response_model=WorkerResponse)
+async def pause_worker(mutation: OperateMutation, worker_id: WorkerId, body: ReasonedRequest | None = None) -> Response:
     """Pause a worker that is RUNNING: it finishes the tasks that it holds and claims no more."""
     return await _move(mutation, worker_id, SupervisedWorkerEvent.PAUSE, body)
 
 
-@router.post("/api/supervisor/workers/{worker_id}/resume", response_model=Worker)
-async def resume_worker(mutation: OperateMutation, worker_id: WorkerId, body: Reasoned | None = None) -> Response:
+@router.post("/api/supervisor/workers/{worker_id}/resume", response_model=WorkerResponse)
+async def resume_worker(
+    mutation: OperateMutation, worker_id: WorkerId, body: ReasonedRequest | None = None
+) -> Response:
     """Resume a worker that is PAUSED: it claims tasks again."""
     return await _move(mutation, worker_id, SupervisedWorkerEvent.RESUME, body)
 
 
-@router.post("/api/supervisor/workers/{worker_id}/terminate", response_model=Worker)
-async def terminate_worker(mutation: AdminMutation, worker_id: WorkerId, body: Reasoned | None = None) -> Response:
+@router.post("/api/supervisor/workers/{worker_id}/terminate", response_model=WorkerResponse)
+async def terminate_worker(
+    mutation: AdminMutation, worker_id: WorkerId, body: ReasonedRequest | None = None
+) -> Response:
     """Terminate a worker in any state: its process stops, and the tasks that it held return to the queue."""
     return await _move(mutation, worker_id, SupervisedWorkerEvent.TERMINATE, body)
 
 
-@router.get("/api/workers", response_model=Page[Worker])
+@router.get("/api/workers", response_model=Page[WorkerResponse])
 async def list_workers(
     app: ReadApp,
     status: Annotated[SupervisedWorkerState | None, Query(description="In this state.")] = None,
@@ -105,14 +109,14 @@ async def list_workers(
     return json_response(make_page(rows, limit, lambda last: [last["created_at"].isoformat(), last["id"]]))
 
 
-@router.get("/api/workers/{worker_id}", response_model=Worker)
+@router.get("/api/workers/{worker_id}", response_model=WorkerResponse)
 async def show_worker(app: ReadApp, worker_id: WorkerId) -> Response:
     """Show a worker."""
     async with app.connection() as connection:
         return json_response(worker_document(await read_worker(connection, worker_id)))
 
 
-@router.get("/api/workers/{worker_id}/history", response_model=Page[Move])
+@router.get("/api/workers/{worker_id}/history", response_model=Page[MoveResponse])
 async def show_worker_history(
     app: ReadApp, worker_id: WorkerId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Response:
@@ -124,8 +128,10 @@ async def show_worker_history(
     return json_response(make_page(moves, limit, lambda last: [last["id"]]))
 
 
-async def _move(mutation: Mutation, worker_id: str, event: SupervisedWorkerEvent, body: Reasoned | None) -> Response:
-    command = body or Reasoned()
+async def _move(
+    mutation: Mutation, worker_id: str, event: SupervisedWorkerEvent, body: ReasonedRequest | None
+) -> Response:
+    command = body or ReasonedRequest()
 
     async def work(app: RequestApp) -> Any:
         async with app.connection() as connection:
