@@ -182,7 +182,7 @@ async def test_acts_are_refused_in_words(app: Interlock) -> None:
     for namespace in ("", "a\0"):
         with pytest.raises(InputError, match="namespace must be"):
             await app.pause(namespace)
-    with pytest.raises(InputError, match="must not be negative"):
+    with pytest.raises(InputError, match="limit must be 0 or more"):
         await app.find(limit=-1)
 
 

@@ -16,6 +16,9 @@ from interlock.model import options
 from interlock.model.graph import KINDS_WITH_HANDLER, STEP_FIELDS
 from interlock.model.options import (
     DELAY,
+    DURATION,
+    MAX_TEXT_BYTES,
+    MIN_PRIORITY,
     OPTIONS,
     TASK_DEFAULTS,
     EnqueueOptions,
@@ -25,11 +28,12 @@ from interlock.model.options import (
     TaskDefaults,
     as_columns,
     check_options,
+    check_seconds,
     options_in,
 )
 from interlock.store.enqueue import ENQUEUE, is_copyable
 from interlock.store.schedules import OPTIONS as SCHEDULE_OPTIONS
-from interlock.supervisor.http.requests import OPTION_TYPES, NewTaskRequest
+from interlock.supervisor.http.requests import MAX_NAME_LENGTH, OPTION_TYPES, NewTaskRequest
 
 pytestmark = pytest.mark.unit
 
@@ -120,6 +124,20 @@ def test_the_request_has_a_field_for_each_option_of_the_rest_api() -> None:
     assert set(fields_) == {*BASE, *names(Scope.REST)}
     assert {option.type for option in options_in(Scope.REST)} <= OPTION_TYPES.keys()
     assert not any(fields_[name].is_required() for name in names(Scope.REST))
+
+
+def test_requests_have_the_bounds_of_the_option_table() -> None:
+    longest = check_seconds("timeout", DURATION.most)
+    NewTaskRequest.model_validate({"type": "t", "timeout": longest, "delay": DELAY.most})
+    for name, value in (
+        ("timeout", 0),
+        ("timeout", longest + 1),
+        ("delay", longest + 1),
+        ("priority", MIN_PRIORITY - 1),
+    ):
+        with pytest.raises(ValueError, match=name):
+            NewTaskRequest.model_validate({"type": "t", name: value})
+    assert 4 * MAX_NAME_LENGTH <= MAX_TEXT_BYTES, "a character has at most 4 bytes in UTF-8"
 
 
 @pytest.mark.parametrize("statement", ["insert_tasks", "enqueue_tasks"])

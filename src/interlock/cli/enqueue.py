@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
@@ -43,10 +42,10 @@ from interlock.model.options import (
     check_options,
     options_in,
 )
+from interlock.model.timing import MAX_DURATION_S
 
 MAX_COUNT = 1_000_000
 SECONDS_PER_UNIT = {"": 1, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
-MAX_DURATION_S = 1_000 * 366 * SECONDS_PER_UNIT["d"]  # a thousand years; sums with longer durations overflow
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?) *([smhd]?)$")
 
 
@@ -113,9 +112,11 @@ def _parse_duration(flag: str, text: str | None) -> float | None:
     if text is None:
         return None
     match = _DURATION.match(text.strip())
-    seconds = math.inf if match is None else float(match[1]) * SECONDS_PER_UNIT[match[2]]
-    if seconds > MAX_DURATION_S:
+    if match is None:
         raise ConfigError(f"{flag} must be a duration such as 90, 90s, 5m, 2h or 1d, got {text!r}")
+    seconds = float(match[1]) * SECONDS_PER_UNIT[match[2]]
+    if seconds > MAX_DURATION_S:
+        raise ConfigError(f"{flag} must be at most {MAX_DURATION_S:.0f} seconds (100 years), got {text!r}")
     return seconds
 
 

@@ -25,7 +25,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 FIELDS = ("kind", "base", "cap", "jitter")
 DEFAULT_FACTOR, MAX_FACTOR = 2.0, 100.0
 HOUR = 3600.0
-LONGEST = 10 * 365 * 24 * HOUR  # seconds (10 years)
+MAX_BACKOFF_S = 10 * 365 * 24 * HOUR  # between two tries: 10 years
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Backoff:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise DefinitionError(f"backoff: the kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        for name, most in (("base", LONGEST), ("cap", LONGEST), ("jitter", 1)):
+        for name, most in (("base", MAX_BACKOFF_S), ("cap", MAX_BACKOFF_S), ("jitter", 1)):
             value = getattr(self, name)
             if not _is_number(value) or not 0 <= value <= most:
                 raise DefinitionError(f"backoff: {name} must be a number from 0 to {most:g}, got {value!r}")
@@ -114,8 +114,8 @@ class Backoff:
     def _call_function(self, tries: int) -> float:
         assert self.function is not None  # noqa: S101 - delay() has checked
         seconds = self.function(tries)
-        if not _is_number(seconds) or not 0 <= seconds <= LONGEST:
-            raise ValueError(f"the backoff function must return seconds from 0 to {LONGEST:g}, got {seconds!r}")
+        if not _is_number(seconds) or not 0 <= seconds <= MAX_BACKOFF_S:
+            raise ValueError(f"the backoff function must return seconds from 0 to {MAX_BACKOFF_S:g}, got {seconds!r}")
         return float(seconds)
 
 

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from interlock.config import checked_web_url
 from interlock.model.backoff import Backoff
-from interlock.model.timing import FIRST_YEAR, LAST_YEAR, LONGEST, is_in_calendar
+from interlock.model.timing import FIRST_YEAR, LAST_YEAR, MAX_DURATION_S, is_in_calendar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,8 +52,8 @@ def check_seconds(name: str, value: Any) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
         raise ValueError(f"{name} must be a positive number of seconds or a timedelta, got {value!r}")
-    if seconds > LONGEST:
-        raise ValueError(f"{name} must be at most {LONGEST:.0f} seconds (100 years), got {value!r}")
+    if seconds > MAX_DURATION_S:
+        raise ValueError(f"{name} must be at most {MAX_DURATION_S:.0f} seconds (100 years), got {value!r}")
     return float(seconds)
 
 
@@ -145,8 +145,8 @@ class ValueType:
 
     check: Callable[[str, Any], Any]
     sql_type: str
-    least: int | None = None
-    most: int | None = None
+    least: float | None = None
+    most: float | None = None
 
 
 def _integer(least: int, most: int, sql_type: str) -> ValueType:
@@ -157,8 +157,8 @@ TEXT = ValueType(check_text, "text")
 TEXTS = ValueType(_check_texts, "text[]")
 URL = ValueType(_check_url, "text")
 TIME = ValueType(_check_time, "timestamptz")
-DURATION = ValueType(check_seconds, "float8")
-DELAY = ValueType(_check_delay, "interval")
+DURATION = ValueType(check_seconds, "float8", 0, MAX_DURATION_S)  # in seconds; more than 0
+DELAY = ValueType(_check_delay, "interval", 0, MAX_DURATION_S)  # in seconds
 PRIORITY = _integer(MIN_PRIORITY, MAX_PRIORITY, "smallint")
 TRIES = _integer(1, MAX_TRIES, "int")
 POLICY = ValueType(_check_backoff, "jsonb")
@@ -223,9 +223,14 @@ def check_options(given: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"unknown option: {', '.join(sorted(unknown))}; known are {', '.join(OPTIONS)}")
     values = {name: CHECKS[name](name, value) for name, value in given.items() if value is not None}
-    if "run_at" in values and "delay" in values:
-        raise ValueError("run_at and delay exclude each other; give one of them")
+    check_one_start_time(values)
     return values
+
+
+def check_one_start_time(given: Mapping[str, Any]) -> None:
+    """Refuse options that give both a time and a delay."""
+    if "run_at" in given and "delay" in given:
+        raise ValueError("run_at and delay exclude each other; give one of them")
 
 
 def as_columns(values: Mapping[str, Any]) -> dict[str, Any]:

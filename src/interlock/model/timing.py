@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FIRST_YEAR, LAST_YEAR = 1970, 9998  # the range that Python, psycopg and PostgreSQL all hold
 OUT_OF_RANGE = f"a time must be in the years {FIRST_YEAR} to {LAST_YEAR}"
-LONGEST = 100 * 365.25 * 86_400  # seconds: the longest timeout, delay or wait (100 years)
+MAX_DURATION_S = 100 * 365.25 * 86_400  # of a timeout, delay or wait: 100 years, as in the constraint tasks_timeout
 
 CRON_FIELDS = 5
 _PROBE = datetime(2024, 1, 1, tzinfo=UTC)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.step_context import StepContext, step_result
 from interlock.errors import PermanentError, RetryableError
 from interlock.lifecycle import TaskRowEvent
-from interlock.model.backoff import DEFAULT_BACKOFF
+from interlock.model.backoff import DEFAULT_BACKOFF, MAX_BACKOFF_S
 from interlock.model.json_values import storable_text
 from interlock.store.tasks import Outcome
 from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 MAX_TRACEBACK_LINES = 50
 MAX_MESSAGE_LENGTH = 10_000  # characters: the message is stored with the task, its job, and in both audit tables
-MAX_RETRY_DELAY_S = 366 * 86_400.0
 
 
 class Interruption(StrEnum):
@@ -98,7 +97,7 @@ def returned(attempt: TaskStateMachine) -> Outcome:
 def retry_delay(attempt: TaskStateMachine, error: BaseException) -> float:
     """Return the seconds until the next try: the error's `retry_after`, else by the task's backoff."""
     retry_after = getattr(error, "retry_after", None)
-    if isinstance(retry_after, int | float) and 0 <= retry_after <= MAX_RETRY_DELAY_S:
+    if isinstance(retry_after, int | float) and 0 <= retry_after <= MAX_BACKOFF_S:
         return float(retry_after)
     if attempt.claimed is None or attempt.definition is None:
         raise RuntimeError("an attempt that was never claimed has no backoff")
@@ -106,7 +105,7 @@ def retry_delay(attempt: TaskStateMachine, error: BaseException) -> float:
     stored = attempt.claimed.own("backoff")
     if stored is not None:
         backoff = type(backoff).from_json(stored)
-    return min(backoff.delay(attempt.context.tries), MAX_RETRY_DELAY_S)
+    return backoff.delay(attempt.context.tries)
 
 
 def error_document(error: BaseException) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from interlock.errors import InputError, StoreError
-from interlock.model.options import MAX_JOB_DEPTH, check_worker_count
-from interlock.model.timing import LONGEST
+from interlock.model.options import MAX_JOB_DEPTH, check_seconds, check_worker_count
 from interlock.postgres.ids import new_id
 from interlock.postgres.query import run, run_pipeline
 from interlock.store.jobs import JOBS, STEPS
@@ -141,15 +140,13 @@ def _describe_unserved(namespaces: Sequence[str]) -> str:
 
 
 def _check_options(job: NewJob, depth: int) -> None:
-    if job.worker_count is not None:
-        try:
+    try:
+        if job.worker_count is not None:
             check_worker_count("worker_count", job.worker_count)
-        except ValueError as error:
-            raise InputError(str(error)) from None
-    if job.timeout is not None and not 0 < job.timeout <= LONGEST:
-        raise InputError(
-            f"the timeout of a job must be more than 0 and at most {LONGEST:.0f} seconds (100 years), not {job.timeout}"
-        )
+        if job.timeout is not None:
+            check_seconds("timeout", job.timeout)
+    except ValueError as error:
+        raise InputError(str(error)) from None
     if depth > MAX_JOB_DEPTH:
         raise InputError(job_depth_error(depth))
 

@@ -7,7 +7,7 @@ Invariant: a valid value can be stored: text without NUL, numbers that fit their
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
@@ -28,15 +28,19 @@ from interlock.model.options import (
     URL,
     Scope,
     ValueType,
+    check_one_start_time,
     options_in,
 )
+from interlock.model.timing import FIRST_YEAR, LAST_YEAR, is_in_calendar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_JSON_DEPTH = 100
-MAX_DURATION_S = 315_360_000  # ten years
-MIN_TIME, MAX_TIME = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
+# Characters of a name, which may also stand in a path or a header. Shorter than in Python: 200 characters have at most
+# 800 bytes in UTF-8, and MAX_TEXT_BYTES of the option table is the limit of the database.
+MAX_NAME_LENGTH = 200
+MAX_URL_LENGTH = 2_000  # characters
 NO_NUL_PATTERN = r"^[^\x00]*$"
 APP_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 
@@ -69,8 +73,8 @@ def _is_nested_deeper(value: Any, levels: int) -> bool:
 def _check_time(value: datetime) -> datetime:
     if value.tzinfo is None:
         raise ValueError("needs a time zone, such as 2030-01-01T09:00:00Z")
-    if not MIN_TIME <= value < MAX_TIME:
-        raise ValueError(f"must be from {MIN_TIME.year} to {MAX_TIME.year - 1}")
+    if not is_in_calendar(value):
+        raise ValueError(f"must be in the years {FIRST_YEAR} to {LAST_YEAR}")
     return value
 
 
@@ -83,18 +87,17 @@ def _check_not_blank(value: str) -> str:
 Text = Annotated[
     str, StringConstraints(min_length=1, max_length=1000, pattern=NO_NUL_PATTERN), AfterValidator(_check_not_blank)
 ]
-Name = Annotated[
-    str, StringConstraints(min_length=1, max_length=200, pattern=NO_NUL_PATTERN), AfterValidator(_check_not_blank)
-]
+NameLength = StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=NO_NUL_PATTERN)
+Name = Annotated[str, NameLength, AfterValidator(_check_not_blank)]
 Document = Annotated[dict[str, Any], AfterValidator(_check_storable)]
 Moment = Annotated[datetime, AfterValidator(_check_time)]
-Seconds = Annotated[float, Field(gt=0, le=MAX_DURATION_S, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=DURATION.least, le=DURATION.most, allow_inf_nan=False)]
 
 WorkerId = Annotated[str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$", description="The worker.")]
 JobId = Annotated[UUID, Path(description="The job.")]
 TaskId = Annotated[UUID, Path(description="The task.")]
 NamespaceName = Annotated[
-    str, Path(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$", description="The namespace.")
+    str, Path(min_length=1, max_length=MAX_NAME_LENGTH, pattern=r"^[^\x00-\x1f\x7f]+$", description="The namespace.")
 ]
 
 
@@ -103,7 +106,7 @@ class Command(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    request_id: Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=NO_NUL_PATTERN)] | None = Field(
+    request_id: Annotated[str, NameLength] | None = Field(
         default=None,
         description="The same request again gives the same answer; an Idempotency-Key header does the same.",
     )
@@ -125,7 +128,7 @@ class NewWorkerRequest(Command):
     concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         default=None, description="Tasks that it runs at once."
     )
-    app: Annotated[str, StringConstraints(pattern=APP_PATTERN, max_length=200)] | None = Field(
+    app: Annotated[str, StringConstraints(pattern=APP_PATTERN, max_length=MAX_NAME_LENGTH)] | None = Field(
         default=None, description="The app whose tasks it runs, as package.module:app."
     )
     memory_limit_mb: Annotated[float, Field(gt=0, le=1_048_576, allow_inf_nan=False)] | None = Field(
@@ -183,9 +186,7 @@ class _NewTaskRequest(Command):
 
     @model_validator(mode="after")
     def _one_time(self) -> _NewTaskRequest:
-        given = self.model_dump(include={"run_at", "delay"}, exclude_none=True)
-        if len(given) > 1:
-            raise ValueError("run_at and delay exclude each other; give one of them")
+        check_one_start_time(self.model_dump(include={"run_at", "delay"}, exclude_none=True))
         return self
 
 
@@ -193,10 +194,10 @@ class _NewTaskRequest(Command):
 OPTION_TYPES: Mapping[ValueType, Any] = {
     TEXT: Name,
     TEXTS: Annotated[list[Name], Field(max_length=100)],
-    URL: Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=2000)],
+    URL: Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=MAX_URL_LENGTH)],
     TIME: Moment,
     DURATION: Seconds,
-    DELAY: Annotated[float, Field(ge=0, le=MAX_DURATION_S, allow_inf_nan=False)],
+    DELAY: Annotated[float, Field(ge=DELAY.least, le=DELAY.most, allow_inf_nan=False)],
     PRIORITY: Annotated[int, Field(ge=PRIORITY.least, le=PRIORITY.most)],
     TRIES: Annotated[int, Field(ge=TRIES.least, le=TRIES.most)],
     ID: UUID,
