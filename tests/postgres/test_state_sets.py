@@ -1,4 +1,4 @@
-"""Every list of states in the SQL files equals a set that is derived from its machine in lifecycle.py.
+"""Every list of states in the SQL files equals a set that is derived from its machine; Python uses the enums.
 
 State literals stay in the SQL, because a parameter cannot use a partial index under a generic plan. A change of a
 machine changes the sets below, and this test names every list that has to follow.
@@ -6,7 +6,11 @@ machine changes the sets below, and this test names every list that has to follo
 
 from __future__ import annotations
 
+import ast
 import re
+from dataclasses import fields
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,11 +24,11 @@ from interlock.lifecycle import (
     TaskRowEvent,
     TaskRowState,
 )
+from interlock.store.retention import Retention
 from sql_text import HAND_WRITTEN, SQL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from interlock.machine import Machine
 
@@ -94,3 +98,48 @@ def test_every_list_of_states_is_a_set_of_its_machine() -> None:
 def test_every_state_literal_is_a_state() -> None:
     wrong = [f"{path}: {state}" for path, text in texts() for state in _SINGLE.findall(text) if state not in STATES]
     assert wrong == []
+
+
+SOURCE = Path(str(files("interlock")))
+# modules that may write state names as strings
+LITERALS_ALLOWED = {
+    Path("lifecycle.py"): "declares them",
+    Path("workflow/dry_run.py"): "the oracle of the engine is written independently of it",
+}
+
+
+def state_literals(tree: ast.AST) -> Iterator[ast.expr]:
+    """Find collections of state names, and comparisons of a state or status with a name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Set | ast.List | ast.Tuple | ast.Dict):
+            members = node.keys if isinstance(node, ast.Dict) else node.elts
+            if len(members) > 1 and all(isinstance(each, ast.Constant) and each.value in STATES for each in members):
+                yield node
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            if any(map(names_a_state, sides)) and any(isinstance(e, ast.Constant) and e.value in STATES for e in sides):
+                yield node
+
+
+def names_a_state(node: ast.expr) -> bool:
+    """Tell whether an expression is `….state`, `…["state"]` or the same with `status`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr in {"state", "status"}
+    return (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.slice, ast.Constant)
+        and node.slice.value in {"state", "status"}
+    )
+
+
+def test_python_takes_states_from_the_machines() -> None:
+    found = {
+        path.relative_to(SOURCE): [node.lineno for node in state_literals(ast.parse(path.read_text(encoding="utf-8")))]
+        for path in SOURCE.rglob("*.py")
+    }
+    assert not {path: lines for path, lines in found.items() if lines and path not in LITERALS_ALLOWED}
+    assert found[Path("workflow/dry_run.py")], "the search still finds them"
+
+
+def test_retention_has_an_age_for_each_final_state_of_a_task() -> None:
+    assert {field.name for field in fields(Retention)} >= TASK_ROW.final

@@ -25,7 +25,7 @@ from interlock.client.app import Interlock
 from interlock.client.explain import Explanation
 from interlock.config import Config
 from interlock.errors import StoreError
-from interlock.lifecycle import MACHINES
+from interlock.lifecycle import MACHINES, TaskRowState
 from interlock.machine import Machine
 from interlock.machine.diagram import document, mermaid, svg
 from interlock.postgres.connection import connect, database_url
@@ -68,7 +68,7 @@ def explain(
 
 def _explanation_lines(found: Explanation, now: datetime, indent: str = "") -> Iterator[str]:
     way = f"by way of {_format_path(found.through)}: " if found.through else ""
-    state = "in error" if found.state == "error" else found.state
+    state = "in error" if found.state == TaskRowState.ERROR else found.state
     head = f"{way}{found.kind} {found.name} ({found.id}) is {state}, since {format_time(found.since)} UTC, "
     yield escape_control_characters(f"{indent}{head}{format_relative_time(found.since, now)}")
     for fact in found.facts:

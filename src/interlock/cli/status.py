@@ -206,7 +206,7 @@ def _count(counts: Mapping[str, StateCount], state: str) -> int:
 
 
 def _oldest(counts: Mapping[str, StateCount], now: datetime) -> str | None:
-    due = counts["pending"].oldest_due_at if "pending" in counts else None
+    due = counts[TaskRowState.PENDING].oldest_due_at if TaskRowState.PENDING in counts else None
     return None if due is None else format_duration(now - due)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.client.job_handle import as_job_id
 from interlock.errors import UnknownTaskError
-from interlock.lifecycle import JOB
+from interlock.lifecycle import JOB, TASK_ROW, JobState, SupervisedWorkerState, TaskRowState
 from interlock.store.explain import read_explanation
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from interlock.store.workers import LiveProcess
 
 
+# in these states, a requested cancellation may not have taken effect yet
+CANCEL_PENDING_STATES = TASK_ROW.unfinished - {TaskRowState.WAITING}
 MAX_NAMES = 5  # in a sentence; further ones are only counted
 # values of `held_by` that mean that other tasks or jobs must end first
 HELD_BY_OTHERS = frozenset({"dependency", "parts", "worker_count", "compensation", "job", "start"})
@@ -110,7 +112,7 @@ def _other_workers(workers: Sequence[LiveProcess]) -> str:
 
 def _busy_workers(able: Sequence[LiveProcess], seen: Explained) -> str:
     """Describe the workers that could claim a task."""
-    active = [process.id for process in able if process.status == "RUNNING"]
+    active = [process.id for process in able if process.status == SupervisedWorkerState.RUNNING]
     if not active:
         return f"the workers that could run it are paused: {_list_names([process.id for process in able])}"
     idle = [id_ for id_ in active if id_ not in seen.running]
@@ -158,7 +160,7 @@ def _unprocessed_facts(row: dict[str, Any], seen: Explained) -> list[str]:
 def ended_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     """Describe how and why a task ended."""
     facts = [row["reason"]] if row["reason"] else []
-    if row["error"] and row["state"] != "done":
+    if row["error"] and row["state"] != TaskRowState.DONE:
         error = ": ".join(str(row["error"][part]) for part in ("type", "message") if row["error"].get(part))
         facts += [error] if error not in facts else []
     return facts + (_unprocessed_facts(row, seen) if row["unprocessed"] else [])
@@ -248,13 +250,13 @@ def _name(row: dict[str, Any], *, is_job: bool) -> str:
 def _task_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     row = cause.row
     facts = _job_of_step(row) if is_root else []
-    if row["cancel_requested_at"] is not None and row["state"] in {"pending", "running"}:
+    if row["cancel_requested_at"] is not None and row["state"] in CANCEL_PENDING_STATES:
         facts.append(f"its cancellation was asked for at {at(row['cancel_requested_at'])}")
-    if row["state"] == "waiting":
+    if row["state"] == TaskRowState.WAITING:
         return facts + waiting_facts(cause, seen)
-    if row["state"] == "pending":
+    if row["state"] == TaskRowState.PENDING:
         return facts + pending_facts(row, seen)
-    if row["state"] == "running":
+    if row["state"] == TaskRowState.RUNNING:
         return facts + running_facts(row, seen)
     return facts + ended_facts(row, seen) + (_moves(seen) if is_root else [])
 
@@ -271,7 +273,9 @@ def _job_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     if row["status"] in JOB.final:
         facts = [str(row["reason"])] if row["reason"] else []
         return facts + (_moves(seen) if is_root else [])
-    facts = _start_facts(row, seen) if row["status"] != "RUNNING" else _progress_facts(cause, seen, is_root=is_root)
+    facts = (
+        _start_facts(row, seen) if row["status"] != JobState.RUNNING else _progress_facts(cause, seen, is_root=is_root)
+    )
     if row["deadline_at"] is not None and row["ending"] is None:
         facts.append(f"it is canceled if it has not ended at {at(row['deadline_at'])}")
     return facts
@@ -313,13 +317,15 @@ def _count_open_steps(seen: Explained) -> str:
 def _described(state: str, held_by: str | None) -> str:
     if state == "unprocessed":
         return "ended, but not processed by an orchestrator"
-    if state != "waiting" or held_by is None:
+    if state != TaskRowState.WAITING or held_by is None:
         return state
     return f"waiting for {WAITS.get(held_by, held_by)}"
 
 
 def _no_orchestrator(seen: Explained) -> list[str]:
-    if any(process.role == "orchestrator" and process.status == "RUNNING" for process in seen.processes):
+    if any(
+        process.role == "orchestrator" and process.status == SupervisedWorkerState.RUNNING for process in seen.processes
+    ):
         return []
     return ["no orchestrator is live, and without one no job goes on: run `interlock orchestrator`"]
 

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from interlock.lifecycle import SortWorkerState
 from interlock.sort.settings import PHASES
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 SIZE_UNITS = ("B", "kB", "MB", "GB", "TB")
 LINE_INTERVAL_S = 5.0  # between two lines of one phase
 BAR_WIDTH = 30  # columns
-STATE_STYLES = {"Completed": "green", "Failed": "bold red"}
+STATE_STYLES: Mapping[str, str] = {SortWorkerState.COMPLETED: "green", SortWorkerState.FAILED: "bold red"}
 MINUTE_S, HOUR_S = 60, 3600
 
 

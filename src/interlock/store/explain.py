@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.lifecycle import JOB
+from interlock.lifecycle import JOB, JobState, TaskRowState
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import load_statements, run
 from interlock.store.leader import read_clock
@@ -158,8 +158,10 @@ async def _links(connection: Connection, cause: Cause) -> list[CauseLink]:
 def _can_have_causes(cause: Cause) -> bool:
     """Tell whether another task or job can block this one."""
     if cause.kind == "job":
-        return bool(cause.row["status"] == "RUNNING")
-    return bool(cause.row["state"] == "waiting" and cause.row["held_by"] not in {"limit", "namespace", "signal"})
+        return bool(cause.row["status"] == JobState.RUNNING)
+    return bool(
+        cause.row["state"] == TaskRowState.WAITING and cause.row["held_by"] not in {"limit", "namespace", "signal"}
+    )
 
 
 def _bounded(cause: Cause, links: list[CauseLink]) -> list[CauseLink]:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from interlock.cli.demo.timeline import LOST
+from interlock.lifecycle import TaskRowState
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from interlock.client.job_handle import StepStatus
 
 STYLES = {
-    "waiting": "dim",
-    "pending": "blue",
-    "running": "bold cyan",
-    "done": "green",
-    "error": "bold red",
-    "canceled": "magenta",
-    "skipped": "dim",
+    TaskRowState.WAITING: "dim",
+    TaskRowState.PENDING: "blue",
+    TaskRowState.RUNNING: "bold cyan",
+    TaskRowState.DONE: "green",
+    TaskRowState.ERROR: "bold red",
+    TaskRowState.CANCELED: "magenta",
+    TaskRowState.SKIPPED: "dim",
     LOST: "bold red",
 }
 BAR_CHARACTERS = ("━", "=")  # Unicode, ASCII
@@ -143,9 +144,9 @@ class LiveView:
 
 def _describe_step(step: StepStatus) -> str:
     state = _styled(step.state)
-    if step.state == "running":
+    if step.state == TaskRowState.RUNNING:
         return f"{state} on {short_name(step.worker_id)}, attempt {step.attempt}"
-    if step.state == "done":
+    if step.state == TaskRowState.DONE:
         return f"{state} by {short_name(step.worker_id or _settled_by(step))}"
     return f"{state}: {escape(step.reason)}" if step.reason else state
 
@@ -171,14 +172,16 @@ def _make_step_table(snapshot: JobSnapshot, processes: DemoProcesses) -> Table:
 
 
 def _step_note(step: StepStatus, processes: DemoProcesses) -> str:
-    if step.state == "running":
+    if step.state == TaskRowState.RUNNING:
         worker = processes.find_worker(step.worker_id)
         return "[red]until the lease of the killed worker expires[/red]" if worker and worker.killed else ""
     return f"[dim]{escape(step.reason)}[/dim]" if step.reason else ""
 
 
 def _describe_worker(worker: DemoProcess, snapshot: JobSnapshot) -> Text:
-    held = [step.step for step in snapshot.steps if step.state == "running" and worker.has_id(step.worker_id)]
+    held = [
+        step.step for step in snapshot.steps if step.state == TaskRowState.RUNNING and worker.has_id(step.worker_id)
+    ]
     activity = "[bold red]killed[/bold red]" if worker.killed else escape(", ".join(held)) or "[dim]idle[/dim]"
     return Text.from_markup(f"{worker.name} [dim](pid {worker.pid})[/dim]  {activity}")
 

@@ -19,6 +19,7 @@ from interlock.cli.demo.processes import POLL_INTERVAL_S, DemoError, DemoProcess
 from interlock.cli.demo.timeline import read_snapshot, read_timeline
 from interlock.cli.demo.views import make_timeline_table, make_view, seconds_between, short_name
 from interlock.errors import JobFailedError, StoreError
+from interlock.lifecycle import JobState, TaskRowState
 from interlock.postgres.connection import connect
 from interlock.process_groups import KILL_TIMEOUT_S
 from interlock.store.leader import read_clock
@@ -115,7 +116,7 @@ class JobWatch:
 
     async def _kill_worker_of_part(self, steps: Sequence[StepStatus]) -> None:
         for step in steps:
-            if step.kind != "part" or step.state != "running":
+            if step.kind != "part" or step.state != TaskRowState.RUNNING:
                 continue
             process = self._processes.find_worker(step.worker_id)
             if process is not None and (at := await self._kill_process(process, step)) is not None:
@@ -130,7 +131,7 @@ class JobWatch:
         try:
             (task,) = await read_tasks(self._connection, [step.id])
             at = await read_clock(self._connection)
-            if (task["state"], task["attempt"]) != ("running", step.attempt):
+            if (task["state"], task["attempt"]) != (TaskRowState.RUNNING, step.attempt):
                 return None
             process.killed = True
             process.group.kill()
@@ -171,7 +172,7 @@ def _show_timeline(console: Console, timeline: JobTimeline, kill: KilledWorker |
     if not recoveries:
         console.print("nothing")
     job = timeline.job
-    if job.status != "COMPLETED":
+    if job.status != JobState.COMPLETED:
         raise JobFailedError(f"job {job.id} ended {job.status}: {job.reason}", status=job.status, error=job.error)
     tasks = len({attempt.step.id for attempt in timeline.attempts})
     console.print(

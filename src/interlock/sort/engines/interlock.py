@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.app import Interlock
 from interlock.client.step_context import StepContext  # noqa: TC001 - the engine reads annotations at run time
 from interlock.errors import JobFailedError, PermanentError, SortError, SortInputError
+from interlock.lifecycle import TaskRowState
 from interlock.model.backoff import Backoff
 from interlock.orchestrator.run import orchestrating
 from interlock.postgres.connection import database_url
@@ -159,6 +160,6 @@ async def _wait_for_steps(job: JobHandle) -> None:
     try:
         await job.wait()
     except JobFailedError as error:
-        failed = [step for step in await job.steps() if step.state == "error" and step.error]
+        failed = [step for step in await job.steps() if step.state == TaskRowState.ERROR and step.error]
         reasons = "; ".join(f"{step.step}: {(step.error or {}).get('message')}" for step in failed)
         raise SortError(f"the sort failed, as job {job.id}: {reasons or error}") from error

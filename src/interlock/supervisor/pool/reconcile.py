@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from interlock.lifecycle import SupervisedWorkerState
+from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
 from interlock.process_groups import describe_exit
 from interlock.supervisor.pool.settings import SHUTDOWN_MARGIN_S
 from interlock.worker.run import UNRECOVERABLE
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from interlock.supervisor.pool.settings import PoolSettings
 
 MEGABYTE = 1_000_000
-STATES_WITH_PROCESS = (SupervisedWorkerState.RUNNING, SupervisedWorkerState.PAUSED)
+STATES_WITH_PROCESS = SUPERVISED_WORKER.unfinished - {SupervisedWorkerState.IDLE}
 
 
 @dataclass(frozen=True, slots=True)
