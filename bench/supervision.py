@@ -149,7 +149,7 @@ class Faults:
         )
 
     def _supervise(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(TESTS / "pool_process.py"), self._fleet.url, *POOL_SETTINGS]
+        command = [sys.executable, str(TESTS / "supervisor_process.py"), self._fleet.url, *POOL_SETTINGS]
         return subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
 
 

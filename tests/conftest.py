@@ -1,4 +1,4 @@
-"""The fixtures of all tests: one real embedded PostgreSQL per test process, a fresh migrated database per test."""
+"""Fixtures of all tests: one real embedded PostgreSQL per test process, a fresh migrated database per test."""
 
 from __future__ import annotations
 
@@ -13,35 +13,43 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from embedded_processes import directory
+from api_support import api_at
+from cli_support import Shell
+from embedded_servers import embedded_directory
+from factories import add_live_worker, run_sql
 from interlock.postgres.connection import connect
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.migrate import migrate
-from support import run_sql
+from job_driver import JobDriver
+from jobs_support import app_at as jobs_at
+from pool_support import Fleet, fleet_at
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
+    import httpx
+
+    from interlock import Interlock
     from interlock.postgres.connection import Connection
 
-# A suite that is started in the background ignores SIGINT, and so would every process that it starts.
+# A suite started in the background ignores SIGINT, and its child processes would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Nor need each of those compile the modules anew, though the person may not want them compiled in general.
+# Let child processes reuse compiled modules, even if the caller's environment disables bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Durability costs time and proves nothing here: the tests of crash recovery use servers of their own.
+# Without durability, which costs time: the tests of crash recovery use servers of their own.
 FAST = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
     "shared_buffers": "64MB",
-    "max_wal_size": "256MB",  # it may be kept in memory
+    "max_wal_size": "256MB",  # the data directory may be in memory
 }
 
 
-# The same examples every time, unless others are asked for; and however long one takes on a busy machine.
+# The same examples every time unless INTERLOCK_TEST_EXAMPLES is set; no deadline, as the machine may be busy.
 settings.register_profile(
     "steady",
     derandomize=not os.environ.get("INTERLOCK_TEST_EXAMPLES"),
@@ -61,15 +69,15 @@ LONGEST = (
     "test_cli_demo.py",
     "test_sort_engine.py",
     "test_sort_restart.py",
-    "test_agreement.py",
+    "test_interpreter_agreement.py",
 )
 KINDS = ("chaos", "flow", "store")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Let the long ones begin, so that no process is left alone with one of them at the end.
+    """Start the longest tests first, so that no test process runs one of them alone at the end.
 
-    Each process is given as many tests in a row, the last ones one more if need be; so each row begins with its share.
+    xdist gives each process an equal run of consecutive tests; each run begins with its share of the longest ones.
     """
     items.sort(key=lambda item: next((at for at, kind in enumerate(KINDS) if item.get_closest_marker(kind)), 3))
     long = sorted((item for item in items if item.path.name in LONGEST), key=lambda item: LONGEST.index(item.path.name))
@@ -85,16 +93,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def open_directory() -> Iterator[Path]:
-    """Give a directory in which an embedded server can live."""
-    with directory() as place:
+def embedded_dir() -> Iterator[Path]:
+    """Return a directory in which an embedded server can live."""
+    with embedded_directory() as place:
         yield place
 
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[EmbeddedServer]:
-    """Run a server for this test process alone."""
-    with directory() as place:
+    """Run the server of this test process."""
+    with embedded_directory() as place:
         embedded = EmbeddedServer(place / "db", settings=FAST)
         embedded.acquire()
         yield embedded
@@ -103,7 +111,7 @@ def server() -> Iterator[EmbeddedServer]:
 
 @pytest.fixture(scope="session")
 def template(server: EmbeddedServer) -> str:
-    """Migrate one database, from which those of the tests are cloned."""
+    """Migrate the database from which those of the tests are cloned."""
     run_sql(server.url("postgres"), "create database migrated")
 
     async def prepare() -> None:
@@ -115,28 +123,28 @@ def template(server: EmbeddedServer) -> str:
 
 
 class Clones:
-    """Databases of the tests: the next one is made, and the last one dropped, while a test runs."""
+    """Makes the next databases and drops used ones in a thread, while tests run."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._numbers = itertools.count(1)
         self._ahead: dict[str, deque[Future[str]]] = defaultdict(deque)
-        self._hand = ThreadPoolExecutor(1, thread_name_prefix="clones")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="clones")
 
     def take(self, template: str) -> str:
-        """Give the name of a database that is made from a template, and have the next one made."""
+        """Return a database made from a template; start making the next one."""
         ahead = self._ahead[template]
         while len(ahead) < 2:
-            ahead.append(self._hand.submit(self._make, template))
+            ahead.append(self._thread.submit(self._make, template))
         return ahead.popleft().result()
 
     def drop(self, name: str) -> None:
-        """Have a database dropped, whoever is still connected to it."""
-        self._hand.submit(run_sql, self._url, f"drop database {name} with (force)")
+        """Drop a database in the background, open connections included."""
+        self._thread.submit(run_sql, self._url, f"drop database {name} with (force)")
 
     def end(self) -> None:
-        """Wait for what is under way, and do no more."""
-        self._hand.shutdown(cancel_futures=True)
+        """Wait for running statements and cancel queued ones."""
+        self._thread.shutdown(cancel_futures=True)
 
     def _make(self, template: str) -> str:
         name = f"test_{next(self._numbers)}"
@@ -146,7 +154,7 @@ class Clones:
 
 @pytest.fixture(scope="session")
 def clones(server: EmbeddedServer) -> Iterator[Clones]:
-    """Give the databases of this test process."""
+    """Return the database maker of this test process."""
     clones = Clones(server.url("postgres"))
     yield clones
     clones.end()
@@ -154,7 +162,7 @@ def clones(server: EmbeddedServer) -> Iterator[Clones]:
 
 @pytest.fixture
 def make_database(server: EmbeddedServer, clones: Clones) -> Iterator[Callable[[str], str]]:
-    """Give a function that makes a database from a template and returns its URL."""
+    """Return a function that makes a database from a template and returns its URL."""
     made: list[str] = []
 
     def make(template: str = "template0") -> str:
@@ -168,7 +176,7 @@ def make_database(server: EmbeddedServer, clones: Clones) -> Iterator[Callable[[
 
 @pytest.fixture
 def url(make_database: Callable[[str], str], template: str) -> str:
-    """Give the URL of a fresh, migrated, empty database."""
+    """Return the URL of a fresh, migrated, empty database."""
     return make_database(template)
 
 
@@ -177,3 +185,37 @@ async def database(url: str) -> AsyncIterator[Connection]:
     """Connect to a fresh, migrated, empty database."""
     async with connect(url) as connection:
         yield connection
+
+
+@pytest.fixture
+async def driver(database: Connection) -> JobDriver:
+    """Return a driver of jobs on a database with a live worker."""
+    await add_live_worker(database)
+    return JobDriver(database)
+
+
+@pytest.fixture
+async def jobs(url: str) -> AsyncIterator[Interlock]:
+    """Open the app of jobs_app on a fresh database."""
+    async with jobs_at(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Return an HTTP client of the supervisor's API on a fresh database."""
+    async with api_at(url) as client:
+        yield client
+
+
+@pytest.fixture
+def shell(url: str) -> Shell:
+    """Return a shell whose commands use a fresh, migrated, empty database."""
+    return Shell(url)
+
+
+@pytest.fixture
+def fleet(url: str) -> Iterator[Fleet]:
+    """Return the supervised worker rows of a fresh database; kill their processes at the end."""
+    with fleet_at(url) as rows:
+        yield rows

@@ -5,34 +5,23 @@ from __future__ import annotations
 import signal
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from factories import enqueue, task_row
+from fault_injection import until_no_transaction_is_open
 from interlock.lifecycle import WorkerEvent, WorkerState
-from interlock.model.options import NewTask
-from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import recover_expired_tasks, request_cancel_of_running_tasks
-from interlock.store.tasks import claim_pending_tasks, read_tasks
-from mishap_support import until_no_transaction_is_open
-from support import eventually
+from interlock.store.tasks import claim_pending_tasks
+from processes import eventually
 from worker_support import serving, until, worker_process
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from interlock.postgres.connection import Connection
 
 pytestmark = [pytest.mark.flow, pytest.mark.chaos]
-
-
-async def enqueue(database: Connection, task_type: str, arguments: dict[str, Any] | None = None, **more: Any) -> UUID:
-    return (await enqueue_task(database, NewTask(task_type, arguments or {}, **more), actor="me")).id
-
-
-async def row(database: Connection, task: UUID) -> dict[str, Any]:
-    return (await read_tasks(database, [task]))[0]
 
 
 def states(url: str) -> dict[str, int]:
@@ -48,11 +37,11 @@ async def test_no_exception_however_odd_costs_a_slot(url: str, database: Connect
     async with serving(url) as worker:
         await until(lambda: worker.context.tasks_processed == 7)
         assert not worker.context.active
-    assert [(await row(database, task))["state"] for task in odd] == ["error"] * 3
-    assert [(await row(database, task))["state"] for task in nonsense] == ["error"] * 2
-    assert "progress cannot be stored" in (await row(database, nonsense[0]))["reason"]
-    assert (await row(database, broken))["state"] == "pending", "it is tried again after the default backoff"
-    assert (await row(database, good))["state"] == "done"
+    assert [(await task_row(database, task))["state"] for task in odd] == ["error"] * 3
+    assert [(await task_row(database, task))["state"] for task in nonsense] == ["error"] * 2
+    assert "progress cannot be stored" in (await task_row(database, nonsense[0]))["reason"]
+    assert (await task_row(database, broken))["state"] == "pending", "it is tried again after the default backoff"
+    assert (await task_row(database, good))["state"] == "done"
 
 
 @pytest.mark.parametrize(
@@ -65,17 +54,15 @@ async def test_no_exception_however_odd_costs_a_slot(url: str, database: Connect
     ],
     ids=["deep", "deep argument", "readable, but too deep to be written", "digits"],
 )
-async def test_json_that_python_cannot_read_is_an_error_of_its_task_alone(
-    url: str, database: Connection, poison: str
-) -> None:
+async def test_json_that_python_cannot_parse_fails_only_its_task(url: str, database: Connection, poison: str) -> None:
     query = f"select id from interlock.enqueue('add', {poison}, max_tries => 1)"
     (task,) = await (await database.execute(query.encode())).fetchall()
     good = await enqueue(database, "add", {"a": 1, "b": 1})
     async with serving(url, concurrency=2) as worker:
         await until(lambda: worker.context.tasks_processed == 2)
-    ended = await row(database, task["id"])
+    ended = await task_row(database, task["id"])
     assert ended["state"] == "error"
-    assert (await row(database, good))["state"] == "done"
+    assert (await task_row(database, good))["state"] == "done"
 
 
 async def test_unreadable_json_beside_the_input_is_an_error_of_its_task_alone(url: str, database: Connection) -> None:
@@ -83,12 +70,10 @@ async def test_unreadable_json_beside_the_input_is_an_error_of_its_task_alone(ur
     await database.execute("update interlock.tasks set checkpoint = (repeat('[', 1200) || repeat(']', 1200))::jsonb")
     async with serving(url) as worker:
         await until(lambda: worker.context.tasks_processed == 1)
-    assert "nested too deeply" in (await row(database, task))["reason"]
+    assert "nested too deeply" in (await task_row(database, task))["reason"]
 
 
-async def test_an_idle_worker_outlives_its_connections_also_when_recovery_is_due(
-    url: str, database: Connection
-) -> None:
+async def test_an_idle_worker_with_recovery_due_survives_lost_connections(url: str, database: Connection) -> None:
     async with serving(url, poll_base=0.01, poll_cap=0.02, recovery_interval=0) as worker:
         for processed in range(1, 5):
             await until(lambda: worker.state is WorkerState.BACKING_OFF and worker.context.connection is not None)
@@ -100,9 +85,7 @@ async def test_an_idle_worker_outlives_its_connections_also_when_recovery_is_due
             await until(partial(lambda seen: worker.context.tasks_processed == seen, processed))
 
 
-async def test_a_settling_connection_that_is_lost_while_the_worker_rests_is_replaced(
-    url: str, database: Connection
-) -> None:
+async def test_a_settle_connection_lost_while_idle_is_replaced(url: str, database: Connection) -> None:
     await enqueue(database, "nap", {"seconds": 0.5})
     async with serving(url, concurrency=2, poll_base=0.01, poll_cap=0.05) as worker:
         await until(lambda: worker.context.active and worker.state is WorkerState.BACKING_OFF)
@@ -130,14 +113,12 @@ async def test_a_commit_that_is_refused_is_how_a_transactional_task_failed(url: 
     task = await enqueue(database, "transact_too_late", max_tries=1)
     async with serving(url) as worker:
         await until(lambda: worker.context.tasks_processed == 1)
-    failed = await row(database, task)
+    failed = await task_row(database, task)
     assert failed["state"] == "error"
     assert "refused at the commit" in failed["reason"]
 
 
-async def test_a_transactional_task_that_lost_its_lease_leaves_no_transaction_open(
-    url: str, database: Connection
-) -> None:
+async def test_a_transactional_task_without_its_lease_leaves_no_transaction(url: str, database: Connection) -> None:
     await database.execute("create table public.written (x int)")
     task = await enqueue(database, "transact_slowly")
     async with serving(url, lease=1.5, recovery_interval=3600) as worker:
@@ -150,17 +131,17 @@ async def test_a_transactional_task_that_lost_its_lease_leaves_no_transaction_op
         await until(attempt.is_terminal)
         await until(lambda: not worker.context.active)
         await until_no_transaction_is_open(database)
-    assert (await row(database, task))["worker_id"] == "thief"
+    assert (await task_row(database, task))["worker_id"] == "thief"
 
 
-async def test_a_busy_worker_recovers_what_a_dead_one_held(url: str, database: Connection) -> None:
+async def test_a_busy_worker_recovers_expired_leases(url: str, database: Connection) -> None:
     dead = await enqueue(database, "add", {"a": 1, "b": 1}, priority=9)
     await claim_pending_tasks(database, actor="dead", types=["add"], lease=timedelta(milliseconds=1))
     for _ in range(300):
         await enqueue(database, "nap", {"seconds": 0.01})
     async with serving(url, recovery_interval=0.01) as worker:
         await until(lambda: worker.context.tasks_processed >= 5)
-        assert (await row(database, dead))["state"] == "done", "long before the backlog is worked off"
+        assert (await task_row(database, dead))["state"] == "done", "long before the backlog is worked off"
         worker.request_shutdown()
 
 
@@ -172,26 +153,24 @@ async def test_a_cancellation_is_not_forgotten_when_the_worker_dies(url: str, da
         await until(lambda: states(url) == {"canceled": 1})
 
 
-async def test_a_last_try_that_was_lost_is_told_of(database: Connection) -> None:
+async def test_a_lost_last_try_sends_a_webhook(database: Connection) -> None:
     task = await enqueue(database, "add", {}, max_tries=1, callback_url="https://example.org/done")
     await claim_pending_tasks(database, actor="dead", types=["add"], lease=timedelta(milliseconds=1))
     (recovered,) = await recover_expired_tasks(database, actor="me")
     assert recovered.event == "exhaust"
     notices = await (await database.execute("select task_id, state from interlock.callbacks")).fetchall()
     assert [tuple(notice.values()) for notice in notices] == [(task, "error")]
-    assert (await row(database, task))["error"]["type"] == "LeaseExpired"
+    assert (await task_row(database, task))["error"]["type"] == "LeaseExpired"
 
 
-async def test_a_handler_that_swallows_its_cancellation_does_not_keep_the_process(
-    url: str, database: Connection
-) -> None:
+async def test_a_handler_that_ignores_cancellation_does_not_block_exit(url: str, database: Connection) -> None:
     task = await enqueue(database, "stubborn")
     with worker_process(url, INTERLOCK_GRACE="0") as process:
         eventually(lambda: states(url) == {"running": 1})
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
     assert process.returncode == 0
-    assert (await row(database, task))["state"] == "pending"
+    assert (await task_row(database, task))["state"] == "pending"
 
 
 async def test_a_database_that_refuses_every_claim_is_not_stormed(url: str, database: Connection) -> None:

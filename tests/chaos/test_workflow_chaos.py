@@ -17,7 +17,7 @@ STEPS = 400
 HARMS = 16
 
 
-async def test_no_result_is_lost_whoever_is_killed(url: str, tmp_path: Path) -> None:
+async def test_no_kill_loses_a_result(url: str, tmp_path: Path) -> None:
     chaos = Chaos(url, tmp_path, seed=7, at_once=8)
     found = await chaos.run(STEPS, every=0.5, harms=HARMS, within=90)
     assert found.faults == [], chaos.counts

@@ -1,4 +1,4 @@
-"""The commands as a person types them: real processes, a real server, and no traceback for a mistake."""
+"""The commands as real processes on a real server: output, exit codes, and no traceback for usage errors."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cli_forks import Result, forks
+from cli_forkserver import Result, forks
 from interlock.cli.main import COMMANDS, GROUPS, requested_command
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.migrate import known_migrations
-from support import eventually
+from processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def begin(*command: str, **variables: str) -> subprocess.Popen[str]:
 
 
 def waiting(url: str, event: str) -> list[object]:
-    """Look for sessions that wait for something; for none while there is no server."""
+    """Return the sessions that wait for a lock; none while there is no server."""
     try:
         with psycopg.connect(url) as connection:
             found = connection.execute("select pid from pg_stat_activity where wait_event = %s", [event])
@@ -52,8 +52,8 @@ def waiting(url: str, event: str) -> list[object]:
 
 
 @pytest.fixture
-def data_dir(open_directory: Path) -> Iterator[str]:
-    place = str(open_directory / "db")
+def data_dir(embedded_dir: Path) -> Iterator[str]:
+    place = str(embedded_dir / "db")
     yield place
     interlock("--data-dir", place, "db", "stop")
 
@@ -102,7 +102,7 @@ def test_psql_of_the_package_serves_where_the_system_has_none(url: str) -> None:
     assert done.stdout == "42\n", done.stderr
 
 
-def test_a_server_that_is_stopped_under_a_command_is_told_in_a_line(data_dir: str) -> None:
+def test_a_server_stopped_during_a_command_is_one_message(data_dir: str) -> None:
     url = interlock("--data-dir", data_dir, "db", "start").stdout.strip()
     assert interlock("--data-dir", data_dir, "migrate").returncode == 0
     with closing(psycopg.connect(url)) as connection:
@@ -170,9 +170,7 @@ def test_migrate_shows_what_would_run_then_runs_it_then_has_nothing_to_do(make_d
         (["diagram", "tusk"], {}, 2, "task"),
     ],
 )
-def test_a_mistake_gets_one_clear_message(
-    arguments: list[str], variables: dict[str, str], code: int, message: str
-) -> None:
+def test_usage_errors_are_one_message(arguments: list[str], variables: dict[str, str], code: int, message: str) -> None:
     done = interlock(*arguments, **variables)
     assert done.returncode == code
     assert message in done.stderr

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
-from cli_support import Shell
-from support import eventually
+from processes import eventually
+
+if TYPE_CHECKING:
+    from cli_support import Shell
 
 pytestmark = pytest.mark.flow
-
-
-@pytest.fixture
-def shell(url: str) -> Shell:
-    return Shell(url)
 
 
 def test_schedules_are_listed_paused_resumed_and_deleted(shell: Shell) -> None:

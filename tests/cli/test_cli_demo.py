@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli_support import COMMAND, Shell
+from factories import run_sql
 from interlock import Interlock
 from interlock.postgres.connection import connect
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.store.task_admin import recover_expired_tasks
-from support import eventually, run_sql
+from processes import eventually, is_process_running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,11 +30,6 @@ pytestmark = pytest.mark.flow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
-
-
-@pytest.fixture
-def shell(url: str) -> Shell:
-    return Shell(url)
 
 
 class Demo:
@@ -70,19 +66,12 @@ def demo_at(shell: Shell, *arguments: str) -> Iterator[Demo]:
         yield Demo(process)
 
 
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def jobs(shell: Shell) -> list[str]:
     return [status for (status,) in shell.rows("select status from interlock.jobs")]
 
 
-def test_both_parts_run_on_the_embedded_server_which_stops_afterwards(open_directory: Path) -> None:
-    place = open_directory / "db"
+def test_both_parts_run_on_the_embedded_server_which_stops_afterwards(embedded_dir: Path) -> None:
+    place = embedded_dir / "db"
     environment = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
     done = subprocess.run(
         [*COMMAND, "--data-dir", str(place), "demo"],
@@ -174,7 +163,7 @@ def test_an_interrupt_cancels_the_job_and_stops_the_processes(shell: Shell, numb
         assert demo.end() == (130, "interrupted\n")
     assert "stopping" in demo.said
     assert len(pids) == 4
-    assert all(map(is_gone, pids))
+    assert not any(map(is_process_running, pids))
     eventually(lambda: jobs(shell) == ["CANCELED"])
     ((undone,),) = shell.rows("select state from interlock.tasks where step = 'compensate:reserve'")
     assert undone == "done"
@@ -185,7 +174,7 @@ def test_an_interrupt_while_the_processes_start(shell: Shell) -> None:
         pids = demo.pids()
         demo.process.send_signal(signal.SIGINT)
         assert demo.end() == (130, "interrupted\n")
-    assert all(map(is_gone, pids))
+    assert not any(map(is_process_running, pids))
     assert jobs(shell) in ([], ["CANCELED"])  # they may have been quicker than the signal
 
 
@@ -194,7 +183,7 @@ def test_a_killed_demo_leaves_no_process(shell: Shell) -> None:
         pids = demo.pids()
         demo.until("running on")
         demo.process.kill()
-        eventually(lambda: all(map(is_gone, pids)))
+        eventually(lambda: not any(map(is_process_running, pids)))
 
 
 def test_an_unexpected_exit_of_a_process_is_one_line(shell: Shell) -> None:
@@ -204,7 +193,7 @@ def test_an_unexpected_exit_of_a_process_is_one_line(shell: Shell) -> None:
         os.kill(pids[-1], signal.SIGKILL)
         code, wrong = demo.end()
     assert (code, wrong) == (1, "interlock: the demo's orchestrator was killed by SIGKILL\n")
-    assert all(map(is_gone, pids))
+    assert not any(map(is_process_running, pids))
 
 
 def test_a_lost_database_is_one_line(shell: Shell, server: EmbeddedServer) -> None:
@@ -222,7 +211,7 @@ def test_a_lost_database_is_one_line(shell: Shell, server: EmbeddedServer) -> No
     assert re.match(
         "interlock: (terminating connection due to administrator command|.*server closed the connection)", wrong
     )
-    assert all(map(is_gone, pids))
+    assert not any(map(is_process_running, pids))
 
 
 def test_an_unknown_part_is_refused(shell: Shell) -> None:

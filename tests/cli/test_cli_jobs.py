@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from cli_support import UNKNOWN, Shell
-from support import eventually
+from processes import eventually
 
 if TYPE_CHECKING:
     import subprocess
@@ -20,11 +20,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.flow
 
 APP = ("--app", "jobs_app:app")
-
-
-@pytest.fixture
-def shell(url: str) -> Shell:
-    return Shell(url)
 
 
 @contextmanager
@@ -75,7 +70,7 @@ def test_a_job_is_canceled_after_a_yes_only(shell: Shell) -> None:
     assert "not wanted" in shell.answer("jobs", "show", job)
 
 
-def test_what_was_set_aside_is_sent_again(shell: Shell) -> None:
+def test_archived_messages_can_be_resent(shell: Shell) -> None:
     job = shell.answer("submit", "chain", *APP)
     message = json.dumps({"job_id": job, "cancel": "for a test"})
     shell.rows(
@@ -94,7 +89,7 @@ def test_what_was_set_aside_is_sent_again(shell: Shell) -> None:
     assert shell.rows("select count(*) from interlock.orchestration_failures") == [(0,)]
 
 
-def test_who_cancels_a_job_that_compensates_is_told_what_can_be_done(shell: Shell) -> None:
+def test_canceling_a_compensating_job_names_the_alternatives(shell: Shell) -> None:
     job = shell.answer("submit", "chain", *APP)
     shell.rows(
         "update interlock.jobs set status = 'RUNNING', event = 'allocate_resources', ending = 'FAILED', "
@@ -139,7 +134,7 @@ def test_signals_and_approvals_are_sent_once(shell: Shell) -> None:
         (["orchestrator", "--mode", "loud"], "'loud'"),
     ],
 )
-def test_a_mistake_is_told_in_one_message(shell: Shell, arguments: list[str], message: str) -> None:
+def test_a_usage_error_is_one_message(shell: Shell, arguments: list[str], message: str) -> None:
     done = shell.run(*arguments)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
@@ -152,7 +147,7 @@ def test_metrics_of_an_orchestrator_stay_on_this_machine(shell: Shell) -> None:
     assert "metrics have no authentication" in done.stderr
 
 
-def test_status_tells_of_jobs_the_queue_and_the_processes(shell: Shell) -> None:
+def test_status_shows_jobs_the_queue_and_processes(shell: Shell) -> None:
     assert "jobs of" not in shell.answer("status")
     shell.answer("submit", "chain", *APP)
     with orchestrating(shell, "--name", "ada"):
@@ -191,7 +186,7 @@ def test_a_job_is_done_by_a_worker_and_an_orchestrator(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("command", ["status", "history"])
-def test_who_asks_for_a_job_as_for_a_task_is_told_where_it_is_shown(shell: Shell, command: str) -> None:
+def test_a_job_id_given_as_a_task_id_names_the_job_command(shell: Shell, command: str) -> None:
     job = shell.answer("submit", "chain", *APP, "--input", '{"n": 1}')
     done = shell.run(command, job)
     assert done.returncode == 2

@@ -10,14 +10,9 @@ import signal
 import pytest
 
 from cli_support import APP, UNKNOWN, Shell
-from support import eventually
+from processes import eventually
 
 pytestmark = pytest.mark.flow
-
-
-@pytest.fixture
-def shell(url: str) -> Shell:
-    return Shell(url)
 
 
 def test_enqueue_stores_arguments_and_options_as_they_were_typed(shell: Shell) -> None:
@@ -101,7 +96,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), MISTAKES, ids=[" ".join(mistake[0])[:40] for mistake in MISTAKES])
-def test_a_mistake_gets_one_clear_message_and_changes_nothing(shell: Shell, arguments: list[str], message: str) -> None:
+def test_a_usage_error_prints_one_message_and_changes_nothing(shell: Shell, arguments: list[str], message: str) -> None:
     done = shell.run(*arguments)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
@@ -110,7 +105,7 @@ def test_a_mistake_gets_one_clear_message_and_changes_nothing(shell: Shell, argu
     assert shell.rows("select * from interlock.tasks") == []
 
 
-def test_status_tells_why_a_task_waits_and_history_how_it_came_there(shell: Shell) -> None:
+def test_status_shows_the_reason_and_history_the_moves(shell: Shell) -> None:
     shell.answer("namespaces", "pause", "post", "--reason", "the relay is down")
     held = shell.answer("enqueue", "mail", "--namespace", "post")
     later = shell.answer("enqueue", "mail", "--delay", "3h")
@@ -184,7 +179,7 @@ def test_tasks_are_listed_by_filter_and_page_by_page(shell: Shell) -> None:
     assert json.loads(shell.answer("tasks", "list", "--state", "done", "--state", "error", "--json")) == []
 
 
-def test_an_act_is_previewed_and_refused_when_there_is_nobody_to_ask(shell: Shell) -> None:
+def test_an_action_is_previewed_and_refused_without_a_terminal(shell: Shell) -> None:
     shell.rows("select interlock.enqueue('a') from generate_series(1, 12)")
     refused = shell.run("tasks", "cancel", "--type", "a")
     assert refused.returncode == 2
@@ -212,7 +207,7 @@ def test_a_person_at_the_keyboard_is_asked(shell: Shell, reply: str, state: str,
     assert shell.state_of(task_id) == state
 
 
-def test_acting_by_id_tells_what_came_of_each_and_fails_if_one_was_in_vain(shell: Shell) -> None:
+def test_acting_by_id_reports_each_and_fails_if_one_failed(shell: Shell) -> None:
     first, second = (shell.answer("enqueue", "mail") for _ in range(2))
     canceled = json.loads(shell.answer("tasks", "cancel", first, "--yes", "--json", "--reason", "not wanted"))
     assert canceled == {first: "canceled"}
@@ -224,7 +219,7 @@ def test_acting_by_id_tells_what_came_of_each_and_fails_if_one_was_in_vain(shell
     assert reasons == [("not wanted",)]
 
 
-def test_what_is_stored_cannot_colour_or_clear_the_screen(shell: Shell) -> None:
+def test_stored_text_cannot_send_terminal_escapes(shell: Shell) -> None:
     shell.rows(r"select interlock.enqueue(E'\x1b[2Jevil\nline')")
     listed = shell.answer("tasks", "list")
     assert "\x1b" not in listed

@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from cli_support import APP, Shell
-from pool_support import exists
-from support import eventually, is_taken
+from processes import eventually, has_taken_signal, is_process_running
 
 if TYPE_CHECKING:
     import subprocess
@@ -22,13 +21,8 @@ pytestmark = pytest.mark.flow
 PIDS = "select pid from interlock.workers where pid is not null and heartbeat_at is not null"
 
 
-@pytest.fixture
-def shell(url: str) -> Shell:
-    return Shell(url)
-
-
 def address(process: subprocess.Popen[str]) -> str:
-    """Read what it says until it has told everything; give where the API is."""
+    """Read the output until all parts have started; return the address of the API."""
     assert process.stdout is not None
     said = ""
     for line in process.stdout:
@@ -52,7 +46,7 @@ def test_one_command_runs_everything_and_one_ctrl_c_ends_it(shell: Shell) -> Non
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (0, "")
-    assert not exists(pid)
+    assert not is_process_running(pid)
     assert {status for (status,) in shell.rows("select status from interlock.workers")} == {"COMPLETED"}
 
 
@@ -62,7 +56,7 @@ def test_a_second_ctrl_c_does_not_wait_for_what_runs_which_is_returned(shell: Sh
         address(process)
         eventually(lambda: shell.state_of(task) == "running")
         process.send_signal(signal.SIGINT)
-        eventually(lambda: is_taken(process, signal.SIGINT))
+        eventually(lambda: has_taken_signal(process, signal.SIGINT))
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)  # less than the grace
     assert process.returncode == 0
@@ -73,10 +67,10 @@ def test_nothing_goes_on_for_long_after_it_was_killed(shell: Shell) -> None:
     with shell.begun("up", *APP, "--workers", "1", "--port", "0") as process:
         ((pid,),) = eventually(lambda: shell.rows(PIDS))
         process.kill()
-        eventually(lambda: not exists(pid))
+        eventually(lambda: not is_process_running(pid))
 
 
-def test_what_cannot_be_run_is_told_in_one_message(shell: Shell) -> None:
+def test_a_command_that_cannot_run_prints_one_message(shell: Shell) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

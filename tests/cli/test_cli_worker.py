@@ -1,4 +1,4 @@
-"""`interlock worker` as a person starts and stops it, and waiting for what it does."""
+"""`interlock worker` as a process: start, stop, drain, and its effects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from cli_support import APP, Shell
 from interlock.store.stats import STATUS
-from support import eventually
+from processes import eventually
 
 if TYPE_CHECKING:
     import subprocess
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.flow
-
-
-@pytest.fixture
-def shell(url: str) -> Shell:
-    return Shell(url)
 
 
 @contextmanager
@@ -42,7 +37,7 @@ def working(shell: Shell, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def free_port() -> int:
-    """Give a port that nobody uses, and that the system gives to nobody who asks for any."""
+    """Return a free port that the system does not hand out as an ephemeral port."""
     for port in random.sample(range(20_000, 30_000), 100):
         with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -121,7 +116,7 @@ def test_ctrl_c_while_waiting_leaves_no_traceback(shell: Shell) -> None:
     ],
     ids=["no_app", "no_module", "no_such_app", "concurrency", "mode", "public_metrics", "metrics_elsewhere"],
 )
-def test_a_worker_that_cannot_start_says_why_in_one_message(
+def test_a_worker_that_cannot_start_prints_one_message(
     shell: Shell, arguments: list[str], variables: dict[str, str], message: str
 ) -> None:
     done = shell.run("worker", *arguments, **variables)
@@ -130,13 +125,11 @@ def test_a_worker_that_cannot_start_says_why_in_one_message(
     assert "Traceback" not in done.stderr
 
 
-def test_a_worker_takes_its_database_from_the_flag_even_if_the_app_names_another(
-    shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_database_flag_overrides_the_app(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "elsewhere.py").write_text(
         "from interlock import Interlock\n\napp = Interlock('postgresql://nobody@127.0.0.1:1/nowhere')\n"
     )
-    monkeypatch.chdir(tmp_path)  # where the module is, as for a person who works there
+    monkeypatch.chdir(tmp_path)  # the directory of the module is the working directory
     with shell.begun("--database-url", shell.url, "worker", "--app", "elsewhere") as process:
         assert process.stderr is not None
         assert "warning: the app elsewhere has no tasks" in process.stderr.readline()
@@ -148,7 +141,7 @@ def test_a_worker_takes_its_database_from_the_flag_even_if_the_app_names_another
 
 def test_a_worker_that_cannot_reach_its_database_warns_and_goes_on_looking(shell: Shell) -> None:
     with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can while it is held
+        taken.bind(("127.0.0.1", 0))  # bound without listening, so that no other process can listen
         look_in_vain(shell, f"127.0.0.1:{taken.getsockname()[1]}")
 
 

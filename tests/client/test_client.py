@@ -109,9 +109,7 @@ async def coroutine_with_context(ctx: TaskContext) -> None: ...
         (function, {"callback_url": "file:///etc"}, "http or https"),
     ],
 )
-def test_a_definition_that_makes_no_sense_is_refused_with_the_task_s_name(
-    handler: Any, options: dict[str, Any], told: str
-) -> None:
+def test_an_invalid_task_definition_is_refused_by_name(handler: Any, options: dict[str, Any], told: str) -> None:
     with pytest.raises(DefinitionError, match=rf"task {handler.__name__}: .*{told}"):
         Interlock("postgresql://nowhere").task(**options)(handler)
 
@@ -168,7 +166,7 @@ async def test_an_app_that_is_not_open_says_how_to_open_it() -> None:
 
 
 @pytest.mark.store
-async def test_a_database_without_the_schema_is_told_before_anything_else(make_database: Any) -> None:
+async def test_a_missing_schema_is_reported_first(make_database: Any) -> None:
     with pytest.raises(MigrationError, match="run `interlock migrate`"):
         await Interlock(make_database("template0")).open()
 
@@ -188,9 +186,9 @@ async def test_an_app_closes_with_the_last_who_opened_it_and_can_be_opened_again
 
 
 @pytest.mark.flow
-async def test_without_a_url_the_embedded_server_is_brought_up_and_migrated(open_directory: Path) -> None:
-    toml = open_directory / "interlock.toml"
-    toml.write_text(f'data_dir = "{open_directory / "db"}"\n')
+async def test_without_a_url_the_embedded_server_is_brought_up_and_migrated(embedded_dir: Path) -> None:
+    toml = embedded_dir / "interlock.toml"
+    toml.write_text(f'data_dir = "{embedded_dir / "db"}"\n')
     program = (
         "import asyncio\nfrom interlock import Interlock\napp = Interlock()\n"
         "@app.task\nasync def hello(name: str) -> None: ...\n"
@@ -202,7 +200,7 @@ async def test_without_a_url_the_embedded_server_is_brought_up_and_migrated(open
     done = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
     )
-    EmbeddedServer(open_directory / "db").stop()  # wait for the server that nobody uses any more
+    EmbeddedServer(embedded_dir / "db").stop()  # wait for the unused server to stop
     assert done.stdout == "pending\n", done.stderr
 
 

@@ -15,20 +15,12 @@ from interlock.client.job_handle import JobHandle
 from interlock.config import Config
 from interlock.errors import InputError, InterlockError, JobFailedError, UnknownJobError
 from interlock.sync import SyncInterlock
-from jobs_support import app_at, hands_at, orchestrator_at, say_that_a_worker_is_here
+from jobs_support import app_at, manual_worker_at, orchestrator_at, register_idle_worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.store
-
-
-@pytest.fixture
-async def jobs(url: str) -> AsyncIterator[Interlock]:
-    async with app_at(url) as opened:
-        yield opened
 
 
 async def count(database: Connection) -> int:
@@ -105,7 +97,7 @@ async def test_one_request_is_one_job(jobs: Interlock, database: Connection) -> 
         ("strict", {"order": "a"}, {}, "order"),
     ],
 )
-async def test_what_makes_no_sense_is_refused_before_anything_is_stored(
+async def test_invalid_arguments_are_refused_before_storing(
     jobs: Interlock, database: Connection, workflow: str, given: Any, options: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(InputError, match=told):
@@ -142,14 +134,14 @@ async def test_waiting_ends_with_the_job_or_with_the_time(url: str, jobs: Interl
     job = await jobs.submit("chain")
     with pytest.raises(TimeoutError, match=r"has not ended within 0\.05 s"):
         await job.wait(0.05)
-    async with orchestrator_at(url), hands_at(database, {"third": {"n": 3}}):
+    async with orchestrator_at(url), manual_worker_at(database, {"third": {"n": 3}}):
         outputs = await asyncio.gather(*(jobs.job(job.id).wait(30) for _ in range(3)))
     assert outputs == [{"third": {"n": 3}}] * 3
     assert await jobs.job(str(job.id)).result() == {"third": {"n": 3}}
 
 
 async def test_a_failed_job_raises_with_its_error(url: str, jobs: Interlock, database: Connection) -> None:
-    async with orchestrator_at(url), hands_at(database, {"bad": ValueError("no luck")}):
+    async with orchestrator_at(url), manual_worker_at(database, {"bad": ValueError("no luck")}):
         job = await jobs.submit("broken")
         with pytest.raises(JobFailedError, match="step bad failed: no luck") as caught:
             await job.wait(30)
@@ -162,10 +154,8 @@ async def test_a_failed_job_raises_with_its_error(url: str, jobs: Interlock, dat
     assert states == {"fine": ("done", False), "bad": ("error", False), "never": ("skipped", True)}
 
 
-async def test_a_canceled_job_raises_too_and_cannot_be_canceled_again(
-    url: str, jobs: Interlock, database: Connection
-) -> None:
-    await say_that_a_worker_is_here(database)
+async def test_a_canceled_job_raises_and_is_canceled_once(url: str, jobs: Interlock, database: Connection) -> None:
+    await register_idle_worker(database)
     async with orchestrator_at(url):
         job = await jobs.submit("gates")
         assert await job.cancel("not wanted")
@@ -189,7 +179,7 @@ async def test_words_that_the_database_cannot_hold_are_an_error_of_ours(jobs: In
 
 
 async def test_signals_and_approvals_open_the_gates(url: str, jobs: Interlock, database: Connection) -> None:
-    async with orchestrator_at(url), hands_at(database):
+    async with orchestrator_at(url), manual_worker_at(database):
         job = await jobs.submit("gates")
         assert await job.signal("paid", {"euros": 5}) == "sent"
         assert await job.signal("paid", {"euros": 6}) == "already sent"
@@ -205,15 +195,15 @@ async def test_signals_and_approvals_open_the_gates(url: str, jobs: Interlock, d
 
 
 async def test_a_retry_goes_on_from_a_step_in_a_new_job(url: str, jobs: Interlock, database: Connection) -> None:
-    async with orchestrator_at(url), hands_at(database, {"bad": ValueError("no luck")}):
+    async with orchestrator_at(url), manual_worker_at(database, {"bad": ValueError("no luck")}):
         job = await jobs.submit("broken")
         with pytest.raises(JobFailedError):
             await job.wait(30)
-    async with orchestrator_at(url), hands_at(database) as hands:
+    async with orchestrator_at(url), manual_worker_at(database) as worker:
         again = await job.retry_from("bad", request_id="again")
         assert again.created
         assert await again.wait(30) == {"never": "never"}
-        assert hands.done == ["bad", "never"]
+        assert worker.done == ["bad", "never"]
         assert (await job.retry_from("bad", request_id="again")).id == again.id
     assert (await again.status()).retried_from == job.id
     (fine, *_) = await again.steps()
@@ -234,7 +224,7 @@ async def test_jobs_are_found_page_by_page(jobs: Interlock) -> None:
         await jobs.find_jobs(status="done")
 
 
-async def test_a_job_that_is_not_there_is_told_of_by_name(jobs: Interlock) -> None:
+async def test_an_unknown_job_is_named(jobs: Interlock) -> None:
     nobody = jobs.job(uuid4())
     for act in (nobody.status, nobody.steps, nobody.wait):
         with pytest.raises(UnknownJobError, match=str(nobody.id)):
@@ -262,6 +252,6 @@ async def test_code_that_blocks_can_do_the_same(url: str, database: Connection) 
             assert gates.retry_from("ship").created
             assert len(blocking.find_jobs(workflow="gates")) == 2
 
-    async with orchestrator_at(url), hands_at(database):
+    async with orchestrator_at(url), manual_worker_at(database):
         with ThreadPoolExecutor(1) as pool:
             await asyncio.get_running_loop().run_in_executor(pool, block)

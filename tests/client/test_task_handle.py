@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from factories import add_live_worker, step
 from interlock import Interlock, PermanentError, TaskFailedError, TaskRowState
 from interlock.client import results
 from interlock.errors import InputError, StoreError
@@ -15,7 +16,7 @@ from interlock.postgres.notifier import Notifier
 from interlock.store.task_admin import cancel_unfinished_tasks, requeue_ended_tasks
 from interlock.store.tasks import claim_pending_tasks, find_ended
 from interlock.testing import drain
-from workflow_support import Failed, Hand, serve, step
+from job_driver import Failed, JobDriver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -64,7 +65,7 @@ async def test_a_result_that_is_there_is_given_at_once(app: Interlock, database:
     assert await waiting_rows(database) == []
 
 
-async def test_whoever_waits_is_woken_by_the_notification_alone(
+async def test_a_notification_wakes_a_waiter(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "POLL_INTERVAL_S", NEVER)
@@ -80,9 +81,7 @@ async def test_whoever_waits_is_woken_by_the_notification_alone(
     assert (await (await database.execute(listeners)).fetchall())[0]["n"] == 1
 
 
-async def test_whoever_waits_finds_the_end_without_any_notification(
-    app: Interlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_waiter_finds_the_end_without_a_notification(app: Interlock, monkeypatch: pytest.MonkeyPatch) -> None:
     async def deaf(*_: object) -> None:
         await asyncio.sleep(NEVER)
 
@@ -119,7 +118,7 @@ async def test_whatever_goes_wrong_at_a_look_there_is_another(app: Interlock, mo
     assert await result == 2
 
 
-async def test_who_begins_to_wait_while_the_end_is_being_committed_hears_of_it_without_a_notification(
+async def test_a_wait_begun_during_the_final_commit_sees_the_end(
     app: Interlock, database: Connection, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "POLL_INTERVAL_S", NEVER)
@@ -135,7 +134,7 @@ async def test_who_begins_to_wait_while_the_end_is_being_committed_hears_of_it_w
             await waiting
 
 
-async def test_waits_that_are_over_are_forgotten_even_while_others_begin(
+async def test_finished_waits_are_removed_while_others_begin(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "POLL_INTERVAL_S", NEVER)
@@ -151,7 +150,7 @@ async def test_waits_that_are_over_are_forgotten_even_while_others_begin(
 
 
 @pytest.mark.chaos
-async def test_a_listener_that_died_is_rebuilt_and_wakes_again(
+async def test_lost_listeners_are_rebuilt(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(results, "POLL_INTERVAL_S", NEVER)
@@ -169,7 +168,7 @@ async def test_a_listener_that_died_is_rebuilt_and_wakes_again(
     assert (await waiting, await also) == (2, 4)
 
 
-async def test_rows_of_those_who_waited_are_cleared(app: Interlock, database: Connection) -> None:
+async def test_rows_of_finished_waiters_are_deleted(app: Interlock, database: Connection) -> None:
     handle = await app.tasks["double"].enqueue(4)
     with pytest.raises(TimeoutError, match=r"not ended within 0\.1 s"):
         await handle.result(timeout=0.1)
@@ -177,7 +176,7 @@ async def test_rows_of_those_who_waited_are_cleared(app: Interlock, database: Co
 
 
 @pytest.mark.parametrize(("permanent", "kind"), [(False, "ValueError"), (True, "PermanentError")])
-async def test_a_failure_is_told_with_what_was_stored_of_it(app: Interlock, permanent: bool, kind: str) -> None:  # noqa: FBT001 - a parameter of the test
+async def test_a_failure_raises_with_its_stored_error(app: Interlock, permanent: bool, kind: str) -> None:  # noqa: FBT001 - a parameter of the test
     handle = await app.tasks["fail"].enqueue("no such mailbox", permanent=permanent)
     await drain(app)
     with pytest.raises(TaskFailedError, match=rf"task fail .* ended in error: {kind}: no such mailbox") as caught:
@@ -189,7 +188,7 @@ async def test_a_failure_is_told_with_what_was_stored_of_it(app: Interlock, perm
     assert "no such mailbox" in str(error["traceback"])
 
 
-async def test_closing_the_app_tells_those_who_wait(url: str) -> None:
+async def test_closing_the_app_wakes_waiters(url: str) -> None:
     app = Interlock(url)
 
     @app.task
@@ -250,22 +249,22 @@ async def test_a_task_whose_unique_key_is_taken_again_is_not_requeued(app: Inter
 
 
 async def test_steps_are_not_requeued_but_their_jobs_retried(app: Interlock, database: Connection) -> None:
-    hand = Hand(database, {"a": Failed("no"), "b": Failed("no")})
-    await serve(database)
-    job = await hand.submit(step("a"), step("b"), worker_count=1)
-    await hand.run()
-    assert (await hand.job(job))["status"] == "FAILED"
+    driver = JobDriver(database, {"a": Failed("no"), "b": Failed("no")})
+    await add_live_worker(database)
+    job = await driver.submit(step("a"), step("b"), worker_count=1)
+    await driver.run()
+    assert (await driver.job(job))["status"] == "FAILED"
     alone = await app.tasks["fail"].enqueue("x")
     await drain(app)
     preview = await app.requeue(preview=True)
     assert (preview.count, preview.steps_left_out) == (1, 2)
     done = await app.requeue(limit=1)
     assert ([task.id for task in done.tasks], done.count, done.steps_left_out) == ([alone.id], 1, 2)
-    failed = (await hand.steps(job))["a"]
+    failed = (await driver.steps(job))["a"]
     assert await requeue_ended_tasks(database, [failed["id"]], actor="ada") == []
     with pytest.raises(InputError, match=f"is step 'a' of job {job}.*`interlock jobs retry {job} STEP`"):
         await app.handle(failed["id"]).requeue()
-    assert await hand.states(job) == {"a": "error", "b": "error"}
+    assert await driver.states(job) == {"a": "error", "b": "error"}
 
 
 async def test_acts_by_filter_are_previewed_and_then_done_in_pages(app: Interlock) -> None:
@@ -304,7 +303,7 @@ async def test_tasks_are_found_by_state_and_page(app: Interlock) -> None:
             await app.find(states=wrong)
 
 
-async def test_a_server_that_restarted_meanwhile_is_no_error_of_the_next_call(
+async def test_calls_survive_a_server_restart(
     app: Interlock, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await app.find()

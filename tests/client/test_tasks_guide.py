@@ -1,4 +1,4 @@
-"""What the guide to tasks prints is what runs."""
+"""The code and the output printed in the guide to tasks are true."""
 
 from __future__ import annotations
 

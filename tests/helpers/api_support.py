@@ -1,4 +1,4 @@
-"""The supervisor's API for tests: in this process without a socket, or as a real process on a port of its own."""
+"""The supervisor's API: in the process of the test without a socket, or as a process on a free port."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = "http://localhost"
 
 @asynccontextmanager
 async def api_at(url: str, *, app: Interlock | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """Give a client of an API on a test's database."""
+    """Return an HTTP client of an API on a test's database."""
     config = Config(database_url=url, **settings)
     used = app if app is not None else Interlock(config=config)
     async with used:
@@ -41,7 +41,7 @@ async def api_at(url: str, *, app: Interlock | None = None, **settings: Any) -> 
 
 @contextmanager
 def supervisor_at(url: str, *arguments: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str, Said]]:
-    """Run `interlock supervisor` on a free port; give it, its address and what it says. Kill what is left."""
+    """Run `interlock supervisor` on a free port; return the process, its address and its output. Kill it at the end."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
     own = {"INTERLOCK_DATABASE_URL": url, "PYTHONPATH": str(TESTS), "COLUMNS": "150", "INTERLOCK_LOG_LEVEL": "warning"}
     process = subprocess.Popen(
@@ -62,7 +62,7 @@ def supervisor_at(url: str, *arguments: str, **variables: str) -> Iterator[tuple
 
 
 class Said:
-    """What a supervisor writes: read all the time, because one whose pipe is full would wait for its reader."""
+    """Reads the stderr of a supervisor in a thread, because a full pipe would block the supervisor."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -78,7 +78,7 @@ class Said:
         return found
 
     def all(self) -> str:
-        """Give everything, once the process has ended."""
+        """Return all output; the process must have ended."""
         self._thread.join()
         return "".join(self._lines)
 

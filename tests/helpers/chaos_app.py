@@ -8,7 +8,7 @@ from typing import Any
 
 from interlock import Interlock, PermanentError, RetryableError, StepContext
 
-TRIES = 30  # so that no step is used up by the deaths of its workers
+TRIES = 30  # so that killed workers do not use up the tries of a step
 GATE = "go"
 
 app = Interlock()
@@ -16,7 +16,7 @@ app = Interlock()
 
 async def work() -> None:
     """Sleep for a moment, so that there is something to interrupt."""
-    await asyncio.sleep(random.uniform(0, 0.02))  # noqa: S311 - how long does not matter
+    await asyncio.sleep(random.uniform(0, 0.02))  # noqa: S311 - no secret
 
 
 chain = app.workflow("chain")

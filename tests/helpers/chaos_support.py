@@ -1,4 +1,4 @@
-"""Chaos runs: worker and orchestrator processes that are killed at random, and the check of what is left."""
+"""Chaos runs: worker and orchestrator processes killed at random, and the check of the rows afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TESTS = Path(__file__).parent
 QUEUE = "pgmq.q_orchestration_step_results"
 WORKER, ORCHESTRATOR = "worker", "orchestrator"
 MANY = 10
-# what happens to whom, and how often
+# faults and their weights
 HARMS = {"kill": 60, "cut": 20, "freeze": 10, "repeat": 10}
 
 
@@ -54,10 +54,10 @@ class Findings:
     jobs: int = 0
     steps: int = 0
     missing: list[UUID] = field(default_factory=list)  # jobs that have not ended
-    wrong: list[str] = field(default_factory=list)  # jobs that ended otherwise than they must
-    ends: list[str] = field(default_factory=list)  # jobs and steps that did not end once
+    wrong: list[str] = field(default_factory=list)  # jobs with another end than expected
+    ends: list[str] = field(default_factory=list)  # jobs and steps that did not end exactly once
     left: dict[str, int] = field(default_factory=dict)  # messages, leases, failures
-    idle_deaths: int = 0  # workers that were killed, if not one of them had anything to do
+    idle_deaths: int = 0  # killed workers, if none of them held a task
 
     @property
     def faults(self) -> list[str]:
@@ -87,20 +87,20 @@ class Chaos:
         self.jobs: dict[UUID, tuple[str, int]] = {}
         self._url = url
         self._logs = logs
-        self._random = random.Random(seed)  # noqa: S311 - a die
-        self._fate = random.Random(seed)  # noqa: S311 - one more, so that what happens does not hang on whom it meets
+        self._random = random.Random(seed)  # noqa: S311 - reproducible choices, not secrets
+        self._fate = random.Random(seed)  # noqa: S311 - a second one: the order of faults must not depend on victims
         self._wanted = [WORKER] * workers + [ORCHESTRATOR] * orchestrators
         self._concurrency = concurrency
-        self._at_once = at_once  # jobs that are submitted together
-        self._backlog = backlog  # unfinished jobs, as long as there are enough: harm is to meet those who work
+        self._at_once = at_once  # jobs per submit
+        self._backlog = backlog  # unfinished jobs to keep, so that faults hit busy processes
         self._told = told
         self._running: list[Running] = []
         self._thawing: set[asyncio.Task[None]] = set()
 
     async def run(self, steps: int, *, every: float, harms: int | None = None, within: float = 3600) -> Findings:
-        """Run jobs of so many steps in all; do some harm every so many seconds, so many times or until all is done.
+        """Run jobs of `steps` steps in all; inject a fault every `every` seconds, `harms` times or until all jobs end.
 
-        With a number of harms, the last jobs come after the last harm, so that all of them meet something.
+        With `harms`, the last jobs are submitted after the last fault, so that every fault hits unfinished jobs.
         """
         began = time.monotonic()
         self._plan(steps)
@@ -146,7 +146,7 @@ class Chaos:
             self._replace()
 
     async def _harm(self, connection: Connection, harm: str) -> bool:
-        """Inject a fault; tell whether it hit a process."""
+        """Inject a fault; return whether it had a target."""
         act = {"kill": self._kill, "cut": self._cut, "freeze": self._freeze, "repeat": self._repeat}[harm]
         has_met = await act(connection)
         self.counts["harms"] += has_met
@@ -225,7 +225,7 @@ class Chaos:
         found = [each for each in self._running if each.role == role and (arrived is None or each.name in arrived)]
         return self._random.choice(found) if found else None
 
-    # --- the harms
+    # --- the faults
 
     async def _kill(self, connection: Connection) -> bool:
         victim = await self._victim(connection)
@@ -281,7 +281,7 @@ class Chaos:
         self.counts["repeated messages"] += len(rows)
         return bool(rows)
 
-    # --- what is left
+    # --- the check
 
     async def _look(self, connection: Connection) -> Findings:
         rows = partial(_rows, connection)

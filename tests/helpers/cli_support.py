@@ -1,17 +1,16 @@
-"""The command as a person types it, against the database of a test and the tasks of worker_app."""
+"""The `interlock` command against the database of a test and the tasks of worker_app."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from cli_forks import Result, forks
+from cli_forkserver import Result, forks
+from processes import clean_environment, running_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,24 +21,22 @@ UNKNOWN = "01a1e2cf-6c0c-75b3-83a4-94f638565840"
 
 
 def environment(url: str, **variables: str) -> dict[str, str]:
-    """Give the environment of a process that uses this database and nothing of the person's own."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
-    own = {"INTERLOCK_DATABASE_URL": url, "PYTHONPATH": str(Path(__file__).parent), "COLUMNS": "150"}
-    return inherited | own | variables
+    """Return the environment of a command: this database, 150 columns, no INTERLOCK_ variables of the caller."""
+    return clean_environment(url, **{"COLUMNS": "150", **variables})
 
 
 class Shell:
-    """Types commands."""
+    """Runs commands and reads their effects from the database."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     def run(self, *arguments: str, **variables: str) -> Result:
-        """Run a command to its end, with nobody at the keyboard."""
+        """Run a command to its end with an empty standard input."""
         return forks().run(list(arguments), environment(self.url, **variables), 100)
 
     def answer(self, *arguments: str, **variables: str) -> str:
-        """Run a command that must go well, and give what it printed."""
+        """Run a command that must succeed; return its output."""
         done = self.run(*arguments, **variables)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -48,29 +45,18 @@ class Shell:
     def begun(
         self, *arguments: str, stdin: int = subprocess.DEVNULL, **variables: str
     ) -> Iterator[subprocess.Popen[str]]:
-        """Run a command beside the test, and kill what is left of it at the end."""
-        process = subprocess.Popen(
-            [*COMMAND, *arguments],
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(self.url, **variables),
-        )
-        try:
+        """Run a command in the background until the block ends."""
+        command, variables = [*COMMAND, *arguments], environment(self.url, **variables)
+        with running_process(command, variables, stdin=stdin, stderr=subprocess.PIPE) as process:
             yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
 
     def rows(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Look into the database."""
+        """Run a statement and return its rows."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), parameters)
             return cursor.fetchall() if cursor.description else []
 
     def state_of(self, task_id: str) -> str:
-        """Tell the state of a task."""
+        """Return the state of a task."""
         ((state,),) = self.rows("select state from interlock.tasks where id = %s", task_id)
         return str(state)

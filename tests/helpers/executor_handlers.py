@@ -30,7 +30,7 @@ LONG = 600
 
 @dataclass(frozen=True)
 class Definition:
-    """What an executor has to know of a task."""
+    """The parts of a task definition that an executor uses."""
 
     function: Callable[..., Any] = print
     executor: str = "process"
@@ -41,7 +41,7 @@ class Definition:
 
 
 class Kept:
-    """A line that keeps what was said, and lets a test wait for the next word of progress."""
+    """A context line that records calls and lets a test await the next progress report."""
 
     def __init__(self, *, stored: bool = True, fails: bool = False) -> None:
         self.checkpoints: list[Any] = []
@@ -71,7 +71,7 @@ def attempt_at(given: dict[str, Any] | None = None, line: Kept | None = None, ch
 
 
 def gone(pid: int) -> bool:
-    """Tell whether a process has ended, even if nobody has asked for its exit status yet."""
+    """Return whether a process has ended, zombies included."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -79,7 +79,7 @@ def gone(pid: int) -> bool:
 
 
 def surroundings() -> dict[str, str]:
-    """Give the environment in which another process can import what this one can."""
+    """Return an environment in which another process can import the same modules."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
@@ -99,7 +99,7 @@ async def main(definition):
 
 
 def kill_worker_of(definition: str) -> list[int]:
-    """Run a handler in another worker, kill that with SIGKILL, and give the processes that the handler told of."""
+    """Run a handler in another worker, kill that worker, and return the process ids that the handler reported."""
     script = f"{WORKER}\nasyncio.run(main(handlers.Definition({definition})))"
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=surroundings()) as worker:
@@ -141,7 +141,7 @@ def crash(how: str) -> None:
 
 def tell(context: TaskContext) -> dict[str, Any]:
     """Use everything that a context offers."""
-    print("printed", flush=True)  # noqa: T201 - what is printed must not disturb
+    print("printed", flush=True)  # noqa: T201 - output of handlers must not break the protocol
     os.write(1, b'{"type":"nonsense"}\n')
     context.progress(0.25, "a quarter", type="unusual")
     context.cost = 1.5
@@ -167,7 +167,7 @@ def restored(context: TaskContext) -> Any:
 
 
 def stuck(context: TaskContext) -> None:
-    """Hear nothing, not even SIGTERM, and have a child that does not either."""
+    """Ignore SIGTERM, in a child process too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     other = subprocess.Popen([sys.executable, "-c", f"import time; time.sleep({LONG})"])
     context.progress(0, pid=os.getpid(), child=other.pid)
@@ -183,7 +183,7 @@ def polite(context: TaskContext) -> str:
 
 
 def tidy(context: TaskContext, note: str) -> None:
-    """Do not look at the context, but clean up when stopped."""
+    """Ignore the context, but clean up when stopped."""
     try:
         context.progress(0, pid=os.getpid())
         time.sleep(LONG)

@@ -1,4 +1,4 @@
-"""A pool for tests: in this process, with real processes of workers as its children."""
+"""A supervisor pool in the process of the test, with real worker processes as its children."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
 
-os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where the processes find their app
+os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where child processes find their app
 
 Event = SupervisedWorkerEvent
 QUICK = {"poll_interval": 0.1, "lease": 1.0, "restart_backoff": 0.05, "stop_timeout": 8.0}
 
 
 def config_at(url: str, **settings: Any) -> Config:
-    """Set up what runs the tasks of worker_app on a database."""
+    """Return a configuration for the tasks of worker_app on a database."""
     given = {"app": "worker_app:app", "log_level": "warning", "grace": 1.0, **settings}
     return Config(database_url=url, **given)
 
@@ -62,8 +62,8 @@ async def pooling(
 
 @contextmanager
 def supervisor_process(url: str, *settings: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a pool in a process of its own, which a test may kill."""
-    script = Path(__file__).with_name("pool_process.py")
+    """Run a pool in a process of its own that the test may kill."""
+    script = Path(__file__).with_name("supervisor_process.py")
     process = subprocess.Popen([sys.executable, str(script), url, *settings])
     try:
         yield process
@@ -74,13 +74,13 @@ def supervisor_process(url: str, *settings: str) -> Iterator[subprocess.Popen[by
 
 
 class Fleet:
-    """The rows of workers, as the API moves them and as a test looks at them."""
+    """The supervised worker rows of a database: moves them like the API and reads them."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     async def add(self, **spec: Any) -> str:
-        """Make a row and start it; give its id."""
+        """Create and start a worker row; return its id."""
         async with connect(self.url) as connection:
             made = await create_worker(connection, spec=WorkerSpec(**spec), actor="ada")
         await self.move(made, Event.START_TASK)
@@ -96,41 +96,41 @@ class Fleet:
         return self.rows("select * from interlock.workers where id = %s", worker_id)[0]
 
     def rows(self, statement: str, *parameters: Any) -> list[dict[str, Any]]:
-        """Look into the database."""
+        """Run a query and return its rows."""
         with psycopg.connect(self.url, row_factory=dict_row) as connection:
             return connection.execute(statement.encode(), parameters).fetchall()
 
     def history(self, worker_id: str) -> list[tuple[str, str]]:
-        """Give the states that a worker has had, and why."""
+        """Return the states of a worker with their reasons, oldest first."""
         query = "select to_state, reason from interlock.worker_state_transitions where worker_id = %s order by id"
         return [(row["to_state"], row["reason"]) for row in self.rows(query, worker_id)]
 
     async def seen(
         self, worker_id: str, look: Callable[[dict[str, Any]], object], within: float = 60
     ) -> dict[str, Any]:
-        """Wait until a row is as it should be, and give it."""
+        """Wait until a row fulfils a condition; return it."""
         async with asyncio.timeout(within):
             while not look(row := self.row(worker_id)):
                 await asyncio.sleep(0.02)
         return row
 
     async def alive(self, worker_id: str, generation: int = 1) -> dict[str, Any]:
-        """Wait until the process of a generation says that it is here."""
+        """Wait until the process of a generation has sent a heartbeat."""
         return await self.seen(worker_id, lambda row: is_here(row, generation))
 
     async def enqueue(self, type_: str, **arguments: Any) -> UUID:
-        """Enqueue a task of worker_app; give its id."""
+        """Enqueue a task of worker_app; return its id."""
         async with connect(self.url) as connection:
             return (await enqueue_task(connection, NewTask(type_, arguments), actor="me")).id
 
     async def obeys(self, worker_id: str, *, paused: bool, within: float = 60) -> None:
-        """Wait until a process says that it takes tasks, or none."""
+        """Wait until a process reports that it is paused, or is not."""
         async with asyncio.timeout(within):
             while (await call_processes(self.url, Status(), worker_id))[worker_id]["paused"] is not paused:
                 await asyncio.sleep(0.02)
 
     async def state_of(self, task_id: Any, *states: str) -> dict[str, Any]:
-        """Wait until a task is in one of these states, and give it."""
+        """Wait until a task is in one of these states; return its row."""
         async with asyncio.timeout(60):
             while (row := self.rows("select * from interlock.tasks where id = %s", task_id)[0])["state"] not in states:
                 await asyncio.sleep(0.02)
@@ -139,7 +139,7 @@ class Fleet:
 
 @contextmanager
 def fleet_at(url: str) -> Iterator[Fleet]:
-    """Give the rows of a database, and see that no process is left of them at the end."""
+    """Return the worker rows of a database; kill their processes at the end."""
     fleet = Fleet(url)
     yield fleet
     for row in fleet.rows("select pid, birth from interlock.workers where pid is not null"):
@@ -148,20 +148,12 @@ def fleet_at(url: str) -> Iterator[Fleet]:
 
 
 def is_here(row: dict[str, Any], generation: int = 1) -> bool:
-    """Tell whether the process of a generation has said that it is here."""
+    """Return whether the process of a generation has sent a heartbeat."""
     heard, began = row["heartbeat_at"], row["process_started_at"]
     return row["generation"] == generation and row["pid"] is not None and heard is not None and heard >= began
 
 
-def exists(pid: int) -> bool:
-    """Tell whether there is a process that has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in {"Z", "X"}
-    except OSError:
-        return False
-
-
 def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process that may have ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)

@@ -59,7 +59,7 @@ def block(seconds: float) -> str:
 
 @app.task
 async def block_the_loop(seconds: float) -> str:
-    time.sleep(seconds)  # noqa: ASYNC251 - a handler that does not know better
+    time.sleep(seconds)  # noqa: ASYNC251 - a handler that blocks the loop
     return "woke up"
 
 

@@ -1,28 +1,25 @@
-"""A worker for tests: in this process on its own task, or a real process of its own."""
+"""A worker on the tasks of worker_app: in this process as an asyncio task, or as a process of its own."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
 import sys
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlock import Interlock
 from interlock.config import Config
 from interlock.worker.run import serving as serve_app
 from interlock.worker.settings import WorkerSettings
+from processes import clean_environment, running_process
 from worker_app import app
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from interlock.worker.process import WorkerStateMachine
-
-TESTS = Path(__file__).parent
 
 
 def app_at(url: str, **settings: Any) -> Interlock:
@@ -48,23 +45,6 @@ def serving(url: str, **settings: Any) -> AbstractAsyncContextManager[WorkerStat
 @contextmanager
 def worker_process(url: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
     """Run `python -m interlock.worker` on the tasks of worker_app; kill it at the end if it still runs."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
-    environment |= {
-        "INTERLOCK_DATABASE_URL": url,
-        "INTERLOCK_APP": "worker_app:app",
-        "INTERLOCK_LOG_FORMAT": "json",
-        "PYTHONPATH": str(TESTS),
-    }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "interlock.worker"],
-        env=environment | variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
+    own = {"INTERLOCK_APP": "worker_app:app", "INTERLOCK_LOG_FORMAT": "json", **variables}
+    with running_process([sys.executable, "-m", "interlock.worker"], clean_environment(url, **own)) as process:
         yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()

@@ -21,12 +21,12 @@ from interlock.postgres.notifier import WakeMode
 from interlock.postgres.query import run
 from interlock.store.remote_commands import Enable, Refresh, Status, Subscribe, call_processes
 from interlock.store.workers import WORKERS, list_live_workers, read_worker_status
-from jobs_support import app_at, hands_at, orchestrator_at, process_of, say_that_a_worker_is_here
-from support import eventually
+from jobs_support import manual_worker_at, orchestrator_at, process_of, register_idle_worker
+from processes import eventually
 from worker_support import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
     from interlock.postgres.connection import Connection
 
@@ -35,30 +35,25 @@ pytestmark = pytest.mark.flow
 NO_POLLING = {"tick": 60.0, "events_tick": 60.0}  # no poll within the time of a test
 
 
-@pytest.fixture
-async def jobs(url: str) -> AsyncIterator[Interlock]:
-    async with app_at(url) as opened:
-        yield opened
-
-
 def counted(kind: str) -> float:
     return REGISTRY.get_sample_value("orchestration_events_total", {"kind": kind}) or 0.0
 
 
 @pytest.mark.parametrize("mode", list(WakeMode))
-async def test_a_chain_completes_in_every_wake_mode(
-    url: str, database: Connection, jobs: Interlock, mode: WakeMode
-) -> None:
+async def test_chains_complete_in_every_mode(url: str, database: Connection, jobs: Interlock, mode: WakeMode) -> None:
     before = counted("received")
     looks = {"tick": 0.02} if mode is WakeMode.POLLING else NO_POLLING
-    async with orchestrator_at(url, mode=mode, **looks) as running, hands_at(database, {"third": "end"}) as hands:
+    async with (
+        orchestrator_at(url, mode=mode, **looks) as running,
+        manual_worker_at(database, {"third": "end"}) as worker,
+    ):
         if mode is not WakeMode.POLLING:
             await until(lambda: running.is_listening)
         job = await jobs.submit("chain", {"n": 1})
         assert await job.wait(30) == {"third": "end"}
-        assert hands.done == ["first", "second", "third"]
+        assert worker.done == ["first", "second", "third"]
         seen = running.statistics
-        await until(lambda: seen.finalized)  # it counts after the commit, of which the waiting hears first
+        await until(lambda: seen.finalized)  # the counter is increased after the commit that wakes the waiter
         assert (seen.received, seen.completed, seen.dispatched, seen.finalized) == (3, 3, 2, 1)
         assert (seen.failed, seen.mismatched, seen.fallback_hits) == (0, 0, 0)
     assert counted("received") == before + 3
@@ -71,22 +66,20 @@ async def test_a_chain_completes_in_every_wake_mode(
     ]
 
 
-async def test_a_job_waits_with_a_reason_until_a_worker_registers(
-    url: str, database: Connection, jobs: Interlock
-) -> None:
+async def test_a_job_waits_until_a_worker_registers(url: str, database: Connection, jobs: Interlock) -> None:
     async with orchestrator_at(url, **NO_POLLING) as running:
         await until(lambda: running.is_listening)
-        await say_that_a_worker_is_here(database, "elsewhere", id_="other")
+        await register_idle_worker(database, "elsewhere", id_="other")
         job = await jobs.submit("chain")
         status = await job.status()
         assert (status.status, status.reason) == ("PENDING", "no live worker serves namespace 'default'")
-        async with hands_at(database):
+        async with manual_worker_at(database):
             await job.wait(30)
     assert [step.state for step in await job.steps()] == ["done"] * 3
 
 
 async def test_polling_finds_messages_without_a_notification(url: str, database: Connection, jobs: Interlock) -> None:
-    async with orchestrator_at(url, tick=0.05) as running, hands_at(database):
+    async with orchestrator_at(url, tick=0.05) as running, manual_worker_at(database):
         assert running.subscription is not None
         running.subscription.close()
         await (await jobs.submit("chain")).wait(30)
@@ -97,7 +90,7 @@ async def test_several_orchestrators_finalize_each_job_once(url: str, database: 
     async with (
         orchestrator_at(url, batch=2) as one,
         orchestrator_at(url, batch=2) as other,
-        hands_at(database),
+        manual_worker_at(database),
     ):
         handles = [await jobs.submit("chain") for _ in range(20)]
         await asyncio.gather(*(handle.wait(60) for handle in handles))
@@ -114,7 +107,7 @@ def vars_of(orchestrator: Orchestrator) -> dict[str, int]:
 
 
 async def test_lost_connections_are_rebuilt(url: str, database: Connection, jobs: Interlock) -> None:
-    async with orchestrator_at(url, retry_base=0.01, retry_cap=0.05) as running, hands_at(database):
+    async with orchestrator_at(url, retry_base=0.01, retry_cap=0.05) as running, manual_worker_at(database):
         await (await jobs.submit("chain")).wait(30)
         async with connect(url) as other:
             await other.execute(
@@ -126,7 +119,7 @@ async def test_lost_connections_are_rebuilt(url: str, database: Connection, jobs
 
 
 async def test_a_job_is_canceled_after_its_timeout(url: str, database: Connection, jobs: Interlock) -> None:
-    await say_that_a_worker_is_here(database)
+    await register_idle_worker(database)
     async with orchestrator_at(url, tick=0.05):
         job = await jobs.submit("gates", timeout=0.2)
         while not (await job.status()).has_ended:
@@ -153,7 +146,7 @@ async def test_start_and_stop_are_safe_twice_and_stop_waits(url: str, database: 
 
 
 async def test_a_stop_at_once_rolls_the_batch_back(url: str, database: Connection, jobs: Interlock) -> None:
-    async with hands_at(database):
+    async with manual_worker_at(database):
         job = await jobs.submit("chain")
         async with connect(url) as other, other.transaction():
             await other.execute("select * from interlock.jobs for update")  # the batch must wait here
@@ -168,7 +161,7 @@ async def test_a_stop_at_once_rolls_the_batch_back(url: str, database: Connectio
 
 
 async def test_a_running_orchestrator_answers_commands(url: str, database: Connection, jobs: Interlock) -> None:
-    async with orchestrator_at(url) as running, hands_at(database):
+    async with orchestrator_at(url) as running, manual_worker_at(database):
         await until(lambda: running.is_listening)
         answer = (await call_processes(url, Status(), running.id))[running.id]
         assert (answer["role"], answer["enabled"], answer["mode"], answer["hearing"]) == (
@@ -187,7 +180,11 @@ async def test_a_running_orchestrator_answers_commands(url: str, database: Conne
 
 
 async def test_an_orchestrator_follows_the_status_of_its_row(url: str, database: Connection, jobs: Interlock) -> None:
-    async with orchestrator_at(url, presence=0.1, tick=0.02) as running, hands_at(database), connect(url) as other:
+    async with (
+        orchestrator_at(url, presence=0.1, tick=0.02) as running,
+        manual_worker_at(database),
+        connect(url) as other,
+    ):
 
         async def move(statement: str) -> None:
             parameters = {"id": running.id, "reason": None, "actor": "grace", "now": None}
@@ -206,7 +203,7 @@ async def test_an_orchestrator_follows_the_status_of_its_row(url: str, database:
 
 
 async def test_heartbeats_carry_the_statistics(url: str, database: Connection, jobs: Interlock) -> None:
-    async with orchestrator_at(url, tick=0.05, presence=0.3) as running, hands_at(database):
+    async with orchestrator_at(url, tick=0.05, presence=0.3) as running, manual_worker_at(database):
         await (await jobs.submit("chain")).wait(30)
 
         async def figures() -> int:

@@ -85,7 +85,7 @@ async def test_a_new_worker_wakes_the_orchestrators(url: str, database: Connecti
 
 
 class Owner:
-    """The process that a heartbeat speaks for, which keeps every status it is told."""
+    """A heartbeat's owner that records every status it receives."""
 
     def __init__(self) -> None:
         self.statuses: list[str] = []

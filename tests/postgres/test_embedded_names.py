@@ -6,56 +6,46 @@ import os
 import signal
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
-from embedded_processes import QUICK, directory, wait_until, wait_until_stopped
+from embedded_servers import QUICK, wait_until, wait_until_stopped
 from interlock.errors import EmbeddedServerError
 from interlock.postgres.embedded import keeper
 from interlock.postgres.embedded.server import EmbeddedServer
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.store
 
 
-@pytest.fixture
-def place() -> Iterator[Path]:
-    with directory() as place:
-        yield place
-
-
 @pytest.mark.parametrize("name", ["one,two", "x -D y", "it's \\ é %d"])
-def test_a_server_lives_in_a_directory_of_any_printable_name(place: Path, name: str) -> None:
-    server = EmbeddedServer(place / name, settings=QUICK)
+def test_a_server_lives_in_a_directory_of_any_printable_name(embedded_dir: Path, name: str) -> None:
+    server = EmbeddedServer(embedded_dir / name, settings=QUICK)
     with server, psycopg.connect(server.url()) as connection:
         row = connection.execute("select pg_backend_pid()").fetchone()
         assert row is not None
         pid = server.status().pid
         assert pid is not None
         assert Path(f"/proc/{row[0]}/stat").read_text().rpartition(")")[2].split()[1] == str(pid)
-    wait_until_stopped(place / name)
-    assert not keeper.socket_dir(place / name).is_relative_to("/tmp") or not list(  # noqa: S108 - where it would be
-        Path("/tmp").glob(keeper.socket_dir(place / name).name)  # noqa: S108 - where the sockets are
+    wait_until_stopped(embedded_dir / name)
+    assert not keeper.socket_dir(embedded_dir / name).is_relative_to("/tmp") or not list(  # noqa: S108 - where it would be
+        Path("/tmp").glob(keeper.socket_dir(embedded_dir / name).name)  # noqa: S108 - where the sockets are
     )
 
 
 @pytest.mark.parametrize("name", ["two\nlines", "a\tb", "\udcff"])
-def test_unprintable_paths_are_refused_before_anything_is_made(place: Path, name: str) -> None:
+def test_unprintable_paths_are_refused_before_anything_is_made(embedded_dir: Path, name: str) -> None:
     with pytest.raises(EmbeddedServerError, match="in this name"):
-        EmbeddedServer(place / name).acquire()
-    assert list(place.iterdir()) == []
+        EmbeddedServer(embedded_dir / name).acquire()
+    assert list(embedded_dir.iterdir()) == []
 
 
-def test_a_file_in_the_path_is_named_in_the_error(place: Path) -> None:
-    (place / "file").touch()
+def test_a_file_in_the_path_is_named_in_the_error(embedded_dir: Path) -> None:
+    (embedded_dir / "file").touch()
     for data_dir, culprit in (
         (Path("/dev/null/x"), "/dev/null"),
-        (place / "file", f"{place}/file"),
-        (place / "file" / "deep" / "data", f"{place}/file"),
+        (embedded_dir / "file", f"{embedded_dir}/file"),
+        (embedded_dir / "file" / "deep" / "data", f"{embedded_dir}/file"),
     ):
         server = EmbeddedServer(data_dir)
         with pytest.raises(EmbeddedServerError, match=f"because {culprit} is not a directory"):
@@ -70,8 +60,8 @@ def test_an_unknown_home_is_refused() -> None:
 
 
 @pytest.mark.chaos
-def test_a_killed_server_is_followed_by_one_that_leaves_no_socket_directory(place: Path) -> None:
-    server = EmbeddedServer(place / ("long" * 30), settings=QUICK)
+def test_a_killed_server_is_followed_by_one_that_leaves_no_socket_directory(embedded_dir: Path) -> None:
+    server = EmbeddedServer(embedded_dir / ("long" * 30), settings=QUICK)
     server.acquire()
     pid = server.status().pid
     assert pid is not None
@@ -84,8 +74,8 @@ def test_a_killed_server_is_followed_by_one_that_leaves_no_socket_directory(plac
 
 
 @pytest.mark.chaos
-def test_a_new_server_waits_for_the_old_keeper(place: Path) -> None:
-    server = EmbeddedServer(place / ("long" * 30), settings=QUICK)
+def test_a_new_server_waits_for_the_old_keeper(embedded_dir: Path) -> None:
+    server = EmbeddedServer(embedded_dir / ("long" * 30), settings=QUICK)
     server.acquire()
     pid = server.status().pid
     assert pid is not None

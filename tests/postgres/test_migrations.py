@@ -12,6 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from factories import run_sql
 from interlock.errors import DisconnectedError, IllegalTransition, MigrationError, StatementError
 from interlock.model.options import NewTask
 from interlock.postgres.connection import connect, translated
@@ -26,7 +27,7 @@ from interlock.postgres.migrate import (
 )
 from interlock.store.enqueue import enqueue_task
 from interlock.store.tasks import claim_pending_tasks, read_task_history
-from support import eventually, run_sql
+from processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -199,9 +200,7 @@ def role(server: EmbeddedServer, empty: str) -> Any:
         run_sql(server.url("postgres"), f"drop role {name}")
 
 
-async def test_an_owner_of_the_schema_migrates_and_a_role_without_ownership_works(
-    empty: str, role: tuple[str, str]
-) -> None:
+async def test_the_owner_migrates_and_other_roles_work(empty: str, role: tuple[str, str]) -> None:
     schema_owner, runtime = role
     async with connect(schema_owner) as connection:
         with pytest.raises(MigrationError, match="create schema interlock authorization"):
@@ -232,9 +231,7 @@ async def test_an_owner_of_the_schema_migrates_and_a_role_without_ownership_work
                 await connection.execute(sql.SQL(forbidden))
 
 
-async def test_migrate_by_a_role_without_ownership_needs_no_rights_when_nothing_is_pending(
-    empty: str, role: tuple[str, str]
-) -> None:
+async def test_migrate_without_pending_files_needs_no_ownership(empty: str, role: tuple[str, str]) -> None:
     known = known_migrations()
     pending = Migration(2, "9999_more", "create table interlock.more ()")
     async with connect(empty) as connection:

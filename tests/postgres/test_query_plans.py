@@ -93,7 +93,7 @@ def test_settling_goes_by_primary_key_and_not_by_the_lease_index(mode: psycopg.C
 
 @pytest.fixture
 def fresh(url: str) -> Iterator[psycopg.Connection]:
-    """Give a small table of which the statistics know pending rows only, as after a bulk enqueue."""
+    """Return a small table whose statistics know pending rows only, as after a bulk enqueue."""
     with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
         connection.execute("insert into interlock.tasks (type) select 'x' from generate_series(1, 3000)")
         connection.execute("vacuum analyze interlock.tasks")

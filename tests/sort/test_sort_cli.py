@@ -138,7 +138,7 @@ MISTAKES = [
 ]
 
 
-def test_mistakes_are_one_line_and_exit_with_two(tmp_path: Path) -> None:
+def test_usage_errors_are_one_line_and_exit_with_2(tmp_path: Path) -> None:
     code = (  # all in one process: most of the time is that of its start
         "import json, sys; sys.modules['ray'] = None\n"
         "from interlock.__main__ import main\n"

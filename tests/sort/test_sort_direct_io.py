@@ -35,9 +35,7 @@ PLACES = [Path(tempfile.gettempdir()), Path("/dev/shm")]  # noqa: S108 - a file 
 @pytest.mark.parametrize("place", [place for place in PLACES if place.is_dir()])
 @given(st.lists(st.integers(0, 300), max_size=6), st.integers(1, 200), st.randoms(use_true_random=False))
 @settings(max_examples=25, deadline=None)
-def test_ranges_can_be_written_in_any_size_and_order(
-    place: Path, counts: list[int], length: int, random: object
-) -> None:
+def test_ranges_are_written_in_any_size_and_order(place: Path, counts: list[int], length: int, random: object) -> None:
     whole = np.random.default_rng(len(counts)).integers(0, 256, sum(counts) * length, dtype=np.uint8)
     pieces = [(start * length, count) for start, count in zip(np.cumsum([0, *counts]).tolist(), counts, strict=False)]
     random.shuffle(pieces)  # type: ignore[attr-defined]
@@ -76,9 +74,7 @@ def test_ranges_can_be_read_at_any_offset_and_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["direct", "unsupported", "refused"])
-def test_rows_are_read_in_place_and_viewed_with_and_without_direct_io(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_read_with_and_without_direct_io(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = np.random.default_rng(2).integers(0, 256, MAX_IO_BYTES + 3 * PAGE_BYTES + 17, dtype=np.uint8)
     (tmp_path / "file").write_bytes(whole.tobytes())
     if way == "unsupported":
@@ -108,9 +104,7 @@ def test_rows_of_any_length_are_written_in_order_at_any_offset(length: int, offs
     assert checksum == xxhash.xxh3_64_hexdigest(rows[index].tobytes())
 
 
-def test_a_file_system_with_another_alignment_uses_the_page_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_system_with_other_alignment_uses_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("interlock.sort.io.direct_io.PAGE_BYTES", 1)
     data = np.random.default_rng(3).integers(0, 256, 10_001, dtype=np.uint8)
     file = DirectWriter(tmp_path / "file", len(data))

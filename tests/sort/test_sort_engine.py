@@ -14,8 +14,8 @@ import pytest
 from interlock import Interlock
 from interlock.config import Config
 from interlock.sort.data.validate import validate
+from processes import eventually
 from sort_cli import make_input, members, names, started
-from support import eventually
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -88,9 +88,7 @@ def test_a_failed_worker_counts_for_no_phase_until_its_restart() -> None:
     assert not worker.has_reached(SortWorkerState.SORTING)
 
 
-def test_log_levels_of_transitions_early_data_and_refused_plans(
-    tmp_path: Path, logged: pytest.LogCaptureFixture
-) -> None:
+def test_log_levels_of_moves_early_data_and_refused_plans(tmp_path: Path, logged: pytest.LogCaptureFixture) -> None:
     for place in ("out", "temp"):
         (tmp_path / place).mkdir()
     source = write_source(tmp_path / "in", ROWS)
@@ -151,7 +149,7 @@ def test_a_failure_before_registration_is_reported_to_the_user(tmp_path: Path) -
     assert done.stdout == ""
 
 
-def test_unreported_failures_tell_whether_the_input_is_the_cause(tmp_path: Path) -> None:
+def test_unreported_failures_name_the_input_as_cause_or_not(tmp_path: Path) -> None:
     source = write_source(tmp_path / "in", ROWS)
     (tmp_path / "in").unlink()
     with pytest.raises(UnreportedFailure, match="in: No such file or directory") as raised:

@@ -36,9 +36,7 @@ def tables(draw: st.DrawFn) -> tuple[NDArray[np.uint8], int]:
 
 @given(tables())
 @settings(max_examples=300, deadline=None)
-def test_rows_are_sorted_by_key_and_ties_by_position(
-    table: tuple[NDArray[np.uint8], int],
-) -> None:
+def test_rows_are_sorted_by_key_and_ties_by_position(table: tuple[NDArray[np.uint8], int]) -> None:
     rows, key_length = table
     assert sort_rows(rows, key_length).tolist() == expected(rows, key_length)
 

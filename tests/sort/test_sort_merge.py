@@ -38,6 +38,7 @@ from interlock.sort.io.shuffle_receiver import ShuffleReceiver, SliceId
 from interlock.sort.settings import Settings
 from interlock.sort.wire_pb2 import ShuffleDataChunk
 from interlock.sort.worker.phases import PhaseRunner
+from sort_cluster import sorted_bytes, write_source
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,17 +50,6 @@ pytestmark = pytest.mark.unit
 
 def rows_of(seed: int, count: int, letters: int, length: int = 100) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, letters, (count, length), dtype=np.uint8)
-
-
-def source_of(path: Path, rows: NDArray[np.uint8], key_length: int = 10) -> Source:
-    path.write_bytes(rows.tobytes())
-    return Source(RecordFormat(rows.shape[1], key_length), (Extent(str(path), 0, len(rows)),))
-
-
-def in_order(rows: NDArray[np.uint8], key_length: int = 10) -> bytes:
-    records = [rows[at].tobytes() for at in range(len(rows))]
-    records.sort(key=lambda record: record[:key_length])
-    return b"".join(records)
 
 
 def kept(rows: NDArray[np.uint8], first: int = 0) -> PooledRows:
@@ -91,11 +81,9 @@ SHARES = [ResidentShares(), ResidentShares(0.5), ResidentShares(1, 0.5), Residen
 
 @pytest.mark.parametrize("letters", [1, 2, 256])
 @pytest.mark.parametrize("shares", SHARES)
-def test_sampled_sorted_and_merged_records_are_the_sorted_input(
-    tmp_path: Path, letters: int, shares: ResidentShares
-) -> None:
+def test_merged_records_are_the_sorted_input(tmp_path: Path, letters: int, shares: ResidentShares) -> None:
     rows = rows_of(3, 5_000, letters)
-    source = source_of(tmp_path / "in", rows)
+    source = write_source(tmp_path / "in", rows)
     plan = planned(source, 3, 4, 5, 700)
     runs: list[tuple[int, Run]] = []
     for worker in range(3):
@@ -120,14 +108,14 @@ def test_sampled_sorted_and_merged_records_are_the_sorted_input(
         assert sum(sizes) == path.stat().st_size == manifest["rows"] * 100
         assert verify_output(path, manifest)
         written += path.read_bytes()
-    assert written == in_order(rows)
+    assert written == sorted_bytes(rows)
     for _, run in runs:
         run.close()
 
 
 @pytest.mark.parametrize("shares", SHARES)
 def test_released_rows_are_produced_by_sorting_their_block_again(tmp_path: Path, shares: ResidentShares) -> None:
-    source = source_of(tmp_path / "in", rows_of(1, 900, 3))
+    source = write_source(tmp_path / "in", rows_of(1, 900, 3))
     plan = planned(source, 1, 1, 1, 300)
     plan = Plan(1, 3, 2, planned(source, 1, 3, 2, 300).boundaries, Roster(1, plan.roster.members * 3))
     pool = RowPool(1_000_000, 8, 100)
@@ -158,7 +146,7 @@ def test_released_rows_are_produced_by_sorting_their_block_again(tmp_path: Path,
 
 
 def test_rows_are_spilled_when_the_pool_is_full(tmp_path: Path) -> None:
-    source = source_of(tmp_path / "in", rows_of(1, 900, 256))
+    source = write_source(tmp_path / "in", rows_of(1, 900, 256))
     plan = planned(source, 3, 3, 1, 300)
     pool = RowPool(20_000, 8, 100)
     sorter = BlockSorter(
@@ -182,7 +170,7 @@ def test_rows_are_spilled_when_the_pool_is_full(tmp_path: Path) -> None:
 
 
 def test_received_rows_reuse_released_memory_and_spill_without_it(tmp_path: Path) -> None:
-    plan = planned(source_of(tmp_path / "in", rows_of(1, 600, 256)), 2, 2, 1, 100)
+    plan = planned(write_source(tmp_path / "in", rows_of(1, 600, 256)), 2, 2, 1, 100)
     pool = RowPool(100 * 100, 10, 100)
     receiver = ShuffleReceiver(plan, 1, 100, tmp_path, pool, threading.Condition())
     sent = pool.allocate(60)
@@ -237,12 +225,14 @@ def test_resident_shares_depend_on_memory_and_favour_rows_for_others(
 
 def test_a_small_input_allocates_little_memory(tmp_path: Path) -> None:
     rows = rows_of(1, 1_000, 256)
-    report = run_local(source_of(tmp_path / "in", rows), tmp_path / "out", workers=2, settings=Settings(memory=1 << 50))
+    report = run_local(
+        write_source(tmp_path / "in", rows), tmp_path / "out", workers=2, settings=Settings(memory=1 << 50)
+    )
     assert report.records == 1_000
 
 
 def test_a_spilled_block_is_reused_only_if_checksum_and_input_match(tmp_path: Path) -> None:
-    source = source_of(tmp_path / "in", rows_of(1, 1_000, 256))
+    source = write_source(tmp_path / "in", rows_of(1, 1_000, 256))
     plan = planned(source, 1, 1, 4, 500)
     buffers, pool = BufferPool(1, 500, 100), RowPool(0, 1, 100)
     sorter = BlockSorter(source, 500, plan, 0, buffers, tmp_path, pool, ResidentShares())
@@ -291,8 +281,8 @@ def test_splitting_a_window_keeps_all_rows_in_order(seed: int, pieces: int, most
         for segment in window.segments:
             segment.rows.read(segment.low, part[done : done + segment.size])
             done += segment.size
-        written += in_order(part, 2)
-    assert written == in_order(np.concatenate(every), 2)
+        written += sorted_bytes(part, 2)
+    assert written == sorted_bytes(np.concatenate(every), 2)
 
 
 def test_both_parts_of_a_split_window_have_rows() -> None:

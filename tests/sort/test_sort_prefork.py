@@ -65,7 +65,7 @@ def test_a_worker_without_instructions_exits_when_its_pipe_closes() -> None:
     assert process.wait(20) == 0
 
 
-def test_a_mistake_in_the_command_leaves_no_worker_behind() -> None:
+def test_a_usage_error_leaves_no_worker() -> None:
     command = [sys.executable, "-m", "interlock", "sort", "run", "none", "-O", "none"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # the pipes end with the last process
     assert done.returncode == 2

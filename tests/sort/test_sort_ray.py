@@ -15,8 +15,8 @@ from interlock.errors import SortError
 from interlock.sort.data.records import open_source
 from interlock.sort.data.validate import validate
 from interlock.sort.settings import Settings
+from processes import eventually
 from sort_cli import COMMAND, ENVIRONMENT, make_input, names, sort, started
-from support import eventually
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 actors_of_ray = pytest.importorskip("interlock.sort.engines.ray")

@@ -86,9 +86,7 @@ def test_the_bound_holds_for_many_partitions(workers: int, partitions: int, tmp_
 
 
 @pytest.mark.parametrize(("workers", "partitions", "reads"), [(8, 8, 1_000), (2, 16, 250), (1, 16, 125)])
-def test_with_similar_neighbours_each_read_counts_as_one_sample(
-    workers: int, partitions: int, reads: int, tmp_path: Path
-) -> None:
+def test_similar_neighbours_count_as_one_sample(workers: int, partitions: int, reads: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     near = np.repeat(rng.integers(0, 2**62, 1_000_000 // 64, dtype=np.uint64), 64)
     near += rng.integers(0, 2**40, len(near), dtype=np.uint64)

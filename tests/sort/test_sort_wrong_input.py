@@ -60,7 +60,7 @@ def test_a_missing_directory_is_refused_before_anything_is_written(tmp_path: Pat
 
 def test_an_unreadable_file_is_refused_before_anything_is_written(tmp_path: Path, source: Path) -> None:
     (source / "part-00001").chmod(0)
-    code = (  # the first run is for its imports, which nobody else may be allowed to read
+    code = (  # the first run is for imports that other users may not be allowed to read
         "import os, sys; from interlock.__main__ import main\n"
         "sys.argv = ['interlock', 'sort', 'run', 'gone', '-O', 'out']\n"
         "try: main()\n"
@@ -276,6 +276,8 @@ def test_a_waiting_master_and_worker_can_be_interrupted(tmp_path: Path, source: 
             assert worker.returncode == 130
         master.send_signal(signal.SIGINT)
         _, errors = master.communicate(timeout=60)
-    assert master.returncode in {1, 130, -signal.SIGINT}, errors  # it may have heard of its worker, or have ended
+    assert master.returncode in {1, 130, -signal.SIGINT}, (
+        errors
+    )  # it may have noticed the worker's failure, or have ended
     assert "Traceback" not in errors
     assert not any(name.startswith("partition") for name in names(tmp_path / "out"))

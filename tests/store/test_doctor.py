@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli_support import Shell
+from factories import add_live_worker, enqueue_by_sql, step
 from interlock.store.doctor import DOCTOR, Finding, diagnose
 from interlock.store.step_results import read_orchestration_failures
 from interlock.store.tasks import claim_pending_tasks
 from interlock.store.workers import RegisteredProcess, register_worker
 from interlock.workflow.advance import MAX_MESSAGE_READS, advance
-from workflow_support import Hand, serve, step
+from job_driver import JobDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,12 +29,8 @@ async def here(database: Connection, id_: str, *types: str, role: str = "worker"
     await register_worker(database, RegisteredProcess(id_, role, ("default",), types), lease=timedelta(hours=1))
 
 
-async def enqueue(database: Connection, type_: str, namespace: str = "default") -> None:
-    await database.execute("select interlock.enqueue(type => %s, namespace => %s)", [type_, namespace])
-
-
 async def wrong(database: Connection) -> dict[str, Finding]:
-    """Give what needs attention, by what it is about."""
+    """Return the findings by subject."""
     return {finding.about: finding for finding in await diagnose(database) if finding.needs_attention}
 
 
@@ -51,8 +48,8 @@ async def test_an_empty_database_is_well(database: Connection) -> None:
     assert await wrong(database) == {}
 
 
-async def test_work_without_workers_is_told_and_served_work_is_not(database: Connection) -> None:
-    await enqueue(database, "add")
+async def test_only_work_without_workers_is_reported(database: Connection) -> None:
+    await enqueue_by_sql(database, type="add")
     found = await wrong(database)
     assert set(found) == {"workers", "namespace"}
     assert found["workers"].todo == "run `interlock worker`"
@@ -62,10 +59,10 @@ async def test_work_without_workers_is_told_and_served_work_is_not(database: Con
     assert await wrong(database) == {}
 
 
-async def test_a_type_that_nobody_has_is_told(database: Connection) -> None:
+async def test_a_type_without_a_worker_is_reported(database: Connection) -> None:
     await here(database, "worker-1", "add")
     for type_ in ("add", "chain/2/ship", "chain/2/ship"):
-        await enqueue(database, type_)
+        await enqueue_by_sql(database, type=type_)
     found = await wrong(database)
     assert set(found) == {"handler"}
     assert found["handler"].found.startswith("chain/2/ship in default: 2 tasks due")
@@ -78,15 +75,15 @@ async def test_a_task_that_is_not_due_needs_nobody(database: Connection) -> None
 
 
 async def test_paused_workers_are_not_enough(database: Connection) -> None:
-    await enqueue(database, "add")
+    await enqueue_by_sql(database, type="add")
     await here(database, "worker-1", "add")
     await database.execute("update interlock.workers set status = 'PAUSED', event = 'pause'")
     assert (await wrong(database))["workers"].found == "none is active: 1 paused, while there is work"
 
 
-async def test_open_jobs_need_an_orchestrator_and_a_pending_one_is_told_after_a_while(database: Connection) -> None:
-    hand = Hand(database)
-    job = await hand.submit(step("a"))
+async def test_open_jobs_without_an_orchestrator_are_reported(database: Connection) -> None:
+    driver = JobDriver(database)
+    job = await driver.submit(step("a"))
     found = await wrong(database)
     assert found["orchestrators"].todo == "run `interlock orchestrator`"
     assert "jobs" not in found
@@ -96,14 +93,14 @@ async def test_open_jobs_need_an_orchestrator_and_a_pending_one_is_told_after_a_
     assert pending.todo == f"`interlock explain {job}`"
 
 
-async def test_results_that_lead_to_nothing_and_messages_set_aside_are_told(database: Connection) -> None:
-    hand = Hand(database)
-    await serve(database)
+async def test_stuck_results_and_archived_messages_are_reported(database: Connection) -> None:
+    driver = JobDriver(database)
+    await add_live_worker(database)
     await database.execute("update interlock.workers set types = '{a}'")
     await here(database, "o-1", role="orchestrator")
-    job = await hand.submit(step("a"))
-    (claimed,) = await hand.claim()
-    await hand.settle(claimed)
+    job = await driver.submit(step("a"))
+    (claimed,) = await driver.claim()
+    await driver.settle(claimed)
     assert await wrong(database) == {}
     await database.execute(
         "update interlock.tasks set finished_at = now() - interval '10 minutes', created_at = now() - interval '1 hour'"
@@ -114,7 +111,7 @@ async def test_results_that_lead_to_nothing_and_messages_set_aside_are_told(data
     assert found["results"].found == "1 step of 1 job ended without advancing their jobs, the first 600 s ago"
     assert found["queue"].found.startswith("orchestration_step_results: ")
     assert found["queue"].found.endswith(", the oldest for 600 s")
-    await hand.advance()
+    await driver.advance()
     assert await wrong(database) == {}
     for number in range(12):
         await database.execute(
@@ -142,9 +139,9 @@ async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Co
     assert dead.todo is None, "there is nothing that anybody could do"
 
 
-async def test_leases_that_nobody_recovers_and_processes_that_vanished_are_told(database: Connection) -> None:
+async def test_expired_leases_and_vanished_processes_are_reported(database: Connection) -> None:
     await here(database, "worker-1", "add")
-    await enqueue(database, "add")
+    await enqueue_by_sql(database, type="add")
     await claim_pending_tasks(database, actor="worker-1", types=["add"], limit=1)
     await database.execute("update interlock.tasks set lease_expires_at = now() - interval '2 minutes'")
     await database.execute("update interlock.workers set seen_until = now() - interval '10 minutes'")
@@ -156,7 +153,7 @@ async def test_leases_that_nobody_recovers_and_processes_that_vanished_are_told(
     assert "vanished" not in await wrong(database), "long ago is no news"
 
 
-async def test_broken_schedules_and_notices_given_up_are_told(database: Connection) -> None:
+async def test_broken_schedules_and_dead_webhooks_are_reported(database: Connection) -> None:
     await database.execute(
         "insert into interlock.schedules (name, type, cron, next_at, paused_at, error) "
         "values ('nightly', 'x', '0 3 * * *', now(), now(), 'no such zone')"
@@ -170,7 +167,7 @@ async def test_broken_schedules_and_notices_given_up_are_told(database: Connecti
     assert found["callbacks"].found == "1 webhook given up, the latest error: refused"
 
 
-async def test_a_missing_queue_is_told(database: Connection) -> None:
+async def test_a_missing_queue_is_reported(database: Connection) -> None:
     await database.execute("drop view interlock.orchestration_messages")
     await database.execute("select pgmq.drop_queue('orchestration_step_results')")
     found = await wrong(database)
@@ -194,9 +191,7 @@ async def test_no_statement_reads_through_the_tasks(database: Connection) -> Non
 
 
 @pytest.mark.flow
-def test_the_command_exits_with_one_when_something_needs_attention(
-    url: str, make_database: Callable[[str], str]
-) -> None:
+def test_the_command_exits_with_1_on_findings(url: str, make_database: Callable[[str], str]) -> None:
     shell = Shell(url)
     well = shell.run("doctor")
     assert (well.returncode, well.stderr.strip()) == (0, "all is well")

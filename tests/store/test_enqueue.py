@@ -134,9 +134,7 @@ async def test_a_statement_unpacks_and_answers_with_the_task(mail: Any, url: str
 
 
 @pytest.mark.parametrize("row_factory", [dict_row, tuple_row])
-async def test_what_is_enqueued_in_a_transaction_is_stored_with_it_or_not_at_all(
-    mail: Any, url: str, row_factory: Any
-) -> None:
+async def test_a_transactional_enqueue_commits_or_rolls_back(mail: Any, url: str, row_factory: Any) -> None:
     for keep in (True, False):
         async with await psycopg.AsyncConnection.connect(url, row_factory=row_factory) as mine:
             one = await mail.enqueue_with(mine, "a")
@@ -155,7 +153,7 @@ async def test_what_is_enqueued_in_a_transaction_is_stored_with_it_or_not_at_all
                     await handle.status()
 
 
-async def test_another_driver_s_connection_is_told_of_the_statement(mail: Any) -> None:
+async def test_another_driver_s_connection_is_refused_with_a_hint(mail: Any) -> None:
     with pytest.raises(TypeError, match="enqueue_statement"):
         mail.enqueue_with(object(), "a")
 
@@ -204,9 +202,7 @@ async def test_bulk_of_the_same_keys_at_once_neither_deadlocks_nor_doubles(app: 
 
 
 @pytest.mark.parametrize("count", [3, 120])
-async def test_bulk_is_held_by_limits_and_pauses_like_one(
-    app: Interlock, mail: Any, count: int, database: Connection
-) -> None:
+async def test_bulk_enqueue_obeys_limits_and_pause(app: Interlock, mail: Any, count: int, database: Connection) -> None:
     await app.pause("default", "moving house")
     inputs = [{"to": "x"}] * count
     await mail.enqueue_many(inputs)
@@ -282,7 +278,7 @@ async def test_options_add_up_and_the_last_word_counts(mail: Any) -> None:
         ({"max_tries": True}, "max_tries must be a whole number"),
     ],
 )
-async def test_options_that_make_no_sense_are_refused(mail: Any, options: dict[str, Any], told: str) -> None:
+async def test_invalid_options_are_refused(mail: Any, options: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=f"task mail: .*{told}"):
         mail.options(**options)
 

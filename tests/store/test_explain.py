@@ -1,4 +1,4 @@
-"""Explaining: every way in which a task or a job can be held up is told, down to the cause, from the database alone."""
+"""Explain: every reason why a task or a job waits is reported down to its cause, from the database alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli_support import UNKNOWN, Shell
+from factories import add_live_worker, enqueue_by_sql, step
 from interlock import Interlock
 from interlock.config import Config
 from interlock.errors import InputError, UnknownTaskError
@@ -17,7 +18,7 @@ from interlock.store.limits import Limit, pause_namespace, put_limits
 from interlock.store.tasks import claim_pending_tasks
 from interlock.store.workers import RegisteredProcess, register_worker
 from interlock.workflow.cancel import cancel_job
-from workflow_support import PASS, Failed, Hand, serve, step
+from job_driver import PASS, Failed, JobDriver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -38,22 +39,15 @@ async def app(url: str) -> AsyncIterator[Interlock]:
 
 
 @pytest.fixture
-def hand(database: Connection) -> Hand:
-    return Hand(database)
+def driver(database: Connection) -> JobDriver:
+    """Return a driver on a database without a live worker."""
+    return JobDriver(database)
 
 
 async def here(database: Connection, id_: str, *types: str, role: str = "worker", **more: Any) -> None:
-    """Let there be a live process."""
+    """Register a live process."""
     process = RegisteredProcess(id_, role, more.get("namespaces", ("default",)), types)
     await register_worker(database, process, lease=timedelta(hours=1))
-
-
-async def enqueue(database: Connection, **columns: Any) -> UUID:
-    names = ", ".join(f"{name} => %s" for name in columns)
-    cursor = await database.execute(f"select id from interlock.enqueue({names})".encode(), list(columns.values()))
-    (row,) = await cursor.fetchall()
-    id_: UUID = row["id"]
-    return id_
 
 
 def words(found: Explanation) -> str:
@@ -66,13 +60,13 @@ def roots(found: Explanation) -> list[str]:
     return [name for cause in found.causes for name in roots(cause)] if found.causes else [found.name]
 
 
-async def step_id(hand: Hand, job: UUID, name: str) -> UUID:
-    id_: UUID = (await hand.steps(job))[name]["id"]
+async def step_id(driver: JobDriver, job: UUID, name: str) -> UUID:
+    id_: UUID = (await driver.steps(job))[name]["id"]
     return id_
 
 
 async def test_a_pending_task_says_who_is_missing(app: Interlock, database: Connection) -> None:
-    task = await enqueue(database, type="chain/2/ship")
+    task = await enqueue_by_sql(database, type="chain/2/ship")
     found = await app.explain(task)
     assert (found.kind, found.state, found.name) == ("task", "pending", "chain/2/ship")
     assert found.facts == ("no live worker serves namespace 'default'; none is live",)
@@ -85,22 +79,20 @@ async def test_a_pending_task_says_who_is_missing(app: Interlock, database: Conn
 
 async def test_a_pending_task_says_what_those_do_who_could_run_it(app: Interlock, database: Connection) -> None:
     await here(database, "worker-1", "add")
-    first = await enqueue(database, type="add")
+    first = await enqueue_by_sql(database, type="add")
     assert "is about to be claimed: worker-1" in (await app.explain(first)).facts[0]
     await claim_pending_tasks(database, actor="worker-1", types=["add"], limit=1)
-    second = await enqueue(database, type="add")
+    second = await enqueue_by_sql(database, type="add")
     assert (await app.explain(second)).facts == ("it waits for its turn at a worker: worker-1 runs 1",)
     await database.execute("update interlock.workers set status = 'PAUSED', event = 'pause'")
     assert (await app.explain(second)).facts == ("the workers that could run it are paused: worker-1",)
-    later = await enqueue(database, type="add", run_at=datetime(2999, 1, 1, tzinfo=UTC))
+    later = await enqueue_by_sql(database, type="add", run_at=datetime(2999, 1, 1, tzinfo=UTC))
     assert (await app.explain(later)).facts == ("it is not due before 2999-01-01 00:00:00 UTC",)
 
 
-async def test_a_running_task_says_by_whom_and_what_happens_if_that_worker_is_gone(
-    app: Interlock, database: Connection
-) -> None:
+async def test_a_running_task_names_its_worker_and_its_lease(app: Interlock, database: Connection) -> None:
     await here(database, "worker-1", "add")
-    task = await enqueue(database, type="add", max_tries=2)
+    task = await enqueue_by_sql(database, type="add", max_tries=2)
     await claim_pending_tasks(database, actor="worker-1", types=["add"], limit=1)
     facts = (await app.explain(task)).facts
     assert facts[0] == "worker-1 runs attempt 1, try 1 of 2"
@@ -118,24 +110,22 @@ async def test_a_running_task_says_by_whom_and_what_happens_if_that_worker_is_go
     assert "its cancellation was asked for at" in said
 
 
-async def test_what_a_limit_or_a_pause_holds_says_how_much_is_used_and_who_paused(
-    app: Interlock, database: Connection
-) -> None:
+async def test_a_held_task_names_the_limit_or_the_pause(app: Interlock, database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=1, max_starts=5, period=timedelta(seconds=60))])
-    limited = await enqueue(database, type="send", limit_key="mail")
+    limited = await enqueue_by_sql(database, type="send", limit_key="mail")
     facts = (await app.explain(limited)).facts
     assert facts[0] == "limit mail"
     assert facts[1] == "limit mail: 0 of 1 are pending or running"
     assert facts[2] == "limit mail: 0 of 5 in the last 60 s were started"
     await pause_namespace(database, "reports", "on fire", "ada")
-    paused = await enqueue(database, type="print", namespace="reports")
+    paused = await enqueue_by_sql(database, type="print", namespace="reports")
     facts = (await app.explain(paused)).facts
     assert facts[0] == "namespace reports is paused: on fire"
     assert "by ada; `interlock namespaces resume reports`" in facts[1]
 
 
 async def test_an_ended_task_says_how_and_shows_its_last_moves(app: Interlock, database: Connection) -> None:
-    task = await enqueue(database, type="add")
+    task = await enqueue_by_sql(database, type="add")
     await app.handle(task).cancel("not wanted")
     facts = (await app.explain(task)).facts
     assert facts[0] == "not wanted"
@@ -149,12 +139,10 @@ async def test_an_id_of_nothing_is_a_clear_error(app: Interlock) -> None:
         await app.explain("seven")
 
 
-async def test_a_step_leads_to_the_cause_by_way_of_the_steps_between(
-    app: Interlock, database: Connection, hand: Hand
-) -> None:
-    await serve(database)
-    job = await hand.submit(step("a"), step("b", "a"), step("c", "b"), step("x"), step("d", "c", "x"))
-    found = await app.explain(await step_id(hand, job, "d"))
+async def test_the_cause_is_found_through_other_steps(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
+    job = await driver.submit(step("a"), step("b", "a"), step("c", "b"), step("x"), step("d", "c", "x"))
+    found = await app.explain(await step_id(driver, job, "d"))
     assert found.facts[0].startswith(f"it is a step of job {job}, which is RUNNING")
     assert found.facts[1] == "waits for c, x"
     causes = {cause.name: cause for cause in found.causes}
@@ -162,47 +150,43 @@ async def test_a_step_leads_to_the_cause_by_way_of_the_steps_between(
     assert causes["a"].facts == ("no live worker has the handler a; w_1 has none",)
 
 
-async def test_a_long_chain_is_followed_to_its_beginning(app: Interlock, database: Connection, hand: Hand) -> None:
-    await serve(database)
+async def test_a_long_chain_is_followed_to_its_start(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
     chain = [step("s0"), *(step(f"s{n}", f"s{n - 1}") for n in range(1, 500))]
-    job = await hand.submit(*chain)
-    (cause,) = (await app.explain(await step_id(hand, job, "s499"))).causes
+    job = await driver.submit(*chain)
+    (cause,) = (await app.explain(await step_id(driver, job, "s499"))).causes
     assert (cause.name, len(cause.through)) == ("s0", 498)
 
 
-async def test_many_ways_to_one_cause_are_told_once(app: Interlock, database: Connection, hand: Hand) -> None:
-    await serve(database)
+async def test_many_paths_to_one_cause_are_listed_once(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
     layers = [step("l0a"), step("l0b", "l0a")]
     for n in range(1, 40):
         layers += [step(f"l{n}{side}", f"l{n - 1}a", f"l{n - 1}b") for side in "ab"]
-    job = await hand.submit(*layers)
-    found = await app.explain(await step_id(hand, job, "l39a"))
+    job = await driver.submit(*layers)
+    found = await app.explain(await step_id(driver, job, "l39a"))
     assert [cause.name for cause in found.causes] == ["l0a"]
 
 
-async def test_a_job_that_waits_for_workers_says_so_as_it_is_now(
-    app: Interlock, database: Connection, hand: Hand
-) -> None:
-    job = await hand.submit(step("a", namespace="inventory"), step("b", "a"))
+async def test_a_job_without_workers_names_the_reason(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    job = await driver.submit(step("a", namespace="inventory"), step("b", "a"))
     found = await app.explain(job)
     assert (found.kind, found.state, found.name) == ("job", "PENDING", "w 1")
     assert found.facts == ("no live worker serves namespace 'inventory': start one that does",)
-    behind = await app.explain(await step_id(hand, job, "b"))
+    behind = await app.explain(await step_id(driver, job, "b"))
     (first,) = behind.causes
     assert (first.name, first.facts) == ("a", ("waits for the job to start",))
     assert [cause.state for cause in first.causes] == ["PENDING"]
-    await serve(database, "inventory")
+    await add_live_worker(database, "inventory")
     facts = (await app.explain(job)).facts
     assert facts == ("live workers serve its first steps: it starts when an orchestrator looks next", NO_ORCHESTRATOR)
     await here(database, "o-1", role="orchestrator", namespaces=())
     assert NO_ORCHESTRATOR not in (await app.explain(job)).facts
 
 
-async def test_a_running_job_counts_its_open_steps_and_names_what_holds_it_up(
-    app: Interlock, database: Connection, hand: Hand
-) -> None:
-    await serve(database)
-    job = await hand.submit(*(step(f"r{n}") for n in range(12)), step("last", "r0"), timeout=60)
+async def test_a_running_job_names_what_it_waits_for(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
+    job = await driver.submit(*(step(f"r{n}") for n in range(12)), step("last", "r0"), timeout=60)
     found = await app.explain(job)
     assert found.facts[0] == "13 (12 pending, 1 waiting for other steps) of its steps are open"
     assert len(found.causes) == 10
@@ -210,14 +194,12 @@ async def test_a_running_job_counts_its_open_steps_and_names_what_holds_it_up(
     assert any("it is canceled if it has not ended at" in fact for fact in found.facts)
 
 
-async def test_a_map_leads_to_its_parts_and_a_worker_count_to_those_that_use_it_up(
-    app: Interlock, database: Connection, hand: Hand
-) -> None:
-    await serve(database)
-    job = await hand.submit(
+async def test_maps_and_worker_counts_name_the_cause(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
+    job = await driver.submit(
         step("pack", kind="map", over_input="items"), step("end", "pack"), input={"items": [1, 2, 3]}, worker_count=1
     )
-    found = await app.explain(await step_id(hand, job, "end"))
+    found = await app.explain(await step_id(driver, job, "end"))
     (pack,) = found.causes
     assert pack.facts == ("waits for 3 parts", "3 of its parts have not ended")
     assert [cause.name for cause in pack.causes] == ["pack[0]", "pack[1]", "pack[2]"]
@@ -228,13 +210,11 @@ async def test_a_map_leads_to_its_parts_and_a_worker_count_to_those_that_use_it_
     assert (active.name, active.state) == ("pack[0]", "pending")
 
 
-async def test_a_step_that_waits_for_a_child_leads_into_the_child(
-    app: Interlock, database: Connection, hand: Hand
-) -> None:
-    await serve(database)
-    await hand.submit(step("inner", kind="signal", signal="paid"), step("after", "inner"), name="child")
-    job = await hand.submit(step("sub", kind="child", workflow="child"), step("end", "sub"), name="parent")
-    found = await app.explain(await step_id(hand, job, "end"))
+async def test_a_child_step_leads_into_its_child_job(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
+    await driver.submit(step("inner", kind="signal", signal="paid"), step("after", "inner"), name="child")
+    job = await driver.submit(step("sub", kind="child", workflow="child"), step("end", "sub"), name="parent")
+    found = await app.explain(await step_id(driver, job, "end"))
     (sub,) = found.causes
     (child,) = sub.causes
     assert (child.kind, child.name, child.state) == ("job", "child 1", "RUNNING")
@@ -242,26 +222,22 @@ async def test_a_step_that_waits_for_a_child_leads_into_the_child(
     assert "waits for signal 'paid'" in words(found)
 
 
-async def test_a_signal_with_a_timeout_and_a_sleep_say_until_when(
-    app: Interlock, database: Connection, hand: Hand
-) -> None:
-    await serve(database)
+async def test_signal_timeouts_and_sleeps_name_a_time(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
     await here(database, "worker-1", PASS)
-    job = await hand.submit(step("boss", kind="approval", timeout=60), step("nap", kind="sleep", seconds=600))
+    job = await driver.submit(step("boss", kind="approval", timeout=60), step("nap", kind="sleep", seconds=600))
     said = words(await app.explain(job))
     assert "waits for approval" in said
     assert "it fails if no signal has arrived by" in said
     assert "it is not due before" in said
 
 
-async def test_a_step_whose_end_nobody_heard_of_says_where_its_message_is(
-    app: Interlock, database: Connection, hand: Hand
-) -> None:
-    await serve(database)
-    job = await hand.submit(step("a"), step("b", "a"))
-    (claimed,) = await hand.claim()
-    await hand.settle(claimed)
-    found = await app.explain(await step_id(hand, job, "b"))
+async def test_an_ended_step_names_its_message(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
+    job = await driver.submit(step("a"), step("b", "a"))
+    (claimed,) = await driver.claim()
+    await driver.settle(claimed)
+    found = await app.explain(await step_id(driver, job, "b"))
     (first,) = found.causes
     assert (first.name, first.state) == ("a", "done")
     assert "its step result waits for an orchestrator: 1 messages are in the queue" in first.facts[-1]
@@ -280,29 +256,27 @@ async def test_a_step_whose_end_nobody_heard_of_says_where_its_message_is(
 
 
 async def test_a_job_that_ends_says_what_it_becomes(app: Interlock, database: Connection) -> None:
-    hand = Hand(database, {"b": Failed("no")})
-    await serve(database)
-    job = await hand.submit(step("a", compensate="undo"), step("b", "a"))
-    await hand.run(until=lambda: "b" in hand.ran)
+    driver = JobDriver(database, {"b": Failed("no")})
+    await add_live_worker(database)
+    job = await driver.submit(step("a", compensate="undo"), step("b", "a"))
+    await driver.run(until=lambda: "b" in driver.ran)
     found = await app.explain(job)
     assert found.facts[0] == "it compensates, and becomes FAILED then: step b failed: no"
     assert [cause.name for cause in found.causes] == ["compensate:a"]
-    await hand.run()
+    await driver.run()
     ended = await app.explain(job)
     assert ended.state == "FAILED"
     assert ended.facts[0] == "step b failed: no"
     assert "RUNNING -error-> FAILED" in ended.facts[-1]
     assert not ended.causes
-    failed = await app.explain(await step_id(hand, job, "b"))
+    failed = await app.explain(await step_id(driver, job, "b"))
     assert "ValueError: no" in failed.facts
 
 
-async def test_a_job_that_is_being_canceled_waits_for_what_runs(
-    app: Interlock, database: Connection, hand: Hand
-) -> None:
-    await serve(database)
-    job = await hand.submit(step("a"), step("b", "a"))
-    await hand.claim()
+async def test_a_canceling_job_waits_for_running_steps(app: Interlock, database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
+    job = await driver.submit(step("a"), step("b", "a"))
+    await driver.claim()
     await cancel_job(database, job, actor="ada", reason="changed my mind")
     found = await app.explain(job)
     assert found.facts[0] == "it becomes CANCELED once its last step has stopped: changed my mind"
@@ -316,14 +290,14 @@ select 'x', id, 's' || n, 'waiting', 'dependency', 1 from interlock.jobs, genera
 """
 
 
-async def test_no_statement_reads_through_the_tasks(database: Connection, hand: Hand) -> None:
-    await serve(database)
-    job = await hand.submit(step("a"), step("b", "a"))
+async def test_no_statement_reads_through_the_tasks(database: Connection, driver: JobDriver) -> None:
+    await add_live_worker(database)
+    job = await driver.submit(step("a"), step("b", "a"))
     for name in "cde":
-        await hand.submit(step("a"), step("b", "a"), name=name)
+        await driver.submit(step("a"), step("b", "a"), name=name)
     await database.execute(FILL)
     await database.execute("vacuum analyze interlock.tasks, interlock.jobs, interlock.workflow_edges")
-    ids = [await step_id(hand, job, "a")]
+    ids = [await step_id(driver, job, "a")]
     asked = {"ids": ids, "id": ids[0], "job_id": job, "step": "b", "limit": 11, "now": None}
     for name, statement in EXPLAIN.items():
         cursor = await database.execute(b"explain " + statement.sql.encode(), asked)

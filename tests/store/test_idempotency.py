@@ -20,22 +20,14 @@ from interlock.store.access import (
     store_idempotent_response,
 )
 from interlock.store.workers import RegisteredProcess, register_worker
-from support import eventually
+from processes import eventually
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.flow
 
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with api_at(url) as client:
-        yield client
 
 
 def counted(outcome: str) -> float:
@@ -57,9 +49,7 @@ async def rows(database: Connection, statement: str) -> list[dict[str, Any]]:
     return await (await database.execute(statement.encode())).fetchall()
 
 
-async def test_a_hundred_at_once_at_two_supervisors_have_one_effect_and_one_answer(
-    url: str, database: Connection
-) -> None:
+async def test_a_hundred_concurrent_requests_have_one_effect(url: str, database: Connection) -> None:
     hits, misses = counted("hit"), counted("miss")
     body = {"workspace_id": "ws", "request_id": "one"}
     async with api_at(url) as here, api_at(url) as there:
@@ -153,9 +143,7 @@ async def test_an_expired_key_is_as_good_as_new_and_is_removed(client: httpx.Asy
 
 
 @pytest.mark.store
-async def test_a_key_is_waited_for_and_free_again_when_its_transaction_is_not_committed(
-    url: str, database: Connection
-) -> None:
+async def test_a_key_is_free_after_a_rollback(url: str, database: Connection) -> None:
     request = IdempotentRequest("k", "POST /x", "digest")
     async with connect(url) as first, connect(url) as second:
         async with first.transaction(force_rollback=True):
@@ -175,9 +163,7 @@ def is_waited_for(url: str) -> bool:
 
 
 @pytest.mark.chaos
-async def test_a_request_that_died_half_way_left_nothing_and_one_that_was_answered_is_remembered(
-    url: str, database: Connection
-) -> None:
+async def test_only_answered_requests_are_recorded(url: str, database: Connection) -> None:
     """kill -9 in the middle of the transaction; then the same request to a new process, and to a third one."""
     worker = "w_elsewhere"
     await register_worker(database, RegisteredProcess(worker), lease=HOUR)

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from factories import enqueue
 from interlock.errors import ConfigError
 from interlock.lifecycle import TaskRowEvent
-from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
-from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import (
     Limit,
     LimitUsage,
@@ -40,9 +39,9 @@ SECOND = timedelta(seconds=1)
 MINUTE = timedelta(seconds=60)
 
 
-async def enqueue(database: Connection, count: int = 1, key: str = "mail", **options: Any) -> list[UUID]:
-    task = NewTask("x", {}, limit_key=key, **{"run_at": NOON - MINUTE, **options})
-    return [(await enqueue_task(database, task, actor="me")).id for _ in range(count)]
+async def enqueue_limited(database: Connection, count: int = 1, key: str = "mail", **options: Any) -> list[UUID]:
+    options = {"limit_key": key, "run_at": NOON - MINUTE, **options}
+    return [await enqueue(database, **options) for _ in range(count)]
 
 
 async def admit(database: Connection, now: datetime = NOON) -> int:
@@ -62,7 +61,7 @@ async def end_one(database: Connection, event: TaskRowEvent = TaskRowEvent.SUCCE
 
 async def test_at_most_max_running_tasks_of_a_key_are_pending_or_running(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=2)])
-    ids = await enqueue(database, 5)
+    ids = await enqueue_limited(database, 5)
     assert await rows(database, "waiting", "held_by, reason") == [("limit", "limit mail")] * 5
     assert await admit(database) == 2
     assert await admit(database) == 0
@@ -75,10 +74,10 @@ async def test_at_most_max_running_tasks_of_a_key_are_pending_or_running(databas
 
 async def test_the_order_of_admission_is_that_of_the_claim(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=1)])
-    (late,) = await enqueue(database, run_at=NOON)
-    (early,) = await enqueue(database)
-    (urgent,) = await enqueue(database, priority=5, run_at=NOON)
-    (future,) = await enqueue(database, priority=9, run_at=NOON + SECOND)
+    (late,) = await enqueue_limited(database, run_at=NOON)
+    (early,) = await enqueue_limited(database)
+    (urgent,) = await enqueue_limited(database, priority=5, run_at=NOON)
+    (future,) = await enqueue_limited(database, priority=9, run_at=NOON + SECOND)
     order = []
     while await admit(database):
         order.append(await end_one(database))
@@ -91,7 +90,7 @@ async def test_the_order_of_admission_is_that_of_the_claim(database: Connection)
 
 async def test_starts_are_limited_in_a_window_that_slides(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_starts=3, period=MINUTE)])
-    await enqueue(database, 10)
+    await enqueue_limited(database, 10)
     assert await admit_limited_tasks(database, actor="l", now=NOON) == (3, NOON + MINUTE, False)
     told = "limit mail: 3 starts per 60 s reached, next at 2030-01-01 12:01:00 UTC"
     assert {reason for (reason,) in await rows(database, "waiting", "reason")} == {told}
@@ -104,9 +103,9 @@ async def test_starts_are_limited_in_a_window_that_slides(database: Connection) 
 
 async def test_the_next_start_comes_when_enough_of_the_window_has_passed(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_starts=2, period=MINUTE)])
-    await enqueue(database)
+    await enqueue_limited(database)
     assert await admit(database, NOON) == 1
-    await enqueue(database, 5)
+    await enqueue_limited(database, 5)
     assert await admit_limited_tasks(database, actor="l", now=NOON + 20 * SECOND) == (1, NOON + MINUTE, False)
     assert await admit_limited_tasks(database, actor="l", now=NOON + MINUTE) == (1, NOON + 80 * SECOND, False)
 
@@ -121,7 +120,7 @@ def test_no_window_and_no_moment_ever_exceeds_the_limits(url: str, steps: list[t
             now, started = NOON, []
             for seconds, arriving, ending in steps:
                 now += seconds * SECOND
-                await enqueue(database, arriving)
+                await enqueue_limited(database, arriving)
                 started += [now] * await admit(database, now)
                 await sweep_limits(database, actor="l", now=now)
                 assert len(await rows(database, "pending")) <= 4
@@ -144,8 +143,8 @@ async def clear(database: Connection) -> None:
 @pytest.mark.chaos
 async def test_several_admitting_at_once_let_in_no_more_than_one_would(url: str, database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=7), Limit("sms", max_starts=5, period=MINUTE)])
-    await enqueue(database, 30)
-    await enqueue(database, 30, "sms")
+    await enqueue_limited(database, 30)
+    await enqueue_limited(database, 30, "sms")
 
     async def leader() -> int:
         async with connect(url) as connection:
@@ -156,7 +155,7 @@ async def test_several_admitting_at_once_let_in_no_more_than_one_would(url: str,
 
 
 async def test_a_key_without_a_limit_holds_nothing(database: Connection) -> None:
-    ids = await enqueue(database, 3, "unknown", run_at=NOON + MINUTE)
+    ids = await enqueue_limited(database, 3, "unknown", run_at=NOON + MINUTE)
     assert await admit(database) == 3
     assert sorted(await rows(database, "pending")) == sorted((id_,) for id_ in ids)
 
@@ -165,7 +164,7 @@ async def test_a_limit_that_is_lifted_or_changed_is_so_for_what_waits(database: 
     limit = Limit("mail", max_running=1)
     assert await put_limits(database, [limit]) == ["mail"]
     assert await put_limits(database, [limit]) == [], "nothing changes, nobody is woken"
-    await enqueue(database, 5)
+    await enqueue_limited(database, 5)
     assert await admit(database) == 1
     await put_limits(database, [Limit("mail", max_running=3)])
     assert await admit(database) == 2
@@ -176,7 +175,7 @@ async def test_a_limit_that_is_lifted_or_changed_is_so_for_what_waits(database: 
 
 async def test_a_limit_that_is_lowered_takes_back_the_last_in_line(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=4)])
-    ids = await enqueue(database, 4)
+    ids = await enqueue_limited(database, 4)
     assert await admit(database) == 4
     await put_limits(database, [Limit("mail", max_running=1)])
     assert sorted(await sweep_limits(database, actor="leader", now=NOON)) == sorted(ids[1:])
@@ -187,7 +186,7 @@ async def test_a_limit_that_is_lowered_takes_back_the_last_in_line(database: Con
 
 async def test_requeued_tasks_wait_for_their_limit_again(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=1)])
-    await enqueue(database, 3)
+    await enqueue_limited(database, 3)
     ended = []
     while await admit(database):
         ended.append(await end_one(database, TaskRowEvent.FAIL))
@@ -198,16 +197,16 @@ async def test_requeued_tasks_wait_for_their_limit_again(database: Connection) -
 
 async def test_a_retried_task_keeps_its_place(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=1)])
-    await enqueue(database, 2)
+    await enqueue_limited(database, 2)
     await admit(database)
     retried = await end_one(database, TaskRowEvent.RETRY)
     assert await admit(database) == 0
     assert await rows(database, "pending") == [(retried,)]
 
 
-async def test_only_the_tasks_that_come_next_are_told_and_only_when_it_changes(database: Connection) -> None:
+async def test_hold_reasons_are_written_on_change_for_the_next_tasks(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=1)])
-    await enqueue(database, 150)
+    await enqueue_limited(database, 150)
     await admit(database)
     told = "xmin::text, reason"
     first = await rows(database, "waiting", told)
@@ -218,7 +217,7 @@ async def test_only_the_tasks_that_come_next_are_told_and_only_when_it_changes(d
 
 async def test_past_starts_are_forgotten(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_starts=1, period=MINUTE)])
-    await enqueue(database, 2)
+    await enqueue_limited(database, 2)
     for minute in range(2):
         assert await admit(database, NOON + minute * MINUTE) == 1
     await sweep_limits(database, actor="leader", now=NOON + MINUTE)
@@ -230,7 +229,7 @@ async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the
     duty = LimitsDuty("leader")
     assert await duty.run_once(database, now=NOON) == SWEEP_INTERVAL_S
     await put_limits(database, [Limit("mail", max_starts=1, period=2 * SECOND)])
-    await enqueue(database, 2)
+    await enqueue_limited(database, 2)
     assert await duty.run_once(database, now=NOON) == 2
     await put_limits(database, [Limit("many", max_running=5000)])
     await database.execute(
@@ -252,13 +251,13 @@ async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the
         ({"max_starts": 3, "period": -MINUTE}, "period must be greater than 0, got -1 day, 23:59:00"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_limit_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Limit("k", **options)
 
 
 @pytest.mark.unit
-def test_a_next_start_that_is_near_is_not_told() -> None:
+def test_a_near_next_start_is_left_out() -> None:
     room = LimitUsage("k", None, 2, SECOND, 0, 2, NOON + SECOND)
     assert room.hold_detail(NOON) == "2 starts per 1 s reached"
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from interlock.model.options import NewTask
+from factories import enqueue
 from interlock.store import limits
-from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import (
     Limit,
     admit_limited_tasks,
@@ -32,9 +31,8 @@ pytestmark = pytest.mark.store
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
-async def enqueue(database: Connection, namespace: str = "mail", **options: Any) -> UUID:
-    task = NewTask("x", {}, namespace, run_at=NOON, **options)
-    return (await enqueue_task(database, task, actor="me")).id
+async def enqueue_at_noon(database: Connection, namespace: str = "mail", **options: Any) -> UUID:
+    return await enqueue(database, namespace=namespace, run_at=NOON, **options)
 
 
 async def state(database: Connection, task: UUID) -> tuple[str, str | None, str | None]:
@@ -45,9 +43,9 @@ async def state(database: Connection, task: UUID) -> tuple[str, str | None, str 
 
 
 async def test_pausing_holds_what_is_pending_and_what_comes_and_resuming_frees_both(database: Connection) -> None:
-    before, elsewhere = await enqueue(database), await enqueue(database, "other")
+    before, elsewhere = await enqueue_at_noon(database), await enqueue_at_noon(database, "other")
     assert await pause_namespace(database, "mail", "the relay is down", "ada") == 1
-    after = await enqueue(database)
+    after = await enqueue_at_noon(database)
     why = "namespace mail is paused: the relay is down"
     assert [await state(database, task) for task in (before, after)] == [("waiting", "namespace", why)] * 2
     assert (await state(database, elsewhere))[0] == "pending"
@@ -59,12 +57,12 @@ async def test_pausing_holds_what_is_pending_and_what_comes_and_resuming_frees_b
     assert history == [("create", "me"), ("hold", "ada"), ("release", "ada")]
 
 
-async def test_what_runs_goes_on_while_its_namespace_is_paused(database: Connection) -> None:
-    await enqueue(database)
+async def test_running_tasks_continue_in_a_paused_namespace(database: Connection) -> None:
+    await enqueue_at_noon(database)
     (running,) = await claim_pending_tasks(database, actor="w", types=["x"], namespaces=["mail"], now=NOON)
     await pause_namespace(database, "mail", None, "ada")
     assert (await state(database, running.id))[0] == "running"
-    assert (await state(database, await enqueue(database)))[2] == "namespace mail is paused"
+    assert (await state(database, await enqueue_at_noon(database)))[2] == "namespace mail is paused"
 
 
 async def test_pausing_goes_in_batches_and_says_how_many(database: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,11 +78,11 @@ async def test_pausing_goes_in_batches_and_says_how_many(database: Connection, m
 
 async def test_limited_tasks_stay_while_paused_and_wait_for_their_limit_afterwards(database: Connection) -> None:
     await put_limits(database, [Limit("relay", max_running=1)])
-    first = await enqueue(database, limit_key="relay")
+    first = await enqueue_at_noon(database, limit_key="relay")
     await admit_limited_tasks(database, actor="l", now=NOON)
-    second = await enqueue(database, limit_key="relay")
+    second = await enqueue_at_noon(database, limit_key="relay")
     assert await pause_namespace(database, "mail", None, "ada") == 2
-    third = await enqueue(database, limit_key="relay")
+    third = await enqueue_at_noon(database, limit_key="relay")
     tasks = (first, second, third)
     assert {(await state(database, task))[1] for task in tasks} == {"namespace"}
     assert (await admit_limited_tasks(database, actor="l", now=NOON)).released == 0
@@ -94,7 +92,7 @@ async def test_limited_tasks_stay_while_paused_and_wait_for_their_limit_afterwar
 
 
 async def test_a_limited_task_that_slips_into_a_paused_namespace_is_not_let_in(database: Connection) -> None:
-    slipped = await enqueue(database, limit_key="relay")
+    slipped = await enqueue_at_noon(database, limit_key="relay")
     await database.execute("insert into interlock.namespaces (name, paused_at) values ('mail', now())")
     assert (await admit_limited_tasks(database, actor="l", now=NOON)).released == 0
     assert await sweep_namespaces(database, actor="l", now=NOON) == 1
@@ -102,9 +100,9 @@ async def test_a_limited_task_that_slips_into_a_paused_namespace_is_not_let_in(d
 
 
 async def test_the_sweep_sets_right_what_crossed_with_a_pause_or_a_resumption(database: Connection) -> None:
-    slipped = await enqueue(database)
+    slipped = await enqueue_at_noon(database)
     await database.execute("insert into interlock.namespaces (name, paused_at) values ('mail', now())")
-    stuck = await enqueue(database)
+    stuck = await enqueue_at_noon(database)
     assert await sweep_namespaces(database, actor="l", now=NOON) == 1
     assert (await state(database, slipped))[1] == "namespace"
     await database.execute("update interlock.namespaces set paused_at = null")
@@ -113,7 +111,7 @@ async def test_the_sweep_sets_right_what_crossed_with_a_pause_or_a_resumption(da
     assert await sweep_namespaces(database, actor="l", now=NOON) == 0
 
 
-async def test_workers_are_told_of_pauses_and_resumptions(database: Connection) -> None:
+async def test_workers_are_notified_of_pauses_and_resumptions(database: Connection) -> None:
     await database.execute("listen interlock_control")
     await pause_namespace(database, "mail", None, "ada")
     await resume_namespace(database, "mail", "ada")
@@ -123,12 +121,12 @@ async def test_workers_are_told_of_pauses_and_resumptions(database: Connection) 
 
 async def test_namespaces_are_listed_with_what_is_in_them(database: Connection) -> None:
     await put_limits(database, [Limit("relay", max_running=1)])
-    await enqueue(database, "busy")
-    await enqueue(database, "busy")
+    await enqueue_at_noon(database, "busy")
+    await enqueue_at_noon(database, "busy")
     await claim_pending_tasks(database, actor="w", types=["x"], namespaces=["busy"], now=NOON)
-    await enqueue(database, "busy", limit_key="relay")
+    await enqueue_at_noon(database, "busy", limit_key="relay")
     await pause_namespace(database, "mail", "why", "ada", now=NOON - timedelta(hours=1))
-    await enqueue(database)
+    await enqueue_at_noon(database)
     assert await list_namespaces(database) == [
         ("busy", None, None, None, 1, 1, 0, 1),
         ("mail", NOON - timedelta(hours=1), "ada", "why", 0, 0, 1, 0),

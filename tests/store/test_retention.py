@@ -1,4 +1,4 @@
-"""What has ended goes when it is past its age, little by little; what has not, or is still needed, stays."""
+"""Retention: ended rows past their age are deleted in batches; unfinished and needed rows stay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from structlog.testing import capture_logs
 
+from factories import run_sql
 from interlock.postgres.connection import connect
 from interlock.postgres.migrate import grant
 from interlock.store.retention import (
@@ -19,7 +20,6 @@ from interlock.store.retention import (
     maintain_record_partitions,
 )
 from interlock.worker.maintenance.retention import BATCH_PAUSE_S, ROUND_INTERVAL_S, RetentionDuty
-from support import run_sql
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
@@ -46,7 +46,7 @@ def id_of(created_at: datetime) -> UUID:
 
 
 async def ended(database: Connection, state: str, age: timedelta, task: UUID | None = None, **columns: Any) -> UUID:
-    """Store a task that ended so long ago."""
+    """Store a task that ended at a given age."""
     id_ = task or id_of(NOW - age - timedelta(seconds=1))
     start = "waiting" if state == "skipped" else "pending"
     names = ", ".join(["id", "type", "state", *columns])
@@ -96,7 +96,7 @@ async def test_the_duty_walks_in_stretches_and_only_as_far_as_tasks_can_be_old_e
     assert await duty.run_once(database, now=NOW) == ROUND_INTERVAL_S, "the next one does not even look at the young"
 
 
-async def test_ids_that_somebody_chose_himself_are_found_by_the_walk_over_everything(database: Connection) -> None:
+async def test_user_chosen_ids_are_found_by_a_full_scan(database: Connection) -> None:
     await ended(database, "done", 10 * DAY, UUID("ffffffff-0000-4000-8000-000000000000"))
     duty = RetentionDuty(Retention())
     await duty.run_once(database, now=NOW)
@@ -177,9 +177,7 @@ async def test_records_go_by_whole_months_and_the_months_to_come_are_made(databa
     assert {coming, later} <= await partitions(database)
 
 
-async def test_a_role_that_owns_nothing_says_so_once_and_goes_on(
-    database: Connection, url: str, server: EmbeddedServer
-) -> None:
+async def test_a_role_without_ownership_warns_once(database: Connection, url: str, server: EmbeddedServer) -> None:
     run_sql(server.url("postgres"), "drop role if exists retention_runner; create role retention_runner login")
     await grant(database, "retention_runner")
     await database.execute(

@@ -1,4 +1,4 @@
-"""Schedules fire every tick once: by the clock of their zone, after outages as they were told, never twice."""
+"""Schedules fire every tick once: in their time zone, after outages by their policy, never twice."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_an_interval_keeps_its_rhythm_however_late_it_is_looked_at(databas
         ("all", timedelta(minutes=30), [1, 2, 3]),
     ],
 )
-async def test_missed_ticks_fire_as_the_schedule_says(
+async def test_missed_ticks_follow_policy(
     database: Connection, missed: str, late: timedelta, expected: list[int]
 ) -> None:
     await put_schedules(database, [hourly(missed=missed)], now=NOON)
@@ -140,7 +140,7 @@ async def test_a_paused_schedule_rests_and_goes_on_with_the_next_tick(database: 
 
 
 @pytest.mark.chaos
-async def test_a_broken_schedule_says_why_and_holds_up_no_other(database: Connection) -> None:
+async def test_a_broken_schedule_is_reported_and_others_fire(database: Connection) -> None:
     await put_schedules(database, [hourly(name) for name in ("broken", "bad", "good")], now=NOON)
     await database.execute("update interlock.schedules set cron = 'nonsense' where name = 'broken'")
     await database.execute("""update interlock.schedules set options = '{"max_tries": 0}' where name = 'bad'""")
@@ -184,7 +184,7 @@ async def test_the_duty_rests_until_the_next_tick(database: Connection) -> None:
         ({"every": HOUR, "options": {"prio": 1}}, "schedule 's': unknown option 'prio'; known are backoff"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_schedule_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Schedule("s", "x", **options)
 

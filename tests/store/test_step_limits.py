@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from factories import add_live_worker, step
 from interlock import Interlock, WorkerSettings, serving
 from interlock.client.explain import explain
 from interlock.config import Config
@@ -22,7 +23,7 @@ from interlock.store.tasks import Outcome, settle_running_tasks
 from interlock.testing import drain
 from interlock.workflow.advance import cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
-from workflow_support import Failed, Hand, serve, step
+from job_driver import Failed, JobDriver
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -35,196 +36,195 @@ KEY = {"limit_key": "mail"}
 
 
 @pytest.fixture
-async def hand(database: Connection) -> Hand:
-    """Give a hand on a database with a live worker, and one place under the limit."""
-    await serve(database)
-    await put_limits(database, [Limit("mail", max_running=1)])
-    return Hand(database)
+async def driver(driver: JobDriver) -> JobDriver:
+    """Add a limit of one running task to the database of the driver."""
+    await put_limits(driver.connection, [Limit("mail", max_running=1)])
+    return driver
 
 
-async def admit(hand: Hand) -> int:
-    """Do what the leader does for limits."""
-    return (await admit_limited_tasks(hand.connection, actor="leader", now=hand.now)).released
+async def admit(driver: JobDriver) -> int:
+    """Admit limited tasks as the leader does."""
+    return (await admit_limited_tasks(driver.connection, actor="leader", now=driver.now)).released
 
 
-async def held(hand: Hand, job: UUID) -> dict[str, str | None]:
-    """Tell by what each step is held that waits."""
-    steps = await hand.steps(job)
+async def held(driver: JobDriver, job: UUID) -> dict[str, str | None]:
+    """Return what holds each waiting step."""
+    steps = await driver.steps(job)
     return {name: found["held_by"] for name, found in steps.items() if found["state"] == "waiting"}
 
 
-async def run_all(hand: Hand) -> int:
+async def run_all(driver: JobDriver) -> int:
     """Run all there is, with a leader; give how many steps were active at once, at most."""
     most = 0
     while True:
-        await admit(hand)
-        claimed = await hand.claim()
+        await admit(driver)
+        claimed = await driver.claim()
         most = max(most, len(claimed))
         for task in claimed:
-            await hand.settle(task)
-        if not (await hand.advance()).received and not claimed:
+            await driver.settle(task)
+        if not (await driver.advance()).received and not claimed:
             return most
 
 
-async def test_first_steps_wait_for_their_limit(hand: Hand) -> None:
-    job = await hand.submit(*(step(f"x{number}", **KEY) for number in range(4)))
-    steps = await hand.steps(job)
+async def test_first_steps_wait_for_their_limit(driver: JobDriver) -> None:
+    job = await driver.submit(*(step(f"x{number}", **KEY) for number in range(4)))
+    steps = await driver.steps(job)
     assert {(found["state"], found["held_by"], found["reason"]) for found in steps.values()} == {
         ("waiting", "limit", "limit mail")
     }
-    assert await hand.claim() == []
-    assert await run_all(hand) == 1
-    assert (await hand.job(job))["status"] == "COMPLETED"
+    assert await driver.claim() == []
+    assert await run_all(driver) == 1
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_steps_after_others_wait_for_their_limit_and_are_left_to_the_rules(hand: Hand) -> None:
-    job = await hand.submit(step("a"), step("b", "a", **KEY), step("c", "a", **KEY), step("d", "b", "c"))
-    await hand.settle((await hand.claim())[0])
+async def test_steps_after_others_wait_for_their_limit_and_are_left_to_the_rules(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"), step("b", "a", **KEY), step("c", "a", **KEY), step("d", "b", "c"))
+    await driver.settle((await driver.claim())[0])
     parameters = {"actor": "o_1", "limit": 100, "lock_timeout": "500ms", "now": None}
-    (plain,) = await run(hand.connection, ORCHESTRATION["advance_plain_steps"], parameters)
+    (plain,) = await run(driver.connection, ORCHESTRATION["advance_plain_steps"], parameters)
     assert plain["received"] is None, "there is something to judge"
-    await hand.advance()
-    assert await held(hand, job) == {"b": "limit", "c": "limit", "d": "dependency"}
-    assert await run_all(hand) == 1
-    assert sorted(hand.ran) == ["a", "b", "c", "d"]
-    assert (await hand.job(job))["status"] == "COMPLETED"
+    await driver.advance()
+    assert await held(driver, job) == {"b": "limit", "c": "limit", "d": "dependency"}
+    assert await run_all(driver) == 1
+    assert sorted(driver.ran) == ["a", "b", "c", "d"]
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_parts_of_a_map_wait_for_the_limit_and_the_map_does_not(hand: Hand) -> None:
-    job = await hand.submit(step("m", kind="map", over_input="list", **KEY), input={"list": [1, 2, 3]})
-    assert await held(hand, job) == {"m": "parts", "m[0]": "limit", "m[1]": "limit", "m[2]": "limit"}
-    assert await run_all(hand) == 1
-    assert (await hand.job(job))["status"] == "COMPLETED"
+async def test_parts_of_a_map_wait_for_the_limit_and_the_map_does_not(driver: JobDriver) -> None:
+    job = await driver.submit(step("m", kind="map", over_input="list", **KEY), input={"list": [1, 2, 3]})
+    assert await held(driver, job) == {"m": "parts", "m[0]": "limit", "m[1]": "limit", "m[2]": "limit"}
+    assert await run_all(driver) == 1
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_jobs_share_a_limit_with_each_other_and_with_tasks(hand: Hand) -> None:
-    jobs = [await hand.submit(step("a", **KEY)) for _ in range(3)]
-    await hand.connection.execute("select interlock.enqueue('a', limit_key => 'mail')")
-    assert await admit(hand) == 1
-    assert await admit(hand) == 0
-    states = [(await hand.states(job))["a"] for job in jobs]
+async def test_jobs_share_a_limit_with_each_other_and_with_tasks(driver: JobDriver) -> None:
+    jobs = [await driver.submit(step("a", **KEY)) for _ in range(3)]
+    await driver.connection.execute("select interlock.enqueue('a', limit_key => 'mail')")
+    assert await admit(driver) == 1
+    assert await admit(driver) == 0
+    states = [(await driver.states(job))["a"] for job in jobs]
     assert states == ["pending", "waiting", "waiting"]
 
 
-async def test_the_leader_hears_that_a_step_waits_for_a_limit(hand: Hand, url: str) -> None:
+async def test_the_leader_is_notified_of_a_step_that_waits_for_a_limit(driver: JobDriver, url: str) -> None:
     async with connect(url) as listener:
         await listener.execute("listen interlock_duties")
-        await hand.submit(step("a"), step("b", "a", **KEY))
-        await hand.settle((await hand.claim())[0])
-        await hand.advance()
+        await driver.submit(step("a"), step("b", "a", **KEY))
+        await driver.settle((await driver.claim())[0])
+        await driver.advance()
         heard = [told.payload async for told in listener.notifies(timeout=30, stop_after=1)]
     assert heard == ["limits"]
 
 
 @pytest.mark.parametrize("event", [TaskRowEvent.SUCCEED, TaskRowEvent.FAIL, TaskRowEvent.RETRY])
-async def test_the_end_of_a_step_frees_its_place_and_a_try_keeps_it(hand: Hand, event: TaskRowEvent) -> None:
-    await hand.submit(step("a", **KEY), step("b", **KEY))
-    await admit(hand)
-    (claimed,) = await hand.claim()
+async def test_the_end_of_a_step_frees_its_place_and_a_try_keeps_it(driver: JobDriver, event: TaskRowEvent) -> None:
+    await driver.submit(step("a", **KEY), step("b", **KEY))
+    await admit(driver)
+    (claimed,) = await driver.claim()
     outcome = Outcome(claimed.id, claimed.attempt, event, output={}, delay=3600.0)
-    await settle_running_tasks(hand.connection, [outcome], actor="w_1")
-    assert await admit(hand) == (0 if event is TaskRowEvent.RETRY else 1)
+    await settle_running_tasks(driver.connection, [outcome], actor="w_1")
+    assert await admit(driver) == (0 if event is TaskRowEvent.RETRY else 1)
 
 
-async def test_a_step_whose_worker_died_on_its_last_try_frees_its_place(hand: Hand) -> None:
-    await hand.submit(step("a", max_tries=1, **KEY), step("b", **KEY))
-    await admit(hand)
-    (claimed,) = await hand.claim()
-    await hand.connection.execute(
+async def test_a_step_whose_worker_died_on_its_last_try_frees_its_place(driver: JobDriver) -> None:
+    await driver.submit(step("a", max_tries=1, **KEY), step("b", **KEY))
+    await admit(driver)
+    (claimed,) = await driver.claim()
+    await driver.connection.execute(
         "update interlock.tasks set lease_expires_at = now() - interval '1 second' where id = %s", [claimed.id]
     )
-    (recovered,) = await recover_expired_tasks(hand.connection, actor="w_2")
+    (recovered,) = await recover_expired_tasks(driver.connection, actor="w_2")
     assert (recovered.event, recovered.limit_key) == ("exhaust", "mail")
-    assert await admit(hand) == 1
+    assert await admit(driver) == 1
 
 
-async def test_a_canceled_job_frees_its_places_and_waits_for_none(hand: Hand) -> None:
-    job = await hand.submit(step("a", **KEY), step("b", **KEY))
-    other = await hand.submit(step("a", **KEY), name="other")
-    await admit(hand)
-    assert await cancel_job(hand.connection, job, actor="ada")
-    await hand.advance()
-    assert (await hand.job(job))["status"] == "CANCELED"
-    assert await admit(hand) == 1
-    assert (await hand.states(other))["a"] == "pending"
+async def test_a_canceled_job_frees_its_places_and_waits_for_none(driver: JobDriver) -> None:
+    job = await driver.submit(step("a", **KEY), step("b", **KEY))
+    other = await driver.submit(step("a", **KEY), name="other")
+    await admit(driver)
+    assert await cancel_job(driver.connection, job, actor="ada")
+    await driver.advance()
+    assert (await driver.job(job))["status"] == "CANCELED"
+    assert await admit(driver) == 1
+    assert (await driver.states(other))["a"] == "pending"
 
 
-async def test_a_job_whose_time_is_over_gives_up_steps_that_wait_for_a_limit(hand: Hand) -> None:
-    job = await hand.submit(step("a", **KEY), step("b", **KEY), timeout=60)
-    await admit(hand)
+async def test_a_job_whose_time_is_over_gives_up_steps_that_wait_for_a_limit(driver: JobDriver) -> None:
+    job = await driver.submit(step("a", **KEY), step("b", **KEY), timeout=60)
+    await admit(driver)
     later = datetime.now(UTC) + timedelta(minutes=2)
-    assert await cancel_overdue_jobs(hand.connection, actor="o_1", now=later) == 1
-    await hand.advance()
-    assert (await hand.job(job))["status"] == "CANCELED"
-    assert set((await hand.states(job)).values()) == {"canceled"}
+    assert await cancel_overdue_jobs(driver.connection, actor="o_1", now=later) == 1
+    await driver.advance()
+    assert (await driver.job(job))["status"] == "CANCELED"
+    assert set((await driver.states(job)).values()) == {"canceled"}
 
 
-async def test_a_worker_count_counts_steps_that_wait_for_their_limit(hand: Hand) -> None:
-    job = await hand.submit(step("a", **KEY), step("b", **KEY), step("c"), step("d"), worker_count=2)
-    assert await held(hand, job) == {"a": "limit", "b": "limit", "c": "worker_count", "d": "worker_count"}
-    assert await run_all(hand) <= 2
-    assert sorted(hand.ran) == ["a", "b", "c", "d"]
-    assert (await hand.job(job))["status"] == "COMPLETED"
+async def test_a_worker_count_counts_steps_that_wait_for_their_limit(driver: JobDriver) -> None:
+    job = await driver.submit(step("a", **KEY), step("b", **KEY), step("c"), step("d"), worker_count=2)
+    assert await held(driver, job) == {"a": "limit", "b": "limit", "c": "worker_count", "d": "worker_count"}
+    assert await run_all(driver) <= 2
+    assert sorted(driver.ran) == ["a", "b", "c", "d"]
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_steps_of_a_job_with_a_worker_count_come_to_their_limit_in_turn(hand: Hand) -> None:
-    job = await hand.submit(step("a"), *(step(f"x{number}", "a", **KEY) for number in range(3)), worker_count=1)
-    await hand.settle((await hand.claim())[0])
-    await hand.advance()
-    assert sorted(map(str, (await held(hand, job)).values())) == ["limit", "worker_count", "worker_count"]
-    assert await run_all(hand) == 1
-    assert (await hand.job(job))["status"] == "COMPLETED"
+async def test_steps_of_a_job_with_a_worker_count_come_to_their_limit_in_turn(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"), *(step(f"x{number}", "a", **KEY) for number in range(3)), worker_count=1)
+    await driver.settle((await driver.claim())[0])
+    await driver.advance()
+    assert sorted(map(str, (await held(driver, job)).values())) == ["limit", "worker_count", "worker_count"]
+    assert await run_all(driver) == 1
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
 @pytest.mark.parametrize("worker_count", [None, 1])
-async def test_a_pause_and_a_resumption_lead_back_to_the_limit(hand: Hand, worker_count: int | None) -> None:
-    job = await hand.submit(
+async def test_a_pause_and_a_resumption_lead_back_to_the_limit(driver: JobDriver, worker_count: int | None) -> None:
+    job = await driver.submit(
         step("a", namespace="inventory", **KEY),
         step("b", namespace="inventory", **KEY),
         step("c"),
         worker_count=worker_count,
     )
-    await pause_namespace(hand.connection, "inventory", "stocktaking", "ada")
-    await hand.run()
-    assert hand.ran == ["c"], "it has the room of those that wait for the pause to end"
-    assert "limit" not in (await held(hand, job)).values()
-    await resume_namespace(hand.connection, "inventory", "ada")
-    assert await run_all(hand) == 1
-    assert (await hand.job(job))["status"] == "COMPLETED"
+    await pause_namespace(driver.connection, "inventory", "stocktaking", "ada")
+    await driver.run()
+    assert driver.ran == ["c"], "it has the room of those that wait for the pause to end"
+    assert "limit" not in (await held(driver, job)).values()
+    await resume_namespace(driver.connection, "inventory", "ada")
+    assert await run_all(driver) == 1
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_a_job_that_starts_in_a_paused_namespace_comes_to_its_limit_later(hand: Hand) -> None:
-    await pause_namespace(hand.connection, "inventory", None, "ada")
-    job = await hand.submit(step("a"), step("b", "a", namespace="inventory", **KEY))
-    await hand.run()
-    assert await held(hand, job) == {"b": "namespace"}
-    await resume_namespace(hand.connection, "inventory", "ada")
-    assert await held(hand, job) == {"b": "limit"}
-    await run_all(hand)
-    assert (await hand.job(job))["status"] == "COMPLETED"
+async def test_a_job_that_starts_in_a_paused_namespace_comes_to_its_limit_later(driver: JobDriver) -> None:
+    await pause_namespace(driver.connection, "inventory", None, "ada")
+    job = await driver.submit(step("a"), step("b", "a", namespace="inventory", **KEY))
+    await driver.run()
+    assert await held(driver, job) == {"b": "namespace"}
+    await resume_namespace(driver.connection, "inventory", "ada")
+    assert await held(driver, job) == {"b": "limit"}
+    await run_all(driver)
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
 @pytest.mark.parametrize("worker_count", [None, 1])
-async def test_a_compensation_waits_for_the_limit_of_its_own_task(hand: Hand, worker_count: int | None) -> None:
-    hand.outcomes = {"b": Failed("no")}
+async def test_a_compensation_waits_for_the_limit_of_its_own_task(driver: JobDriver, worker_count: int | None) -> None:
+    driver.outcomes = {"b": Failed("no")}
     undo = {"compensate": "undo", "compensate_limit_key": "mail", "compensate_tags": ["t"]}
-    job = await hand.submit(step("a", **undo), step("b", "a"), worker_count=worker_count)
-    await hand.run()
-    assert await held(hand, job) == {"compensate:a": "limit"}
-    await run_all(hand)
-    assert hand.ran == ["a", "b", "compensate:a"]
-    assert (await hand.job(job))["status"] == "FAILED"
+    job = await driver.submit(step("a", **undo), step("b", "a"), worker_count=worker_count)
+    await driver.run()
+    assert await held(driver, job) == {"compensate:a": "limit"}
+    await run_all(driver)
+    assert driver.ran == ["a", "b", "compensate:a"]
+    assert (await driver.job(job))["status"] == "FAILED"
 
 
 async def test_a_job_that_starts_later_comes_to_its_limit_then(database: Connection) -> None:
-    hand = Hand(database)
+    driver = JobDriver(database)
     await put_limits(database, [Limit("mail", max_running=1)])
-    job = await hand.submit(step("a", **KEY), step("b", **KEY))
-    assert await held(hand, job) == {"a": "start", "b": "start"}
-    await serve(database)
+    job = await driver.submit(step("a", **KEY), step("b", **KEY))
+    assert await held(driver, job) == {"a": "start", "b": "start"}
+    await add_live_worker(database)
     await start_waiting_jobs(database, actor="o_1")
-    assert await held(hand, job) == {"a": "limit", "b": "limit"}
-    assert await run_all(hand) == 1
+    assert await held(driver, job) == {"a": "limit", "b": "limit"}
+    assert await run_all(driver) == 1
 
 
 async def test_a_step_says_of_its_rows_what_its_task_says(database: Connection, url: str) -> None:
@@ -261,7 +261,7 @@ async def test_a_step_says_of_its_rows_what_its_task_says(database: Connection, 
     assert told == {"plain", "other", "m[0]", "compensate:last"}
 
 
-async def test_steps_are_told_of_where_the_app_of_their_worker_says(database: Connection, url: str) -> None:
+async def test_step_webhooks_use_the_callback_url_of_the_worker_s_app(database: Connection, url: str) -> None:
     app = Interlock(url, callback_url="http://localhost:9/app")
 
     @app.task(callback_url="http://localhost:9/own")
@@ -296,9 +296,9 @@ async def test_steps_are_told_of_where_the_app_of_their_worker_says(database: Co
         assert "9/app" not in str(row), "a setting must not make another definition of it"
 
 
-async def test_explain_tells_of_the_limit_that_a_step_waits_for(hand: Hand, url: str) -> None:
-    job = await hand.submit(step("a", **KEY), step("b", **KEY), step("c"), worker_count=2)
-    await admit(hand)
+async def test_explain_names_the_limit_a_step_waits_for(driver: JobDriver, url: str) -> None:
+    job = await driver.submit(step("a", **KEY), step("b", **KEY), step("c"), worker_count=2)
+    await admit(driver)
     async with Interlock(config=Config(database_url=url)) as app:
         found = await explain(app, job)
         assert any("1 waiting for a limit" in fact for fact in found.facts)
@@ -306,5 +306,5 @@ async def test_explain_tells_of_the_limit_that_a_step_waits_for(hand: Hand, url:
         assert "limit mail: 1 of 1 are pending or running" in next(
             facts for name, facts in behind.items() if name.endswith("b")
         )
-        third = await explain(app, (await hand.steps(job))["c"]["id"])
+        third = await explain(app, (await driver.steps(job))["c"]["id"])
         assert len(third.causes) == 2, "what takes up the room of its job"

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 
+from factories import add_live_worker, step
 from interlock import Interlock, PermanentError, StepContext
 from interlock.config import Config
 from interlock.store.tasks import read_task_history
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
+from job_driver import JobDriver
 from jobs_support import orchestrator_at
-from workflow_support import Hand, serve, step
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
@@ -56,9 +57,7 @@ async def documents(database: Connection, job: Any) -> dict[str, dict[str, Any]]
     return {row["step"]: row["output"] for row in await (await database.execute(query, [job.id])).fetchall()}
 
 
-async def test_results_are_stored_with_their_metadata_and_lead_to_the_end_of_the_job(
-    url: str, database: Connection
-) -> None:
+async def test_results_with_metadata_complete_the_job(url: str, database: Connection) -> None:
     app = shop(url)
     async with app, serving(app, WorkerSettings(duties=False)) as worker, orchestrator_at(url):
         good = await app.submit("order", {"boxes": 2})
@@ -88,16 +87,16 @@ async def test_results_are_stored_with_their_metadata_and_lead_to_the_end_of_the
 
 
 async def test_a_message_is_a_few_dozen_bytes_however_large_the_result(database: Connection) -> None:
-    await serve(database)
-    hand = Hand(database, {"a": "x" * 1_000_000})
-    job = await hand.submit(step("a"), step("b", "a"))
-    (task,) = await hand.claim()
-    await hand.settle(task)
+    await add_live_worker(database)
+    driver = JobDriver(database, {"a": "x" * 1_000_000})
+    job = await driver.submit(step("a"), step("b", "a"))
+    (task,) = await driver.claim()
+    await driver.settle(task)
     (row,) = await (await database.execute(QUEUE)).fetchall()
-    correlation = (await hand.job(job))["correlation_id"]
+    correlation = (await driver.job(job))["correlation_id"]
     said = {"job_id": str(job), "task_id": str(task.id), "correlation_id": str(correlation)}
     assert row["message"] == said
     assert len(orjson.dumps(row["message"])) < 200
-    await hand.advance()
-    (after,) = await hand.claim()
+    await driver.advance()
+    (after,) = await driver.claim()
     assert len(after.own("job")["results"]["a"]) == 1_000_000, "it was read from the database"

@@ -74,7 +74,7 @@ async def test_a_row_is_one_supervisor_s_until_its_lease_runs_out(database: Conn
     assert await ONE.lease_workers(database, limit=10, now=at(20)) == [worker]
 
 
-async def test_rows_that_need_nobody_are_taken_by_nobody(database: Connection) -> None:
+async def test_rows_without_work_are_not_claimed(database: Connection) -> None:
     idle = await create_worker(database, actor="ada")
     await register_worker(database, RegisteredProcess("by hand"))
     paused = await started(database)
@@ -84,7 +84,7 @@ async def test_rows_that_need_nobody_are_taken_by_nobody(database: Connection) -
     assert await ONE.lease_workers(database, limit=10) == [idle]
 
 
-async def test_who_has_lost_the_row_or_knows_of_an_earlier_process_writes_nothing(database: Connection) -> None:
+async def test_a_stale_owner_of_a_row_writes_nothing(database: Connection) -> None:
     await started(database)
     row = await with_a_process(database)
     later = at(11)
@@ -111,7 +111,7 @@ async def test_a_process_on_another_host_is_replaced_only_when_it_is_silent(data
     assert await FAR.lease_workers(database, limit=10, now=at(26)) == [row.id]
 
 
-async def test_a_process_that_was_replaced_is_told_so_and_can_neither_beat_nor_part(database: Connection) -> None:
+async def test_a_replaced_process_can_neither_heartbeat_nor_deregister(database: Connection) -> None:
     await started(database)
     row = await with_a_process(database)
     first, second = RegisteredProcess(row.id, generation=1), RegisteredProcess(row.id, generation=2)
@@ -126,15 +126,13 @@ async def test_a_process_that_was_replaced_is_told_so_and_can_neither_beat_nor_p
     assert await ensure_registered(database, RegisteredProcess("w_gone", generation=1)) == "TERMINATED"
 
 
-async def test_what_is_no_object_asks_for_nothing(database: Connection) -> None:
+async def test_a_spec_that_is_no_object_is_empty(database: Connection) -> None:
     worker = await started(database)
     await database.execute("update interlock.workers set metadata = '{\"spec\": 7}' where id = %s", [worker])
     assert (await held(database, ONE)).spec == {}
 
 
-async def test_rows_that_are_bound_to_a_supervisor_are_taken_by_no_other_and_end_when_it_is_gone(
-    database: Connection,
-) -> None:
+async def test_rows_bound_to_a_supervisor_end_with_it(database: Connection) -> None:
     worker = await ONE.add_bound_worker(database, {"app": "x"}, now=NOW)
     assert await OTHER.lease_workers(database, limit=10, now=NOW) == []
     assert (await held(database, ONE)).spec == {"app": "x"}
@@ -150,9 +148,7 @@ async def test_rows_that_are_bound_to_a_supervisor_are_taken_by_no_other_and_end
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["that vanished", "that vanished and was ended"])
-async def test_a_silent_worker_s_tasks_are_free_but_only_if_somebody_has_listened(
-    database: Connection, *, ended: bool
-) -> None:
+async def test_a_silent_worker_s_tasks_are_freed_after_observation(database: Connection, *, ended: bool) -> None:
     await register_worker(database, RegisteredProcess("by hand"), now=NOW)
     task = await enqueue_task(database, NewTask("add", {}), actor="me")
     await claim_pending_tasks(database, actor="by hand", types=["add"], limit=1, lease=LONG, now=NOW)

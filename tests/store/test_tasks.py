@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
+from factories import enqueue
 from interlock.lifecycle import TaskRowEvent
 from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
@@ -44,9 +45,8 @@ NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 LEASE = timedelta(seconds=30)
 
 
-async def enqueue(database: Connection, count: int = 1, **options: object) -> list[UUID]:
-    task = NewTask("x", {}, **{"run_at": NOON, **options})  # type: ignore[arg-type]  # the options under test
-    return [(await enqueue_task(database, task, actor="me")).id for _ in range(count)]
+async def enqueue_at_noon(database: Connection, count: int = 1, **options: Any) -> list[UUID]:
+    return [await enqueue(database, **{"run_at": NOON, **options}) for _ in range(count)]
 
 
 async def claim(database: Connection, actor: str = "w", limit: int = 1, now: datetime = NOON) -> list[ClaimedTask]:
@@ -60,11 +60,11 @@ async def row(database: Connection, task: UUID) -> dict[str, object]:
 
 
 async def test_claims_go_by_priority_then_time_then_age(database: Connection) -> None:
-    (late,) = await enqueue(database, run_at=NOON - timedelta(seconds=1))
-    (early,) = await enqueue(database, run_at=NOON - timedelta(seconds=2))
-    (urgent,) = await enqueue(database, priority=5)
-    (future,) = await enqueue(database, run_at=NOON + timedelta(seconds=1), priority=9)
-    (elsewhere,) = await enqueue(database, namespace="other", priority=9)
+    (late,) = await enqueue_at_noon(database, run_at=NOON - timedelta(seconds=1))
+    (early,) = await enqueue_at_noon(database, run_at=NOON - timedelta(seconds=2))
+    (urgent,) = await enqueue_at_noon(database, priority=5)
+    (future,) = await enqueue_at_noon(database, run_at=NOON + timedelta(seconds=1), priority=9)
+    (elsewhere,) = await enqueue_at_noon(database, namespace="other", priority=9)
     claimed = [task.id for _ in range(4) for task in await claim(database, "w")]
     assert claimed == [urgent, early, late]
     assert {future, elsewhere}.isdisjoint(claimed)
@@ -81,7 +81,7 @@ async def test_a_task_is_claimed_whatever_its_type_and_namespace_are_called(data
 
 
 async def test_many_claimers_at_once_never_get_the_same_task(url: str, database: Connection) -> None:
-    ids = await enqueue(database, 200)
+    ids = await enqueue_at_noon(database, 200)
 
     async def claimer(name: str) -> list[UUID]:
         mine: list[UUID] = []
@@ -102,8 +102,8 @@ async def test_enqueueing_the_same_id_twice_stores_one_task(database: Connection
     assert len(await read_task_history(database, same)) == 1
 
 
-async def test_a_late_attempt_is_told_that_it_lost_and_writes_nothing(database: Connection) -> None:
-    (task,) = await enqueue(database)
+async def test_a_late_attempt_is_refused_and_writes_nothing(database: Connection) -> None:
+    (task,) = await enqueue_at_noon(database)
     (first,) = await claim(database, "w1")
     later = NOON + timedelta(seconds=31)
     assert await recover_expired_tasks(database, actor="w2", now=later) == [(task, "expire", "default", None)]
@@ -122,7 +122,7 @@ async def test_a_late_attempt_is_told_that_it_lost_and_writes_nothing(database: 
 
 
 async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection) -> None:
-    await enqueue(database, 4)
+    await enqueue_at_noon(database, 4)
     done, failed, retried, returned = await claim(database, "w", 4)
     again = NOON + timedelta(minutes=1)
     awaited, lost = await settle_running_tasks(
@@ -147,7 +147,7 @@ async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection)
 
 
 async def test_a_task_whose_tries_are_used_up_ends_in_error_when_its_lease_runs_out(database: Connection) -> None:
-    (task,) = await enqueue(database, max_tries=2)
+    (task,) = await enqueue_at_noon(database, max_tries=2)
     for expected in ("expire", "exhaust"):
         await claim(database, "w1")
         recovered = await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
@@ -157,7 +157,7 @@ async def test_a_task_whose_tries_are_used_up_ends_in_error_when_its_lease_runs_
 
 
 async def test_a_renewed_lease_is_not_recovered(database: Connection) -> None:
-    (task,) = await enqueue(database)
+    (task,) = await enqueue_at_noon(database)
     (claimed,) = await claim(database, "w")
     await renew_running_tasks(
         database, [HeldAttempt(task, claimed.attempt)], lease=LEASE, now=NOON + timedelta(seconds=20)
@@ -167,7 +167,7 @@ async def test_a_renewed_lease_is_not_recovered(database: Connection) -> None:
 
 
 async def test_a_requeued_task_has_new_tries_and_a_higher_fence(database: Connection) -> None:
-    (task,) = await enqueue(database, max_tries=1)
+    (task,) = await enqueue_at_noon(database, max_tries=1)
     await claim(database, "w")
     await recover_expired_tasks(database, actor="w", now=NOON + timedelta(hours=1))
     assert await requeue_ended_tasks(database, [task], actor="ada", reason="fixed", now=NOON) == [task]
@@ -176,8 +176,8 @@ async def test_a_requeued_task_has_new_tries_and_a_higher_fence(database: Connec
 
 
 async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_held(database: Connection) -> None:
-    waiting = await enqueue(database, 3, limit_key="mail")
-    (pending,) = await enqueue(database)
+    waiting = await enqueue_at_noon(database, 3, limit_key="mail")
+    (pending,) = await enqueue_at_noon(database)
     assert await hold_pending_tasks(database, [pending], actor="m", held_by="namespace", detail="busy") == [pending]
     assert await claim(database, "w") == []
     assert set(await release_waiting_tasks(database, [waiting[0], pending], actor="m")) == {waiting[0], pending}
@@ -191,7 +191,7 @@ async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_h
 
 
 async def test_a_canceled_running_task_cannot_be_settled_any_more(database: Connection) -> None:
-    (task,) = await enqueue(database)
+    (task,) = await enqueue_at_noon(database)
     (claimed,) = await claim(database, "w")
     assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON) == [], "running ones only if told so"
     assert await cancel_unfinished_tasks(database, [task], actor="ada", now=NOON, running=True) == [task]
@@ -202,8 +202,8 @@ async def test_a_canceled_running_task_cannot_be_settled_any_more(database: Conn
     )
 
 
-async def test_the_history_tells_who_did_what_and_why(database: Connection) -> None:
-    (task,) = await enqueue(database)
+async def test_the_history_shows_actor_event_and_reason(database: Connection) -> None:
+    (task,) = await enqueue_at_noon(database)
     await claim(database, "w1")
     await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
     await cancel_unfinished_tasks(database, [task], actor="ada", reason="enough")

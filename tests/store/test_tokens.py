@@ -1,4 +1,4 @@
-"""Who may use the API: tokens, their scopes, and addresses that nobody may use without one."""
+"""Access to the API: tokens, scopes, and addresses that require a token."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_each_scope_allows_what_it_says_and_no_more(url: str, database: Co
         assert 'error="insufficient_scope"' in denied.headers["www-authenticate"]
 
 
-async def test_without_a_good_token_nothing_is_told_but_that_one_is_needed(url: str, database: Connection) -> None:
+async def test_without_a_valid_token_only_401_is_returned(url: str, database: Connection) -> None:
     async with api_at(url, supervisor_require_token=True) as client:
         for path in ("/api/workers", "/api/tasks", "/api/jobs", "/api/status", "/api/namespaces", "/metrics"):
             answer = await client.get(path)

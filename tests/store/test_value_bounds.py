@@ -1,4 +1,4 @@
-"""What a task can ask for has bounds, whoever asks: no task can be stored that others cannot read or run."""
+"""Bounds of task options, for any client: no task can be stored that others cannot read or run."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_url_that_nothing_can_be_posted_to_is_refused(text: Any) -> None:
 
 
 def test_a_url_that_is_given_beside_a_configuration_changes_nothing_else() -> None:
-    config = Config(callback_secret="s", worker_name="w")  # noqa: S106 - of nobody
+    config = Config(callback_secret="s", worker_name="w")  # noqa: S106 - no real password
     assert Interlock("postgresql://nowhere", config=config).config == replace(
         config, database_url="postgresql://nowhere"
     )

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from factories import add_live_worker, step, workflow
 from interlock.errors import InputError, StoreError
 from interlock.postgres.connection import connect
 from interlock.postgres.migrate import grant, migrate
@@ -19,19 +20,12 @@ from interlock.workflow.advance import cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.new_job import NewJob
 from interlock.workflow.submit import submit_job, submit_jobs
-from workflow_support import Failed, Hand, serve, step, workflow
+from job_driver import Failed, JobDriver
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.store
-
-
-@pytest.fixture
-async def hand(database: Connection) -> Hand:
-    """Return a Hand on a database with a live worker."""
-    await serve(database)
-    return Hand(database)
 
 
 async def test_a_workflow_is_stored_once_and_never_changes(database: Connection) -> None:
@@ -52,43 +46,43 @@ async def test_a_workflow_is_stored_once_and_never_changes(database: Connection)
     assert [(row.name, row.version) for row in await list_workflows(database)] == [("w", "2"), ("w", "1")]
 
 
-async def test_a_job_whose_first_steps_are_served_starts_with_its_submit(hand: Hand) -> None:
-    job = await hand.submit(step("a", priority=3, max_tries=2), step("b", "a"), input={"x": 1})
-    row = await hand.job(job)
+async def test_a_job_whose_first_steps_are_served_starts_with_its_submit(driver: JobDriver) -> None:
+    job = await driver.submit(step("a", priority=3, max_tries=2), step("b", "a"), input={"x": 1})
+    row = await driver.job(job)
     assert (row["status"], row["workflow"], row["version"], row["input"]) == ("RUNNING", "w", "1", {"x": 1})
     assert (row["open_steps"], row["actor"], row["correlation_id"], row["depth"]) == (2, "ada", job, 0)
     assert row["started_at"] is not None
-    history = await read_job_history(hand.connection, job)
+    history = await read_job_history(driver.connection, job)
     assert [record["event"] for record in history] == ["create", "validate", "allocate_resources"]
-    steps = await hand.steps(job)
+    steps = await driver.steps(job)
     assert [(name, found["state"]) for name, found in steps.items()] == [("a", "pending"), ("b", "waiting")]
     assert (steps["b"]["held_by"], steps["b"]["reason"]) == ("dependency", "waits for a")
     assert (steps["a"]["priority"], steps["a"]["max_tries"], steps["b"]["upstreams"]) == (3, 2, ["a"])
-    assert (await hand.advance()).received == 0, "no orchestrator is needed for that"
+    assert (await driver.advance()).received == 0, "no orchestrator is needed for that"
 
 
 async def test_a_job_without_workers_is_pending_with_the_reason(database: Connection) -> None:
-    hand = Hand(database)
-    job = await hand.submit(step("a", namespace="inventory"), step("b", namespace="fulfillment"), step("c", "a", "b"))
-    row = await hand.job(job)
+    driver = JobDriver(database)
+    job = await driver.submit(step("a", namespace="inventory"), step("b", namespace="fulfillment"), step("c", "a", "b"))
+    row = await driver.job(job)
     assert row["status"] == "PENDING"
     assert row["reason"] == "no live worker serves namespaces 'fulfillment', 'inventory'"
-    assert set((await hand.states(job)).values()) == {"waiting"}
-    await serve(database, "inventory", worker="w_1")
+    assert set((await driver.states(job)).values()) == {"waiting"}
+    await add_live_worker(database, "inventory", worker="w_1")
     assert await start_waiting_jobs(database, actor="o") == 0, "one of two is not enough"
-    await serve(database, "fulfillment", worker="w_2")
+    await add_live_worker(database, "fulfillment", worker="w_2")
     assert await start_waiting_jobs(database, actor="o") == 1
     assert await start_waiting_jobs(database, actor="o") == 0
-    assert await hand.states(job) == {"a": "pending", "b": "pending", "c": "waiting"}
-    await hand.run()
-    assert (await hand.job(job))["status"] == "COMPLETED"
+    assert await driver.states(job) == {"a": "pending", "b": "pending", "c": "waiting"}
+    await driver.run()
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
 async def test_a_paused_or_silent_worker_is_not_live(database: Connection) -> None:
-    await serve(database)
+    await add_live_worker(database)
     await database.execute("update interlock.workers set seen_until = now() - interval '1 s'")
-    job = await Hand(database).submit(step("a"))
-    row = await Hand(database).job(job)
+    job = await JobDriver(database).submit(step("a"))
+    row = await JobDriver(database).job(job)
     assert row["reason"] == "no live worker serves namespace 'default'"
     await database.execute(
         "update interlock.workers set seen_until = now() + interval '1 h', status = 'PAUSED', event = 'pause'"
@@ -96,30 +90,30 @@ async def test_a_paused_or_silent_worker_is_not_live(database: Connection) -> No
     assert await start_waiting_jobs(database, actor="o") == 0
 
 
-async def test_a_request_id_makes_one_job(hand: Hand) -> None:
-    first = await hand.submit(step("a"), request_id="r")
-    again = await submit_job(hand.connection, NewJob("w", {}, request_id="r"), actor="ada")
+async def test_a_request_id_makes_one_job(driver: JobDriver) -> None:
+    first = await driver.submit(step("a"), request_id="r")
+    again = await submit_job(driver.connection, NewJob("w", {}, request_id="r"), actor="ada")
     assert again == (first, False)
     both = await submit_jobs(
-        hand.connection, [NewJob("w", {}, request_id="r"), NewJob("w", {}, request_id="s")], actor="ada"
+        driver.connection, [NewJob("w", {}, request_id="r"), NewJob("w", {}, request_id="s")], actor="ada"
     )
     assert [made.created for made in both] == [False, True]
-    assert len(await find_jobs(hand.connection)) == 2
-    await put_workflow(hand.connection, workflow(step("a"), name="other"))
+    assert len(await find_jobs(driver.connection)) == 2
+    await put_workflow(driver.connection, workflow(step("a"), name="other"))
     with pytest.raises(InputError, match=rf"'r' was made before, for workflow 'w' \(job {first}\)"):
-        await submit_jobs(hand.connection, [NewJob("other", {}), NewJob("other", {}, request_id="r")], actor="ada")
-    assert len(await find_jobs(hand.connection)) == 2, "all or none"
+        await submit_jobs(driver.connection, [NewJob("other", {}), NewJob("other", {}, request_id="r")], actor="ada")
+    assert len(await find_jobs(driver.connection)) == 2, "all or none"
     mine = uuid4()
-    assert await submit_job(hand.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, True)
-    assert await submit_job(hand.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, False)
+    assert await submit_job(driver.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, True)
+    assert await submit_job(driver.connection, NewJob("w", {}, job_id=mine), actor="ada") == (mine, False)
 
 
-async def test_invalid_jobs_are_refused(hand: Hand) -> None:
-    await hand.submit(step("a"))
+async def test_invalid_jobs_are_refused(driver: JobDriver) -> None:
+    await driver.submit(step("a"))
 
     async def refused(match: str, job: NewJob) -> None:
         with pytest.raises(InputError, match=match):
-            await submit_job(hand.connection, job, actor="ada")
+            await submit_job(driver.connection, job, actor="ada")
 
     await refused(r"there is no workflow 'x'; known are w", NewJob("x", {}))
     await refused(r"workflow 'w' has no version '9'; it has 1", NewJob("w", {}, version="9"))
@@ -128,113 +122,115 @@ async def test_invalid_jobs_are_refused(hand: Hand) -> None:
     await refused(r"cannot be a parent: there is no such job", NewJob("w", {}, parent_job_id=uuid4()))
 
 
-async def test_a_parent_job_must_not_be_over(hand: Hand) -> None:
-    parent = await hand.submit(step("a"))
-    child = await submit_job(hand.connection, NewJob("w", {}, parent_job_id=parent), actor="ada")
-    assert (await hand.job(child.id))["depth"] == 1
-    await hand.run()
+async def test_a_parent_job_must_not_be_over(driver: JobDriver) -> None:
+    parent = await driver.submit(step("a"))
+    child = await submit_job(driver.connection, NewJob("w", {}, parent_job_id=parent), actor="ada")
+    assert (await driver.job(child.id))["depth"] == 1
+    await driver.run()
     with pytest.raises(InputError, match="it is COMPLETED"):
-        await submit_job(hand.connection, NewJob("w", {}, parent_job_id=parent), actor="ada")
+        await submit_job(driver.connection, NewJob("w", {}, parent_job_id=parent), actor="ada")
 
 
-async def test_without_its_queue_a_job_is_refused_and_tasks_work(hand: Hand) -> None:
-    await hand.submit(step("a"))
-    await hand.run()
-    await hand.connection.execute("drop schema pgmq cascade")
+async def test_without_its_queue_a_job_is_refused_and_tasks_work(driver: JobDriver) -> None:
+    await driver.submit(step("a"))
+    await driver.run()
+    await driver.connection.execute("drop schema pgmq cascade")
     with pytest.raises(StoreError, match=r"jobs need PGMQ .*run `interlock migrate`"):
-        await submit_job(hand.connection, NewJob("w", {}), actor="ada")
+        await submit_job(driver.connection, NewJob("w", {}), actor="ada")
 
 
-async def test_another_queue_can_be_used_once_the_old_one_is_empty(hand: Hand) -> None:
-    assert not await use_queue(hand.connection, "orchestration_step_results")
-    job = await hand.submit(step("a"), step("b", "a"))
-    (task,) = await hand.claim()
-    await hand.settle(task)
+async def test_another_queue_can_be_used_once_the_old_one_is_empty(driver: JobDriver) -> None:
+    assert not await use_queue(driver.connection, "orchestration_step_results")
+    job = await driver.submit(step("a"), step("b", "a"))
+    (task,) = await driver.claim()
+    await driver.settle(task)
     with pytest.raises(Exception, match="still has 1 messages"):
-        await use_queue(hand.connection, "other")
-    await hand.advance()
-    assert await use_queue(hand.connection, "other")
-    await hand.run()
-    assert (await hand.job(job))["status"] == "COMPLETED"
-    total = await hand.connection.execute("select total_messages from pgmq.metrics('other')")
+        await use_queue(driver.connection, "other")
+    await driver.advance()
+    assert await use_queue(driver.connection, "other")
+    await driver.run()
+    assert (await driver.job(job))["status"] == "COMPLETED"
+    total = await driver.connection.execute("select total_messages from pgmq.metrics('other')")
     assert (await total.fetchall())[0]["total_messages"] == 1
     notes: list[str] = []
-    await migrate(hand.connection, note=notes.append, queue="third")
+    await migrate(driver.connection, note=notes.append, queue="third")
     assert notes[-1] == "the results of steps go over the queue third"
-    await migrate(hand.connection, note=notes.append, queue="third")
+    await migrate(driver.connection, note=notes.append, queue="third")
     assert "PGMQ is there already" in notes[-1]
     with pytest.raises(Exception, match="must be made of"):
-        await use_queue(hand.connection, "No such; name")
+        await use_queue(driver.connection, "No such; name")
 
 
-async def test_find_jobs_filters(hand: Hand) -> None:
-    first = await hand.submit(step("a"))
-    await hand.run()
-    second = await hand.submit(step("a"), name="other")
-    found = await find_jobs(hand.connection)
+async def test_find_jobs_filters(driver: JobDriver) -> None:
+    first = await driver.submit(step("a"))
+    await driver.run()
+    second = await driver.submit(step("a"), name="other")
+    found = await find_jobs(driver.connection)
     assert [row["id"] for row in found] == [second, first], "newest first"
-    assert [row["id"] for row in await find_jobs(hand.connection, before=second)] == [first]
-    assert [row["id"] for row in await find_jobs(hand.connection, status="COMPLETED")] == [first]
-    assert [row["id"] for row in await find_jobs(hand.connection, workflow="other", namespace="default")] == [second]
-    assert await find_jobs(hand.connection, namespace="elsewhere") == []
+    assert [row["id"] for row in await find_jobs(driver.connection, before=second)] == [first]
+    assert [row["id"] for row in await find_jobs(driver.connection, status="COMPLETED")] == [first]
+    assert [row["id"] for row in await find_jobs(driver.connection, workflow="other", namespace="default")] == [second]
+    assert await find_jobs(driver.connection, namespace="elsewhere") == []
 
 
 async def test_canceling_a_pending_job_ends_it_at_once(database: Connection) -> None:
-    hand = Hand(database)
-    job = await hand.submit(step("a"), step("b", "a"))
+    driver = JobDriver(database)
+    job = await driver.submit(step("a"), step("b", "a"))
     assert await cancel_job(database, job, actor="ada", reason="no need")
-    row = await hand.job(job)
+    row = await driver.job(job)
     assert (row["status"], row["reason"]) == ("CANCELED", "no need")
-    assert set((await hand.states(job)).values()) == {"canceled"}
+    assert set((await driver.states(job)).values()) == {"canceled"}
     assert not await cancel_job(database, job, actor="ada"), "a second time changes nothing"
     assert not await cancel_job(database, uuid4(), actor="ada")
-    await hand.run()
+    await driver.run()
     assert (await read_queue_state(database))["waiting"] == 0
 
 
-async def test_canceling_a_running_job_requests_cancellation_and_activates_nothing(hand: Hand) -> None:
-    job = await hand.submit(step("a"), step("b"), step("c", "a"))
-    (running,) = await hand.claim(limit=1)
-    assert await cancel_job(hand.connection, job, actor="ada", reason="enough")
-    row = await hand.job(job)
+async def test_canceling_a_running_job_requests_cancellation_and_activates_nothing(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"), step("b"), step("c", "a"))
+    (running,) = await driver.claim(limit=1)
+    assert await cancel_job(driver.connection, job, actor="ada", reason="enough")
+    row = await driver.job(job)
     assert (row["status"], row["ending"], row["reason"]) == ("RUNNING", "CANCELED", "is being canceled: enough")
-    states = await hand.states(job)
+    states = await driver.states(job)
     assert sorted(states.values()) == ["canceled", "canceled", "running"]
-    found = await hand.connection.execute("select cancel_requested_at from interlock.tasks where id = %s", [running.id])
+    found = await driver.connection.execute(
+        "select cancel_requested_at from interlock.tasks where id = %s", [running.id]
+    )
     assert (await found.fetchall())[0]["cancel_requested_at"] is not None
-    await hand.run()
-    assert (await hand.job(job))["status"] == "RUNNING", "what runs is waited for"
-    await hand.settle(running)
-    await hand.run()
-    row = await hand.job(job)
+    await driver.run()
+    assert (await driver.job(job))["status"] == "RUNNING", "what runs is waited for"
+    await driver.settle(running)
+    await driver.run()
+    row = await driver.job(job)
     assert (row["status"], row["reason"], row["open_steps"]) == ("CANCELED", "enough", 0)
-    assert not await cancel_job(hand.connection, job, actor="ada")
+    assert not await cancel_job(driver.connection, job, actor="ada")
 
 
-async def test_a_job_is_canceled_after_its_timeout(hand: Hand) -> None:
-    slow = await hand.submit(step("a"), timeout=60)
-    await hand.submit(step("a"), name="patient")
-    row = await hand.job(slow)
+async def test_a_job_is_canceled_after_its_timeout(driver: JobDriver) -> None:
+    slow = await driver.submit(step("a"), timeout=60)
+    await driver.submit(step("a"), name="patient")
+    row = await driver.job(slow)
     assert (row["deadline_at"] - row["created_at"]).total_seconds() == 60
-    assert await cancel_overdue_jobs(hand.connection, actor="o") == 0
-    assert await cancel_overdue_jobs(hand.connection, actor="o", now=row["deadline_at"]) == 1
-    assert await cancel_overdue_jobs(hand.connection, actor="o", now=row["deadline_at"]) == 0
-    await hand.run()
-    row = await hand.job(slow)
+    assert await cancel_overdue_jobs(driver.connection, actor="o") == 0
+    assert await cancel_overdue_jobs(driver.connection, actor="o", now=row["deadline_at"]) == 1
+    assert await cancel_overdue_jobs(driver.connection, actor="o", now=row["deadline_at"]) == 0
+    await driver.run()
+    row = await driver.job(slow)
     assert (row["status"], row["reason"]) == ("CANCELED", "the job's timeout of 60 s is over")
 
 
-async def test_the_timeout_of_a_submit_overrides_that_of_the_workflow(hand: Hand) -> None:
-    await put_workflow(hand.connection, workflow(step("a"), timeout=60))
-    made = await submit_job(hand.connection, NewJob("w", {}, timeout=5), actor="ada")
-    assert (await hand.job(made.id))["timeout_seconds"] == 5
+async def test_the_timeout_of_a_submit_overrides_that_of_the_workflow(driver: JobDriver) -> None:
+    await put_workflow(driver.connection, workflow(step("a"), timeout=60))
+    made = await submit_job(driver.connection, NewJob("w", {}, timeout=5), actor="ada")
+    assert (await driver.job(made.id))["timeout_seconds"] == 5
 
 
-async def test_every_move_of_a_step_is_recorded_with_its_actor(hand: Hand) -> None:
-    job = await hand.submit(step("a"), step("b", "a"))
-    await hand.run()
-    steps = await hand.steps(job)
-    records = await read_task_history(hand.connection, steps["b"]["id"])
+async def test_every_move_of_a_step_is_recorded_with_its_actor(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"), step("b", "a"))
+    await driver.run()
+    steps = await driver.steps(job)
+    records = await read_task_history(driver.connection, steps["b"]["id"])
     assert [(record.event, record.actor) for record in records] == [
         ("create", "ada"),
         ("release", "o_1"),
@@ -243,12 +239,12 @@ async def test_every_move_of_a_step_is_recorded_with_its_actor(hand: Hand) -> No
     ]
 
 
-async def test_a_granted_role_can_run_jobs(hand: Hand, url: str) -> None:
-    await hand.connection.execute("create role lodger login")
+async def test_a_granted_role_can_run_jobs(driver: JobDriver, url: str) -> None:
+    await driver.connection.execute("create role lodger login")
     try:
-        await grant(hand.connection, "lodger")
+        await grant(driver.connection, "lodger")
         async with connect(url.replace("interlock@", "lodger@", 1)) as connection:
-            lodger = Hand(connection, {"b": Failed("no")})
+            lodger = JobDriver(connection, {"b": Failed("no")})
             job = await lodger.submit(step("a"), step("m", "a", kind="map", over="a"), step("b", "m"))
             lodger.outcomes["a"] = [1, 2]
             await lodger.run()
@@ -256,10 +252,10 @@ async def test_a_granted_role_can_run_jobs(hand: Hand, url: str) -> None:
             with pytest.raises(Exception, match="permission denied"):
                 await connection.execute("update interlock.settings set orchestration_queue = 'x'")
     finally:
-        await hand.connection.execute("drop owned by lodger cascade")
-        await hand.connection.execute("drop role lodger")
+        await driver.connection.execute("drop owned by lodger cascade")
+        await driver.connection.execute("drop role lodger")
 
 
-async def test_a_job_without_a_timeout_has_no_deadline(hand: Hand) -> None:
-    job = await hand.submit(step("a"))
-    assert (await hand.job(job))["deadline_at"] is None
+async def test_a_job_without_a_timeout_has_no_deadline(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"))
+    assert (await driver.job(job))["deadline_at"] is None

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
-from api_support import api_at
 from interlock.lifecycle import JOB, SUPERVISED_WORKER, JobState, SupervisedWorkerEvent, SupervisedWorkerState
 from interlock.store.workers import move_worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     import httpx
 
     from interlock.postgres.connection import Connection
@@ -35,12 +32,6 @@ WAYS: dict[str, list[str]] = {
     "FAILED": ["start_task", "error_unrecoverable"],
     "TERMINATED": ["terminate"],
 }
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    async with api_at(url) as client:
-        yield client
 
 
 async def made(client: httpx.AsyncClient, database: Connection | None = None, state: str = "IDLE", **body: Any) -> str:
@@ -195,12 +186,10 @@ async def test_canceled_to_running_create_new_job_instead(client: httpx.AsyncCli
     await refused_job(client, database, "CANCELED")
 
 
-# --- what is told of workers
+# --- workers
 
 
-async def test_a_worker_keeps_its_spec_and_its_history_names_the_actors(
-    client: httpx.AsyncClient,
-) -> None:
+async def test_a_worker_keeps_its_spec_and_its_history(client: httpx.AsyncClient) -> None:
     body: dict[str, Any] = {
         "workspace_id": "ws",
         "namespaces": ["mail", "mail", "x"],

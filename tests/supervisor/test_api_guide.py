@@ -24,7 +24,7 @@ VALUES = re.compile(r'"(\w+)": ("[^"…]*"|true|false|null|\d+|\[\])')
 
 
 def examples() -> list[tuple[str, str]]:
-    """Give each curl command of the guide with what it is said to answer."""
+    """Yield each curl command of the guide with its documented answer."""
     found = []
     for block in re.findall(r"```console\n(.+?)```", GUIDE, re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:

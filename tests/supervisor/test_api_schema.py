@@ -110,7 +110,7 @@ def send(address: str, secret: dict[str, str], known: dict[str, str], case: AnyC
         there = {name: known[name] for name in case.path_parameters if name in known}
         case.path_parameters = {**case.path_parameters, **there}
     if "wait" in case.query:
-        case.query["wait"] = 0.01  # nobody runs the task
+        case.query["wait"] = 0.01  # no worker runs the task
     case.call_and_validate(base_url=address, headers=secret, checks=CHECKS)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from api_support import api_at
 from jobs_support import app_at as jobs_at
-from jobs_support import hands_at, orchestrator_at, say_that_a_worker_is_here
+from jobs_support import manual_worker_at, orchestrator_at, register_idle_worker
 from worker_support import app_at as tasks_at
 from worker_support import serving
 
@@ -45,10 +45,8 @@ async def ended(client: httpx.AsyncClient, job: str) -> dict[str, Any]:
             await asyncio.sleep(0.01)
 
 
-async def test_a_job_completes_and_shows_steps_history_and_explanation(
-    client: httpx.AsyncClient, url: str, database: Connection
-) -> None:
-    async with hands_at(database), orchestrator_at(url):
+async def test_a_done_job_shows_steps_and_history(client: httpx.AsyncClient, url: str, database: Connection) -> None:
+    async with manual_worker_at(database), orchestrator_at(url):
         job = await submitted(client, "chain", input={"n": 1})
         found = await ended(client, job)
     assert (found["status"], found["output"]) == ("COMPLETED", {"third": "third"})
@@ -68,10 +66,8 @@ async def test_a_job_completes_and_shows_steps_history_and_explanation(
     assert retried.json()["retried_from"] == job
 
 
-async def test_a_job_receives_a_signal_and_an_approval_over_the_api(
-    client: httpx.AsyncClient, url: str, database: Connection
-) -> None:
-    async with hands_at(database), orchestrator_at(url):
+async def test_signal_and_approval_over_the_api(client: httpx.AsyncClient, url: str, database: Connection) -> None:
+    async with manual_worker_at(database), orchestrator_at(url):
         job = await submitted(client, "gates")
         wrong = await client.post(f"/api/jobs/{job}/signal", json={"name": "nothing"})
         assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
@@ -85,10 +81,8 @@ async def test_a_job_receives_a_signal_and_an_approval_over_the_api(
     assert (late.status_code, late.json()["code"]) == (409, "not_possible")
 
 
-async def test_a_second_cancel_and_a_retry_of_a_running_job_are_409(
-    client: httpx.AsyncClient, database: Connection
-) -> None:
-    await say_that_a_worker_is_here(database)
+async def test_a_second_cancel_and_an_early_retry_are_409(client: httpx.AsyncClient, database: Connection) -> None:
+    await register_idle_worker(database)
     job = await submitted(client, "chain")
     early = await client.post(f"/api/jobs/{job}/retry", json={"step": "first"})
     assert (early.status_code, early.json()["code"]) == (409, "not_possible")
@@ -101,7 +95,7 @@ async def test_a_second_cancel_and_a_retry_of_a_running_job_are_409(
 
 
 async def test_child_jobs_are_listed_under_their_parent(client: httpx.AsyncClient, database: Connection) -> None:
-    await say_that_a_worker_is_here(database)
+    await register_idle_worker(database)
     parent = await submitted(client, "chain")
     children = [await submitted(client, "chain", parent_job_id=parent) for _ in range(3)]
     page = (await client.get(f"/api/jobs/{parent}/children", params={"limit": 2})).json()
@@ -161,7 +155,7 @@ async def test_a_task_of_unknown_type_is_enqueued_canceled_and_requeued(client: 
 
 
 async def test_requeue_of_a_single_step_is_409(client: httpx.AsyncClient, database: Connection) -> None:
-    await say_that_a_worker_is_here(database)
+    await register_idle_worker(database)
     job = await submitted(client, "chain")
     (step, *_) = (await client.get(f"/api/jobs/{job}/steps")).json()["items"]
     answer = await client.post(f"/api/tasks/{step['id']}/requeue")
@@ -188,9 +182,7 @@ async def test_a_namespace_is_paused_listed_and_resumed(client: httpx.AsyncClien
         ("worker", ["", "/history", "/start"]),
     ],
 )
-async def test_unknown_resources_are_404_with_their_own_code(
-    client: httpx.AsyncClient, kind: str, paths: list[str]
-) -> None:
+async def test_unknown_resources_are_404_by_kind(client: httpx.AsyncClient, kind: str, paths: list[str]) -> None:
     bodies = {"/retry": {"step": "x"}, "/signal": {"name": "x"}, "/approve": {"step": "x"}}
     posted = {"/cancel", "/requeue", "/start", *bodies}
     for path in paths:

@@ -5,33 +5,24 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from cli_support import APP, Shell
-from pool_support import Event, Fleet, exists, fleet_at, kill, pooling, supervisor_process
-from support import eventually, run_sql
+from factories import run_sql
+from pool_support import Event, Fleet, kill, pooling, supervisor_process
+from processes import eventually, is_process_running
 from worker_support import until, worker_process
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 pytestmark = pytest.mark.flow
-
-
-@pytest.fixture
-def fleet(url: str) -> Iterator[Fleet]:
-    with fleet_at(url) as rows:
-        yield rows
 
 
 async def test_a_process_follows_start_pause_resume_and_terminate(url: str, fleet: Fleet) -> None:
     worker = await fleet.add()
     async with pooling(url):
         row = await fleet.alive(worker)
-        assert exists(row["pid"])
+        assert is_process_running(row["pid"])
         await fleet.state_of(await fleet.enqueue("add", a=1, b=2), "done")
         await fleet.move(worker, Event.PAUSE)
         await fleet.obeys(worker, paused=True)
@@ -64,7 +55,7 @@ async def test_pause_over_the_api_pauses_the_process(url: str, fleet: Fleet) -> 
             await call(f"/api/supervisor/workers/{worker}/resume")
             await fleet.obeys(worker, paused=False)
             await call(f"/api/supervisor/workers/{worker}/terminate")
-            await until(lambda: not exists(row["pid"]))
+            await until(lambda: not is_process_running(row["pid"]))
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.communicate)
     assert process.returncode == 0
@@ -87,15 +78,15 @@ async def test_a_stopped_pool_ends_its_processes_and_the_next_one_restarts_them(
     async with pooling(url):
         first = await fleet.alive(worker)
     row = fleet.row(worker)
-    assert not exists(first["pid"])
+    assert not is_process_running(first["pid"])
     assert (row["status"], row["supervisor_id"], row["pid"], row["crashes"]) == ("RUNNING", None, None, 0)
     async with pooling(url, leave_running=True):
         second = await fleet.alive(worker, generation=2)
-    assert exists(second["pid"])
+    assert is_process_running(second["pid"])
     async with pooling(url):  # adopts the process and stops it in the end
         await fleet.seen(worker, lambda row: row["supervisor_id"] is not None)
         assert fleet.row(worker)["pid"] == second["pid"]
-    assert not exists(second["pid"])
+    assert not is_process_running(second["pid"])
 
 
 async def test_processes_of_a_killed_supervisor_are_adopted_or_replaced(url: str, fleet: Fleet) -> None:
@@ -106,7 +97,7 @@ async def test_processes_of_a_killed_supervisor_are_adopted_or_replaced(url: str
         supervisor.wait()
     await fleet.state_of(await fleet.enqueue("add", a=1, b=2), "done")
     kill(second["pid"])
-    eventually(lambda: not exists(second["pid"]))
+    eventually(lambda: not is_process_running(second["pid"]))
     async with pooling(url) as pool:
         await fleet.alive(victim, generation=2)
         row = fleet.row(survivor)
@@ -132,7 +123,7 @@ async def test_two_supervisors_manage_disjoint_rows(url: str, fleet: Fleet) -> N
             await fleet.seen(early[0], lambda row: row["pid"] in [child.pid for child in other.processes.values()])
             await until(lambda: early[0] not in one.processes)
         assert {fleet.row(worker)["generation"] for worker in (*early, late)} == {1}
-        assert exists(fleet.row(early[1])["pid"])
+        assert is_process_running(fleet.row(early[1])["pid"])
     async with pooling(url):
         await fleet.seen(early[1], lambda row: row["supervisor_id"] is not None)
 
@@ -143,7 +134,7 @@ async def test_a_process_of_an_old_generation_stops_by_itself(url: str, fleet: F
         row = await fleet.alive(worker)
     run_sql(url, f"update interlock.workers set generation = 2 where id = '{worker}'")
     run_sql(url, f"select pg_notify('interlock_control', '{worker}')")
-    eventually(lambda: not exists(row["pid"]))
+    eventually(lambda: not is_process_running(row["pid"]))
     assert fleet.row(worker)["status"] == "RUNNING"
 
 

@@ -79,7 +79,7 @@ def test_arguments_are_stored_by_name_however_they_are_given() -> None:
         ({"to": "a", "ratio": math.inf}, "argument 'ratio'.*finite"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(arguments: dict[str, Any], told: str) -> None:
+def test_values_that_do_not_fit_are_refused_by_name(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=f"task plain: .*{told}"):
         task_of(plain).encode(**arguments)
 
@@ -176,12 +176,12 @@ def test_without_annotations_what_json_cannot_hold_is_refused(value: Any) -> Non
         ([], "object"),
     ],
 )
-def test_what_others_stored_is_checked_before_it_is_run(given_input: Any, told: str) -> None:
+def test_stored_values_are_checked_before_they_run(given_input: Any, told: str) -> None:
     with pytest.raises(InputError, match=told):
         task_of(plain).decode(given_input)
 
 
-def test_what_sql_wrote_by_hand_is_converted() -> None:
+def test_values_written_by_sql_are_converted() -> None:
     assert task_of(plain).decode({"to": "a", "ratio": 1, "n": "7"}) == {"to": "a", "ratio": 1.0, "n": 7}
 
 

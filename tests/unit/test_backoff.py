@@ -70,7 +70,7 @@ def test_a_function_decides_alone() -> None:
         policy.to_json()
 
 
-def test_a_function_that_gives_nonsense_is_told_so() -> None:
+def test_an_invalid_function_result_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must return seconds from 0 .* got -1"):
         Backoff.of(lambda _: -1).delay(1)
 
@@ -84,16 +84,16 @@ def test_a_kind_alone_is_a_policy() -> None:
     "stored",
     [{"kind": "later"}, {"base": -1}, {"jitter": 2}, {"base": "1"}, {"cap": True}, {"unit": "s"}, [], {"base": 1e300}],
 )
-def test_a_stored_policy_that_makes_no_sense_is_refused(stored: dict[str, object]) -> None:
+def test_an_invalid_stored_policy_is_refused(stored: dict[str, object]) -> None:
     with pytest.raises(InputError, match="backoff"):
         Backoff.from_json(stored)
 
 
-def test_what_sql_leaves_out_has_defaults() -> None:
+def test_omitted_sql_arguments_have_defaults() -> None:
     assert Backoff.from_json({"kind": "linear", "base": 3}) == Backoff("linear", 3)
 
 
-def test_nonsense_in_a_definition_is_refused() -> None:
+def test_an_invalid_definition_is_refused() -> None:
     with pytest.raises(DefinitionError, match="kind"):
         Backoff.of("quadratic")  # type: ignore[arg-type]  # the point
     with pytest.raises(DefinitionError, match="must be a Backoff"):

@@ -58,7 +58,7 @@ def test_the_file_in_this_directory_is_read(tmp_path: Path, monkeypatch: pytest.
         ),
     ],
 )
-def test_nonsense_is_refused_with_its_place(
+def test_invalid_settings_name_their_source(
     tmp_path: Path, environment: dict[str, str], text: str, message: str
 ) -> None:
     file = tmp_path / "interlock.toml"

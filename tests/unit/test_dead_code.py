@@ -75,7 +75,7 @@ def test_the_lists_of_exceptions_name_what_exists() -> None:
 
 
 def is_registered(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> bool:
-    """Tell whether a decorator registers the definition with a framework, which then calls it: `@app.command()`."""
+    """Return whether a decorator registers the definition with a framework, which then calls it: `@app.command()`."""
     return any(isinstance(decorator, ast.Call) for decorator in node.decorator_list) and not isinstance(
         node, ast.ClassDef
     )

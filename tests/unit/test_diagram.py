@@ -108,7 +108,7 @@ class TestSvg:
         assert all(canvas.holds(rectangle) for rectangle in [*boxes, *labels])
 
     @every_machine
-    def test_it_is_told_in_words_for_those_who_cannot_see_it(self, machine: Machine[Any, Any]) -> None:
+    def test_a_diagram_has_a_text_alternative(self, machine: Machine[Any, Any]) -> None:
         picture = drawn(machine)
         assert picture.get("role") == "img"
         ids = [element.get("id") for element in picture.iter() if element.get("id")]

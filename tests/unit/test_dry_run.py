@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factories import workflow
 from interlock import Interlock
 from interlock.model.graph import edges
 from interlock.workflow.dry_run import Ended, Failed, Verdict, dry_run, split_map_source
@@ -21,16 +22,12 @@ def step(name: str, *after: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "kind": "plain", "type": "t", "after": list(after), **more}
 
 
-def document(*steps: dict[str, Any]) -> dict[str, Any]:
-    return {"name": "w", "version": "1", "namespace": "default", "steps": list(steps)}
-
-
 def states(verdict: Verdict) -> dict[str, str]:
     return {name: f"{ended.state}{'!' if ended.poisoned else ''}" for name, ended in verdict.steps.items()}
 
 
 def test_a_chain_ends_with_the_results_of_its_last_steps() -> None:
-    chain = document(step("a"), step("b", "a"), step("c", "b"), step("d", "b"))
+    chain = workflow(step("a"), step("b", "a"), step("c", "b"), step("d", "b"))
     assert dry_run(chain, {"a": 1, "c": 3}) == Verdict(
         "COMPLETED",
         {"a": Ended("done", result=1), "b": Ended("done"), "c": Ended("done", result=3), "d": Ended("done")},
@@ -39,7 +36,7 @@ def test_a_chain_ends_with_the_results_of_its_last_steps() -> None:
 
 
 def test_a_failure_poisons_what_comes_after_it_and_fails_the_job() -> None:
-    found = dry_run(document(step("a"), step("b", "a"), step("c", "b"), step("d")), {"a": NO, "d": 4})
+    found = dry_run(workflow(step("a"), step("b", "a"), step("c", "b"), step("d")), {"a": NO, "d": 4})
     assert states(found) == {"a": "error", "b": "skipped!", "c": "skipped!", "d": "done"}
     assert found.steps["c"].reason == "step b failed"
     assert (found.status, found.output, found.reason) == ("FAILED", None, "step a failed: no")
@@ -47,7 +44,7 @@ def test_a_failure_poisons_what_comes_after_it_and_fails_the_job() -> None:
 
 
 def test_a_step_after_a_failure_handles_it() -> None:
-    handled = document(step("a"), step("b", "a"), step("c", after_failure=["a"]))
+    handled = workflow(step("a"), step("b", "a"), step("c", after_failure=["a"]))
     found = dry_run(handled, {"a": NO, "c": 1})
     assert states(found) == {"a": "error", "b": "skipped!", "c": "done"}
     assert (found.status, found.output) == ("COMPLETED", {"c": 1})
@@ -56,7 +53,7 @@ def test_a_step_after_a_failure_handles_it() -> None:
 
 
 def test_a_failure_is_handled_only_by_a_step_right_after_it() -> None:
-    found = dry_run(document(step("a"), step("b", "a"), step("c", after_failure=["b"])), {"a": NO})
+    found = dry_run(workflow(step("a"), step("b", "a"), step("c", after_failure=["b"])), {"a": NO})
     assert states(found) == {"a": "error", "b": "skipped!", "c": "done"}
     assert found.status == "FAILED"
 
@@ -76,19 +73,19 @@ def test_a_failure_is_handled_only_by_a_step_right_after_it() -> None:
     ],
 )
 def test_a_join_looks_at_how_many_succeeded(join: Any, failing: str, state: str) -> None:
-    joined = document(*(step(name) for name in "abcd"), step("e", *"abcd", join=join))
+    joined = workflow(*(step(name) for name in "abcd"), step("e", *"abcd", join=join))
     found = dry_run(joined, dict.fromkeys(failing, NO))
     assert states(found)["e"] == state
     assert found.status == ("COMPLETED" if state == "done" else "FAILED")
 
 
 def test_a_ratio_is_met_exactly() -> None:
-    joined = document(*(step(f"s{n}") for n in range(100)), step("e", *(f"s{n}" for n in range(100)), join=0.07))
+    joined = workflow(*(step(f"s{n}") for n in range(100)), step("e", *(f"s{n}" for n in range(100)), join=0.07))
     assert states(dry_run(joined, {f"s{n}": NO for n in range(93)}))["e"] == "done"
     assert states(dry_run(joined, {f"s{n}": NO for n in range(94)}))["e"] == "skipped!"
 
 
-ROUTED = document(
+ROUTED = workflow(
     step("route", kind="decision", branches=["express", "standard"]),
     step("express", "route"),
     step("standard", "route"),
@@ -107,9 +104,7 @@ ROUTED = document(
         ([], {"express", "standard", "pack", "fly"}),
     ],
 )
-def test_branches_that_are_not_chosen_are_skipped_and_convergence_waits_for_the_others(
-    choice: Any, skipped: set[str]
-) -> None:
+def test_unchosen_branches_are_skipped_at_a_join(choice: Any, skipped: set[str]) -> None:
     found = dry_run(ROUTED, {"route": choice})
     assert {name for name, state in states(found).items() if state == "skipped"} == skipped
     assert {name for name, state in states(found).items() if state == "done"} == set(states(found)) - skipped
@@ -124,7 +119,7 @@ def test_a_choice_that_is_no_branch_fails_the_decision() -> None:
 
 
 def test_a_join_counts_only_what_was_taken() -> None:
-    joined = document(
+    joined = workflow(
         step("route", kind="decision", branches=["a", "b"]),
         step("a", "route"),
         step("b", "route"),
@@ -135,7 +130,7 @@ def test_a_join_counts_only_what_was_taken() -> None:
     assert states(dry_run(joined, {"route": ["a", "b"], "c": NO}))["end"] == "done"
 
 
-MAPPED = document(step("plan"), step("pack", "plan", kind="map", over="plan"), step("ship", "pack"))
+MAPPED = workflow(step("plan"), step("pack", "plan", kind="map", over="plan"), step("ship", "pack"))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +138,7 @@ MAPPED = document(step("plan"), step("pack", "plan", kind="map", over="plan"), s
     [("all", [], True), ("all", [1], False), ("any", [0, 1], True), ("any", [0, 1, 2], False), (0.6, [2], True)],
 )
 def test_a_map_ends_by_its_strategy(strategy: Any, failing: list[int], done: bool) -> None:  # noqa: FBT001 - a parameter
-    mapped = document(
+    mapped = workflow(
         step("plan"), step("pack", "plan", kind="map", over="plan", strategy=strategy), step("ship", "pack")
     )
     outcomes = {"plan": ["x", "y", "z"], **{f"pack[{n}]": NO if n in failing else n for n in range(3)}}
@@ -169,7 +164,7 @@ def test_a_map_goes_over_ranges_and_over_the_input() -> None:
         {"start": 20, "stop": 25},
     ]
     assert split_map_source({"start": 3, "stop": 3, "size": 10.0}) == []
-    found = dry_run(document(step("pack", kind="map", over_input="boxes")), lambda name: name, input={"boxes": [1, 2]})
+    found = dry_run(workflow(step("pack", kind="map", over_input="boxes")), lambda name: name, input={"boxes": [1, 2]})
     assert found.output == {"pack": ["pack[0]", "pack[1]"]}
 
 
@@ -182,20 +177,20 @@ def test_a_map_over_anything_else_fails(value: Any) -> None:
 
 
 def test_a_map_that_lacks_parts_can_be_handled() -> None:
-    handled = document(*MAPPED["steps"], step("repair", after_failure=["pack"]))
+    handled = workflow(*MAPPED["steps"], step("repair", after_failure=["pack"]))
     found = dry_run(handled, {"plan": [1], "pack[0]": NO, "repair": "ok"})
     assert (found.status, found.output) == ("COMPLETED", {"repair": "ok"})
 
 
 def test_an_approval_fails_when_it_is_refused() -> None:
-    asked = document({"name": "ask", "kind": "approval"})
+    asked = workflow({"name": "ask", "kind": "approval"})
     assert dry_run(asked).output == {"ask": {"approved": True}}
     found = dry_run(asked, {"ask": {"approved": False, "by": "eva", "comment": "no"}})
     assert found.reason == "step ask failed: rejected by eva: no"
 
 
-def test_what_is_done_is_compensated_when_the_job_fails() -> None:
-    undone = document(step("a", compensate="t"), step("b", "a"), step("c", "b", compensate="t"), step("d", "c"))
+def test_done_steps_are_compensated_when_the_job_fails() -> None:
+    undone = workflow(step("a", compensate="t"), step("b", "a"), step("c", "b", compensate="t"), step("d", "c"))
     assert dry_run(undone, {"d": NO}).compensated == ("c", "a")
     assert dry_run(undone, {"c": NO}).compensated == ("a",)
     assert dry_run(undone).compensated == ()
@@ -212,7 +207,7 @@ def test_results_that_are_reused_count_as_done() -> None:
         "fly": "done",
     }
     assert found.output == {"log": None, "pack": 1, "fly": None}
-    assert dry_run(document(step("a")), reused={"a": 5}).output == {"a": 5}
+    assert dry_run(workflow(step("a")), reused={"a": 5}).output == {"a": 5}
 
 
 def test_a_workflow_can_be_tried_as_it_is_declared() -> None:
@@ -249,7 +244,7 @@ def jobs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
             branches = draw(st.lists(st.sampled_from(after), min_size=1, unique=True))
             steps[n] = {**each, "kind": "decision", "branches": branches}
             outcomes[each["name"]] = draw(st.one_of(st.just(NO), st.lists(st.sampled_from(branches), unique=True)))
-    return document(*steps), outcomes
+    return workflow(*steps), outcomes
 
 
 @given(jobs())
@@ -283,9 +278,7 @@ def test_whatever_happens_the_rules_hold(job: tuple[dict[str, Any], dict[str, An
 
 
 @given(jobs(), st.data())
-def test_the_order_in_which_steps_are_written_changes_nothing(
-    job: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject
-) -> None:
+def test_the_order_of_steps_does_not_matter(job: tuple[dict[str, Any], dict[str, Any]], data: st.DataObject) -> None:
     given_document, outcomes = job
     other = {**given_document, "steps": data.draw(st.permutations(given_document["steps"]))}
     first, second = dry_run(given_document, outcomes), dry_run(other, outcomes)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fault_injection import gated_app
 from interlock import Interlock
 from interlock.config import Config
 from interlock.lifecycle import TaskState
@@ -18,7 +19,6 @@ from interlock.worker.outcome import Interruption
 from interlock.worker.run import serving
 from interlock.worker.runner import MAX_LOOP_HOLD_S
 from interlock.worker.settings import WorkerSettings
-from mishap_support import gated_app
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ async def test_handlers_that_do_not_wait_share_a_task_and_those_that_wait_have_t
     assert len(patient) == MANY - MANY // 2
 
 
-async def test_what_a_handler_sets_in_a_context_variable_is_not_seen_by_the_next(url: str) -> None:
+async def test_context_variables_do_not_leak_between_handlers(url: str) -> None:
     seen: list[str] = []
 
     async def handler(number: int) -> None:
@@ -154,9 +154,7 @@ async def test_an_attempt_that_is_interrupted_before_its_turn_does_not_run(url: 
     assert (first.state, second.state) == (TaskState.COMPLETED, TaskState.ABANDONED)
 
 
-async def test_a_worker_that_claims_its_own_task_anew_stops_the_attempt_that_lost_it(
-    url: str, database: Connection
-) -> None:
+async def test_a_reclaimed_task_stops_its_lost_attempt(url: str, database: Connection) -> None:
     app, gate = gated_app(url)
     async with app:
         await app.tasks["gated"].enqueue_many([{}])

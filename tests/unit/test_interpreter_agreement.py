@@ -89,7 +89,7 @@ class Comparison(RuleBasedStateMachine):
         assert [(m.from_state, m.event, m.to_state) for m in self.memory.history] == moves
 
     def write(self, target: str, event: str | None) -> bool:
-        """Write the row as any client would; tell whether the database let it."""
+        """Write the row with plain SQL; return whether the database allowed it."""
         guard = self.guard
         extra = (FENCED if guard.fenced else "") + (", event = %(event)s" if event else "")
         query = f"update interlock.{guard.table} set {guard.column} = %(target)s{extra} where id = %(row)s"

@@ -56,7 +56,7 @@ def door(
 
 
 class Heard:
-    """An observer that keeps what it is told."""
+    """An observer that records moves."""
 
     def __init__(self) -> None:
         self.moves: list[Move[Any, Any]] = []
@@ -190,9 +190,7 @@ class TestInstance:
         [(Door.OPEN, Door.BRICKED, "-> bricked"), (Door.SHUT, Door.BRICKED, "-> bricked by one of brick, plaster")],
         ids=["no move leads there", "two moves lead there"],
     )
-    def test_transition_to_refuses_unless_exactly_one_move_leads_there(
-        self, start: Door, target: Door, asked: str
-    ) -> None:
+    def test_transition_to_needs_exactly_one_move(self, start: Door, target: Door, asked: str) -> None:
         heard = Heard()
         machine = StateMachine(door(initial=[Door.OPEN, Door.SHUT]), start, observer=heard)
         with pytest.raises(InvalidTransitionError) as caught:
@@ -221,7 +219,7 @@ class TestHistory:
             machine.transition(Act.KNOCK, f"knock {number}")
         assert [move.reason for move in machine.history] == ["knock 7", "knock 8", "knock 9"]
 
-    def test_what_was_handed_out_does_not_change_afterwards(self) -> None:
+    def test_returned_values_do_not_change_afterwards(self) -> None:
         machine = StateMachine(door())
         before = machine.history
         machine.transition(Act.SHUT)
@@ -229,7 +227,7 @@ class TestHistory:
 
 
 class TestObserver:
-    def test_it_hears_each_move_once_after_it_was_made(self) -> None:
+    def test_an_observer_is_called_once_after_each_move(self) -> None:
         seen: list[tuple[Door, int]] = []
 
         class Looks(Heard):
@@ -270,7 +268,7 @@ class TestObserver:
 
 @pytest.fixture
 def eager_switches() -> Iterator[None]:
-    """Let the interpreter change threads almost everywhere, so that a move without a lock is caught in the middle."""
+    """Switch threads almost everywhere, so that a move without a lock is interrupted."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

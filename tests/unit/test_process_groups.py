@@ -7,23 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from interlock.process_groups import ProcessGroup, describe_exit, open_stream_reader, wait_or_kill
-from support import eventually
+from processes import eventually, is_process_running
 
 pytestmark = pytest.mark.unit
 
 LONG = 600
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 @pytest.mark.parametrize(
@@ -69,24 +61,24 @@ async def test_the_rest_of_a_group_is_killed_when_its_leader_exits() -> None:
     group, child = await start_with_child("", "exit 0")
     assert await group.wait(60)
     assert group.exit_code == 0
-    eventually(lambda: is_gone(child))
+    eventually(lambda: not is_process_running(child))
 
 
 async def test_a_signal_to_the_leader_only_spares_the_rest() -> None:
     group, child = await start_with_child("trap : USR1;", "while :; do wait; done")
     group.send_signal(signal.SIGUSR1, leader_only=True)
     await asyncio.sleep(0.05)
-    assert not is_gone(child)
+    assert is_process_running(child)
     await group.stop(60)
     assert group.exit_code == -signal.SIGTERM
-    eventually(lambda: is_gone(child))
+    eventually(lambda: not is_process_running(child))
 
 
 async def test_stop_kills_a_group_that_ignores_sigterm() -> None:
     group, child = await start_with_child("trap '' TERM;", "while :; do wait; done")
     await group.stop(0.05)
     assert group.exit_code == -signal.SIGKILL
-    eventually(lambda: is_gone(child))
+    eventually(lambda: not is_process_running(child))
 
 
 def test_a_child_gets_sigterm_when_its_parent_closes_the_pipe() -> None:

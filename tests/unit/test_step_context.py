@@ -101,7 +101,7 @@ def test_an_input_that_is_no_object_can_be_taken_as_a_whole() -> None:
     assert bound(handler, job_input=[1, 2]) == {"input": [1, 2]}
 
 
-def test_what_is_missing_is_named_with_its_step() -> None:
+def test_missing_parameters_are_named_with_their_step() -> None:
     def ship(reserve: str, number: int) -> None: ...
 
     with pytest.raises(PermanentError, match=r"step orders/1/ship: there is no value for its parameter 'reserve'"):

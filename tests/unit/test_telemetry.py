@@ -25,12 +25,12 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture(autouse=True)
 def _logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(telemetry._levels, "info", True)  # noqa: FBT003, SLF001 - as if logging had been set up
+    monkeypatch.setitem(telemetry._levels, "info", True)  # noqa: FBT003, SLF001 - simulates configured logging
 
 
 @pytest.fixture
 def name() -> str:
-    """Give a label value of this test's own, as the registry is shared by the whole process."""
+    """Return a label value unique to this test, as the registry is shared by the whole process."""
     return f"test-{uuid4().hex}"
 
 
@@ -57,9 +57,7 @@ def sample(metric: str, **labels: str) -> float | None:
         ("task_state_duration_seconds", "histogram", "Time spent in each task state", ("task_type", "state")),
     ],
 )
-def test_metrics_have_the_required_names_kinds_and_labels(
-    metric: str, kind: str, help_text: str, labels: tuple[str, ...]
-) -> None:
+def test_metrics_have_the_required_shape(metric: str, kind: str, help_text: str, labels: tuple[str, ...]) -> None:
     machine = StateMachine(WORKER, observer=WorkerTelemetry("named"))
     attempt = StateMachine(TASK, observer=TaskTelemetry("named", series_of("named")))
     with capture_logs():

@@ -48,7 +48,7 @@ async def test_a_task_runs_inline_with_typed_arguments_and_results() -> None:
 
 
 @pytest.mark.unit
-async def test_what_a_handler_says_is_recorded() -> None:
+async def test_progress_of_a_handler_is_recorded() -> None:
     line = Recorder()
     context = make_context(greet, attempt=3, line=line)
     await run_with(context, greet, "bob", NOON)
@@ -65,7 +65,7 @@ async def slow(ctx: TaskContext) -> None:
 
 @nowhere.task(timeout=0.02)
 def slow_thread(ctx: TaskContext) -> None:
-    while not ctx.cancelled:  # as it is told, so that the thread ends
+    while not ctx.cancelled:  # return when asked, so that the thread ends
         time.sleep(0.001)
 
 
@@ -97,7 +97,7 @@ async def test_a_transactional_task_says_what_it_needs_to_run_inline() -> None:
 
 
 @pytest.mark.unit
-def test_a_clock_moves_forward_only_when_it_is_told_to() -> None:
+def test_a_test_clock_advances_only_on_demand() -> None:
     clock = Clock(NOON)
     assert (clock(), clock.advance(90), clock()) == (NOON, NOON + timedelta(seconds=90), NOON + timedelta(seconds=90))
     with pytest.raises(ValueError, match="forward"):
@@ -164,7 +164,7 @@ async def test_errors_end_as_their_kind_says(app: Interlock, clock: Clock) -> No
 
 
 @pytest.mark.store
-async def test_what_tasks_enqueue_is_drained_too_unless_told_otherwise(app: Interlock) -> None:
+async def test_tasks_enqueued_by_tasks_are_drained_too_by_default(app: Interlock) -> None:
     @app.task
     async def countdown(n: int) -> None:
         if n:
@@ -215,9 +215,7 @@ async def test_a_transactional_task_commits_its_writes_with_its_outcome(app: Int
 
 
 @pytest.mark.store
-async def test_a_transactional_task_that_runs_inline_commits_with_its_result(
-    app: Interlock, database: Connection
-) -> None:
+async def test_an_inline_transactional_task_commits(app: Interlock, database: Connection) -> None:
     await database.execute("create table orders (id int primary key)")
 
     async def orders() -> list[int]:

@@ -1,4 +1,4 @@
-"""Mistakes in calls of the client are told in words, where they are made, before anything is stored."""
+"""Wrong calls of the client raise readable errors at the call, before anything is stored."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_task_of_a_wrong_kind_is_refused_where_it_is_declared(options: Any, me
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_limit_that_makes_no_sense_is_refused_where_it_is_declared(key: Any, limit: Any, message: str) -> None:
+def test_an_invalid_limit_is_refused_at_its_declaration(key: Any, limit: Any, message: str) -> None:
     app = nowhere()
     with pytest.raises(DefinitionError, match=message):
         app.limit(key, **limit)
@@ -113,7 +113,7 @@ def test_a_limit_that_makes_no_sense_is_refused_where_it_is_declared(key: Any, l
 @pytest.mark.parametrize(
     "given", [{"actor": 5}, {"actor": ""}, {"max_connections": "x"}, {"max_connections": 0}], ids=str
 )
-def test_an_app_that_makes_no_sense_is_refused(given: Any) -> None:
+def test_an_invalid_app_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(given))} must be"):
         Interlock("postgresql://nowhere", **given)
 

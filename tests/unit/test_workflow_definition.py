@@ -1,4 +1,4 @@
-"""Workflows declared in Python: the document that comes of them, and what is refused, with its place."""
+"""Workflows declared in Python: their documents, and errors that name the place."""
 
 from __future__ import annotations
 
@@ -337,12 +337,12 @@ def declare(wf: Workflow, how: Callable[[Workflow], Any]) -> None:
         (lambda wf: wf.sleep("b", 1, after=[new().sleep("a", 1)]), "after: <Step .*> is a step of another workflow"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_place(how: Callable[[Workflow], Any], told: str) -> None:
+def test_invalid_definitions_are_refused_with_their_place(how: Callable[[Workflow], Any], told: str) -> None:
     with pytest.raises(DefinitionError, match=told):
         declare(new(), how)
 
 
-def test_what_is_refused_leaves_nothing_behind() -> None:
+def test_a_refused_step_is_not_added() -> None:
     shop = app()
     wf = shop.workflow("orders")
     with pytest.raises(GraphError):
@@ -366,7 +366,7 @@ def test_what_is_refused_leaves_nothing_behind() -> None:
         ({"input": Order, "input_schema": {}}, "input_schema: give either input or input_schema, not both"),
     ],
 )
-def test_a_head_that_makes_no_sense_is_refused(options: dict[str, Any], told: str) -> None:
+def test_an_invalid_workflow_option_is_refused(options: dict[str, Any], told: str) -> None:
     with pytest.raises(DefinitionError, match=told):
         app().workflow(**{"name": "orders", **options})
 
@@ -465,9 +465,7 @@ def test_an_input_model_becomes_the_schema_of_the_document() -> None:
         (None, {}, None),
     ],
 )
-def test_a_schema_refuses_with_the_place_and_without_the_value(
-    schema: dict[str, Any] | None, value: Any, told: str | None
-) -> None:
+def test_schema_errors_name_the_place_only(schema: dict[str, Any] | None, value: Any, told: str | None) -> None:
     document = {"name": "w", "input_schema": schema}
     if told is None:
         check_input(document, value)
@@ -486,7 +484,7 @@ def test_child_jobs_that_would_nest_too_deep_are_refused() -> None:
 
     chain = [document(f"w{n}", f"w{n + 1}", "w9") for n in range(6)]
     check_nesting(chain[:-1])
-    check_nesting([document("a", "a", "b"), document("b", "a")])  # only a running job can tell
+    check_nesting([document("a", "a", "b"), document("b", "a")])  # known only while a job runs
     with pytest.raises(
         GraphError, match=r"workflow w0: steps: child jobs nest at most 5 deep, .* 6: w0 -> w1 -> .* -> w6"
     ):

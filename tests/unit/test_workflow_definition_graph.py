@@ -11,13 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from factories import workflow
 from interlock.model.graph import GraphError, check_definition, edges, topological_order
 
 pytestmark = pytest.mark.unit
-
-
-def document(*steps: dict[str, Any]) -> dict[str, Any]:
-    return {"name": "w", "version": "1", "namespace": "default", "steps": list(steps)}
 
 
 def plain(name: str, **more: Any) -> dict[str, Any]:
@@ -39,10 +36,10 @@ def dags(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @given(dags())
 def test_every_dag_is_let_pass_and_put_in_order(steps: list[dict[str, Any]]) -> None:
-    check_definition(document(*steps))
+    check_definition(workflow(*steps))
     order = topological_order(steps)
     assert sorted(order) == sorted(step["name"] for step in steps)
-    found = list(edges(document(*steps)))
+    found = list(edges(workflow(*steps)))
     assert all(order.index(edge.upstream) < order.index(edge.downstream) for edge in found)
     assert len(found) == sum(len(step["after"]) + len(step["after_failure"]) for step in steps)
 
@@ -55,7 +52,7 @@ def test_every_circle_is_refused_with_the_way_around_it(steps: list[dict[str, An
         if upstream not in (*by_name[name]["after"], *by_name[name]["after_failure"]):
             by_name[name]["after"] = [*by_name[name]["after"], upstream]
     with pytest.raises(GraphError, match="form a cycle: ") as refused:
-        check_definition(document(*steps))
+        check_definition(workflow(*steps))
     circle = str(refused.value).split("cycle: ")[1].split(" -> ")
     assert circle[0] == circle[-1]
     assert len(set(circle)) == len(circle) - 1
@@ -66,7 +63,7 @@ def test_every_circle_is_refused_with_the_way_around_it(steps: list[dict[str, An
 
 def test_a_branch_is_marked_in_its_edge() -> None:
     found = edges(
-        document(plain("a", kind="decision", branches=["b"]), plain("b", after=["a"]), plain("c", after=["a"]))
+        workflow(plain("a", kind="decision", branches=["b"]), plain("b", after=["a"]), plain("c", after=["a"]))
     )
     assert [(edge.downstream, edge.branch) for edge in found] == [("b", True), ("c", False)]
 
@@ -75,28 +72,28 @@ def test_a_branch_is_marked_in_its_edge() -> None:
     ("given_document", "path", "told"),
     [
         ([], (), "workflow: a definition is a mapping of name, version"),
-        ({**document(plain("a")), "stepz": []}, ("stepz",), "there is no such field; did you mean 'steps'?"),
-        ({**document(plain("a")), "steps": {}}, ("steps",), "a workflow needs a list"),
-        (document("a"), ("steps", 0), "step number 1 must be a mapping, not str"),  # type: ignore[arg-type]
-        (document({"kind": "plain"}), ("steps", 0, "name"), "step 'number 1': name: a name consists of"),
-        (document(plain("a"), plain("a")), ("steps", 1, "name"), "there are two steps of this name"),
-        (document(plain("a", kind="loop")), ("steps", 0, "kind"), "must be one of plain"),
-        (document(plain("a", kind=["plain"])), ("steps", 0, "kind"), "must be one of plain"),
-        (document(plain("a", backoff={"kind": "wild"})), ("steps", 0, "backoff"), "the kind must be one of"),
-        (document(plain("a", backoff="none")), ("steps", 0, "backoff"), "backoff must be an object"),
-        (document(plain("a"), plain("b", after="a")), ("steps", 1, "after"), "after must be a list"),
+        ({**workflow(plain("a")), "stepz": []}, ("stepz",), "there is no such field; did you mean 'steps'?"),
+        ({**workflow(plain("a")), "steps": {}}, ("steps",), "a workflow needs a list"),
+        (workflow("a"), ("steps", 0), "step number 1 must be a mapping, not str"),  # type: ignore[arg-type]
+        (workflow({"kind": "plain"}), ("steps", 0, "name"), "step 'number 1': name: a name consists of"),
+        (workflow(plain("a"), plain("a")), ("steps", 1, "name"), "there are two steps of this name"),
+        (workflow(plain("a", kind="loop")), ("steps", 0, "kind"), "must be one of plain"),
+        (workflow(plain("a", kind=["plain"])), ("steps", 0, "kind"), "must be one of plain"),
+        (workflow(plain("a", backoff={"kind": "wild"})), ("steps", 0, "backoff"), "the kind must be one of"),
+        (workflow(plain("a", backoff="none")), ("steps", 0, "backoff"), "backoff must be an object"),
+        (workflow(plain("a"), plain("b", after="a")), ("steps", 1, "after"), "after must be a list"),
         (
-            document(plain("a", kind="map", over="b", after=["b"]), plain("b"), plain("c", over="a")),
+            workflow(plain("a", kind="map", over="b", after=["b"]), plain("b"), plain("c", over="a")),
             None,
             "no such field",
         ),
-        (document(plain("b"), plain("a", kind="map", over="b")), ("steps", 1, "over"), "'b' must stand in after too"),
+        (workflow(plain("b"), plain("a", kind="map", over="b")), ("steps", 1, "over"), "'b' must stand in after too"),
         (
-            document(plain("b"), plain("a", kind="map", over="b", after_failure=["b"])),
+            workflow(plain("b"), plain("a", kind="map", over="b", after_failure=["b"])),
             ("steps", 1, "over"),
             "'b' must stand in after too",
         ),
-        (document(plain("a", kind="decision", branches=["b", "b"])), ("steps", 0, "branches"), "each once"),
+        (workflow(plain("a", kind="decision", branches=["b", "b"])), ("steps", 0, "branches"), "each once"),
     ],
 )
 def test_a_refusal_leads_to_the_field(given_document: Any, path: tuple[Any, ...] | None, told: str) -> None:
@@ -106,9 +103,9 @@ def test_a_refusal_leads_to_the_field(given_document: Any, path: tuple[Any, ...]
 
 
 def test_absent_and_null_fields_mean_the_default() -> None:
-    check_definition(document({"name": "a", "type": "t"}))
+    check_definition(workflow({"name": "a", "type": "t"}))
     everything = ("after", "after_failure", "join", "backoff", "timeout", "config", "compensate", "branches", "over")
-    check_definition({**document(plain("a", **dict.fromkeys(everything))), "input_schema": None, "timeout": None})
+    check_definition({**workflow(plain("a", **dict.fromkeys(everything))), "input_schema": None, "timeout": None})
 
 
 def test_the_check_grows_with_the_steps() -> None:
@@ -116,7 +113,7 @@ def test_the_check_grows_with_the_steps() -> None:
         chain = [plain(f"s{n}", after=[f"s{n - 1}"] if n else []) for n in range(count)]
         wide = [plain("join", after=[step["name"] for step in chain])]
         begun = time.thread_time()  # not what other processes take
-        check_definition(document(*reversed(chain), *wide))
+        check_definition(workflow(*reversed(chain), *wide))
         return time.thread_time() - begun
 
     few, many = (min(seconds(count) for _ in range(5)) for count in (500, 10_000))  # but for garbage

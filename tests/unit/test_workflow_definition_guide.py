@@ -1,4 +1,4 @@
-"""What the guide to workflows prints is what can be declared."""
+"""The workflows printed in the guide can be declared."""
 
 from __future__ import annotations
 

@@ -324,7 +324,7 @@ def test_an_empty_template_is_refused(tmp_path: Path) -> None:
         Interlock().load_templates(file)
 
 
-def test_a_wrong_type_is_told_before_the_handler_that_it_cannot_have(tmp_path: Path) -> None:
+def test_an_unknown_step_kind_is_reported_before_its_handler(tmp_path: Path) -> None:
     app = Interlock()
 
     @app.task

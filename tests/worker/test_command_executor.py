@@ -17,7 +17,7 @@ from interlock.errors import RetryableError
 from interlock.process_groups import ProcessGroups
 from interlock.worker.executors.base import HandlerError
 from interlock.worker.executors.commands import CommandExecutor
-from support import eventually
+from processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -19,7 +19,7 @@ from interlock.errors import ConfigError, PermanentError, RetryableError
 from interlock.process_groups import ProcessGroups
 from interlock.worker.executors.base import HandlerError
 from interlock.worker.executors.dispatch import Executors
-from support import eventually
+from processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

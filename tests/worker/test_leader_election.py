@@ -1,4 +1,4 @@
-"""Leader election: one leader at a time, replaced when it dies, and no disturbance of its worker."""
+"""Leader election: one leader at a time, replaced after a crash, without disturbing its worker."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from interlock.store.enqueue import enqueue_task
 from interlock.store.leader import acquire_leadership, duty_transaction, read_leader, resign_leadership
 from interlock.store.limits import Limit, put_limits
 from interlock.worker.maintenance.leader import Maintenance, MaintenanceSettings
+from worker_support import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from interlock.postgres.connection import Connection
 
@@ -28,12 +29,6 @@ pytestmark = pytest.mark.store
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 QUICK = MaintenanceSettings(lease=timedelta(seconds=2))
-
-
-async def until(look: Callable[[], bool], within: float = 60) -> None:
-    async with asyncio.timeout(within):
-        while not look():
-            await asyncio.sleep(0.01)
 
 
 async def test_of_many_contenders_exactly_one_takes_the_lead(url: str) -> None:
@@ -63,7 +58,7 @@ async def test_a_leader_that_renews_keeps_the_lead_and_one_that_resigns_frees_it
     assert await acquire_leadership(database, "other", now=NOON)
 
 
-async def test_two_who_both_believe_to_lead_act_one_after_the_other(url: str) -> None:
+async def test_two_leaders_act_one_after_the_other(url: str) -> None:
     inside: list[str] = []
 
     async def act(name: str) -> datetime:
@@ -119,9 +114,7 @@ async def test_a_leader_that_is_killed_is_replaced(url: str) -> None:
 
 
 @pytest.mark.chaos
-async def test_leaders_whose_connections_are_cut_stop_leading_and_are_elected_again(
-    url: str, database: Connection
-) -> None:
+async def test_cut_off_leaders_step_down_and_are_reelected(url: str, database: Connection) -> None:
     async with Team(url, 2) as team:
         for _ in range(3):
             await database.execute(

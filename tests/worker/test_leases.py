@@ -5,40 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from prometheus_client import REGISTRY
 
+from factories import enqueue, run_sql, task_events, task_row
+from fault_injection import FaultyProxy, NetworkMode, blocked_by, gated_app, locked
 from interlock import Interlock, TaskContext
 from interlock.lifecycle import TaskState, WorkerState
 from interlock.model.options import NewTask
 from interlock.store.enqueue import enqueue_task
-from interlock.store.tasks import notify_tasks, read_task_history, read_tasks
+from interlock.store.tasks import notify_tasks
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
-from mishap_support import Network, Weather, blocked_by, gated_app, locked
-from support import eventually, run_sql
+from processes import eventually
 from worker_support import until
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from interlock.postgres.connection import Connection
 
 pytestmark = [pytest.mark.flow, pytest.mark.chaos]
-
-
-async def enqueue(database: Connection) -> UUID:
-    return (await enqueue_task(database, NewTask("gated", {}), actor="me")).id
-
-
-async def row(database: Connection, task: UUID) -> dict[str, Any]:
-    return (await read_tasks(database, [task]))[0]
-
-
-async def events(database: Connection, task: UUID) -> list[str]:
-    return [record.event for record in await read_task_history(database, task)]
 
 
 def lost() -> float:
@@ -50,7 +37,7 @@ EXPIRE = "update interlock.tasks set state = 'pending', event = 'expire', lease_
 
 async def test_a_lease_runs_out_in_time_while_its_renewal_hangs(url: str, database: Connection) -> None:
     """The renewal waits for a row lock; the expiry of the lease is noticed all the same."""
-    task = await enqueue(database)
+    task = await enqueue(database, "gated")
     app, gate = gated_app(url)
     async with serving(app, WorkerSettings(duties=False, lease=6, recovery_interval=3600)) as worker:
         await gate.entered[1].wait()
@@ -61,47 +48,45 @@ async def test_a_lease_runs_out_in_time_while_its_renewal_hangs(url: str, databa
             await until(attempt.is_terminal)
         assert attempt.state is TaskState.ABANDONED
         assert not worker.context.active, "its slot is free"
-        assert (await row(database, task))["state"] == "running"
-    assert await events(database, task) == ["create", "claim"], "an attempt that lost its lease writes nothing"
+        assert (await task_row(database, task))["state"] == "running"
+    assert await task_events(database, task) == ["create", "claim"], "an attempt that lost its lease writes nothing"
 
 
 async def test_a_lease_runs_out_in_time_when_the_network_swallows_everything(url: str, database: Connection) -> None:
-    task = await enqueue(database)
-    async with Network(url) as network:
+    task = await enqueue(database, "gated")
+    async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         settings = WorkerSettings(duties=False, lease=1.5, recovery_interval=3600, shutdown_limit=3)
         async with serving(app, settings) as worker:
             await gate.entered[1].wait()
             (attempt,) = worker.context.active.values()
-            network.weather = Weather.HANGING
+            network.mode = NetworkMode.HANGING
             await until(attempt.is_terminal)
             assert attempt.state is TaskState.ABANDONED
-            network.weather = Weather.FINE
-    assert await events(database, task) == ["create", "claim"]
+            network.mode = NetworkMode.PASSING
+    assert await task_events(database, task) == ["create", "claim"]
 
 
 async def test_renewals_go_on_over_a_new_connection_after_one_that_hung(url: str, database: Connection) -> None:
-    await enqueue(database)
-    async with Network(url) as network:
+    await enqueue(database, "gated")
+    async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         settings = WorkerSettings(duties=False, lease=9, recovery_interval=3600, shutdown_limit=5)
         async with serving(app, settings) as worker:
             await gate.entered[1].wait()
             (attempt,) = worker.context.active.values()
             until_then = attempt.lease_until
-            network.weather = Weather.HANGING
+            network.mode = NetworkMode.HANGING
             worker.components.leases.renew_now()
             await until(lambda: time.monotonic() > until_then - 7.5)  # by then the renewal is on its way
-            network.weather = Weather.FINE  # for new connections; what was swallowed never comes
+            network.mode = NetworkMode.PASSING  # for new connections; what was swallowed never comes
             await until(lambda: attempt.lease_until > until_then)
             gate.opened[1].set()
             await until(attempt.is_terminal)
 
 
-async def test_a_worker_that_claims_its_own_lost_task_anew_runs_the_second_attempt_only(
-    url: str, database: Connection
-) -> None:
-    task = await enqueue(database)
+async def test_a_reclaimed_task_runs_its_second_attempt_only(url: str, database: Connection) -> None:
+    task = await enqueue(database, "gated")
     app, gate = gated_app(url)
     settings = WorkerSettings(duties=False, concurrency=2, recovery_interval=3600, poll_base=0.01, poll_cap=0.05)
     async with serving(app, settings) as worker:
@@ -124,9 +109,9 @@ async def test_a_worker_that_claims_its_own_lost_task_anew_runs_the_second_attem
         assert context.tasks_processed == 2
     assert lost() - before == 1
     assert second.state is TaskState.COMPLETED
-    done = await row(database, task)
+    done = await task_row(database, task)
     assert (done["state"], done["attempt"], done["output"]) == ("done", 2, 2)
-    assert await events(database, task) == ["create", "claim", "expire", "claim", "succeed"]
+    assert await task_events(database, task) == ["create", "claim", "expire", "claim", "succeed"]
 
 
 async def test_a_loss_that_the_keeper_and_the_report_find_is_counted_once(url: str, database: Connection) -> None:

@@ -18,7 +18,7 @@ from interlock.errors import RetryableError
 from interlock.process_groups import ProcessGroups
 from interlock.worker.executors.base import HandlerError
 from interlock.worker.executors.processes import ProcessExecutor
-from support import eventually
+from processes import eventually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -104,7 +104,7 @@ async def test_concurrency_is_the_number_of_processes(tmp_path: Path) -> None:
         ("exit", "SystemExit", "good bye", True, None),
     ],
 )
-async def test_an_exception_keeps_type_message_traceback_and_retry_after(
+async def test_an_exception_keeps_its_details(
     executor: ProcessExecutor,
     how: str,
     error_type: str,
@@ -236,9 +236,7 @@ async def test_a_foreign_sigterm_does_not_stop_a_handler(executor: ProcessExecut
     ("how", "words"),
     [("exit", "exited with code 3"), ("SIGSEGV", "killed by SIGSEGV"), ("SIGKILL", "killed by SIGKILL")],
 )
-async def test_a_crash_is_a_retryable_error_and_the_next_handler_runs(
-    executor: ProcessExecutor, how: str, words: str
-) -> None:
+async def test_a_crash_is_retryable_and_the_next_handler_runs(executor: ProcessExecutor, how: str, words: str) -> None:
     with pytest.raises(HandlerError, match=words) as caught:
         await run(executor, handlers.crash, how=how)
     assert caught.value.retryable

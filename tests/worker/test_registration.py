@@ -17,7 +17,7 @@ from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import pause_namespace
 from interlock.store.remote_commands import Enable, EventStatus, Refresh, Status, Subscribe, Unsubscribe, call_processes
 from interlock.store.workers import WORKERS, list_live_workers, read_worker_status
-from support import eventually
+from processes import eventually
 from worker_support import serving, until, worker_process
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def hearing(worker: WorkerStateMachine) -> None:
     await until(lambda: worker.state is WorkerState.BACKING_OFF and worker.components.is_listening)
 
 
-async def test_a_worker_says_that_it_is_here_until_it_stops(url: str, database: Connection) -> None:
+async def test_a_worker_is_registered_until_it_stops(url: str, database: Connection) -> None:
     async with serving(url, namespaces=("default", "mail")) as worker:
         found = await seen(database)
         assert (found.id, found.role, found.status) == (worker.worker_id, "worker", "RUNNING")
@@ -155,7 +155,7 @@ async def test_a_refresh_forgets_what_was_read_of_the_database(url: str, databas
 
 
 @pytest.mark.parametrize("mode", [WakeMode.HYBRID, WakeMode.POLLING])
-async def test_what_went_through_the_event_systems_is_counted(url: str, database: Connection, mode: WakeMode) -> None:
+async def test_task_events_are_counted_in_every_wake_mode(url: str, database: Connection, mode: WakeMode) -> None:
     def metric(system: str, kind: str) -> float:
         return REGISTRY.get_sample_value("worker_events_total", {"system": system, "kind": kind}) or 0
 
@@ -175,7 +175,7 @@ async def test_what_went_through_the_event_systems_is_counted(url: str, database
     assert metric("handlers", "completed") == before + 1
 
 
-async def test_tasks_that_no_notification_told_of_are_counted(url: str, database: Connection) -> None:
+async def test_tasks_claimed_without_a_notification_are_counted(url: str, database: Connection) -> None:
     async with serving(url, poll_base=0.01, poll_cap=0.02) as worker:
         await hearing(worker)
         await database.execute("select interlock.enqueue('add', '{\"a\": 1, \"b\": 1}', delay => '0.2 s')")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from factories import enqueue, task_events, task_row
+from fault_injection import FaultyProxy, blocked_by, fail_with_nul, gated_app, kill, locked
 from interlock import Interlock, PermanentError, RetryableError, TaskContext
 from interlock.config import Config
 from interlock.lifecycle import TaskRowEvent, TaskState, WorkerState
-from interlock.model.options import NewTask
 from interlock.postgres.notifier import WakeMode
-from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.tasks import Outcome, claim_pending_tasks, read_task_history, read_tasks, settle_running_tasks
+from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.cancellation import cancel_tasks
 from interlock.worker.executors.base import HandlerError
@@ -26,12 +26,9 @@ from interlock.worker.outcome import describe_error, error_document
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 from interlock.worker.settler import Settler, max_batch_size
-from mishap_support import Network, blocked_by, fail_with_nul, gated_app, kill, locked
 from worker_support import until
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from interlock.postgres.connection import Connection
     from interlock.worker.process import WorkerStateMachine
 
@@ -40,18 +37,6 @@ pytestmark = [pytest.mark.flow, pytest.mark.chaos]
 CALLBACK = "https://example.org/done"
 QUICK = WorkerSettings(duties=False, poll_base=0.01, poll_cap=0.05)
 PATIENT = WorkerSettings(duties=False, poll_base=60, poll_cap=60)
-
-
-async def enqueue(database: Connection, task_type: str = "gated", **more: Any) -> UUID:
-    return (await enqueue_task(database, NewTask(task_type, {}, **more), actor="me")).id
-
-
-async def row(database: Connection, task: UUID) -> dict[str, Any]:
-    return (await read_tasks(database, [task]))[0]
-
-
-async def events(database: Connection, task: UUID) -> list[str]:
-    return [record.event for record in await read_task_history(database, task)]
 
 
 async def notices(database: Connection) -> list[tuple[Any, ...]]:
@@ -65,10 +50,10 @@ def only_attempt(worker: WorkerStateMachine) -> Any:
 
 
 @pytest.mark.parametrize("callback", [None, CALLBACK], ids=["plain", "callback"])
-async def test_a_flush_whose_backend_is_killed_is_repeated_and_written_once(
+async def test_a_flush_on_a_killed_backend_is_written_once(
     url: str, database: Connection, callback: str | None
 ) -> None:
-    task = await enqueue(database, callback_url=callback)
+    task = await enqueue(database, "gated", callback_url=callback)
     app, gate = gated_app(url)
     async with serving(app, QUICK) as worker:
         await gate.entered[1].wait()
@@ -81,14 +66,12 @@ async def test_a_flush_whose_backend_is_killed_is_repeated_and_written_once(
             assert worker.context.active, "its slot is taken until the answer"
         await until(attempt.is_terminal)
     assert attempt.state is TaskState.COMPLETED
-    assert await events(database, task) == ["create", "claim", "succeed"]
+    assert await task_events(database, task) == ["create", "claim", "succeed"]
     assert await notices(database) == ([(task, 1, "done")] if callback else [])
 
 
-async def test_a_cancellation_whose_backend_is_killed_is_repeated_and_written_once(
-    url: str, database: Connection
-) -> None:
-    task = await enqueue(database, callback_url=CALLBACK)
+async def test_a_cancellation_with_a_killed_backend_is_written_once(url: str, database: Connection) -> None:
+    task = await enqueue(database, "gated", callback_url=CALLBACK)
     app, gate = gated_app(url)
     async with serving(app, replace(QUICK, cancel_grace=0.01)) as worker:
         await gate.entered[1].wait()
@@ -100,7 +83,7 @@ async def test_a_cancellation_whose_backend_is_killed_is_repeated_and_written_on
             await blocked_by(database, holder, but=flushing)
         await until(attempt.is_terminal)
     assert attempt.state is TaskState.COMPLETED
-    assert await events(database, task) == ["create", "claim", "cancel"]
+    assert await task_events(database, task) == ["create", "claim", "cancel"]
     assert await notices(database) == [(task, 1, "canceled")]
 
 
@@ -109,12 +92,12 @@ async def test_a_cancellation_whose_backend_is_killed_is_repeated_and_written_on
     [(None, b"jsonb_to_recordset"), (CALLBACK, b"COMMIT")],
     ids=["plain", "callback"],
 )
-async def test_an_outcome_whose_answer_is_lost_on_the_way_counts_as_written(
+async def test_an_outcome_with_a_lost_reply_counts_as_written(
     url: str, database: Connection, callback: str | None, last_words: bytes
 ) -> None:
     """The server has committed, but the reply is lost: the repeated settle finds its own outcome."""
-    task = await enqueue(database, callback_url=callback)
-    async with Network(url) as network:
+    task = await enqueue(database, "gated", callback_url=callback)
+    async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         async with serving(app, replace(QUICK, recovery_interval=3600)) as worker:
             await gate.entered[1].wait()
@@ -125,7 +108,7 @@ async def test_an_outcome_whose_answer_is_lost_on_the_way_counts_as_written(
             assert network.fatal is None, "it was settled twice"
             assert worker.components.statistics.tasks.mismatched == 0
     assert attempt.state is TaskState.COMPLETED
-    assert await events(database, task) == ["create", "claim", "succeed"]
+    assert await task_events(database, task) == ["create", "claim", "succeed"]
     assert await notices(database) == ([(task, 1, "done")] if callback else [])
 
 
@@ -145,14 +128,12 @@ $$;
 @pytest.mark.parametrize(
     "failure", ["raise exception 'no hints today';", "perform pg_terminate_backend(pg_backend_pid());"], ids=str.split
 )
-async def test_a_batch_that_is_written_is_not_written_again_when_the_hint_about_it_fails(
-    url: str, database: Connection, failure: str
-) -> None:
+async def test_a_failed_notify_does_not_repeat_the_settle(url: str, database: Connection, failure: str) -> None:
     """A pg_notify() that shadows the server's own makes the first notification fail, or kills its backend."""
     await database.execute(FAILING_HINT.format(failure=failure).encode())
     name = database.info.dbname
     await database.execute(f'alter database "{name}" set search_path = public, pg_catalog'.encode())
-    task = await enqueue(database)
+    task = await enqueue(database, "gated")
     await database.execute(
         "insert into interlock.waiters values (%s, gen_random_uuid(), now() + interval '1 h')", [task]
     )
@@ -163,12 +144,12 @@ async def test_a_batch_that_is_written_is_not_written_again_when_the_hint_about_
         gate.opened[1].set()
         await until(attempt.is_terminal)
         gate.opened[2].set()  # what is claimed just when the connection is lost is returned, and claimed again
-        later = await enqueue(database)
+        later = await enqueue(database, "gated")
         await until(lambda: worker.context.tasks_processed == 2)
         assert worker.components.statistics.tasks.mismatched == 0
     assert attempt.state is TaskState.COMPLETED
-    assert await events(database, task) == ["create", "claim", "succeed"]
-    assert (await row(database, later))["state"] == "done"
+    assert await task_events(database, task) == ["create", "claim", "succeed"]
+    assert (await task_row(database, later))["state"] == "done"
 
 
 class Answers:
@@ -185,7 +166,7 @@ async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str,
     """The outcome of the first attempt was queued for too long; this worker has run the second meanwhile."""
     app, _ = gated_app(url)
     definition = app.tasks["gated"]
-    await enqueue(database)
+    await enqueue(database, "gated")
     answers = Answers()
     settler = Settler(answers, "w", max_batch=100)
     for lease in (timedelta(milliseconds=1), timedelta(minutes=1)):
@@ -202,14 +183,12 @@ async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str,
 
 @pytest.mark.unit
 @pytest.mark.parametrize(("slots", "outcomes"), [(1, 100), (299, 100), (600, 200), (1500, 500), (100_000, 500)])
-def test_a_batch_leaves_two_thirds_of_many_slots_to_what_is_claimed_and_what_runs(slots: int, outcomes: int) -> None:
+def test_a_batch_takes_at_most_a_third_of_many_slots(slots: int, outcomes: int) -> None:
     assert max_batch_size(slots) == outcomes
 
 
 @pytest.mark.parametrize("kind", ["process", "command"])
-async def test_nul_characters_in_the_error_of_a_child_are_stored_as_something_else(
-    url: str, database: Connection, kind: str
-) -> None:
+async def test_nul_characters_in_a_child_error_are_replaced(url: str, database: Connection, kind: str) -> None:
     app = Interlock(config=Config(database_url=url))
     app.task(executor="process", max_tries=1, name="process")(fail_with_nul)
     said = json.dumps({"type": "error", "error_type": "Odd\0Error", "message": "a \0", "traceback": "line \0"})
@@ -220,7 +199,7 @@ async def test_nul_characters_in_the_error_of_a_child_are_stored_as_something_el
         await until(lambda: worker.context.tasks_processed == 2)
         assert worker.components.statistics.tasks.completed == 2
     for id_ in (task, other):
-        failed = await row(database, id_)
+        failed = await task_row(database, id_)
         assert failed["state"] == "error"
         assert failed["error"]["type"].startswith("ValueError" if kind == "process" else "Odd")
         assert failed["error"]["message"].startswith("a ")
@@ -228,7 +207,7 @@ async def test_nul_characters_in_the_error_of_a_child_are_stored_as_something_el
         assert not failed["error"]["message"].startswith("the outcome could not be stored")
 
 
-async def test_a_worker_hears_at_once_of_a_task_that_it_puts_back_for_a_retry(url: str, database: Connection) -> None:
+async def test_a_worker_wakes_at_once_for_its_own_retry(url: str, database: Connection) -> None:
     app = Interlock(config=Config(database_url=url))
     resting = asyncio.Event()
 
@@ -243,48 +222,48 @@ async def test_a_worker_hears_at_once_of_a_task_that_it_puts_back_for_a_retry(ur
         await until(lambda: worker.context.active and worker.state is WorkerState.BACKING_OFF)
         resting.set()
         await until(lambda: worker.context.tasks_processed == 2)
-    assert (await row(database, task))["state"] == "done"
+    assert (await task_row(database, task))["state"] == "done"
 
 
-async def test_another_worker_hears_at_once_of_a_task_that_is_returned(url: str, database: Connection) -> None:
+async def test_another_worker_wakes_at_once_for_a_returned_task(url: str, database: Connection) -> None:
     (leaving, gate), (staying, other_gate) = gated_app(url), gated_app(url)
     other_gate.opened[2].set()
     async with serving(staying, PATIENT) as heir:
         await until(lambda: heir.state is WorkerState.BACKING_OFF and heir.components.is_listening)
         heir.components.registration.enable(enabled=False)
-        task = await enqueue(database)
+        task = await enqueue(database, "gated")
         async with serving(leaving, replace(QUICK, grace=0)):
             await gate.entered[1].wait()
             looked = heir.context.backoff_count
             heir.components.registration.enable(enabled=True)
             await until(lambda: heir.context.backoff_count > looked and heir.state is WorkerState.BACKING_OFF)
         await until(lambda: heir.context.tasks_processed == 1)
-    assert await events(database, task) == ["create", "claim", "return", "claim", "succeed"]
+    assert await task_events(database, task) == ["create", "claim", "return", "claim", "succeed"]
 
 
 @pytest.mark.store
 async def test_a_retry_is_due_by_the_clock_of_the_server(database: Connection) -> None:
-    task = await enqueue(database)
+    task = await enqueue(database, "gated")
     (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"])
     outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETRY, error={"type": "E"}, delay=90.5)
     async with database.transaction():
         await settle_running_tasks(database, [outcome], actor="w")
         (due,) = await (await database.execute("select run_at - now() as left from interlock.tasks")).fetchall()
     assert due["left"] == timedelta(seconds=90.5), "now() stands still within a transaction"
-    assert (await row(database, task))["state"] == "pending"
+    assert (await task_row(database, task))["state"] == "pending"
 
 
 @pytest.mark.store
 async def test_a_retry_without_a_delay_is_due_when_it_was_before(database: Connection) -> None:
-    task = await enqueue(database)
-    before = (await row(database, task))["run_at"]
+    task = await enqueue(database, "gated")
+    before = (await task_row(database, task))["run_at"]
     (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"])
     outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETURN)
     await settle_running_tasks(database, [outcome], actor="w")
-    assert (await row(database, task))["run_at"] == before
+    assert (await task_row(database, task))["run_at"] == before
 
 
-def test_what_a_handler_says_at_great_length_is_stored_in_short() -> None:
+def test_long_errors_of_a_handler_are_truncated() -> None:
     long = "x" * 1_000_000
     for error in (PermanentError(long), HandlerError("Error", long, trace="y" * 20_000 + "end", retryable=False)):
         document = error_document(error)

@@ -4,45 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
+from factories import enqueue, task_events, task_row
+from fault_injection import FaultyProxy, NetworkMode, blocked_by, gated_app, locked
 from interlock.lifecycle import TaskState, WorkerState
 from interlock.model.options import NewTask
 from interlock.postgres.notifier import WakeMode
 from interlock.store.enqueue import enqueue_task
-from interlock.store.tasks import read_task_history, read_tasks
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
-from mishap_support import Network, Weather, blocked_by, gated_app, locked
 from worker_support import until
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from interlock.postgres.connection import Connection
 
 pytestmark = [pytest.mark.flow, pytest.mark.chaos]
 
 
-async def enqueue(database: Connection) -> UUID:
-    return (await enqueue_task(database, NewTask("gated", {}), actor="me")).id
-
-
-async def row(database: Connection, task: UUID) -> dict[str, Any]:
-    return (await read_tasks(database, [task]))[0]
-
-
-async def events(database: Connection, task: UUID) -> list[str]:
-    return [record.event for record in await read_task_history(database, task)]
-
-
-async def test_a_handler_keeps_its_grace_without_a_database_and_reports_when_it_is_back(
-    url: str, database: Connection
-) -> None:
-    task = await enqueue(database)
-    async with Network(url) as network:
+async def test_grace_without_a_database_settles_on_reconnect(url: str, database: Connection) -> None:
+    task = await enqueue(database, "gated")
+    async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         settings = WorkerSettings(duties=False, concurrency=2, mode=WakeMode.POLLING, poll_base=0.01, poll_cap=0.1)
         async with serving(app, settings) as worker:
@@ -57,15 +41,15 @@ async def test_a_handler_keeps_its_grace_without_a_database_and_reports_when_it_
             assert still_running
             gate.opened[1].set()
             await until(lambda: attempt.state is TaskState.REPORTING)
-            network.weather = Weather.FINE
+            network.mode = NetworkMode.PASSING
             await until(lambda: not worker.is_running())
     assert attempt.state is TaskState.COMPLETED
-    assert await events(database, task) == ["create", "claim", "succeed"]
+    assert await task_events(database, task) == ["create", "claim", "succeed"]
 
 
 async def test_an_outage_in_the_middle_of_a_shutdown_costs_no_outcome(url: str, database: Connection) -> None:
-    task = await enqueue(database)
-    async with Network(url) as network:
+    task = await enqueue(database, "gated")
+    async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         settings = WorkerSettings(duties=False, mode=WakeMode.POLLING, poll_base=0.01, poll_cap=0.1)
         async with serving(app, settings) as worker:
@@ -78,17 +62,15 @@ async def test_an_outage_in_the_middle_of_a_shutdown_costs_no_outcome(url: str, 
             refused = network.refused
             await until(lambda: network.refused > refused + 5)
             assert worker.state is WorkerState.SHUTTING_DOWN, "what is finished is worth the time that there is"
-            network.weather = Weather.FINE
+            network.mode = NetworkMode.PASSING
             await until(lambda: not worker.is_running())
     assert attempt.state is TaskState.COMPLETED
-    assert await events(database, task) == ["create", "claim", "succeed"]
+    assert await task_events(database, task) == ["create", "claim", "succeed"]
 
 
-async def test_what_is_interrupted_without_a_database_is_returned_when_it_is_back(
-    url: str, database: Connection
-) -> None:
-    task = await enqueue(database)
-    async with Network(url) as network:
+async def test_an_interrupted_task_is_returned_on_reconnect(url: str, database: Connection) -> None:
+    task = await enqueue(database, "gated")
+    async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         settings = WorkerSettings(duties=False, grace=0.2, poll_base=0.01, poll_cap=0.1)
         async with serving(app, settings) as worker:
@@ -97,19 +79,17 @@ async def test_what_is_interrupted_without_a_database_is_returned_when_it_is_bac
             await network.cut()
             worker.request_shutdown()
             await until(lambda: attempt.state is TaskState.REPORTING)
-            network.weather = Weather.FINE
+            network.mode = NetworkMode.PASSING
             await until(lambda: not worker.is_running())
     assert attempt.state is TaskState.COMPLETED
-    returned = await row(database, task)
+    returned = await task_row(database, task)
     assert (returned["state"], returned["event"], returned["tries"]) == ("pending", "return", 0)
 
 
 @pytest.mark.parametrize("hurry", [False, True], ids=["grace", "hurry"])
-async def test_a_database_that_does_not_come_back_keeps_no_worker_beyond_its_limit(
-    url: str, database: Connection, *, hurry: bool
-) -> None:
-    task = await enqueue(database)
-    async with Network(url) as network:
+async def test_the_shutdown_limit_holds_without_a_database(url: str, database: Connection, *, hurry: bool) -> None:
+    task = await enqueue(database, "gated")
+    async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         settings = WorkerSettings(duties=False, grace=20, shutdown_limit=30 if hurry else 3, poll_cap=0.1)
         async with serving(app, settings) as worker:
@@ -121,34 +101,32 @@ async def test_a_database_that_does_not_come_back_keeps_no_worker_beyond_its_lim
                 worker.request_shutdown()
             await until(lambda: not worker.is_running())
             assert time.monotonic() - began < 18, "less than the grace"
-    assert (await row(database, task))["state"] == "running", "it is left to its lease"
+    assert (await task_row(database, task))["state"] == "running", "it is left to its lease"
 
 
 @pytest.mark.parametrize("mode", [WakeMode.HYBRID, WakeMode.POLLING])
-async def test_a_network_that_swallows_everything_keeps_no_worker_beyond_its_limit(
-    url: str, database: Connection, mode: WakeMode
-) -> None:
+async def test_the_shutdown_limit_holds_on_a_hanging_network(url: str, database: Connection, mode: WakeMode) -> None:
     """Also while the worker waits for the reply to a claim."""
-    task = await enqueue(database)
-    async with Network(url) as network:
+    task = await enqueue(database, "gated")
+    async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         settings = WorkerSettings(
             duties=False, concurrency=2, shutdown_limit=6, grace=1, mode=mode, poll_base=0.01, poll_cap=0.02
         )
         async with serving(app, settings) as worker:
             await gate.entered[1].wait()
-            network.weather = Weather.HANGING
+            network.mode = NetworkMode.HANGING
             await asyncio.sleep(0.1 if mode is WakeMode.POLLING else 0)  # it looks every 20 ms, and now it waits
             began = time.monotonic()
             worker.request_shutdown()
             await until(lambda: not worker.is_running())
             assert time.monotonic() - began < 20, "the limit, and what a busy machine adds to it"
             await network.cut()
-    assert (await row(database, task))["state"] == "running", "it is left to its lease"
+    assert (await task_row(database, task))["state"] == "running", "it is left to its lease"
 
 
 async def test_an_outcome_that_waits_for_a_lock_is_waited_for_within_the_limit(url: str, database: Connection) -> None:
-    task = await enqueue(database)
+    task = await enqueue(database, "gated")
     app, gate = gated_app(url)
     async with serving(app, WorkerSettings(duties=False, grace=0)) as worker:
         await gate.entered[1].wait()
@@ -158,11 +136,11 @@ async def test_an_outcome_that_waits_for_a_lock_is_waited_for_within_the_limit(u
             await asyncio.sleep(2.5)  # longer than it waits for handlers
             assert worker.is_running()
         await until(lambda: not worker.is_running())
-    assert await events(database, task) == ["create", "claim", "return"]
+    assert await task_events(database, task) == ["create", "claim", "return"]
 
 
 async def test_a_second_request_ends_the_grace(url: str, database: Connection) -> None:
-    task = await enqueue(database)
+    task = await enqueue(database, "gated")
     app, gate = gated_app(url)
     async with serving(app, WorkerSettings(duties=False)) as worker:
         await gate.entered[1].wait()
@@ -171,17 +149,17 @@ async def test_a_second_request_ends_the_grace(url: str, database: Connection) -
         worker.request_shutdown()
         await until(lambda: not worker.is_running())
         assert time.monotonic() - began < 18, "less than the grace"
-    assert await events(database, task) == ["create", "claim", "return"]
+    assert await task_events(database, task) == ["create", "claim", "return"]
 
 
 @pytest.mark.unit
 @pytest.mark.parametrize("limit", [0, 30.5])
-def test_a_limit_that_makes_no_sense_is_refused(limit: float) -> None:
+def test_an_invalid_limit_is_refused(limit: float) -> None:
     with pytest.raises(ValueError, match="shutdown_limit must be at"):
         WorkerSettings(shutdown_limit=limit)
 
 
-async def test_what_is_returned_has_not_failed(url: str, database: Connection) -> None:
+async def test_a_returned_task_has_not_failed(url: str, database: Connection) -> None:
     """A handler stopped by a shutdown counts as processed, not as failed; one that raised counts as both."""
     app, gate = gated_app(url)
 
@@ -190,12 +168,12 @@ async def test_what_is_returned_has_not_failed(url: str, database: Connection) -
         raise ValueError("no")
 
     await enqueue_task(database, NewTask("raises", {}, max_tries=1), actor="me")
-    task = await enqueue(database)
+    task = await enqueue(database, "gated")
     async with serving(app, WorkerSettings(duties=False, concurrency=2, grace=0)) as worker:
         await gate.entered[1].wait()
         await until(lambda: worker.context.tasks_failed == 1)
     assert (worker.context.tasks_processed, worker.context.tasks_failed) == (2, 1)
     assert worker.components.statistics.tasks.failed == 1
-    returned = await row(database, task)
+    returned = await task_row(database, task)
     assert (returned["state"], returned["tries"]) == ("pending", 0)
-    assert await events(database, task) == ["create", "claim", "return"]
+    assert await task_events(database, task) == ["create", "claim", "return"]

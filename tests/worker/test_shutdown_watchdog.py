@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from interlock.model.options import NewTask
-from interlock.store.enqueue import enqueue_task
+from factories import enqueue, run_sql, task_state
 from interlock.store.task_admin import recover_expired_tasks
 from interlock.store.tasks import read_tasks
-from support import eventually, is_taken, run_sql
-from worker_support import TESTS, serving, until
+from processes import HELPERS, clean_environment, eventually, has_taken_signal, running_process
+from worker_support import serving, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from uuid import UUID
 
     from interlock.postgres.connection import Connection
 
@@ -76,20 +74,9 @@ thread.join()
 
 @contextmanager
 def watched(url: str, limit: float, lease: float = 30) -> Iterator[subprocess.Popen[str]]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("INTERLOCK_")}
-    process = subprocess.Popen(
-        [sys.executable, "-c", WORKER + "worker.run()", str(limit), str(lease)],
-        env=environment | {"INTERLOCK_DATABASE_URL": url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
+    command = [sys.executable, "-c", WORKER + "worker.run()", str(limit), str(lease)]
+    with running_process(command, clean_environment(url)) as process:
         yield process
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 def read_until(process: subprocess.Popen[str], word: str) -> None:
@@ -100,20 +87,14 @@ def read_until(process: subprocess.Popen[str], word: str) -> None:
     raise AssertionError(f"it ended without {word!r}")
 
 
-async def enqueue(database: Connection, task_type: str, seconds: float = 3600) -> UUID:
-    return (await enqueue_task(database, NewTask(task_type, {"seconds": seconds}), actor="me")).id
-
-
 def last_words(output: str) -> dict[str, str]:
     said = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     return next((line for line in said if line["message"] == "worker_killed_by_watchdog"), {})
 
 
 @pytest.mark.parametrize("kind", ["sleep", "compute", "spin"])
-async def test_a_blocked_worker_is_ended_at_its_limit_and_its_task_is_recovered(
-    url: str, database: Connection, kind: str
-) -> None:
-    task = await enqueue(database, kind)
+async def test_a_blocked_worker_ends_at_its_limit(url: str, database: Connection, kind: str) -> None:
+    task = await enqueue(database, kind, {"seconds": 3600})
     with watched(url, limit=2, lease=3) as process:
         read_until(process, "blocked")
         began = time.monotonic()
@@ -136,12 +117,12 @@ async def test_a_blocked_worker_is_ended_at_its_limit_and_its_task_is_recovered(
 
 
 async def test_a_second_signal_to_a_blocked_worker_ends_it_in_a_moment(url: str, database: Connection) -> None:
-    await enqueue(database, "sleep")
+    await enqueue(database, "sleep", {"seconds": 3600})
     with watched(url, limit=30) as process:
         read_until(process, "blocked")
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        eventually(lambda: is_taken(process, signal.SIGINT))  # two signals at once are one
+        eventually(lambda: has_taken_signal(process, signal.SIGINT))  # two signals at once are one
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
         assert time.monotonic() - began < 25, "less than the limit"
@@ -150,7 +131,7 @@ async def test_a_second_signal_to_a_blocked_worker_ends_it_in_a_moment(url: str,
 
 
 async def test_a_worker_that_was_blocked_for_a_while_stops_in_good_order(url: str, database: Connection) -> None:
-    task = await enqueue(database, "sleep", 3)
+    task = await enqueue(database, "sleep", {"seconds": 3})
     with watched(url, limit=30) as process:
         read_until(process, "blocked")
         process.send_signal(signal.SIGTERM)
@@ -174,12 +155,10 @@ async def test_an_idle_worker_stops_at_once_and_with_success(url: str, number: s
     assert not last_words(output)
 
 
-async def test_a_second_signal_to_a_worker_that_is_not_blocked_is_none_of_its_business(
-    url: str, database: Connection
-) -> None:
-    task = await enqueue(database, "sleep", 0.01)
+async def test_the_watchdog_ignores_a_second_signal_if_not_blocked(url: str, database: Connection) -> None:
+    task = await enqueue(database, "sleep", {"seconds": 0.01})
     with watched(url, limit=30) as process:
-        eventually(lambda: state(url, task) == "done")
+        eventually(lambda: task_state(url, task) == "done")
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=60)
@@ -187,14 +166,8 @@ async def test_a_second_signal_to_a_worker_that_is_not_blocked_is_none_of_its_bu
     assert not last_words(output)
 
 
-def state(url: str, task: UUID) -> str:
-    with psycopg.connect(url) as connection:
-        (found,) = connection.execute("select state from interlock.tasks where id = %s", [task]).fetchall()
-    return str(found[0])
-
-
 def test_ctrl_c_ends_the_worker_command(url: str) -> None:
-    environment = os.environ | {"INTERLOCK_DATABASE_URL": url, "PYTHONPATH": str(TESTS)}
+    environment = os.environ | {"INTERLOCK_DATABASE_URL": url, "PYTHONPATH": str(HELPERS)}
     with subprocess.Popen(
         [sys.executable, "-m", "interlock", "worker", "--app", "worker_app:app"],
         env=environment,

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fault_injection import until_no_transaction_is_open
 from interlock import Interlock, TaskContext, WorkerSettings, serving
 from interlock.config import Config
 from interlock.errors import TaskFailedError
 from interlock.lifecycle import TaskState
 from interlock.testing import drain
-from mishap_support import until_no_transaction_is_open
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -103,9 +103,7 @@ async def test_a_handler_cannot_end_the_worker_whatever_it_raises(url: str, task
         *(("save", how) for how in ("nan", "time", "nul")),
     ],
 )
-async def test_what_cannot_be_stored_is_how_its_task_failed(
-    url: str, database: Connection, task: str, how: str
-) -> None:
+async def test_values_that_cannot_be_stored_fail_the_task(url: str, database: Connection, task: str, how: str) -> None:
     app = app_at(url)
     async with app, serving(app, QUICK) as worker:
         with pytest.raises(TaskFailedError, match=r"stored|cost must be a finite number"):
@@ -115,9 +113,7 @@ async def test_what_cannot_be_stored_is_how_its_task_failed(
         await until_no_transaction_is_open(database)
 
 
-async def test_results_that_are_too_large_together_are_written_singly_and_one_alone_is_refused(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_oversized_batches_are_written_singly(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("interlock.store.tasks.MAX_BATCH_CHARACTERS", 5_000)
     app = app_at(url)
     large = app.tasks["large"]
@@ -192,7 +188,7 @@ async def test_a_forced_cancellation_reaches_the_handler_at_once(url: str) -> No
         assert (await handle.status()).state == "canceled"
 
 
-async def test_a_renewed_lease_is_what_the_handler_is_told(url: str) -> None:
+async def test_a_handler_sees_its_renewed_lease(url: str) -> None:
     app = app_at(url)
     async with app, serving(app, WorkerSettings(duties=False, lease=3, cancel_grace=0.05)) as worker:
         handle = await app.tasks["nap"].enqueue()

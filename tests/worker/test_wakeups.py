@@ -24,9 +24,7 @@ ADD = NewTask("add", {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize("mode", [WakeMode.HYBRID, WakeMode.EVENTS])
-async def test_a_notification_wakes_an_idle_worker_long_before_it_would_look(
-    url: str, database: Connection, mode: WakeMode
-) -> None:
+async def test_a_notification_wakes_an_idle_worker_early(url: str, database: Connection, mode: WakeMode) -> None:
     async with serving(url, mode=mode, poll_base=60, poll_cap=60) as worker:
         await until(lambda: worker._components and worker.components.is_listening)  # noqa: SLF001 - it is not connected yet
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
@@ -59,7 +57,7 @@ async def test_a_task_that_became_due_since_the_claim_is_not_slept_over(database
         assert await until_next_run(database, types=["add"], namespaces=["default"], now=now) == left
 
 
-async def test_a_worker_hears_only_of_its_own_namespaces(url: str, database: Connection) -> None:
+async def test_a_worker_is_notified_of_its_own_namespaces_only(url: str, database: Connection) -> None:
     async with serving(url, namespaces=("mine",), poll_base=60, poll_cap=60) as worker:
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
         await enqueue_task(database, ADD, actor="me")

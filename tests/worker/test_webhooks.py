@@ -27,7 +27,7 @@ from interlock.store.webhooks import (
     retry_given_up_webhooks,
 )
 from interlock.worker.maintenance.webhooks import POLL_INTERVAL_S, WebhooksDuty, WebhookSettings, is_public, signature
-from receiver import Receiver
+from webhook_receiver import Receiver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,7 +88,7 @@ async def test_without_a_secret_nothing_is_signed(database: Connection) -> None:
     assert "interlock-signature" not in receiver.received[0].headers
 
 
-async def test_what_is_not_taken_is_posted_again_later(database: Connection) -> None:
+async def test_a_refused_webhook_is_retried_later(database: Connection) -> None:
     async with Receiver(503).listen() as receiver:
         await notice(database, f"http://127.0.0.1:{receiver.port}/")
         post = Post()
@@ -157,18 +157,14 @@ def resolve(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
     return asked
 
 
-async def test_one_private_address_among_public_ones_is_enough_to_refuse(
-    database: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_private_address_of_several_is_refused(database: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve(monkeypatch, "93.184.215.14", "10.0.0.1")
     await notice(database, "http://receiver.test/")
     await Post(allow_private=False).act(database)
     assert "address is not public" in (await left(database))[0][1]
 
 
-async def test_the_connection_goes_to_the_address_that_was_judged(
-    database: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_connection_uses_the_checked_address(database: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = resolve(monkeypatch, "127.0.0.1")
     async with Receiver().listen() as receiver:
         await notice(database, f"http://receiver.test:{receiver.port}/")
@@ -177,9 +173,7 @@ async def test_the_connection_goes_to_the_address_that_was_judged(
     assert receiver.received[0].headers["host"] == f"receiver.test:{receiver.port}"
 
 
-async def test_an_address_that_cannot_be_reached_is_passed_over(
-    database: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unreachable_address_is_skipped(database: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     resolve(monkeypatch, "127.0.0.2", "127.0.0.1")
     async with Receiver().listen() as receiver:
         await notice(database, f"http://receiver.test:{receiver.port}/")
@@ -189,7 +183,7 @@ async def test_an_address_that_cannot_be_reached_is_passed_over(
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl to make a certificate with")
 @pytest.mark.parametrize(("name", "taken"), [("receiver.test", 1), ("other.test", 0)])
-async def test_the_certificate_must_be_that_of_the_name(
+async def test_the_certificate_must_match_the_name(
     database: Connection, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, taken: int
 ) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -224,7 +218,7 @@ async def test_a_slow_receiver_holds_up_only_itself(database: Connection) -> Non
 
 
 @pytest.mark.chaos
-async def test_a_notice_whose_poster_died_comes_due_again(database: Connection) -> None:
+async def test_a_webhook_of_a_crashed_sender_is_due_again(database: Connection) -> None:
     async with Receiver(0).listen() as receiver:
         await notice(database, f"http://127.0.0.1:{receiver.port}/")
         post = Post()

@@ -8,56 +8,39 @@ import signal
 import subprocess
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import psycopg
 import pytest
 
+from factories import enqueue, task_row, task_state
 from interlock.lifecycle import WorkerState
 from interlock.model.options import NewTask
 from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import request_cancel_of_running_tasks
-from interlock.store.tasks import claim_pending_tasks, read_task_history, read_tasks
-from support import eventually
+from interlock.store.tasks import claim_pending_tasks, read_task_history
+from processes import eventually
 from worker_support import app_at, serving, until, worker_process
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.flow
 
 
-async def enqueue(database: Connection, task_type: str, **options: Any) -> UUID:
-    fields = {name: options.pop(name) for name in list(options) if name in NewTask.__slots__ and name != "input"}
-    return (await enqueue_task(database, NewTask(task_type, options, **fields), actor="me")).id
-
-
-async def row(database: Connection, task: UUID) -> dict[str, Any]:
-    return (await read_tasks(database, [task]))[0]
-
-
-def state(url: str, task: UUID) -> str:
-    with psycopg.connect(url) as connection:
-        (found,) = connection.execute("select state from interlock.tasks where id = %s", [task]).fetchall()
-    return str(found[0])
-
-
 async def test_worker_processes_single_task_to_completion(url: str, database: Connection) -> None:
-    task = await enqueue(database, "add", a=1, b=2)
+    task = await enqueue(database, "add", {"a": 1, "b": 2})
     with worker_process(url):
-        eventually(lambda: state(url, task) == "done")
-    done = await row(database, task)
+        eventually(lambda: task_state(url, task) == "done")
+    done = await task_row(database, task)
     assert (done["output"], done["tries"]) == (3, 1)
     assert [record.event for record in await read_task_history(database, task)] == ["create", "claim", "succeed"]
 
 
 async def test_worker_processes_failing_task(url: str, database: Connection) -> None:
-    task = await enqueue(database, "fail", message="no", max_tries=2)
+    task = await enqueue(database, "fail", {"message": "no"}, max_tries=2)
     with worker_process(url):
-        eventually(lambda: state(url, task) == "error")
-    failed = await row(database, task)
+        eventually(lambda: task_state(url, task) == "error")
+    failed = await task_row(database, task)
     assert failed["tries"] == 2
     assert failed["error"]["type"] == "ValueError"
     assert failed["error"]["message"] == "no"
@@ -68,14 +51,14 @@ async def test_worker_processes_failing_task(url: str, database: Connection) -> 
 
 
 async def test_worker_recovers_expired_lease_from_other_worker(url: str, database: Connection) -> None:
-    task = await enqueue(database, "nap", seconds=3600)
+    task = await enqueue(database, "nap", {"seconds": 3600})
     with worker_process(url, INTERLOCK_LEASE="1") as victim:
-        eventually(lambda: state(url, task) == "running")
+        eventually(lambda: task_state(url, task) == "running")
         victim.kill()
         victim.wait()
     async with serving(url, recovery_interval=0.01) as rescuer:
         await until(lambda: rescuer.context.active)
-        assert (await row(database, task))["attempt"] == 2
+        assert (await task_row(database, task))["attempt"] == 2
         rescuer.stop_now.set()
         rescuer.request_shutdown()
     events = [record.event for record in await read_task_history(database, task)]
@@ -83,13 +66,13 @@ async def test_worker_recovers_expired_lease_from_other_worker(url: str, databas
 
 
 async def test_worker_graceful_shutdown_completes_active_task(url: str, database: Connection) -> None:
-    task = await enqueue(database, "nap", seconds=0.5)
+    task = await enqueue(database, "nap", {"seconds": 0.5})
     with worker_process(url) as process:
-        eventually(lambda: state(url, task) == "running")
+        eventually(lambda: task_state(url, task) == "running")
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert state(url, task) == "done"
+    assert task_state(url, task) == "done"
     stopped = [json.loads(line) for line in output.splitlines() if "worker_stopped" in line]
     assert stopped[0]["tasks_processed"] == 1, "the shutdown is told of before the process is gone"
 
@@ -105,18 +88,18 @@ async def test_worker_backoff_increases_on_empty_queue(url: str) -> None:
 
 async def test_task_lease_renewal_during_long_processing(url: str, database: Connection) -> None:
     """The handler blocks the worker's whole event loop for three leases; a thread keeps renewing."""
-    task = await enqueue(database, "block_the_loop", seconds=9.5)
+    task = await enqueue(database, "block_the_loop", {"seconds": 9.5})
     with worker_process(url, INTERLOCK_LEASE="3"):
-        eventually(lambda: state(url, task) == "running")
+        eventually(lambda: task_state(url, task) == "running")
         async with serving(url, recovery_interval=0.05, namespaces=("elsewhere",)):
-            eventually_done = asyncio.to_thread(eventually, lambda: state(url, task) == "done")
+            eventually_done = asyncio.to_thread(eventually, lambda: task_state(url, task) == "done")
             await eventually_done
     assert [record.event for record in await read_task_history(database, task)] == ["create", "claim", "succeed"]
 
 
 async def test_worker_reconnects_after_db_failure(url: str, database: Connection) -> None:
     """Every connection of the worker is cut while its handler runs: the outcome is kept and written later."""
-    task = await enqueue(database, "nap", seconds=0.4)
+    task = await enqueue(database, "nap", {"seconds": 0.4})
     async with serving(url, poll_base=0.01) as worker:
         await until(lambda: worker.context.active)
         await database.execute(
@@ -126,11 +109,11 @@ async def test_worker_reconnects_after_db_failure(url: str, database: Connection
         await until(lambda: worker.context.tasks_processed == 1)
         anew = (WorkerState.CONNECTING, WorkerState.RECOVERING)
         await until(lambda: anew in [(move.from_state, move.to_state) for move in worker.history][2:])
-        again = await enqueue(database, "add", a=1, b=1)
+        again = await enqueue(database, "add", {"a": 1, "b": 1})
         await until(lambda: worker.context.tasks_processed == 2)
-    done = await row(database, task)
+    done = await task_row(database, task)
     assert (done["state"], done["attempt"], done["output"]) == ("done", 1, 1)
-    assert (await row(database, again))["state"] == "done"
+    assert (await task_row(database, again))["state"] == "done"
 
 
 async def test_notify_api_called_on_task_completion(url: str, database: Connection) -> None:
@@ -145,9 +128,9 @@ async def test_notify_api_called_on_task_completion(url: str, database: Connecti
 
 
 async def test_a_second_signal_stops_at_once_and_returns_the_task(url: str, database: Connection) -> None:
-    task = await enqueue(database, "nap", seconds=3600)
+    task = await enqueue(database, "nap", {"seconds": 3600})
     with worker_process(url, INTERLOCK_GRACE="25") as process:
-        eventually(lambda: state(url, task) == "running")
+        eventually(lambda: task_state(url, task) == "running")
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         for line in process.stdout:
@@ -156,17 +139,17 @@ async def test_a_second_signal_stops_at_once_and_returns_the_task(url: str, data
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=20)  # less than the grace
     assert process.returncode == 0
-    done = await row(database, task)
+    done = await task_row(database, task)
     assert (done["state"], done["event"], done["tries"]) == ("pending", "return", 0)
 
 
 async def test_a_blocked_thread_does_not_keep_a_worker_from_stopping(url: str, database: Connection) -> None:
-    task = await enqueue(database, "block", seconds=3600)
+    task = await enqueue(database, "block", {"seconds": 3600})
     with worker_process(url, INTERLOCK_GRACE="0") as process:
-        eventually(lambda: state(url, task) == "running")
+        eventually(lambda: task_state(url, task) == "running")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
-    assert (await row(database, task))["state"] == "pending"
+    assert (await task_row(database, task))["state"] == "pending"
 
 
 async def test_a_task_goes_on_from_its_checkpoint_after_a_crash(url: str, database: Connection) -> None:
@@ -175,44 +158,42 @@ async def test_a_task_goes_on_from_its_checkpoint_after_a_crash(url: str, databa
         first.communicate(timeout=60)
     assert first.returncode == 9
     async with serving(url, recovery_interval=0.01, poll_cap=0.1):
-        await until(lambda: state(url, task) == "done")
-    assert (await row(database, task))["output"] == 3
+        await until(lambda: task_state(url, task) == "done")
+    assert (await task_row(database, task))["output"] == 3
 
 
 async def test_a_lost_lease_stops_the_handler_and_writes_nothing(url: str, database: Connection) -> None:
-    task = await enqueue(database, "nap", seconds=3600)
+    task = await enqueue(database, "nap", {"seconds": 3600})
     async with serving(url, lease=1.5, recovery_interval=3600) as worker:
         await until(lambda: worker.context.active)
         (attempt,) = worker.context.active.values()
-        # somebody takes the task away behind the worker's back
+        # another client takes the task from the worker
         await database.execute(
             "update interlock.tasks set state = 'pending', event = 'expire', lease_expires_at = null"
         )
         await claim_pending_tasks(database, actor="thief", types=["nap"], lease=timedelta(hours=1))
         await until(attempt.is_terminal)
     assert attempt.state == "abandoned"
-    assert (await row(database, task))["worker_id"] == "thief"
+    assert (await task_row(database, task))["worker_id"] == "thief"
 
 
 @pytest.mark.parametrize(("task_type", "final"), [("obedient", "canceled"), ("nap", "canceled")])
-async def test_a_running_task_is_canceled_cooperatively_and_then_by_force(
-    url: str, database: Connection, task_type: str, final: str
-) -> None:
-    task = await enqueue(database, task_type, **({"seconds": 3600} if task_type == "nap" else {}))
+async def test_cooperative_then_forced_cancellation(url: str, database: Connection, task_type: str, final: str) -> None:
+    task = await enqueue(database, task_type, {"seconds": 3600} if task_type == "nap" else {})
     async with serving(url, cancel_grace=0.2):
-        await until(lambda: state(url, task) == "running")
+        await until(lambda: task_state(url, task) == "running")
         await request_cancel_of_running_tasks(database, [task], reason="enough")
-        await until(lambda: state(url, task) == final)
-    assert (await row(database, task))["reason"] == "enough"
+        await until(lambda: task_state(url, task) == final)
+    assert (await task_row(database, task))["reason"] == "enough"
 
 
 async def test_a_transactional_task_commits_with_its_outcome_or_not_at_all(url: str, database: Connection) -> None:
     await database.execute("create table public.written (x int)")
-    bad = await enqueue(database, "transact", good=False, max_tries=1)
-    good = await enqueue(database, "transact", good=True)
+    bad = await enqueue(database, "transact", {"good": False}, max_tries=1)
+    good = await enqueue(database, "transact", {"good": True})
     async with serving(url) as worker:
         await until(lambda: worker.context.tasks_processed == 2)
-    assert ((await row(database, bad))["state"], (await row(database, good))["state"]) == ("error", "done")
+    assert ((await task_row(database, bad))["state"], (await task_row(database, good))["state"]) == ("error", "done")
     assert len(await (await database.execute("select * from public.written")).fetchall()) == 1
 
 
@@ -221,11 +202,11 @@ async def test_outcomes_of_all_kinds(url: str, database: Connection) -> None:
     later = await enqueue(database, "fail_later", max_tries=3)
     slow = await enqueue(database, "too_slow", max_tries=1)
     costly = await enqueue(database, "costly")
-    wrong = await enqueue(database, "add", a="one", b=2)
-    threaded = await enqueue(database, "block", seconds=0.01)
+    wrong = await enqueue(database, "add", {"a": "one", "b": 2})
+    threaded = await enqueue(database, "block", {"seconds": 0.01})
     async with serving(url, concurrency=4) as worker:
         await until(lambda: worker.context.tasks_processed == 8)
-    rows = {name: await row(database, id_) for name, id_ in locals().items() if name in NAMES}
+    rows = {name: await task_row(database, id_) for name, id_ in locals().items() if name in NAMES}
     assert {name: found["state"] for name, found in rows.items()} == NAMES
     assert rows["permanent"]["tries"] == 1
     assert rows["later"]["output"] == 3
@@ -245,24 +226,24 @@ NAMES = {
 }
 
 
-async def test_what_json_cannot_hold_fails_its_own_task_and_no_other(url: str, database: Connection) -> None:
+async def test_a_non_json_result_fails_only_its_own_task(url: str, database: Connection) -> None:
     error = await enqueue(database, "fail_strangely", max_tries=1)
     result = await enqueue(database, "answer_strangely", max_tries=1)
-    others = [await enqueue(database, "add", a=n, b=n) for n in range(8)]
+    others = [await enqueue(database, "add", {"a": n, "b": n}) for n in range(8)]
     async with serving(url, concurrency=10) as worker:
         await until(lambda: worker.context.tasks_processed == 10)
-    assert "ValueError: a" in (await row(database, error))["reason"]
-    assert (await row(database, result))["state"] == "error"
-    assert {(await row(database, other))["state"] for other in others} == {"done"}
+    assert "ValueError: a" in (await task_row(database, error))["reason"]
+    assert (await task_row(database, result))["state"] == "error"
+    assert {(await task_row(database, other))["state"] for other in others} == {"done"}
 
 
 async def test_progress_is_written_while_the_task_runs(url: str, database: Connection) -> None:
-    task = await enqueue(database, "nap", seconds=3600)
+    task = await enqueue(database, "nap", {"seconds": 3600})
     async with serving(url, grace=0) as worker:
         await until(lambda: worker.context.active)
 
         async def written() -> bool:
-            return bool((await row(database, task))["progress"] == {"fraction": 0.5, "message": "half way"})
+            return bool((await task_row(database, task))["progress"] == {"fraction": 0.5, "message": "half way"})
 
         while not await written():
             await asyncio.sleep(0.02)

@@ -11,21 +11,14 @@ import pytest
 
 from interlock.store.workers import list_live_workers
 from jobs_support import app_at, orchestrator_at
-from pool_support import Event, Fleet, config_at, exists, fleet_at, kill, pooling
+from pool_support import Event, Fleet, config_at, kill, pooling
+from processes import is_process_running
 from worker_support import until, worker_process
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.flow
-
-
-@pytest.fixture
-def fleet(url: str) -> Iterator[Fleet]:
-    with fleet_at(url) as rows:
-        yield rows
 
 
 class Clock:
@@ -58,7 +51,7 @@ async def test_a_transient_error_is_retried_three_times_and_the_worker_stays_run
 
 
 async def test_a_worker_that_crashes_quickly_again_and_again_fails_with_the_reason(url: str, fleet: Fleet) -> None:
-    worker = await fleet.add(app="pool_crash:app")
+    worker = await fleet.add(app="unimportable_app:app")
     async with pooling(url, max_restarts=1):
         row = await fleet.seen(worker, lambda row: row["status"] == "FAILED")
         assert row["generation"] == 2
@@ -76,9 +69,7 @@ async def test_a_process_that_lasted_begins_anew_with_its_tries(url: str, fleet:
         await fleet.seen(worker, partial(_has_crashed, 0))
 
 
-async def test_memory_above_the_limit_pauses_the_worker_which_finishes_what_it_has_and_lets_the_memory_go(
-    url: str, fleet: Fleet
-) -> None:
+async def test_memory_above_the_limit_pauses_the_worker(url: str, fleet: Fleet) -> None:
     worker = await fleet.add(memory_limit_mb=250)
     async with pooling(url):
         first = await fleet.alive(worker)
@@ -86,7 +77,7 @@ async def test_memory_above_the_limit_pauses_the_worker_which_finishes_what_it_h
         row = await fleet.seen(worker, lambda row: row["status"] == "PAUSED")
         assert row["reason"].startswith("the process uses ")
         assert row["reason"].endswith(" MB of memory; its limit is 250 MB")
-        assert exists(first["pid"])
+        assert is_process_running(first["pid"])
         await fleet.state_of(task, "done")
         row = await fleet.seen(worker, lambda row: row["pid"] is None)
         assert row["status"] == "PAUSED"
@@ -103,9 +94,7 @@ async def test_an_unrecoverable_error_fails_the_worker_at_once_with_the_reason(u
     assert "there is no module 'nowhere'" in row["reason"]
 
 
-async def test_a_worker_without_a_heartbeat_in_time_is_terminated_and_its_leases_are_free_at_once(
-    url: str, fleet: Fleet
-) -> None:
+async def test_a_worker_without_heartbeat_is_terminated(url: str, fleet: Fleet) -> None:
     worker = await fleet.add(lease=3600)
     clock = Clock()
     async with pooling(url, clock=clock, stop_timeout=0.3, max_poll_gap=1e9):
@@ -117,13 +106,13 @@ async def test_a_worker_without_a_heartbeat_in_time_is_terminated_and_its_leases
         await fleet.state_of(task, "pending")
         assert fleet.row(worker)["status"] == "TERMINATED"
         await fleet.seen(worker, lambda row: row["pid"] is None)
-        assert not exists(row["pid"])
+        assert not is_process_running(row["pid"])
     state, reason = fleet.history(worker)[-1]
     assert state == "TERMINATED"
     assert reason.startswith("no heartbeat for 1")
 
 
-async def test_so_is_one_that_nobody_here_started(url: str, fleet: Fleet, database: Connection) -> None:
+async def test_a_silent_worker_of_no_pool_is_terminated(url: str, fleet: Fleet, database: Connection) -> None:
     clock = Clock()
     task = await fleet.enqueue("nap", seconds=3600)
     with worker_process(url, INTERLOCK_LEASE="3600") as process:

@@ -2,65 +2,56 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from factories import step
 from interlock.store.jobs import read_job_history
 from interlock.store.limits import pause_namespace, resume_namespace
-from workflow_support import Failed, Hand, name_of, serve, step
-
-if TYPE_CHECKING:
-    from interlock.postgres.connection import Connection
+from job_driver import Failed, JobDriver, name_of
 
 pytestmark = pytest.mark.store
 
 
-@pytest.fixture
-async def hand(database: Connection) -> Hand:
-    """Return a Hand on a database with a live worker."""
-    await serve(database)
-    return Hand(database)
-
-
-async def test_a_chain_runs_in_order_and_passes_results_downstream(hand: Hand) -> None:
-    hand.outcomes = {"a": {"x": 1}, "b": [2], "c": "last"}
-    job = await hand.submit(step("a"), step("b", "a"), step("c", "b", config={"k": "v"}), input={"order": 7})
+async def test_a_chain_runs_in_order_and_passes_results_downstream(driver: JobDriver) -> None:
+    driver.outcomes = {"a": {"x": 1}, "b": [2], "c": "last"}
+    job = await driver.submit(step("a"), step("b", "a"), step("c", "b", config={"k": "v"}), input={"order": 7})
     for name in "abc":
-        (task,) = await hand.claim()
+        (task,) = await driver.claim()
         assert name_of(task) == name
         if name == "c":
-            inputs = await hand.inputs(task.id)
+            inputs = await driver.inputs(task.id)
             assert inputs["results"] == {"b": [2]}, "of direct upstream steps only"
             assert (inputs["job_input"], inputs["config"]) == ({"order": 7}, {"k": "v"})
             assert (inputs["workflow"], inputs["version"], inputs["kind"], inputs["errors"]) == ("w", "1", "plain", {})
-        await hand.settle(task)
-        done = await hand.advance()
+        await driver.settle(task)
+        done = await driver.advance()
         assert (done.received, done.advanced, done.duplicates) == (1, 1, 0)
         assert (done.released, done.finalized) == ((0, 1) if name == "c" else (1, 0))
-    row = await hand.job(job)
+    row = await driver.job(job)
     assert (row["status"], row["output"], row["open_steps"]) == ("COMPLETED", {"c": "last"}, 0)
-    assert [record["event"] for record in await read_job_history(hand.connection, job)][-1] == "success"
+    assert [record["event"] for record in await read_job_history(driver.connection, job)][-1] == "success"
 
 
-async def test_a_join_waits_for_all_upstream_steps_in_any_order_and_batch(hand: Hand) -> None:
+async def test_a_join_waits_for_all_upstream_steps_in_any_order_and_batch(driver: JobDriver) -> None:
     names = [f"b{i}" for i in range(7)]
-    job = await hand.submit(step("a"), *(step(name, "a") for name in names), step("z", *names))
-    await hand.settle((await hand.claim())[0])
-    assert (await hand.advance()).released == 7
-    for task in reversed(await hand.claim()):
-        await hand.settle(task)
-    assert (await hand.advance(limit=3)).released == 0
-    assert (await hand.steps(job))["z"]["unresolved"] == 4
-    assert (await hand.advance(limit=3)).released == 0
-    assert (await hand.advance(limit=3)).released == 1
-    await hand.run()
-    assert (await hand.job(job))["output"] == {"z": None}
+    job = await driver.submit(step("a"), *(step(name, "a") for name in names), step("z", *names))
+    await driver.settle((await driver.claim())[0])
+    assert (await driver.advance()).released == 7
+    for task in reversed(await driver.claim()):
+        await driver.settle(task)
+    assert (await driver.advance(limit=3)).released == 0
+    assert (await driver.steps(job))["z"]["unresolved"] == 4
+    assert (await driver.advance(limit=3)).released == 0
+    assert (await driver.advance(limit=3)).released == 1
+    await driver.run()
+    assert (await driver.job(job))["output"] == {"z": None}
 
 
-async def test_a_decision_skips_unchosen_branches_and_a_join_waits_for_the_chosen_ones(hand: Hand) -> None:
-    hand.outcomes = {"d": "express", "express": 1, "join": "ok"}
-    job = await hand.submit(
+async def test_a_decision_skips_unchosen_branches_and_a_join_waits_for_the_chosen_ones(driver: JobDriver) -> None:
+    driver.outcomes = {"d": "express", "express": 1, "join": "ok"}
+    job = await driver.submit(
         step("d", kind="decision", branches=["express", "standard"]),
         step("express", "d"),
         step("standard", "d"),
@@ -68,8 +59,8 @@ async def test_a_decision_skips_unchosen_branches_and_a_join_waits_for_the_chose
         step("always", "d"),
         step("join", "express", "after_standard"),
     )
-    await hand.run()
-    steps = await hand.steps(job)
+    await driver.run()
+    steps = await driver.steps(job)
     assert {name: found["state"] for name, found in steps.items()} == {
         "d": "done",
         "express": "done",
@@ -79,30 +70,30 @@ async def test_a_decision_skips_unchosen_branches_and_a_join_waits_for_the_chose
         "join": "done",
     }
     assert (steps["standard"]["reason"], steps["standard"]["poisoned"]) == ("branch not taken", False)
-    assert (await hand.job(job))["output"] == {"always": None, "join": "ok"}
+    assert (await driver.job(job))["output"] == {"always": None, "join": "ok"}
 
 
-async def test_a_decision_may_choose_several_or_none(hand: Hand) -> None:
-    hand.outcomes = {"d": ["x", "y"], "e": []}
-    job = await hand.submit(
+async def test_a_decision_may_choose_several_or_none(driver: JobDriver) -> None:
+    driver.outcomes = {"d": ["x", "y"], "e": []}
+    job = await driver.submit(
         step("d", kind="decision", branches=["x", "y", "z"]),
         step("e", "d", kind="decision", branches=["p"]),
         *(step(name, "d") for name in "xyz"),
         step("p", "e"),
     )
-    await hand.run()
-    assert await hand.states(job) == {
+    await driver.run()
+    assert await driver.states(job) == {
         **dict.fromkeys("dexy", "done"),
         **dict.fromkeys("zp", "skipped"),
     }
-    assert (await hand.job(job))["status"] == "COMPLETED"
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_an_unhandled_failure_skips_downstream_steps_and_fails_the_job_at_its_end(hand: Hand) -> None:
-    hand.outcomes = {"a": Failed("boom")}
-    job = await hand.submit(step("a"), step("b", "a"), step("c", "b"), step("x"), step("y", "x"))
-    await hand.run()
-    steps = await hand.steps(job)
+async def test_an_unhandled_failure_skips_downstream_steps_and_fails_the_job_at_its_end(driver: JobDriver) -> None:
+    driver.outcomes = {"a": Failed("boom")}
+    job = await driver.submit(step("a"), step("b", "a"), step("c", "b"), step("x"), step("y", "x"))
+    await driver.run()
+    steps = await driver.steps(job)
     assert {name: found["state"] for name, found in steps.items()} == {
         "a": "error",
         "b": "skipped",
@@ -112,38 +103,38 @@ async def test_an_unhandled_failure_skips_downstream_steps_and_fails_the_job_at_
     }
     assert (steps["b"]["reason"], steps["b"]["poisoned"]) == ("step a failed", True)
     assert (steps["c"]["reason"], steps["c"]["poisoned"]) == ("step b failed", True)
-    row = await hand.job(job)
+    row = await driver.job(job)
     assert (row["status"], row["reason"], row["output"]) == ("FAILED", "step a failed: boom", None)
     assert row["error"] == {"steps": {"a": {"type": "ValueError", "message": "boom"}}}
 
 
-async def test_the_reason_of_a_skip_names_the_failed_step_of_any_batch(hand: Hand) -> None:
-    hand.outcomes = {"a": Failed("boom")}
-    job = await hand.submit(step("a"), step("b"), step("c", "a", "b"), step("d", "c"))
-    tasks = {name_of(task): task for task in await hand.claim()}
+async def test_the_reason_of_a_skip_names_the_failed_step_of_any_batch(driver: JobDriver) -> None:
+    driver.outcomes = {"a": Failed("boom")}
+    job = await driver.submit(step("a"), step("b"), step("c", "a", "b"), step("d", "c"))
+    tasks = {name_of(task): task for task in await driver.claim()}
     for name in ("a", "b"):
-        await hand.settle(tasks[name])
-        await hand.advance()
-    steps = await hand.steps(job)
+        await driver.settle(tasks[name])
+        await driver.advance()
+    steps = await driver.steps(job)
     assert (steps["c"]["reason"], steps["d"]["reason"]) == ("step a failed", "step c failed")
-    assert (await hand.job(job))["reason"] == "step a failed: boom"
+    assert (await driver.job(job))["reason"] == "step a failed: boom"
 
 
-async def test_a_failure_edge_handles_a_failure_and_is_not_taken_without_one(hand: Hand) -> None:
-    hand.outcomes = {"a": Failed("boom"), "mend": "mended"}
+async def test_a_failure_edge_handles_a_failure_and_is_not_taken_without_one(driver: JobDriver) -> None:
+    driver.outcomes = {"a": Failed("boom"), "mend": "mended"}
     declared = [step("a"), step("b", "a"), step("mend", after_failure=["a"]), step("end", "b", "mend", join="any")]
-    job = await hand.submit(*declared)
-    await hand.run(until=lambda: "a" in hand.ran)
-    (task,) = await hand.claim()
-    assert (await hand.inputs(task.id))["errors"] == {"a": {"type": "ValueError", "message": "boom"}}
-    await hand.settle(task)
-    await hand.run()
-    row = await hand.job(job)
+    job = await driver.submit(*declared)
+    await driver.run(until=lambda: "a" in driver.ran)
+    (task,) = await driver.claim()
+    assert (await driver.inputs(task.id))["errors"] == {"a": {"type": "ValueError", "message": "boom"}}
+    await driver.settle(task)
+    await driver.run()
+    row = await driver.job(job)
     assert (row["status"], row["output"]) == ("COMPLETED", {"end": None})
-    hand.outcomes = {}
-    well = await hand.submit(*declared)
-    await hand.run()
-    assert await hand.states(well) == {"a": "done", "b": "done", "mend": "skipped", "end": "done"}
+    driver.outcomes = {}
+    well = await driver.submit(*declared)
+    await driver.run()
+    assert await driver.states(well) == {"a": "done", "b": "done", "mend": "skipped", "end": "done"}
 
 
 @pytest.mark.parametrize(
@@ -157,120 +148,118 @@ async def test_a_failure_edge_handles_a_failure_and_is_not_taken_without_one(han
         (1.0, [], True),
     ],
 )
-async def test_a_join_needs_its_share_of_upstream_steps(
-    hand: Hand, join: Any, failing: list[str], *, released: bool
-) -> None:
-    hand.outcomes = {name: Failed("no") for name in failing}
-    job = await hand.submit(*(step(name) for name in "abc"), step("z", *"abc", join=join))
-    await hand.run()
-    assert (await hand.states(job))["z"] == ("done" if released else "skipped")
-    assert (await hand.job(job))["status"] == ("COMPLETED" if released else "FAILED")
+async def test_a_join_needs_its_share(driver: JobDriver, join: Any, failing: list[str], *, released: bool) -> None:
+    driver.outcomes = {name: Failed("no") for name in failing}
+    job = await driver.submit(*(step(name) for name in "abc"), step("z", *"abc", join=join))
+    await driver.run()
+    assert (await driver.states(job))["z"] == ("done" if released else "skipped")
+    assert (await driver.job(job))["status"] == ("COMPLETED" if released else "FAILED")
 
 
-async def test_a_step_whose_failure_edges_are_not_taken_is_skipped_and_not_poisoned(hand: Hand) -> None:
-    job = await hand.submit(step("a"), step("m", after_failure=["a"]), step("n", "m"), step("o", after_failure=["m"]))
-    await hand.run()
-    steps = await hand.steps(job)
+async def test_a_step_whose_failure_edges_are_not_taken_is_skipped_and_not_poisoned(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"), step("m", after_failure=["a"]), step("n", "m"), step("o", after_failure=["m"]))
+    await driver.run()
+    steps = await driver.steps(job)
     assert [(steps[name]["state"], steps[name]["poisoned"]) for name in "mno"] == [("skipped", False)] * 3
-    row = await hand.job(job)
+    row = await driver.job(job)
     assert (row["status"], row["output"]) == ("COMPLETED", {})
 
 
-async def test_a_failure_edge_from_a_poisoned_skip_does_not_handle_the_failure(hand: Hand) -> None:
-    hand.outcomes = {"a": Failed("boom")}
-    job = await hand.submit(step("a"), step("b", "a"), step("c", after_failure=["b"]))
-    await hand.run()
-    assert await hand.states(job) == {"a": "error", "b": "skipped", "c": "done"}
-    assert (await hand.job(job))["status"] == "FAILED", "nothing that comes right after the failure ran"
+async def test_a_failure_edge_from_a_poisoned_skip_does_not_handle_the_failure(driver: JobDriver) -> None:
+    driver.outcomes = {"a": Failed("boom")}
+    job = await driver.submit(step("a"), step("b", "a"), step("c", after_failure=["b"]))
+    await driver.run()
+    assert await driver.states(job) == {"a": "error", "b": "skipped", "c": "done"}
+    assert (await driver.job(job))["status"] == "FAILED", "nothing that comes right after the failure ran"
 
 
-async def test_compensations_run_in_reverse_order_of_completion(hand: Hand) -> None:
-    hand.outcomes = {"a": {"id": 1}, "b": {"id": 2}, "c": Failed("boom"), "compensate:b": Failed("stuck")}
-    job = await hand.submit(
+async def test_compensations_run_in_reverse_order_of_completion(driver: JobDriver) -> None:
+    driver.outcomes = {"a": {"id": 1}, "b": {"id": 2}, "c": Failed("boom"), "compensate:b": Failed("stuck")}
+    job = await driver.submit(
         step("a", compensate="undo_a"), step("b", "a", compensate="undo_b"), step("c", "b", compensate="undo_c")
     )
-    await hand.run(until=lambda: "c" in hand.ran)
-    row = await hand.job(job)
+    await driver.run(until=lambda: "c" in driver.ran)
+    row = await driver.job(job)
     assert (row["status"], row["ending"]) == ("RUNNING", "FAILED")
     assert row["reason"] == "compensating after: step c failed: boom"
-    states = await hand.states(job)
+    states = await driver.states(job)
     assert (states["compensate:b"], states["compensate:a"]) == ("pending", "waiting"), "one after the other"
-    (task,) = await hand.claim()
+    (task,) = await driver.claim()
     assert (name_of(task), task.type, task.input) == ("compensate:b", "undo_b", {"result": {"id": 2}})
-    inputs = await hand.inputs(task.id)
+    inputs = await driver.inputs(task.id)
     assert (inputs["kind"], inputs["result"], inputs["results"]) == ("compensation", {"id": 2}, {})
-    await hand.settle(task)
-    await hand.run()
-    assert hand.ran == ["a", "b", "c", "compensate:b", "compensate:a"]
-    row = await hand.job(job)
+    await driver.settle(task)
+    await driver.run()
+    assert driver.ran == ["a", "b", "c", "compensate:b", "compensate:a"]
+    row = await driver.job(job)
     assert (row["status"], row["reason"]) == ("FAILED", "step c failed: boom")
     assert row["error"]["steps"].keys() == {"c"}
     assert row["error"]["compensations"] == {"b": {"type": "ValueError", "message": "stuck"}}
 
 
-async def test_a_compensation_has_the_tries_and_timeout_of_its_own_task(hand: Hand) -> None:
-    hand.outcomes = {"c": Failed("boom")}
+async def test_a_compensation_has_the_tries_and_timeout_of_its_own_task(driver: JobDriver) -> None:
+    driver.outcomes = {"c": Failed("boom")}
     own = {"compensate": "undo", "compensate_tries": 7, "compensate_timeout": 3.5}
-    job = await hand.submit(
+    job = await driver.submit(
         step("a", max_tries=1, timeout=9, backoff={"kind": "none"}, **own),
         step("b", "a", max_tries=2, timeout=9, compensate="undo"),
         step("c", "b"),
     )
-    await hand.run()
+    await driver.run()
     query = "select step, max_tries, timeout_seconds, backoff from interlock.tasks where job_id = %s order by step"
-    rows = await (await hand.connection.execute(query, [job])).fetchall()
+    rows = await (await driver.connection.execute(query, [job])).fetchall()
     assert [tuple(row.values()) for row in rows if row["step"].startswith("comp")] == [
         ("compensate:a", 7, 3.5, None),
         ("compensate:b", 2, 9.0, None),
     ]
 
 
-async def test_a_completed_job_and_a_job_without_done_steps_compensate_nothing(hand: Hand) -> None:
-    hand.outcomes = {"b": Failed("boom")}
-    await hand.submit(step("a", compensate="undo"))
-    await hand.submit(step("b", compensate="undo"), name="other")
-    await hand.run()
-    assert sorted(hand.ran) == ["a", "b"]
+async def test_a_completed_job_and_a_job_without_done_steps_compensate_nothing(driver: JobDriver) -> None:
+    driver.outcomes = {"b": Failed("boom")}
+    await driver.submit(step("a", compensate="undo"))
+    await driver.submit(step("b", compensate="undo"), name="other")
+    await driver.run()
+    assert sorted(driver.ran) == ["a", "b"]
 
 
-async def test_worker_count_limits_the_steps_that_run_at_once(hand: Hand) -> None:
+async def test_worker_count_limits_the_steps_that_run_at_once(driver: JobDriver) -> None:
     names = [f"b{i}" for i in range(5)]
-    job = await hand.submit(step("a"), *(step(name, "a") for name in names), step("z", *names), worker_count=2)
-    await hand.settle((await hand.claim())[0])
-    await hand.advance()
+    job = await driver.submit(step("a"), *(step(name, "a") for name in names), step("z", *names), worker_count=2)
+    await driver.settle((await driver.claim())[0])
+    await driver.advance()
     for left in (3, 2, 1, 0):
-        steps = await hand.steps(job)
+        steps = await driver.steps(job)
         held = [found for found in steps.values() if found["held_by"] == "worker_count"]
         assert len(held) == left
         assert all(found["reason"] == "the job runs at most 2 steps at once" for found in held)
         active = [name for name, found in steps.items() if found["state"] in {"pending", "running"}]
         assert len(active) == 2
-        await hand.settle((await hand.claim(limit=1))[0])
-        await hand.advance()
-    await hand.run()
-    assert (await hand.job(job))["status"] == "COMPLETED"
+        await driver.settle((await driver.claim(limit=1))[0])
+        await driver.advance()
+    await driver.run()
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_worker_count_applies_to_root_steps_parts_and_priorities(hand: Hand) -> None:
-    hand.outcomes = {"a": [1, 2, 3, 4]}
+async def test_worker_count_applies_to_root_steps_parts_and_priorities(driver: JobDriver) -> None:
+    driver.outcomes = {"a": [1, 2, 3, 4]}
     roots = [step("a"), step("r1", priority=5), step("r2", priority=9)]
-    job = await hand.submit(*roots, step("m", "a", kind="map", over="a"), worker_count=1)
+    job = await driver.submit(*roots, step("m", "a", kind="map", over="a"), worker_count=1)
     seen = []
-    while claimed := await hand.claim():
+    while claimed := await driver.claim():
         assert len(claimed) == 1
         seen.append(name_of(claimed[0]))
-        await hand.settle(claimed[0])
-        await hand.advance()
+        await driver.settle(claimed[0])
+        await driver.advance()
     assert seen == ["r2", "r1", "a", "m[0]", "m[1]", "m[2]", "m[3]", "m"]
-    assert (await hand.job(job))["status"] == "COMPLETED"
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_a_paused_namespace_holds_steps_that_become_ready(hand: Hand) -> None:
-    job = await hand.submit(step("a"), step("b", "a", namespace="inventory"))
-    await pause_namespace(hand.connection, "inventory", "stocktaking", "ada")
-    await hand.run()
-    found = (await hand.steps(job))["b"]
+async def test_a_paused_namespace_holds_steps_that_become_ready(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"), step("b", "a", namespace="inventory"))
+    await pause_namespace(driver.connection, "inventory", "stocktaking", "ada")
+    await driver.run()
+    found = (await driver.steps(job))["b"]
     assert (found["state"], found["held_by"]) == ("waiting", "namespace")
-    await resume_namespace(hand.connection, "inventory", "ada")
-    await hand.run()
-    assert (await hand.job(job))["status"] == "COMPLETED"
+    await resume_namespace(driver.connection, "inventory", "ada")
+    await driver.run()
+    assert (await driver.job(job))["status"] == "COMPLETED"

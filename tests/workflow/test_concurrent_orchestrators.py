@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from factories import step, workflow
 from interlock.errors import InputError
 from interlock.postgres.connection import connect
 from interlock.store.jobs import find_jobs
@@ -18,7 +19,7 @@ from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.signals import send_signal
-from workflow_support import Failed, Hand, serve, step, workflow
+from job_driver import Failed, JobDriver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,18 +32,11 @@ pytestmark = pytest.mark.store
 ENDED = {"COMPLETED", "FAILED", "CANCELED"}
 
 
-@pytest.fixture
-async def hand(database: Connection) -> Hand:
-    """Return a Hand on a database with a live worker."""
-    await serve(database)
-    return Hand(database)
-
-
 @asynccontextmanager
 async def crowd(
     url: str, outcomes: dict[str, object], orchestrators: int = 3, workers: int = 2
 ) -> AsyncIterator[list[int]]:
-    """Let orchestrators and workers run beside the test; at the end, tell how many jobs each orchestrator ended."""
+    """Run orchestrators and workers concurrently; return how many jobs each orchestrator ended."""
     stopping = asyncio.Event()
     finalized: list[int] = []
 
@@ -59,7 +53,7 @@ async def crowd(
 
     async def work() -> None:
         async with connect(url) as connection:
-            other = Hand(connection, outcomes)
+            other = JobDriver(connection, outcomes)
             while not stopping.is_set():
                 for task in await other.claim(limit=10):
                     await other.settle(task)
@@ -79,25 +73,25 @@ async def all_ended(connection: Connection) -> bool:
     return {row["status"] for row in await find_jobs(connection, limit=1000)} <= ENDED
 
 
-async def test_several_orchestrators_advance_every_job_once(hand: Hand, url: str) -> None:
+async def test_several_orchestrators_advance_every_job_once(driver: JobDriver, url: str) -> None:
     names = [f"b{i}" for i in range(20)]
     for number in range(5):
-        await hand.submit(step("a"), *(step(name, "a") for name in names), step("z", *names), name=f"w{number}")
+        await driver.submit(step("a"), *(step(name, "a") for name in names), step("z", *names), name=f"w{number}")
     async with crowd(url, {}) as finalized:
-        while not await all_ended(hand.connection):
+        while not await all_ended(driver.connection):
             await asyncio.sleep(0.02)
     assert sum(finalized) == 5
     twice = "select task_id from interlock.audit_logs where event = 'release' group by task_id having count(*) > 1"
-    assert await (await hand.connection.execute(twice)).fetchall() == []
+    assert await (await driver.connection.execute(twice)).fetchall() == []
 
 
-async def test_concurrent_cancellations_and_signals_do_not_deadlock(hand: Hand, url: str) -> None:
+async def test_concurrent_cancellations_and_signals_do_not_deadlock(driver: JobDriver, url: str) -> None:
     chance = random.Random(8)  # noqa: S311 - which job is canceled is no secret
-    await put_workflow(hand.connection, workflow(step("x", compensate="undo"), step("y", "x"), name="child"))
+    await put_workflow(driver.connection, workflow(step("x", compensate="undo"), step("y", "x"), name="child"))
     jobs: list[UUID] = []
     async with crowd(url, {"b3": Failed("no"), "a": [1, 2, 3]}):
         for number in range(25):
-            job = await hand.submit(
+            job = await driver.submit(
                 step("a", compensate="undo"),
                 *(step(f"b{at}", "a") for at in range(5)),
                 step("m", "a", kind="map", over="a"),
@@ -111,31 +105,31 @@ async def test_concurrent_cancellations_and_signals_do_not_deadlock(hand: Hand, 
             jobs.append(job)
             at = chance.choice(jobs)
             if number % 2:
-                await cancel_job(hand.connection, at, actor="ada")
+                await cancel_job(driver.connection, at, actor="ada")
             else:
-                rows = list((await hand.steps(at)).values())
+                rows = list((await driver.steps(at)).values())
                 ids = [row["id"] for row in chance.sample(rows, 3)]
-                await cancel_unfinished_tasks(hand.connection, ids, actor="ada")
+                await cancel_unfinished_tasks(driver.connection, ids, actor="ada")
         for job in jobs:
-            if (await hand.job(job))["status"] == "RUNNING" and (await hand.job(job))["ending"] is None:
-                await asyncio.wait_for(signal(hand, job), 30)
-        while not await all_ended(hand.connection):
+            if (await driver.job(job))["status"] == "RUNNING" and (await driver.job(job))["ending"] is None:
+                await asyncio.wait_for(signal(driver, job), 30)
+        while not await all_ended(driver.connection):
             await asyncio.sleep(0.05)
-    found = await find_jobs(hand.connection, limit=1000)
+    found = await find_jobs(driver.connection, limit=1000)
     assert {row["open_steps"] for row in found} == {0}
     left = "select count(*) as tasks from interlock.tasks where state in ('waiting', 'pending', 'running')"
-    assert (await (await hand.connection.execute(left)).fetchall())[0]["tasks"] == 0
+    assert (await (await driver.connection.execute(left)).fetchall())[0]["tasks"] == 0
     ends = "select job_id from interlock.job_state_transitions where to_state in ('COMPLETED', 'FAILED', 'CANCELED')"
-    assert len(await (await hand.connection.execute(ends)).fetchall()) == len(found), "each job ended once"
+    assert len(await (await driver.connection.execute(ends)).fetchall()) == len(found), "each job ended once"
     circles = "select deadlocks from pg_stat_database where datname = current_database()"
-    assert (await (await hand.connection.execute(circles)).fetchall())[0]["deadlocks"] == 0
-    await hand.run()
-    assert (await read_queue_state(hand.connection))["archived"] == 0
+    assert (await (await driver.connection.execute(circles)).fetchall())[0]["deadlocks"] == 0
+    await driver.run()
+    assert (await read_queue_state(driver.connection))["archived"] == 0
 
 
-async def signal(hand: Hand, job: UUID) -> None:
+async def signal(driver: JobDriver, job: UUID) -> None:
     """Send the signal that a job waits for, if it still can be reached."""
     try:
-        await send_signal(hand.connection, job, "go", 1, actor="ada")
+        await send_signal(driver.connection, job, "go", 1, actor="ada")
     except InputError:
-        assert (await hand.job(job))["status"] in ENDED or (await hand.job(job))["ending"] is not None
+        assert (await driver.job(job))["status"] in ENDED or (await driver.job(job))["ending"] is not None

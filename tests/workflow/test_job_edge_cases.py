@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from factories import add_live_worker, step, workflow
 from interlock.errors import DefinitionError, InputError
 from interlock.lifecycle import TaskRowEvent
 from interlock.model.graph import MAX_MAP_PARTS, check_definition
@@ -25,7 +26,7 @@ from interlock.workflow.new_job import NewJob
 from interlock.workflow.retry_from import retry_job_from
 from interlock.workflow.signals import expire_overdue_signals
 from interlock.workflow.submit import submit_job
-from workflow_support import Failed, Hand, name_of, serve, step, workflow
+from job_driver import Failed, JobDriver, name_of
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -36,13 +37,6 @@ pytestmark = pytest.mark.store
 
 REFUSE = "create function interlock.refuse() returns trigger language plpgsql as $$ begin raise 'not this one'; end $$"
 ENDLESS = {"start": 0, "stop": 10**10, "size": 1}
-
-
-@pytest.fixture
-async def hand(database: Connection) -> Hand:
-    """Return a Hand on a database with a live worker."""
-    await serve(database)
-    return Hand(database)
 
 
 async def refuse(database: Connection, job: UUID, table: str, condition: str) -> None:
@@ -69,12 +63,12 @@ async def until_blocked(database: Connection) -> None:
             await asyncio.sleep(0.02)
 
 
-async def child_of(hand: Hand, *steps: dict[str, Any]) -> tuple[UUID, UUID]:
+async def child_of(driver: JobDriver, *steps: dict[str, Any]) -> tuple[UUID, UUID]:
     """Start a job with a child of these steps."""
-    await put_workflow(hand.connection, workflow(*steps, name="kid"))
-    parent = await hand.submit(step("k", kind="child", workflow="kid"), name="parent")
+    await put_workflow(driver.connection, workflow(*steps, name="kid"))
+    parent = await driver.submit(step("k", kind="child", workflow="kid"), name="parent")
     query = "select id from interlock.jobs where parent_job_id = %s"
-    (row,) = await (await hand.connection.execute(query, [parent])).fetchall()
+    (row,) = await (await driver.connection.execute(query, [parent])).fetchall()
     return parent, row["id"]
 
 
@@ -82,63 +76,63 @@ async def child_of(hand: Hand, *steps: dict[str, Any]) -> tuple[UUID, UUID]:
 
 
 @pytest.mark.parametrize("cancel_first", [True, False])
-async def test_a_step_canceled_in_the_batch_that_would_skip_it_counts_once(hand: Hand, cancel_first: Any) -> None:
-    hand.outcomes = {"a": Failed("boom")}
-    parent, kid = await child_of(hand, step("a"), step("b", "a"), step("x"))
-    claimed = {name_of(task): task for task in await hand.claim()}
+async def test_a_step_canceled_instead_of_skipped_counts_once(driver: JobDriver, cancel_first: Any) -> None:
+    driver.outcomes = {"a": Failed("boom")}
+    parent, kid = await child_of(driver, step("a"), step("b", "a"), step("x"))
+    claimed = {name_of(task): task for task in await driver.claim()}
     if cancel_first:
-        await cancel_job(hand.connection, parent, actor="ada")
-    await hand.settle(claimed["a"])
+        await cancel_job(driver.connection, parent, actor="ada")
+    await driver.settle(claimed["a"])
     if not cancel_first:
-        await cancel_job(hand.connection, parent, actor="ada")
-    await hand.advance()
-    await hand.advance()
-    row = await hand.job(kid)
+        await cancel_job(driver.connection, parent, actor="ada")
+    await driver.advance()
+    await driver.advance()
+    row = await driver.job(kid)
     assert (row["status"], row["ending"], row["open_steps"]) == ("RUNNING", "CANCELED", 1)
-    assert await hand.states(kid) == {"a": "error", "b": "canceled", "x": "running"}
-    await hand.settle(claimed["x"])
-    await hand.run()
-    assert (await hand.job(kid))["status"] == "CANCELED"
-    assert (await hand.job(parent))["status"] == "CANCELED"
-    assert (await read_queue_state(hand.connection))["archived"] == 0
+    assert await driver.states(kid) == {"a": "error", "b": "canceled", "x": "running"}
+    await driver.settle(claimed["x"])
+    await driver.run()
+    assert (await driver.job(kid))["status"] == "CANCELED"
+    assert (await driver.job(parent))["status"] == "CANCELED"
+    assert (await read_queue_state(driver.connection))["archived"] == 0
 
 
-async def test_a_job_canceled_in_the_same_batch_gets_no_parts_and_children(hand: Hand) -> None:
-    await put_workflow(hand.connection, workflow(step("z"), name="grandkid"))
-    hand.outcomes = {"l": [1, 2, 3]}
+async def test_a_job_canceled_in_the_same_batch_gets_no_parts_and_children(driver: JobDriver) -> None:
+    await put_workflow(driver.connection, workflow(step("z"), name="grandkid"))
+    driver.outcomes = {"l": [1, 2, 3]}
     steps = step("m", "l", kind="map", over="l"), step("g", "l", kind="child", workflow="grandkid")
-    parent, kid = await child_of(hand, step("l"), *steps)
-    for task in await hand.claim():
-        await hand.settle(task)
-    await cancel_job(hand.connection, parent, actor="ada")
-    await hand.run()
-    assert hand.ran == ["l"]
-    assert await hand.states(kid) == {"l": "done", "m": "canceled", "g": "canceled"}
-    (jobs,) = await (await hand.connection.execute("select count(*) as jobs from interlock.jobs")).fetchall()
+    parent, kid = await child_of(driver, step("l"), *steps)
+    for task in await driver.claim():
+        await driver.settle(task)
+    await cancel_job(driver.connection, parent, actor="ada")
+    await driver.run()
+    assert driver.ran == ["l"]
+    assert await driver.states(kid) == {"l": "done", "m": "canceled", "g": "canceled"}
+    (jobs,) = await (await driver.connection.execute("select count(*) as jobs from interlock.jobs")).fetchall()
     assert jobs["jobs"] == 2
-    assert (await hand.job(kid))["status"] == "CANCELED"
+    assert (await driver.job(kid))["status"] == "CANCELED"
 
 
 async def test_two_messages_cancel_a_pending_job_once(database: Connection) -> None:
-    hand = Hand(database)
-    job = await hand.submit(step("a"))
+    driver = JobDriver(database)
+    job = await driver.submit(step("a"))
     for _ in range(2):
         message = "jsonb_build_object('job_id', %s::text, 'cancel', 'no more')"
         await database.execute(f"select pgmq.send('orchestration_step_results', {message})".encode(), [job])
-    done = await hand.advance()
+    done = await driver.advance()
     assert (done.finalized, done.failed) == (1, 0)
-    assert (await hand.job(job))["status"] == "CANCELED"
+    assert (await driver.job(job))["status"] == "CANCELED"
 
 
 # --- two people at once
 
 
-async def test_a_step_that_is_being_skipped_cannot_be_canceled(hand: Hand, url: str) -> None:
-    hand.outcomes = {"a": Failed("boom")}
-    job = await hand.submit(step("a"), step("b", "a"), step("x"), step("y", "x"))
-    claimed = {name_of(task): task for task in await hand.claim()}
-    await hand.settle(claimed["a"])
-    waiting = (await hand.steps(job))["b"]["id"]
+async def test_a_step_that_is_being_skipped_cannot_be_canceled(driver: JobDriver, url: str) -> None:
+    driver.outcomes = {"a": Failed("boom")}
+    job = await driver.submit(step("a"), step("b", "a"), step("x"), step("y", "x"))
+    claimed = {name_of(task): task for task in await driver.claim()}
+    await driver.settle(claimed["a"])
+    waiting = (await driver.steps(job))["b"]["id"]
     async with connect(url) as person, connect(url) as orchestrator:
         async with person.transaction():
             # by hand, as in psql: no job is locked
@@ -146,22 +140,22 @@ async def test_a_step_that_is_being_skipped_cannot_be_canceled(hand: Hand, url: 
                 "update interlock.tasks set state = 'canceled', event = 'cancel' where id = %s", [waiting]
             )
             advancing = asyncio.create_task(advance(orchestrator, actor="o"))
-            await until_blocked(hand.connection)
+            await until_blocked(driver.connection)
         await advancing
-    await hand.advance()
-    row = await hand.job(job)
+    await driver.advance()
+    row = await driver.job(job)
     assert (row["status"], row["open_steps"]) == ("RUNNING", 2)
-    await hand.settle(claimed["x"])
-    await hand.run()
-    assert await hand.states(job) == {"a": "error", "b": "canceled", "x": "done", "y": "done"}
-    assert (await hand.job(job))["status"] == "FAILED"
+    await driver.settle(claimed["x"])
+    await driver.run()
+    assert await driver.states(job) == {"a": "error", "b": "canceled", "x": "done", "y": "done"}
+    assert (await driver.job(job))["status"] == "FAILED"
 
 
 async def test_a_root_step_canceled_while_its_job_starts_gets_no_parts(database: Connection, url: str) -> None:
-    hand = Hand(database)
-    job = await hand.submit(step("m", kind="map", over_input="xs"), step("x"), input={"xs": [1, 2]})
-    await serve(database)
-    root = (await hand.steps(job))["m"]["id"]
+    driver = JobDriver(database)
+    job = await driver.submit(step("m", kind="map", over_input="xs"), step("x"), input={"xs": [1, 2]})
+    await add_live_worker(database)
+    root = (await driver.steps(job))["m"]["id"]
     async with connect(url) as person, connect(url) as orchestrator:
         async with person.transaction():
             await person.execute(
@@ -170,86 +164,86 @@ async def test_a_root_step_canceled_while_its_job_starts_gets_no_parts(database:
             starting = asyncio.create_task(start_waiting_jobs(orchestrator, actor="o"))
             await until_blocked(database)
         assert await starting == 1
-    await hand.run()
-    assert await hand.states(job) == {"m": "canceled", "x": "done"}
-    assert (await hand.job(job))["status"] == "FAILED"
+    await driver.run()
+    assert await driver.states(job) == {"m": "canceled", "x": "done"}
+    assert (await driver.job(job))["status"] == "FAILED"
 
 
-async def test_canceling_a_step_waits_for_the_transaction_that_advances_its_job(hand: Hand, url: str) -> None:
-    job = await hand.submit(step("a"), step("b", "a"))
-    waiting = (await hand.steps(job))["b"]["id"]
+async def test_canceling_a_step_waits_for_the_advancing_transaction(driver: JobDriver, url: str) -> None:
+    job = await driver.submit(step("a"), step("b", "a"))
+    waiting = (await driver.steps(job))["b"]["id"]
     async with connect(url) as person, connect(url) as orchestrator:
         async with orchestrator.transaction():
             await orchestrator.execute("select from interlock.lock_jobs(array[%s])", [job])
             canceling = asyncio.create_task(cancel_unfinished_tasks(person, [waiting], actor="ada"))
-            await until_blocked(hand.connection)
+            await until_blocked(driver.connection)
         assert await canceling == [waiting]
 
 
-async def test_a_step_retried_while_its_job_is_canceled_does_not_run_again(hand: Hand, url: str) -> None:
-    job = await hand.submit(step("a"))
-    (task,) = await hand.claim()
+async def test_a_step_retried_while_its_job_is_canceled_does_not_run_again(driver: JobDriver, url: str) -> None:
+    job = await driver.submit(step("a"))
+    (task,) = await driver.claim()
     async with connect(url) as worker, connect(url) as person:
         async with worker.transaction():
             again = Outcome(task.id, task.attempt, TaskRowEvent.RETRY, delay=0.0, reason="again")
             await settle_running_tasks(worker, [again], actor="w_1")
             canceling = asyncio.create_task(cancel_job(person, job, actor="ada"))
-            await until_blocked(hand.connection)
+            await until_blocked(driver.connection)
         assert await canceling
-    assert await hand.states(job) == {"a": "canceled"}
-    await hand.run()
-    assert (await hand.job(job))["status"] == "CANCELED"
+    assert await driver.states(job) == {"a": "canceled"}
+    await driver.run()
+    assert (await driver.job(job))["status"] == "CANCELED"
 
 
-async def test_a_cancellation_that_deadlocks_with_a_worker_is_run_again(hand: Hand, url: str) -> None:
-    job = await hand.submit(step("a"), step("b"))
-    first, second = sorted(task.id for task in await hand.claim())
+async def test_a_cancellation_that_deadlocks_with_a_worker_is_run_again(driver: JobDriver, url: str) -> None:
+    job = await driver.submit(step("a"), step("b"))
+    first, second = sorted(task.id for task in await driver.claim())
     touch = "update interlock.tasks set lease_expires_at = now() + interval '1 h' where id = %s"
     async with connect(url) as worker, connect(url) as person:
         await worker.execute("set deadlock_timeout = '1 min'")  # so that it is the other one that is stopped
         async with worker.transaction():
             await worker.execute(touch, [second])
             canceling = asyncio.create_task(cancel_job(person, job, actor="ada"))
-            await until_blocked(hand.connection)
+            await until_blocked(driver.connection)
             await worker.execute(touch, [first])
         assert await canceling
-    assert (await hand.job(job))["ending"] == "CANCELED"
+    assert (await driver.job(job))["ending"] == "CANCELED"
 
 
-async def test_a_child_submitted_while_its_parent_is_canceled_is_refused(hand: Hand, url: str) -> None:
-    parent = await hand.submit(step("a"), name="parent")
-    await put_workflow(hand.connection, workflow(step("a"), name="kid"))
+async def test_a_child_submitted_while_its_parent_is_canceled_is_refused(driver: JobDriver, url: str) -> None:
+    parent = await driver.submit(step("a"), name="parent")
+    await put_workflow(driver.connection, workflow(step("a"), name="kid"))
     async with connect(url) as person, connect(url) as client:
         async with person.transaction():
             assert await cancel_job(person, parent, actor="ada")
             new = NewJob("kid", {}, parent_job_id=parent)
             submitting = asyncio.create_task(submit_job(client, new, actor="bob"))
-            await until_blocked(hand.connection)
+            await until_blocked(driver.connection)
         with pytest.raises(InputError, match="cannot be a parent: it is CANCELED"):
             await submitting
 
 
-async def test_canceling_a_step_cancels_its_child_job(hand: Hand) -> None:
-    parent, kid = await child_of(hand, step("a"))
-    await cancel_unfinished_tasks(hand.connection, [(await hand.steps(parent))["k"]["id"]], actor="ada")
-    await hand.advance()
-    await hand.advance()
-    await hand.run()
-    assert hand.ran == []
-    assert (await hand.job(parent))["reason"] == "step k was canceled by ada"
-    row = await hand.job(kid)
+async def test_canceling_a_step_cancels_its_child_job(driver: JobDriver) -> None:
+    parent, kid = await child_of(driver, step("a"))
+    await cancel_unfinished_tasks(driver.connection, [(await driver.steps(parent))["k"]["id"]], actor="ada")
+    await driver.advance()
+    await driver.advance()
+    await driver.run()
+    assert driver.ran == []
+    assert (await driver.job(parent))["reason"] == "step k was canceled by ada"
+    row = await driver.job(kid)
     assert (row["status"], row["reason"]) == ("CANCELED", "the step that waited for it was canceled")
 
 
 # --- data that cannot be acted on
 
 
-async def test_a_map_over_too_many_parts_fails(hand: Hand) -> None:
+async def test_a_map_over_too_many_parts_fails(driver: JobDriver) -> None:
     for number, given in enumerate((ENDLESS, {"start": 0, "stop": 10**18, "size": 1})):
-        hand.outcomes = {"l": given}
-        job = await hand.submit(step("l"), step("m", "l", kind="map", over="l"), name=f"w{number}")
-        await hand.run()
-        row = await hand.job(job)
+        driver.outcomes = {"l": given}
+        job = await driver.submit(step("l"), step("m", "l", kind="map", over="l"), name=f"w{number}")
+        await driver.run()
+        row = await driver.job(job)
         assert row["status"] == "FAILED"
         assert row["reason"].startswith(f"step m failed: a map has at most {MAX_MAP_PARTS:,} parts")
     found = dry_run(workflow(step("m", kind="map", over_input="xs")), input={"xs": ENDLESS})
@@ -258,34 +252,34 @@ async def test_a_map_over_too_many_parts_fails(hand: Hand) -> None:
 
 
 @pytest.mark.parametrize("spec", [{"seconds": 1e12}, {"seconds": 2.6e11}, {"until": "9999-12-31T23:59:59-12:00"}])
-async def test_a_sleep_that_is_too_long_fails(hand: Hand, spec: Any) -> None:
-    job = await hand.submit(step("a"), step("nap", "a", kind="sleep", **spec))
-    await hand.run()
-    row = await hand.job(job)
+async def test_a_sleep_that_is_too_long_fails(driver: JobDriver, spec: Any) -> None:
+    job = await driver.submit(step("a"), step("nap", "a", kind="sleep", **spec))
+    await driver.run()
+    row = await driver.job(job)
     assert row["status"] == "FAILED"
     assert "a time must be in the years 1970 to 9998" in row["reason"]
     with pytest.raises(DefinitionError, match=next(iter(spec))):
         check_definition(workflow(step("nap", kind="sleep", type="interlock.pass", **spec)))
 
 
-async def test_a_sleep_until_a_time_outside_the_calendar_fails(hand: Hand) -> None:
+async def test_a_sleep_until_a_time_outside_the_calendar_fails(driver: JobDriver) -> None:
     given = {"when": "0001-01-01T00:00:00+12:00"}
-    job = await hand.submit(step("nap", kind="sleep", until="when"), input=given)
-    assert (await hand.job(job))["status"] == "FAILED"
-    assert (await hand.steps(job))["nap"]["poisoned"]
+    job = await driver.submit(step("nap", kind="sleep", until="when"), input=given)
+    assert (await driver.job(job))["status"] == "FAILED"
+    assert (await driver.steps(job))["nap"]["poisoned"]
 
 
-async def test_a_wait_that_is_too_long_fails(hand: Hand) -> None:
-    job = await hand.submit(step("s", kind="signal", signal="paid", timeout=1e12))
-    assert (await hand.job(job))["status"] == "FAILED"
+async def test_a_wait_that_is_too_long_fails(driver: JobDriver) -> None:
+    job = await driver.submit(step("s", kind="signal", signal="paid", timeout=1e12))
+    assert (await driver.job(job))["status"] == "FAILED"
     with pytest.raises(DefinitionError, match="at most 3155760000 seconds"):
         check_definition(workflow(step("s", kind="signal", signal="paid", timeout=1e12, type="interlock.pass")))
 
 
-async def test_a_job_timeout_that_is_too_long_is_refused(hand: Hand) -> None:
-    await put_workflow(hand.connection, workflow(step("a")))
+async def test_a_job_timeout_that_is_too_long_is_refused(driver: JobDriver) -> None:
+    await put_workflow(driver.connection, workflow(step("a")))
     with pytest.raises(InputError, match="at most 3155760000 seconds"):
-        await submit_job(hand.connection, NewJob("w", {}, timeout=1e12), actor="ada")
+        await submit_job(driver.connection, NewJob("w", {}, timeout=1e12), actor="ada")
     with pytest.raises(DefinitionError, match="timeout"):
         check_definition(workflow(step("a"), timeout=1e12))
 
@@ -294,14 +288,14 @@ async def test_a_job_timeout_that_is_too_long_is_refused(hand: Hand) -> None:
 
 
 async def test_a_job_that_fails_to_start_backs_off_and_holds_up_no_other(database: Connection) -> None:
-    hand = Hand(database)
-    bad = await hand.submit(step("a"), name="bad")
-    good = await hand.submit(step("a"), name="good")
+    driver = JobDriver(database)
+    bad = await driver.submit(step("a"), name="bad")
+    good = await driver.submit(step("a"), name="good")
     await refuse(database, bad, "jobs", "new.status = 'RUNNING'")
-    await serve(database)
+    await add_live_worker(database)
     assert await start_waiting_jobs(database, actor="o") == 1
-    assert (await hand.job(good))["status"] == "RUNNING"
-    row = await hand.job(bad)
+    assert (await driver.job(good))["status"] == "RUNNING"
+    row = await driver.job(bad)
     assert row["status"] == "PENDING"
     assert row["reason"] == "could not be started: StatementError: not this one"
     assert await start_waiting_jobs(database, actor="o") == 0
@@ -310,99 +304,99 @@ async def test_a_job_that_fails_to_start_backs_off_and_holds_up_no_other(databas
 
 
 async def test_a_pending_job_over_too_many_parts_starts_and_fails(database: Connection) -> None:
-    hand = Hand(database)
-    bad = await hand.submit(step("m", kind="map", over_input="xs"), name="bad", input={"xs": ENDLESS})
-    good = await hand.submit(step("a"), name="good")
-    await serve(database)
+    driver = JobDriver(database)
+    bad = await driver.submit(step("m", kind="map", over_input="xs"), name="bad", input={"xs": ENDLESS})
+    good = await driver.submit(step("a"), name="good")
+    await add_live_worker(database)
     assert await start_waiting_jobs(database, actor="o") == 2
-    assert (await hand.job(bad))["status"] == "FAILED"
-    assert (await hand.job(good))["status"] == "RUNNING"
+    assert (await driver.job(bad))["status"] == "FAILED"
+    assert (await driver.job(good))["status"] == "RUNNING"
 
 
-async def test_a_job_whose_timeout_fails_holds_up_no_other(hand: Hand) -> None:
-    bad = await hand.submit(step("s", kind="signal", signal="x", timeout=1), name="bad", timeout=1)
-    good = await hand.submit(step("s", kind="signal", signal="x", timeout=1), name="good", timeout=1)
-    await refuse(hand.connection, bad, "tasks", "new.state in ('canceled', 'pending')")
+async def test_a_job_whose_timeout_fails_holds_up_no_other(driver: JobDriver) -> None:
+    bad = await driver.submit(step("s", kind="signal", signal="x", timeout=1), name="bad", timeout=1)
+    good = await driver.submit(step("s", kind="signal", signal="x", timeout=1), name="good", timeout=1)
+    await refuse(driver.connection, bad, "tasks", "new.state in ('canceled', 'pending')")
     later = datetime.now(UTC) + timedelta(seconds=60)
-    assert await expire_overdue_signals(hand.connection, actor="o", now=later) == 1
-    assert (await hand.states(good)) == {"s": "pending"}
-    assert (await hand.states(bad)) == {"s": "waiting"}
-    assert await expire_overdue_signals(hand.connection, actor="o", now=later) == 0
-    assert await cancel_overdue_jobs(hand.connection, actor="o", now=later + timedelta(hours=2)) == 1
-    assert (await hand.job(good))["ending"] == "CANCELED"
-    assert (await hand.job(bad))["reason"].startswith("could not be canceled for its timeout")
+    assert await expire_overdue_signals(driver.connection, actor="o", now=later) == 1
+    assert (await driver.states(good)) == {"s": "pending"}
+    assert (await driver.states(bad)) == {"s": "waiting"}
+    assert await expire_overdue_signals(driver.connection, actor="o", now=later) == 0
+    assert await cancel_overdue_jobs(driver.connection, actor="o", now=later + timedelta(hours=2)) == 1
+    assert (await driver.job(good))["ending"] == "CANCELED"
+    assert (await driver.job(bad))["reason"].startswith("could not be canceled for its timeout")
 
 
-async def test_jobs_of_unserved_workflows_are_not_read(hand: Hand) -> None:
-    await put_workflow(hand.connection, workflow(step("a", namespace="far"), name="far"))
-    await put_workflow(hand.connection, workflow(step("a"), name="near"))
-    await hand.connection.execute(
+async def test_jobs_of_unserved_workflows_are_not_read(driver: JobDriver) -> None:
+    await put_workflow(driver.connection, workflow(step("a", namespace="far"), name="far"))
+    await put_workflow(driver.connection, workflow(step("a"), name="near"))
+    await driver.connection.execute(
         "insert into interlock.jobs (workflow_id, task_description, namespace, root_namespaces, input) "
         "select id, name, 'default', root_namespaces, '{}' from interlock.workflows, generate_series(1, 5000)"
     )
-    await hand.connection.execute("update interlock.jobs set status = 'PENDING', event = 'validate'")
-    await hand.connection.execute("vacuum analyze interlock.jobs")
+    await driver.connection.execute("update interlock.jobs set status = 'PENDING', event = 'validate'")
+    await driver.connection.execute("vacuum analyze interlock.jobs")
     # with statistics from before
-    await hand.connection.execute(
+    await driver.connection.execute(
         "update interlock.jobs set status = 'CANCELED', event = 'cancel' where task_description = 'near'"
     )
     for mode in ("force_generic_plan", "force_custom_plan"):
-        await hand.connection.execute(f"set plan_cache_mode = {mode}".encode())
+        await driver.connection.execute(f"set plan_cache_mode = {mode}".encode())
         query = "explain (analyze, costs off, timing off) " + ORCHESTRATION["read_startable_jobs"].sql
-        rows = await (await hand.connection.execute(query, {"limit": 100, "now": None}, prepare=True)).fetchall()
+        rows = await (await driver.connection.execute(query, {"limit": 100, "now": None}, prepare=True)).fetchall()
         text = "\n".join(row["QUERY PLAN"] for row in rows)
         assert "Index Scan using jobs_pending" in text, text
         assert "Sort Key: jobs.created_at" not in text
 
 
-# --- what is told
+# --- reported errors
 
 
-async def test_a_downstream_step_canceled_before_its_activation_does_not_handle_a_failure(hand: Hand) -> None:
-    hand.outcomes = {"a": Failed("the real cause")}
-    job = await hand.submit(step("a"), step("b", "a"))
-    (task,) = await hand.claim()
-    await hand.settle(task)
-    await cancel_unfinished_tasks(hand.connection, [(await hand.steps(job))["b"]["id"]], actor="ada")
-    await hand.run()
-    row = await hand.job(job)
+async def test_a_canceled_downstream_step_does_not_handle_a_failure(driver: JobDriver) -> None:
+    driver.outcomes = {"a": Failed("the real cause")}
+    job = await driver.submit(step("a"), step("b", "a"))
+    (task,) = await driver.claim()
+    await driver.settle(task)
+    await cancel_unfinished_tasks(driver.connection, [(await driver.steps(job))["b"]["id"]], actor="ada")
+    await driver.run()
+    row = await driver.job(job)
     assert (row["status"], row["reason"]) == ("FAILED", "step a failed: the real cause")
     assert row["error"]["steps"]["b"] == {"type": "canceled", "message": "canceled by ada"}
 
 
-async def test_a_downstream_step_canceled_after_its_activation_handles_a_failure(hand: Hand) -> None:
-    hand.outcomes = {"a": Failed("no")}
-    job = await hand.submit(step("a"), step("b", after_failure=["a"]), step("c", after_failure=["b"]))
-    await hand.run(until=lambda: hand.ran == ["a"])
-    await hand.advance()
-    await cancel_unfinished_tasks(hand.connection, [(await hand.steps(job))["b"]["id"]], actor="ada")
-    await hand.run()
-    assert await hand.states(job) == {"a": "error", "b": "canceled", "c": "done"}
-    assert (await hand.job(job))["status"] == "COMPLETED"
+async def test_a_downstream_step_canceled_after_its_activation_handles_a_failure(driver: JobDriver) -> None:
+    driver.outcomes = {"a": Failed("no")}
+    job = await driver.submit(step("a"), step("b", after_failure=["a"]), step("c", after_failure=["b"]))
+    await driver.run(until=lambda: driver.ran == ["a"])
+    await driver.advance()
+    await cancel_unfinished_tasks(driver.connection, [(await driver.steps(job))["b"]["id"]], actor="ada")
+    await driver.run()
+    assert await driver.states(job) == {"a": "error", "b": "canceled", "c": "done"}
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_the_reason_of_a_job_with_one_worker_is_in_the_singular(hand: Hand) -> None:
-    job = await hand.submit(step("a"), step("b"), step("c", "a"), worker_count=1)
-    assert (await hand.steps(job))["b"]["reason"] == "the job runs at most 1 step at once"
-    parts = await hand.submit(
+async def test_the_reason_of_a_job_with_one_worker_is_in_the_singular(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"), step("b"), step("c", "a"), worker_count=1)
+    assert (await driver.steps(job))["b"]["reason"] == "the job runs at most 1 step at once"
+    parts = await driver.submit(
         step("m", kind="map", over_input="xs"), input={"xs": [1, 2]}, worker_count=1, name="parts"
     )
-    assert (await hand.steps(parts))["m[1]"]["reason"] == "the job runs at most 1 step at once"
-    await hand.settle(next(task for task in await hand.claim() if name_of(task) == "a"))
-    await hand.advance()
-    assert (await hand.steps(job))["c"]["reason"] == "the job runs at most 1 step at once"
+    assert (await driver.steps(parts))["m[1]"]["reason"] == "the job runs at most 1 step at once"
+    await driver.settle(next(task for task in await driver.claim() if name_of(task) == "a"))
+    await driver.advance()
+    assert (await driver.steps(job))["c"]["reason"] == "the job runs at most 1 step at once"
 
 
-async def test_a_job_with_pruned_steps_cannot_be_retried(hand: Hand) -> None:
-    hand.outcomes = {"ship": Failed("boom")}
-    job = await hand.submit(step("charge"), step("ship", "charge"))
-    await hand.run()
+async def test_a_job_with_pruned_steps_cannot_be_retried(driver: JobDriver) -> None:
+    driver.outcomes = {"ship": Failed("boom")}
+    job = await driver.submit(step("charge"), step("ship", "charge"))
+    await driver.run()
     soon = Retention(done=timedelta(0), canceled=None, skipped=None, error=None)
-    await delete_ended_tasks(hand.connection, soon, now=datetime.now(UTC) + timedelta(days=1))
-    if set(await hand.states(job)) == {"charge", "ship"}:  # steps of a job may be kept together; then by hand
-        await hand.connection.execute("delete from interlock.tasks where job_id = %s and step = 'charge'", [job])
+    await delete_ended_tasks(driver.connection, soon, now=datetime.now(UTC) + timedelta(days=1))
+    if set(await driver.states(job)) == {"charge", "ship"}:  # steps of a job may be kept together; then by hand
+        await driver.connection.execute("delete from interlock.tasks where job_id = %s and step = 'charge'", [job])
     for name in ("ship", "charge"):
         with pytest.raises(InputError, match=r"its steps were pruned \(charge\)"):
-            await retry_job_from(hand.connection, job, name, actor="ada")
+            await retry_job_from(driver.connection, job, name, actor="ada")
     with pytest.raises(InputError, match="has no step 'x'; it has charge, ship"):
-        await retry_job_from(hand.connection, job, "x", actor="ada")
+        await retry_job_from(driver.connection, job, "x", actor="ada")

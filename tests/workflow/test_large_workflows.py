@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from factories import step, workflow
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.tasks import TASKS, Outcome, claim_pending_tasks, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.workflow.new_job import NewJob
 from interlock.workflow.submit import submit_job
-from workflow_support import PASS, Failed, Hand, serve, step, workflow
+from job_driver import PASS, Failed, JobDriver
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,13 +34,6 @@ where schemaname = 'interlock' and relname in ('tasks', 'jobs', 'workflow_steps'
 """
 
 
-@pytest.fixture
-async def hand(database: Connection) -> Hand:
-    """Return a Hand on a database with a live worker."""
-    await serve(database)
-    return Hand(database)
-
-
 async def touched(connection: Connection) -> tuple[int, int]:
     """Read the numbers of rows read and written so far."""
     await connection.execute("select pg_stat_force_next_flush()")
@@ -48,12 +42,12 @@ async def touched(connection: Connection) -> tuple[int, int]:
     return row["rows"], row["written"]
 
 
-async def settle_all(hand: Hand, limit: int = 100) -> int:
+async def settle_all(driver: JobDriver, limit: int = 100) -> int:
     """Claim and settle a batch of steps."""
     types = ["t", "m", PASS]
-    claimed = await claim_pending_tasks(hand.connection, actor="w_1", types=types, limit=limit)
+    claimed = await claim_pending_tasks(driver.connection, actor="w_1", types=types, limit=limit)
     outcomes = [Outcome(task.id, task.attempt, TaskRowEvent.SUCCEED, output={"result": None}) for task in claimed]
-    await settle_running_tasks(hand.connection, outcomes, actor="w_1")
+    await settle_running_tasks(driver.connection, outcomes, actor="w_1")
     return len(claimed)
 
 
@@ -67,62 +61,62 @@ def layered(layers: int, width: int) -> list[dict[str, Any]]:
     return steps
 
 
-async def cost_of_a_batch(hand: Hand, layers: int, name: str) -> tuple[int, int, UUID]:
+async def cost_of_a_batch(driver: JobDriver, layers: int, name: str) -> tuple[int, int, UUID]:
     """Run the first layer of a job and half of the second; return the cost of advancing ten steps."""
-    await put_workflow(hand.connection, workflow(*layered(layers, 50), name=name))
-    job = (await submit_job(hand.connection, NewJob(name, {}), actor="ada")).id
-    await settle_all(hand, 50)
-    await hand.advance()
-    await settle_all(hand, 10)
-    reads, writes = await touched(hand.connection)
-    done = await hand.advance()
+    await put_workflow(driver.connection, workflow(*layered(layers, 50), name=name))
+    job = (await submit_job(driver.connection, NewJob(name, {}), actor="ada")).id
+    await settle_all(driver, 50)
+    await driver.advance()
+    await settle_all(driver, 10)
+    reads, writes = await touched(driver.connection)
+    done = await driver.advance()
     assert done.advanced == 10
-    more_reads, more_writes = await touched(hand.connection)
+    more_reads, more_writes = await touched(driver.connection)
     return more_reads - reads, more_writes - writes, job
 
 
-async def finish(hand: Hand, job: UUID) -> None:
-    while (await hand.job(job))["status"] == "RUNNING":
-        await settle_all(hand, 500)
-        await hand.advance(limit=500)
-    assert (await hand.job(job))["status"] == "COMPLETED"
+async def finish(driver: JobDriver, job: UUID) -> None:
+    while (await driver.job(job))["status"] == "RUNNING":
+        await settle_all(driver, 500)
+        await driver.advance(limit=500)
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
-async def test_the_cost_of_a_step_does_not_depend_on_the_size_of_its_job(hand: Hand) -> None:
+async def test_the_cost_of_a_step_does_not_depend_on_the_size_of_its_job(driver: JobDriver) -> None:
     for _ in range(3):  # so that all plans are made
-        *_, job = await cost_of_a_batch(hand, 4, "warm")
-        await finish(hand, job)
-    small_reads, small_writes, job = await cost_of_a_batch(hand, 4, "small")
-    await finish(hand, job)
-    large_reads, large_writes, job = await cost_of_a_batch(hand, 200, "large")
-    assert (await hand.job(job))["open_steps"] == 10_000 - 60
+        *_, job = await cost_of_a_batch(driver, 4, "warm")
+        await finish(driver, job)
+    small_reads, small_writes, job = await cost_of_a_batch(driver, 4, "small")
+    await finish(driver, job)
+    large_reads, large_writes, job = await cost_of_a_batch(driver, 200, "large")
+    assert (await driver.job(job))["open_steps"] == 10_000 - 60
     assert large_writes == small_writes
     assert large_reads <= small_reads * 1.2 + 20, "the size of the job makes no difference"
 
 
-async def test_a_long_chain_is_skipped_in_one_transaction(hand: Hand) -> None:
-    hand.outcomes = {"s0": Failed("boom")}
+async def test_a_long_chain_is_skipped_in_one_transaction(driver: JobDriver) -> None:
+    driver.outcomes = {"s0": Failed("boom")}
     chain = [step("s0"), *(step(f"s{at}", f"s{at - 1}") for at in range(1, 300))]
-    job = await hand.submit(*chain)
-    await hand.settle((await hand.claim())[0])
-    done = await hand.advance()
+    job = await driver.submit(*chain)
+    await driver.settle((await driver.claim())[0])
+    done = await driver.advance()
     assert (done.skipped, done.finalized) == (299, 1)
-    assert (await hand.job(job))["status"] == "FAILED"
+    assert (await driver.job(job))["status"] == "FAILED"
 
 
-async def test_the_cost_of_joining_a_fan_out_is_constant_per_part(hand: Hand) -> None:
+async def test_the_cost_of_joining_a_fan_out_is_constant_per_part(driver: JobDriver) -> None:
     parts = 3_000
-    hand.outcomes = {"find": list(range(parts))}
-    job = await hand.submit(step("find"), step("m", "find", kind="map", over="find"))
-    await hand.settle((await hand.claim())[0])
-    assert (await hand.advance()).created == parts
+    driver.outcomes = {"find": list(range(parts))}
+    job = await driver.submit(step("find"), step("m", "find", kind="map", over="find"))
+    await driver.settle((await driver.claim())[0])
+    assert (await driver.advance()).created == parts
     costs = []
-    while await settle_all(hand, 500):
-        before, _ = await touched(hand.connection)
-        await hand.advance(limit=500)
-        after, _ = await touched(hand.connection)
+    while await settle_all(driver, 500):
+        before, _ = await touched(driver.connection)
+        await driver.advance(limit=500)
+        after, _ = await touched(driver.connection)
         costs.append(after - before)
-    assert (await hand.job(job))["status"] == "COMPLETED"
+    assert (await driver.job(job))["status"] == "COMPLETED"
     assert max(costs[2:6]) <= min(costs[2:6]) * 1.2 + 20, "the last parts cost what the first did"
 
 

@@ -13,9 +13,8 @@ from hypothesis import HealthCheck, given, settings
 
 from interlock.store.jobs import read_job_history, read_jobs, read_steps
 from interlock.workflow.retry_from import retry_job_from
-from random_crew import Place
-from random_hands import Hands
-from random_support import INPUT, MAIN, STARTED, Case, cases, expected, input_of_child
+from random_workflows import INPUT, MAIN, STARTED, Case, cases, expected, input_of_child
+from workflow_simulation import ConnectionPool, WorkflowSimulation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,46 +36,48 @@ PROFILE = settings(
 )
 
 
-class Room:
+class SharedDatabase:
     """The database and event loop that the examples of a test share."""
 
     def __init__(self, url: str, runner: asyncio.Runner) -> None:
-        self.place = Place(url)
+        self.pool = ConnectionPool(url)
         self.run = runner.run
 
 
 @pytest.fixture
-def room(url: str) -> Iterator[Room]:
+def shared(url: str) -> Iterator[SharedDatabase]:
     """Return the database and event loop for the examples of a test."""
     with asyncio.Runner() as runner:
-        room = Room(url, runner)
-        yield room
-        runner.run(room.place.close())
+        shared = SharedDatabase(url, runner)
+        yield shared
+        runner.run(shared.pool.close())
 
 
 @PROFILE
 @given(cases())
-def test_random_jobs_end_as_the_dry_run_says(room: Room, case: Case) -> None:
-    room.run(play(room.place, case))
+def test_random_jobs_end_as_the_dry_run_says(shared: SharedDatabase, case: Case) -> None:
+    shared.run(play(shared.pool, case))
 
 
 @settings(PROFILE, max_examples=EXAMPLES or 15)
 @given(cases())
-def test_random_canceled_jobs_end_once_and_are_compensated(room: Room, case: Case) -> None:
-    room.run(play_canceled(room.place, case))
+def test_random_canceled_jobs_end_once_and_are_compensated(shared: SharedDatabase, case: Case) -> None:
+    shared.run(play_canceled(shared.pool, case))
 
 
-async def play_canceled(place: Place, case: Case) -> None:
+async def play_canceled(pool: ConnectionPool, case: Case) -> None:
     """Submit the jobs of a case, and cancel some of the jobs that exist by then."""
-    hands = Hands(place, case)
-    await hands.begin()
-    await hands.act(hands.random.randint(0, 40))
-    rows = await hands.rows("select id from interlock.jobs where namespace = any (%s) order by id", hands.namespaces)
-    unwanted = [row["id"] for row in rows if hands.chance(60)]
-    hands.unwanted = 50
-    canceled = await asyncio.gather(*(hands.cancel_job(job_id) for job_id in unwanted))
-    await hands.run()
-    watch = Watch(hands)
+    simulation = WorkflowSimulation(pool, case)
+    await simulation.begin()
+    await simulation.act(simulation.random.randint(0, 40))
+    rows = await simulation.rows(
+        "select id from interlock.jobs where namespace = any (%s) order by id", simulation.namespaces
+    )
+    unwanted = [row["id"] for row in rows if simulation.chance(60)]
+    simulation.unwanted = 50
+    canceled = await asyncio.gather(*(simulation.cancel_job(job_id) for job_id in unwanted))
+    await simulation.run()
+    watch = Watch(simulation)
     ends = await watch.ends()
     for job_id, was_canceled in zip(unwanted, canceled, strict=True):
         if was_canceled:
@@ -85,12 +86,12 @@ async def play_canceled(place: Place, case: Case) -> None:
     await watch.check_undone()
 
 
-async def play(place: Place, case: Case) -> None:
+async def play(pool: ConnectionPool, case: Case) -> None:
     """Submit and advance the jobs of a case; then retry one of them."""
-    hands = Hands(place, case)
-    await hands.begin()
-    await hands.run()
-    watch = Watch(hands)
+    simulation = WorkflowSimulation(pool, case)
+    await simulation.begin()
+    await simulation.run()
+    watch = Watch(simulation)
     await watch.check_all()
     await watch.retry()
 
@@ -98,15 +99,17 @@ async def play(place: Place, case: Case) -> None:
 class Watch:
     """Compares the database with the dry run."""
 
-    def __init__(self, hands: Hands) -> None:
-        self.hands = hands
-        self.case = hands.case
+    def __init__(self, simulation: WorkflowSimulation) -> None:
+        self.simulation = simulation
+        self.case = simulation.case
         self.checked: dict[str, Verdict] = {}
 
     async def check_all(self) -> None:
-        for job_id in self.hands.jobs:
-            await self.check(job_id, MAIN, expected(self.case, MAIN, INPUT, self.hands.outcomes))
-        rows = await self.hands.rows("select id from interlock.jobs where namespace = any (%s)", self.hands.namespaces)
+        for job_id in self.simulation.jobs:
+            await self.check(job_id, MAIN, expected(self.case, MAIN, INPUT, self.simulation.outcomes))
+        rows = await self.simulation.rows(
+            "select id from interlock.jobs where namespace = any (%s)", self.simulation.namespaces
+        )
         assert {str(row["id"]) for row in rows} == set(self.checked), "no job but those that were asked for"
         await self.check_tasks()
         self.check_handed()
@@ -114,9 +117,9 @@ class Watch:
     async def check(self, job_id: UUID, workflow: str, verdict: Verdict) -> None:
         """Compare a job and its children."""
         self.checked[str(job_id)] = verdict
-        (job,) = await self.hands.using(lambda connection: read_jobs(connection, [job_id]))
-        steps = await self.hands.using(lambda connection: read_steps(connection, job_id))
-        history = await self.hands.using(lambda connection: read_job_history(connection, job_id))
+        (job,) = await self.simulation.using(lambda connection: read_jobs(connection, [job_id]))
+        steps = await self.simulation.using(lambda connection: read_steps(connection, job_id))
+        history = await self.simulation.using(lambda connection: read_job_history(connection, job_id))
         found = {row["step"]: row for row in steps if not row["step"].startswith("compensate:")}
         assert {name: _state(row) for name, row in found.items()} == {
             name: (ended.state, ended.poisoned, ended.reused) for name, ended in verdict.steps.items()
@@ -161,7 +164,7 @@ class Watch:
     async def check_children(
         self, job_id: UUID, workflow: str, given: dict[str, Any], found: dict[str, dict[str, Any]], verdict: Verdict
     ) -> None:
-        rows = await self.hands.rows(
+        rows = await self.simulation.rows(
             "select id, parent_task_id, input from interlock.jobs where parent_job_id = %s", job_id
         )
         known = {name: ended.result for name, ended in verdict.steps.items() if ended.has_result}
@@ -175,25 +178,27 @@ class Watch:
             step = started[row["parent_task_id"]]
             assert normal(row["input"]) == input_of_child(step, given, known)
             await self.check(
-                row["id"], step["workflow"], expected(self.case, step["workflow"], row["input"], self.hands.outcomes)
+                row["id"],
+                step["workflow"],
+                expected(self.case, step["workflow"], row["input"], self.simulation.outcomes),
             )
 
     async def ends(self) -> dict[UUID, str]:
-        """Give the ends of all jobs, each of which has one."""
-        rows = await self.hands.rows(
+        """Return the ends of all jobs; each has exactly one."""
+        rows = await self.simulation.rows(
             "select jobs.id, status, array_agg(to_state order by records.id) as states "
             "from interlock.jobs join interlock.job_state_transitions as records on job_id = jobs.id "
             "where namespace = any (%s) group by jobs.id",
-            self.hands.namespaces,
+            self.simulation.namespaces,
         )
         for row in rows:
             assert [state for state in row["states"] if state in ENDS] == [row["status"]]
         return {row["id"]: row["status"] for row in rows}
 
     async def check_undone(self) -> None:
-        """What was done in a job that did not complete is undone, and nothing else."""
+        """Check that exactly the done steps of an uncompleted job were compensated."""
         for job_id, status in (await self.ends()).items():
-            steps = await self.hands.using(partial(read_steps, job_id=job_id))
+            steps = await self.simulation.using(partial(read_steps, job_id=job_id))
             workflow = next(iter(name for name, found in self.case.steps.items() if steps[0]["step"] in found))
             declared = self.case.steps[workflow]
             done = {row["step"] for row in steps if row["state"] == "done" and row["step"] in declared}
@@ -202,28 +207,28 @@ class Watch:
 
     async def check_tasks(self, *, canceled: bool = False) -> None:
         """Nothing is left behind, and everything has ended once."""
-        assert await self.hands.is_quiet()
-        (row,) = await self.hands.rows(
+        assert await self.simulation.is_quiet()
+        (row,) = await self.simulation.rows(
             "select count(*) filter (where lease_expires_at is not null) as leases, "
             "count(*) filter (where state not in ('done', 'error', 'skipped', %s)) as unfinished, "
             "count(*) filter (where not advanced and state <> 'canceled') as forgotten, "
             "(select count(*) from interlock.orchestration_failures) as failures "
             "from interlock.tasks where namespace = any (%s)",
             "canceled" if canceled else "done",
-            self.hands.namespaces,
+            self.simulation.namespaces,
         )
         assert row == {"leases": 0, "unfinished": 0, "forgotten": 0, "failures": 0}
-        rows = await self.hands.rows(
+        rows = await self.simulation.rows(
             "select tasks.step, count(*) from interlock.tasks join interlock.audit_logs on task_id = tasks.id "
             "where namespace = any (%s) and to_state in ('done', 'error', 'skipped', 'canceled') "
             "group by tasks.id, tasks.step having count(*) <> 1",
-            self.hands.namespaces,
+            self.simulation.namespaces,
         )
         assert rows == []
 
     def check_handed(self) -> None:
         """Every step was handed the results of those right before it, whatever else was going on."""
-        for job_id, name, results in self.hands.handed:
+        for job_id, name, results in self.simulation.handed:
             verdict = self.checked[job_id]
             if name.startswith("compensate:"):
                 assert results == {}
@@ -237,8 +242,8 @@ class Watch:
 
     async def retry(self) -> None:
         """Retry the first job from one of its steps, with other outcomes."""
-        hands, old = self.hands, self.hands.jobs[0]
-        step = hands.random.choice(list(self.case.steps[MAIN]))
+        simulation, old = self.simulation, self.simulation.jobs[0]
+        step = simulation.random.choice(list(self.case.steps[MAIN]))
         verdict = self.checked[str(old)]
         again = self.downstream({step, *verdict.compensated})
         reused = {
@@ -246,16 +251,18 @@ class Watch:
             for name, ended in verdict.steps.items()
             if ended.has_result and name in self.case.steps[MAIN] and name not in again
         }
-        hands.outcomes = {**hands.outcomes, MAIN: self.case.again}
-        new = await hands.using(lambda connection: retry_job_from(connection, old, step, actor="ada", now=hands.now()))
-        hands.jobs, hands.handed = [new.id], []
-        await hands.run()
-        await self.check(new.id, MAIN, expected(self.case, MAIN, INPUT, hands.outcomes, reused))
+        simulation.outcomes = {**simulation.outcomes, MAIN: self.case.again}
+        new = await simulation.using(
+            lambda connection: retry_job_from(connection, old, step, actor="ada", now=simulation.now())
+        )
+        simulation.jobs, simulation.handed = [new.id], []
+        await simulation.run()
+        await self.check(new.id, MAIN, expected(self.case, MAIN, INPUT, simulation.outcomes, reused))
         await self.check_tasks()
         self.check_handed()
 
     def downstream(self, names: set[str]) -> set[str]:
-        """Give these steps of the main workflow and all that come after them."""
+        """Return these steps of the main workflow and all downstream steps."""
         for step in self.case.documents[MAIN]["steps"]:  # each comes after those that it waits for
             if names & {*step.get("after", ()), *step.get("after_failure", ())}:
                 names.add(step["name"])

@@ -1,6 +1,6 @@
-"""A process that uses the embedded server: joins, says how it went in one line of JSON, leaves when its input ends.
+"""A process that uses the embedded server: joins, prints one line of JSON, leaves when its standard input ends.
 
-It is run by the tests, with the data directory as its only argument, or with none for the default one.
+Its optional argument is the data directory.
 """
 
 from __future__ import annotations

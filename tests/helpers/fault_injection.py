@@ -80,16 +80,16 @@ async def kill(watcher: Connection, backend: int) -> None:
     await watcher.execute("select pg_terminate_backend(%s)", [backend])
 
 
-class Weather(Enum):
-    """How a Network treats traffic."""
+class NetworkMode(Enum):
+    """How a FaultyProxy treats traffic."""
 
-    FINE = "it arrives"
-    HANGING = "nothing arrives, and nobody is told"
-    REFUSING = "no connection can be made"
+    PASSING = "data is forwarded"
+    HANGING = "data is dropped without an error"
+    REFUSING = "new connections are refused"
 
 
-class Network:
-    """A proxy between a worker and its server, with faults that the test injects."""
+class FaultyProxy:
+    """A TCP proxy between a worker and its database server, with faults that the test injects."""
 
     def __init__(self, url: str) -> None:
         parts = conninfo_to_dict(url)
@@ -98,9 +98,9 @@ class Network:
         self._port = 0
         self._server: asyncio.Server | None = None
         self._lines: set[asyncio.Task[Any]] = set()
-        self.weather = Weather.FINE
+        self.mode = NetworkMode.PASSING
         self.refused = 0
-        self.fatal: bytes | None = None  # the answer to a message with these words is lost, and the connection with it
+        self.fatal: bytes | None = None  # the reply to a message with these bytes is lost, and the connection with it
 
     @property
     def url(self) -> str:
@@ -119,14 +119,14 @@ class Network:
 
     async def cut(self) -> None:
         """Break all connections, and refuse new ones."""
-        self.weather = Weather.REFUSING
+        self.mode = NetworkMode.REFUSING
         for line in self._lines:
             line.cancel()
         await asyncio.gather(*self._lines, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = asyncio.current_task()
-        if line is None or self.weather is Weather.REFUSING:
+        if line is None or self.mode is NetworkMode.REFUSING:
             self.refused += 1
             writer.close()
             return
@@ -153,7 +153,7 @@ class Network:
     ) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
-                if self.weather is Weather.HANGING:
+                if self.mode is NetworkMode.HANGING:
                     continue
                 if answers and doomed.is_set():
                     return

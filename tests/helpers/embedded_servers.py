@@ -1,4 +1,4 @@
-"""What the tests of the embedded server share: users that are processes, and directories that end without servers."""
+"""Embedded servers in tests: client processes, waiting for a stop, and directories without leftover servers."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from interlock.postgres.embedded.server import EmbeddedServer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SCRIPT = Path(__file__).with_name("embedded_user.py")
+SCRIPT = Path(__file__).with_name("embedded_client.py")
 QUICK = {"fsync": "off"}
 MEMORY, DISK = "/dev/shm", "/tmp"  # noqa: S108 - a directory of its own is made there
 ROOM = 3 << 30
 
 
 class User:
-    """A child process that uses the server until it is told to leave, or killed."""
+    """A child process that uses the server until `leave` or `kill`."""
 
     def __init__(self, data_dir: Path) -> None:
         command = [sys.executable, str(SCRIPT), str(data_dir)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def joined(self) -> int:
-        """Wait until it has joined, and return the server's process id as it sees it."""
+        """Wait until it has joined; return the server's process id as the child sees it."""
         assert self.process.stdout is not None
         said: dict[str, Any] = json.loads(self.process.stdout.readline())
         assert said.get("role") == "interlock", said
@@ -61,7 +61,7 @@ def wait_until_stopped(data_dir: Path) -> None:
 
 
 def stop_servers(place: Path) -> None:
-    # Not rglob, which fails when a server that is just leaving takes a file away.
+    # Not rglob, which fails when a stopping server removes a file.
     for data_dir in [Path(top) for top, _, names in os.walk(place) if keeper.SERVER_LOCK in names]:
         EmbeddedServer(data_dir).stop()
         wait_until_stopped(data_dir)
@@ -69,7 +69,7 @@ def stop_servers(place: Path) -> None:
 
 @cache
 def roomy_place() -> str:
-    """Choose where the servers of tests live: in memory if there is room, as a database is a thousand small files."""
+    """Return where test servers live: in memory if there is room, as a database is a thousand small files."""
     try:
         found = os.statvfs(MEMORY)
     except OSError:
@@ -79,9 +79,9 @@ def roomy_place() -> str:
 
 
 @contextmanager
-def directory() -> Iterator[Path]:
-    """Give a directory, and stop all servers in it before it is removed."""
-    # Not pytest's: a socket's path has to be short, and root's server, which is not root, has to walk through.
+def embedded_directory() -> Iterator[Path]:
+    """Make a directory; stop all servers in it before removing it."""
+    # Not pytest's: a socket's path has to be short, and the server of root runs as another user that must reach it.
     place = Path(tempfile.mkdtemp(prefix="il-", dir=roomy_place()))
     place.chmod(0o711)
     try:

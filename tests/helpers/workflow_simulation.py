@@ -1,19 +1,24 @@
-"""Hands that do what workers and orchestrators do, at random: late, twice, at the same time, or only by half."""
+"""Random simulation of workers and orchestrators on one database: late, repeated, concurrent and crashing actions."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
-from datetime import timedelta
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
 from interlock.client.step_context import StepContext, end_step, step_result
 from interlock.errors import DisconnectedError, InputError, PermanentError
 from interlock.lifecycle import TaskRowEvent
 from interlock.model.graph import chosen_branches
+from interlock.postgres.connection import configure_adapters, connection_arguments
 from interlock.store.limits import pause_namespace, resume_namespace
 from interlock.store.task_admin import cancel_unfinished_tasks, recover_expired_tasks
 from interlock.store.tasks import HeldAttempt, Outcome, claim_pending_tasks, renew_running_tasks, settle_running_tasks
@@ -24,43 +29,95 @@ from interlock.workflow.dry_run import Failed
 from interlock.workflow.new_job import NewJob
 from interlock.workflow.signals import expire_overdue_signals, send_signal
 from interlock.workflow.submit import submit_job
-from random_crew import QUEUE, Act, Brittle, Crew
-from random_support import INPUT, LATE, MAIN, PATIENCE, Case, renamed
+from random_workflows import INPUT, LATE, MAIN, SIGNAL_TIMEOUT, Case, renamed
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.store.tasks import ClaimedTask
-    from random_crew import Place
 
 TYPES = ("work", "undo", "interlock.pass")
 WORKERS = ("w_1", "w_2")
 LEASE = timedelta(seconds=30)
-TOGETHER = 3  # acts at the same time, at the most
-LONGEST = 200  # acts at random, before what is left is done in good order
-OFTEN, SELDOM = 100, 10
-PATIENT = 3  # times that nothing came of anything, before somebody looks whether anything is left
+QUEUE = "pgmq.q_orchestration_step_results"
+MAX_CONCURRENT_ACTIONS = 3
+MAX_RANDOM_ACTIONS = 200  # the rest is then done in order
+OFTEN, SELDOM = 100, 10  # weights
+MAX_IDLE_ROUNDS = 3  # rounds without an effect before the end is checked
 
 
-class Hands(Crew):
-    """Everybody who works on the jobs of one case."""
+class BreakableConnection(psycopg.AsyncConnection[DictRow]):
+    """A connection that closes after `fuse` statements, like that of a killed process."""
 
-    def __init__(self, place: Place, case: Case) -> None:
-        super().__init__(place, case.seed)
+    fuse: int | None = None
+
+    async def execute(self, *given: Any, **options: Any) -> Any:
+        if self.fuse is not None:
+            self.fuse -= 1
+            if self.fuse < 0:
+                await self.close()
+        return await super().execute(*given, **options)
+
+
+Action = Callable[[BreakableConnection], Awaitable[Any]]
+
+
+class ConnectionPool:
+    """Connections to one database that cases reuse one after another, with their prepared statements."""
+
+    def __init__(self, url: str) -> None:
+        self.cases = 0
+        self._url = url
+        self._free: list[BreakableConnection] = []
+
+    async def using(self, action: Action) -> Any:
+        """Run an action on a connection of its own."""
+        connection = self._free.pop() if self._free else await self._connect()
+        try:
+            return await action(connection)
+        finally:
+            connection.fuse = None
+            if not connection.closed:
+                self._free.append(connection)
+
+    async def close(self) -> None:
+        for connection in self._free:
+            await connection.close()
+
+    async def _connect(self) -> BreakableConnection:
+        connection: Any = await BreakableConnection.connect(**connection_arguments(self._url))
+        configure_adapters(connection)
+        brittle: BreakableConnection = connection
+        return brittle
+
+
+class WorkflowSimulation:
+    """The workers, orchestrators, users and clock of one case; its choices depend on the seed of the case.
+
+    Cases share a database: names are made unique per case, and all work happens in the case's own namespaces.
+    """
+
+    def __init__(self, pool: ConnectionPool, case: Case) -> None:
+        pool.cases += 1
+        self.number = pool.cases
+        self.using = pool.using
+        self.random = random.Random(case.seed)  # noqa: S311 - reproducible choices, not secrets
+        self.time = datetime(2040, 1, 1, tzinfo=UTC)
+        self._has_worker = False
         self.case = case
         self.outcomes = case.outcomes
         self.jobs: list[UUID] = []
         self.done = Counter[str]()
-        self.unwanted = 0  # of a hundred attempts that are asked to stop, how many do
-        self.handed: list[tuple[str, str, Any]] = []  # job, step, results of those before it
+        self.unwanted = 0  # percentage of attempts that obey a cancel request
+        self.handed: list[tuple[str, str, Any]] = []  # job, step, results of its dependencies
         self._held: list[ClaimedTask] = []
         self._lapsed: list[ClaimedTask] = []
         self._sent: set[tuple[UUID, str]] = set()
 
-    # --- from the beginning to the end
+    # --- the whole case
 
     async def begin(self) -> None:
-        """Declare the workflows and submit the jobs, before or after somebody is there to work on them."""
+        """Declare the workflows and submit the jobs, with a live worker or without."""
         await self.rows("select pgmq.purge_queue('orchestration_step_results')")
         for document in self.case.documents.values():
             await self.using(partial(put_workflow, document=renamed(document, self.own)))
@@ -72,35 +129,35 @@ class Hands(Crew):
             self.jobs.append(submitted.id)
 
     async def run(self) -> None:
-        """Do this and that until all is done, or for so long; then do the rest in good order."""
-        if not await self.act(LONGEST):
+        """Act at random until all jobs have ended, at most MAX_RANDOM_ACTIONS times; then do the rest in order."""
+        if not await self.act(MAX_RANDOM_ACTIONS):
             await self.finish()
 
     async def act(self, times: int) -> bool:
-        """Do this and that so many times; tell whether all is done."""
-        acts = self._acts()
-        still = 0  # times that nothing came of it
-        idle: set[Act] = set()  # those who found nothing to do, and nothing has happened since
+        """Act at random so many times; return whether all jobs have ended."""
+        actions = self._actions()
+        still = 0  # rounds without an effect
+        idle: set[Action] = set()  # actions without an effect since the last effect
         for _ in range(times):
-            acts |= {act: SELDOM if act in idle else OFTEN for act in (self.claim, self.advance)}
-            acts[self.settle] = OFTEN if self._held else 0
-            width = self.random.randint(2, TOGETHER) if self.chance(self.case.chances.together) else 1
-            some = self.random.choices(list(acts), weights=list(acts.values()), k=width)
+            actions |= {action: SELDOM if action in idle else OFTEN for action in (self.claim, self.advance)}
+            actions[self.settle] = OFTEN if self._held else 0
+            width = self.random.randint(2, MAX_CONCURRENT_ACTIONS) if self.chance(self.case.chances.together) else 1
+            some = self.random.choices(list(actions), weights=list(actions.values()), k=width)
             before = self.done.total()
-            # alone: a lease that runs out while somebody claims may use up the last try, which would change the outcome
-            await asyncio.gather(*(self.using(act) for act in (some[:1] if self.lapse in some else some)))
+            # Alone: a lease that expires during a claim may use up the last try, which would change the outcome.
+            await asyncio.gather(*(self.using(action) for action in (some[:1] if self.lapse in some else some)))
             if self.case.worker_count is not None:
                 await self.check_worker_count(self.jobs)
             still = still + 1 if self.done.total() == before else 0
             idle = idle | set(some) if still else set()
-            if still > PATIENT and not self._held:
+            if still > MAX_IDLE_ROUNDS and not self._held:
                 if await self.is_quiet():
                     return True
                 await self.nudge()
                 still, idle = 0, set()
         return False
 
-    def _acts(self) -> dict[Act, int]:
+    def _actions(self) -> dict[Action, int]:
         chances = self.case.chances
         return {
             self.signal: 20,
@@ -116,28 +173,28 @@ class Hands(Crew):
         }
 
     async def nudge(self) -> None:
-        """Let everything come that is awaited; time, if it is nothing else."""
+        """Deliver everything that jobs wait for; if that has no effect, advance the clock."""
         before = self.done.total()
-        for act in (self.show, self.resume, self.tend, self.signal_all, self.advance_calmly):
-            await self.using(act)
+        for action in (self.show, self.resume, self.tend, self.signal_all, self.advance_calmly):
+            await self.using(action)
         if self.done.total() == before:
-            self.time += PATIENCE * 2
+            self.time += SIGNAL_TIMEOUT * 2
             await self.using(self.tend)
 
     async def finish(self) -> None:
-        """Do what is left to do until nothing moves any more."""
-        for _ in range(LONGEST):
+        """Run maintenance, claims and settles in order until nothing changes."""
+        for _ in range(MAX_RANDOM_ACTIONS):
             before = self.done.total()
-            self.time += LEASE * 2  # whatever was held has lapsed
-            for act in (self.recover, self.claim_all, self.settle_all):
-                await self.using(act)
+            self.time += LEASE * 2  # every held lease has expired
+            for action in (self.recover, self.claim_all, self.settle_all):
+                await self.using(action)
             await self.nudge()
             if self.done.total() == before:
                 return
 
-    # --- what workers do
+    # --- workers
 
-    async def claim(self, connection: Brittle, most: int | None = None) -> None:
+    async def claim(self, connection: BreakableConnection, most: int | None = None) -> None:
         claimed = await claim_pending_tasks(
             connection,
             actor=self.random.choice(WORKERS),
@@ -150,10 +207,10 @@ class Hands(Crew):
         self._held += claimed
         self.done["claimed"] += len(claimed)
 
-    async def claim_all(self, connection: Brittle) -> None:
+    async def claim_all(self, connection: BreakableConnection) -> None:
         await self.claim(connection, 1000)
 
-    async def settle(self, connection: Brittle, most: int | None = None) -> None:
+    async def settle(self, connection: BreakableConnection, most: int | None = None) -> None:
         """End some attempts in one statement, as a worker does; or die before it is committed."""
         held = self._held
         some = [held.pop(self.random.randrange(len(held))) for _ in range(min(len(held), most or 3))]
@@ -164,26 +221,26 @@ class Hands(Crew):
         outcomes = [self._again(task) or await self._outcome(task) for task in some]
         async with connection.transaction(force_rollback=dies):
             _, lost = await settle_running_tasks(connection, outcomes, actor="w", now=self.now())
-        assert not lost, "whoever holds the lease can settle"
+        assert not lost, "the holder of the lease can settle"
         if dies:
             self._held += some
         else:
             self.done["settled"] += len(some)
 
-    async def settle_all(self, connection: Brittle) -> None:
+    async def settle_all(self, connection: BreakableConnection) -> None:
         while self._held:
             await self.settle(connection, 50)
 
-    async def settle_too_late(self, connection: Brittle) -> None:
-        """Come back from the dead, and write what nobody wants any more."""
+    async def settle_too_late(self, connection: BreakableConnection) -> None:
+        """Settle an attempt whose lease expired; the settle must be refused."""
         if self._lapsed:
             task = self.random.choice(self._lapsed)
-            wrong = Outcome(task.id, task.attempt, TaskRowEvent.SUCCEED, output={"result": "from the dead"})
+            wrong = Outcome(task.id, task.attempt, TaskRowEvent.SUCCEED, output={"result": "too late"})
             _, lost = await settle_running_tasks(connection, [wrong], actor="w_0", now=self.now())
             assert len(lost) == 1
 
-    async def lapse(self, connection: Brittle) -> None:
-        """Let the leases of some run out, and those of the others be renewed."""
+    async def lapse(self, connection: BreakableConnection) -> None:
+        """Let some leases expire and renew the others."""
         mortal = [task for task in self._held if task.tries < task.max_tries - 1 and self.chance(50)]
         self._lapsed += mortal
         self._held = [task for task in self._held if task not in mortal]
@@ -193,14 +250,14 @@ class Hands(Crew):
         assert not lost
         await self.recover(connection)
 
-    async def recover(self, connection: Brittle) -> None:
+    async def recover(self, connection: BreakableConnection) -> None:
         for task in await recover_expired_tasks(connection, actor="w", now=self.now()):
             assert task.event in {"expire", "cancel"}
             self._held = [held for held in self._held if held.id != task.id]
             self.done["recovered"] += 1
 
-    async def _stop(self, connection: Brittle, some: list[ClaimedTask]) -> list[ClaimedTask]:
-        """Stop attempts whose job was canceled; give those that go on, because they have not heard of it."""
+    async def _stop(self, connection: BreakableConnection, some: list[ClaimedTask]) -> list[ClaimedTask]:
+        """Stop attempts whose job was canceled; return the attempts that have not seen the request and go on."""
         query = "select id from interlock.tasks where id = any (%s) and cancel_requested_at is not null"
         rows = await self.rows(query, [task.id for task in some])
         asked = {row["id"] for row in rows if self.chance(self.unwanted)}
@@ -211,14 +268,14 @@ class Hands(Crew):
         return [task for task in some if task.id not in asked]
 
     def _again(self, task: ClaimedTask) -> Outcome | None:
-        """Let an attempt end that is not the last one."""
+        """Return a retry or return outcome, unless this is the last try."""
         if task.tries >= task.max_tries - 1 or not self.chance(self.case.chances.retry):
             return None
         event = self.random.choice([TaskRowEvent.RETRY, TaskRowEvent.RETURN])
         return Outcome(task.id, task.attempt, event, error={"message": "again"}, delay=0.0)
 
     async def _outcome(self, task: ClaimedTask) -> Outcome:
-        """Let the handler of a step do what the case says, and the built-in one what it does in a worker."""
+        """Return the outcome that the case gives to a step; run the built-in handler as a worker does."""
         job, step = task.own("job"), str(task.step)
         self.handed.append((task.own("job_id"), step, job["results"]))
         told: dict[str, Any] = {}
@@ -242,10 +299,10 @@ class Hands(Crew):
             raise PermanentError(told.message)
         return told
 
-    # --- what orchestrators do
+    # --- orchestrators
 
-    async def advance(self, connection: Brittle) -> None:
-        """Take some messages, or die after any of the statements that this takes."""
+    async def advance(self, connection: BreakableConnection) -> None:
+        """Advance some messages, or crash after any of the statements."""
         if self.chance(self.case.chances.crash):
             connection.fuse = self.random.randrange(8)
         limit, visibility = self.random.choice([1, 1, 2, 5, 100]), self.random.choice([0, 1000])
@@ -257,15 +314,15 @@ class Hands(Crew):
         else:
             self._note(done)
 
-    async def crowd(self, connection: Brittle) -> None:
-        """Take messages at the same time as others, one each: they may be of the same job, or of the same step."""
+    async def crowd(self, connection: BreakableConnection) -> None:
+        """Advance three messages concurrently; they may belong to the same job or step."""
 
-        async def one(connection: Brittle) -> None:
+        async def one(connection: BreakableConnection) -> None:
             self._note(await advance(connection, actor="o_3", limit=1, now=self.now()))
 
         await asyncio.gather(one(connection), self.using(one), self.using(one))
 
-    async def advance_calmly(self, connection: Brittle) -> None:
+    async def advance_calmly(self, connection: BreakableConnection) -> None:
         self._note(await advance(connection, actor="o_2", now=self.now()))
 
     def _note(self, done: Advanced) -> None:
@@ -273,28 +330,28 @@ class Hands(Crew):
         self.done["advanced"] += done.advanced
         self.done["duplicates"] += done.duplicates
 
-    async def tend(self, connection: Brittle) -> None:
-        """Do what only time brings about."""
+    async def tend(self, connection: BreakableConnection) -> None:
+        """Run the orchestrator's maintenance."""
         await self.serve()
         self.done["started"] += await start_waiting_jobs(connection, actor="o_1", now=self.now())
         self.done["expired"] += await expire_overdue_signals(connection, actor="o_1", now=self.now())
         assert not await cancel_overdue_jobs(connection, actor="o_1", now=self.now())
 
-    # --- what comes from outside
+    # --- users, signals and messages
 
-    async def signal(self, connection: Brittle) -> None:
-        """Send a job one of its signals, whether it is time for it or not, and whether it was sent before or not."""
+    async def signal(self, connection: BreakableConnection) -> None:
+        """Send a job one of its signals, early, late or again."""
         found = await self._signals()
         if found:
             await self._send(connection, *self.random.choice(found))
 
-    async def signal_all(self, connection: Brittle) -> None:
+    async def signal_all(self, connection: BreakableConnection) -> None:
         for job_id, name, payload in await self._signals():
             if (job_id, name) not in self._sent:
                 await self._send(connection, job_id, name, payload)
 
     async def _signals(self) -> list[tuple[UUID, str, Any]]:
-        """Tell the signals of all jobs, of those that come at all."""
+        """List the signals of all jobs, without those that never come."""
         rows = await self.rows(
             "select jobs.id, steps.step, steps.spec ->> 'signal' as signal, split_part(workflows.name, '-', 1) as name "
             "from interlock.jobs join interlock.workflow_steps as steps using (workflow_id) "
@@ -306,7 +363,7 @@ class Hands(Crew):
         told = [(id_, name, self.outcomes[workflow][f"signal {name}"]) for id_, workflow, name in names]
         return [(id_, name, payload) for id_, name, payload in told if payload != LATE]
 
-    async def _send(self, connection: Brittle, job_id: UUID, name: str, payload: Any) -> None:
+    async def _send(self, connection: BreakableConnection, job_id: UUID, name: str, payload: Any) -> None:
         other = {"approved": True} if isinstance(payload, dict) and "approved" in payload else "other"
         self._sent.add((job_id, name))
         try:
@@ -320,8 +377,8 @@ class Hands(Crew):
         found: bool = await self.using(lambda connection: cancel_job(connection, job_id, actor="ada", now=self.now()))
         return found
 
-    async def replay(self, connection: Brittle) -> None:
-        """Send messages again, of steps that ended long ago, or are far from it."""
+    async def replay(self, connection: BreakableConnection) -> None:
+        """Send result messages for steps in any state."""
         rows = await self.rows(
             "select job_id, id as task_id, correlation_id from interlock.tasks where namespace = any (%s) order by id",
             self.namespaces,
@@ -330,20 +387,79 @@ class Hands(Crew):
             said = Jsonb({key: str(value) for key, value in row.items()})
             await connection.execute("select pgmq.send('orchestration_step_results', %s::jsonb)", [said])
 
-    async def delay(self, connection: Brittle) -> None:
-        """Let some messages come after others that were sent later."""
+    async def delay(self, connection: BreakableConnection) -> None:
+        """Hide some messages for an hour, so that later ones come first."""
         rows = await self.rows(f"select msg_id from {QUEUE} order by msg_id")
         some = [row["msg_id"] for row in rows if self.chance(50)]
         await connection.execute(f"update {QUEUE} set vt = vt + interval '1 hour' where msg_id = any (%s)", [some])
 
-    async def show(self, connection: Brittle) -> None:
-        """Let everything come that was delayed."""
+    async def show(self, connection: BreakableConnection) -> None:
+        """Make all delayed messages visible."""
         await connection.execute(f"update {QUEUE} set vt = clock_timestamp() where vt > clock_timestamp()")
 
-    async def pause(self, connection: Brittle) -> None:
+    async def pause(self, connection: BreakableConnection) -> None:
         name = self.random.choice(self.namespaces)
         self.done["paused"] += await pause_namespace(connection, name, None, "ada", now=self.now())
 
-    async def resume(self, connection: Brittle) -> None:
+    async def resume(self, connection: BreakableConnection) -> None:
         for name in self.namespaces:
             self.done["resumed"] += await resume_namespace(connection, name, "ada", now=self.now())
+
+    # --- clock, names, queries and checks
+
+    def now(self) -> datetime:
+        """Advance the clock by 10 ms and return it, so that every action has its own time."""
+        self.time += timedelta(milliseconds=10)
+        return self.time
+
+    def own(self, name: str) -> str:
+        """Make a name unique to this case."""
+        return f"{name}-{self.number}"
+
+    @property
+    def namespaces(self) -> list[str]:
+        return [self.own("red"), self.own("blue")]
+
+    def chance(self, percent: int) -> bool:
+        return self.random.randrange(100) < percent
+
+    async def rows(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
+        async def ask(connection: BreakableConnection) -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = await (await connection.execute(query, parameters)).fetchall()
+            return found
+
+        asked: list[dict[str, Any]] = await self.using(ask)
+        return asked
+
+    async def is_quiet(self) -> bool:
+        """Return whether all jobs have ended and the queue is empty."""
+        (row,) = await self.rows(
+            "select (select count(*) from interlock.jobs where namespace = any (%s) and completed_at is null) as jobs, "
+            f"(select count(*) from {QUEUE}) as messages",
+            self.namespaces,
+        )
+        return not row["jobs"] and not row["messages"]
+
+    async def serve(self) -> None:
+        """Insert the row of a live worker, once."""
+        if not self._has_worker:
+            self._has_worker = True
+            await self.rows(
+                "insert into interlock.workers (id, namespaces, types, seen_until) "
+                "values (%s, %s::text[], '{}', 'infinity') returning id",
+                self.own("worker"),
+                self.namespaces,
+            )
+            query = "update interlock.workers set status = 'RUNNING', event = 'start_task' where id = %s returning id"
+            await self.rows(query, self.own("worker"))
+
+    async def check_worker_count(self, jobs: list[UUID]) -> None:
+        """Check that no job exceeds its `worker_count`; a sleep step does not count."""
+        rows = await self.rows(
+            "select count(*) as steps, worker_count from interlock.jobs join interlock.tasks on job_id = jobs.id "
+            "left join interlock.workflow_steps as steps using (workflow_id, step) "
+            "where jobs.id = any (%s) and worker_count is not null and state in ('pending', 'running') "
+            "and steps.kind is distinct from 'sleep' group by jobs.id having count(*) > worker_count",
+            jobs,
+        )
+        assert rows == []

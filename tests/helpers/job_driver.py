@@ -1,9 +1,10 @@
-"""Workflows for tests of the store: short definitions, and a hand that does what workers and orchestrators do."""
+"""Drives jobs in tests of the store: claims, settles and advances step by step, without processes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from factories import NAMESPACES, workflow
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.jobs import read_jobs, read_steps
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
@@ -21,44 +22,19 @@ if TYPE_CHECKING:
     from interlock.store.tasks import ClaimedTask
 
 PASS = "interlock.pass"  # noqa: S105 - a task type
-NAMESPACES = ("default", "fulfillment", "inventory")
 
 
 def name_of(claimed: ClaimedTask) -> str:
-    """Tell the name of the step that was claimed."""
+    """Return the name of a claimed step."""
     return str(claimed.own("step"))
 
 
 class Failed(Exception):  # noqa: N818 - an outcome
-    """Given instead of a result: the step fails for good."""
+    """An outcome instead of a result: the step fails permanently."""
 
 
-def step(name: str, *after: str, **more: Any) -> dict[str, Any]:
-    """Declare a step; its handler's type is its name unless given."""
-    kind = more.get("kind", "plain")
-    handler = {"type": name} if kind in {"plain", "decision", "map"} else {}
-    return {"name": name, **handler, **({"after": list(after)} if after else {}), **more}
-
-
-def workflow(*steps: dict[str, Any], name: str = "w", version: str = "1", **more: Any) -> dict[str, Any]:
-    """Declare a workflow."""
-    return {"name": name, "version": version, "namespace": "default", "steps": list(steps), **more}
-
-
-async def serve(connection: Connection, *namespaces: str, worker: str = "w_1") -> None:
-    """Let there be a live worker."""
-    await connection.execute(
-        "insert into interlock.workers (id, namespaces, types, seen_until) "
-        "values (%s, %s::text[], '{}', now() + interval '1 hour')",
-        [worker, list(namespaces or NAMESPACES)],
-    )
-    await connection.execute(
-        "update interlock.workers set status = 'RUNNING', event = 'start_task' where id = %s", [worker]
-    )
-
-
-class Hand:
-    """Does by hand what workers and an orchestrator do, one thing at a time."""
+class JobDriver:
+    """Does the work of workers and of an orchestrator, one action per call; `now` replaces the clock."""
 
     def __init__(self, connection: Connection, outcomes: Mapping[str, Any] | None = None) -> None:
         self.connection = connection
@@ -76,7 +52,7 @@ class Hand:
         return submitted.id
 
     async def claim(self, limit: int = 100) -> list[ClaimedTask]:
-        """Claim what there is to claim, of any type."""
+        """Claim pending tasks of any type."""
         rows = await (await self.connection.execute("select distinct type from interlock.tasks")).fetchall()
         types = [row["type"] for row in rows]
         return await claim_pending_tasks(
@@ -84,14 +60,14 @@ class Hand:
         )
 
     async def inputs(self, task_id: UUID) -> dict[str, Any]:
-        """Read what a worker is handed with a step."""
+        """Read the inputs that a worker receives with a step."""
         query = "select interlock.step_inputs(tasks) as inputs from interlock.tasks where id = %s"
         (row,) = await (await self.connection.execute(query, [task_id])).fetchall()
         found: dict[str, Any] = row["inputs"]
         return found
 
     async def settle(self, claimed: ClaimedTask) -> None:
-        """End one step as its outcome says."""
+        """Settle one step with its configured outcome."""
         self.ran.append(name_of(claimed))
         try:
             result = await self._result(claimed)
@@ -117,7 +93,7 @@ class Hand:
     async def write(
         self, claimed: ClaimedTask, *, success: bool = True, result: Any = None, error: str | None = None
     ) -> None:
-        """Settle one attempt with its document."""
+        """Settle one attempt with its result document."""
         inputs = await self.inputs(claimed.id)
         chosen = {"chosen": [result] if isinstance(result, str) else result} if inputs["kind"] == "decision" else {}
         said = {"type": "ValueError", "message": error} if error is not None else None
@@ -128,7 +104,7 @@ class Hand:
         assert not lost
 
     async def run(self, *, until: Callable[[], bool] | None = None) -> Advanced:
-        """Run everything there is to run; give what the orchestrator did in all."""
+        """Claim, settle and advance until nothing is left; return the orchestrator's totals."""
         done = Advanced()
         while True:
             claimed = await self.claim()
@@ -140,7 +116,7 @@ class Hand:
                 return done
 
     async def advance(self, limit: int = 100) -> Advanced:
-        """Do one batch."""
+        """Advance one batch of result messages."""
         return await advance(self.connection, actor="o_1", limit=limit, now=self.now)
 
     async def job(self, job_id: UUID) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A real HTTP receiver for completion notices, that answers as it is told and keeps what it got."""
+"""An HTTP receiver for webhooks that answers with given statuses and records requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Received(NamedTuple):
-    """One request as it came in."""
+    """One received request."""
 
     line: str
     headers: dict[str, str]
@@ -20,7 +20,7 @@ class Received(NamedTuple):
 
 
 class Receiver:
-    """Answers with `answers` in turn, then with 200; 0 means never."""
+    """Answers with the statuses of `answers` in turn, then with 200; 0 means no answer."""
 
     def __init__(self, *answers: int) -> None:
         self.answers = list(answers)
@@ -44,7 +44,7 @@ class Receiver:
             self.received.append(Received(line, headers, body))
             status = self.answers.pop(0) if self.answers else 200
             if status == 0:
-                await reader.read()  # until the other side gives up
+                await reader.read()  # until the client closes
                 return
             writer.write(f"HTTP/1.1 {status} X\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n".encode())
             await writer.drain()

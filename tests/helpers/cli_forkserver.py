@@ -1,6 +1,6 @@
-"""Commands as processes that are forked from one in which they are imported already, which saves a second for each.
+"""A fork server for commands: processes forked from one with all imports done, which saves a second for each.
 
-They are real ones all the same. A test of how a command starts, or is stopped, runs it as a person does.
+They are real processes. Tests of how a command starts or stops run the command itself instead.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, NoReturn
 
-ENDLESS = 1 << 16
+MAX_REQUEST_BYTES = 1 << 16
 
 Result = subprocess.CompletedProcess[str]
 
 
 class Forks:
-    """The process that forks, and the line to it."""
+    """The fork server process and the socket to it."""
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair()
@@ -43,7 +43,7 @@ class Forks:
         self._answers = self._line.makefile("r", encoding="utf-8")
 
     def run(self, arguments: list[str], environment: dict[str, str], seconds: float) -> Result:
-        """Run a command to its end, with nobody at the keyboard."""
+        """Run a command to its end with an empty standard input."""
         asked = {"arguments": arguments, "environment": environment, "directory": str(Path.cwd())}
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             socket.send_fds(self._line, [json.dumps(asked).encode() + b"\n"], [out.fileno(), err.fileno()])
@@ -53,7 +53,7 @@ class Forks:
                 code = int(self._answers.readline())
             except TimeoutError:
                 os.kill(process, signal.SIGKILL)
-                forks.cache_clear()  # its late answer must not be taken for another's
+                forks.cache_clear()  # its late reply must not be read as that of the next command
                 raise
             texts = []
             for file in (out, err):
@@ -64,18 +64,18 @@ class Forks:
 
 @cache
 def forks() -> Forks:
-    """Give the one of this test process; it ends with it, when its line is closed."""
+    """Return the fork server of this test process; it ends when its socket is closed."""
     return Forks()
 
 
 def serve(line: socket.socket) -> None:
-    """Fork a process for every command that comes over the line, until nobody is there any more."""
+    """Fork a process for every command that arrives, until the socket is closed."""
     while True:
-        said, fds, *_ = socket.recv_fds(line, ENDLESS, 2)
+        said, fds, *_ = socket.recv_fds(line, MAX_REQUEST_BYTES, 2)
         if not said:
             return
         while not said.endswith(b"\n"):
-            said += line.recv(ENDLESS)
+            said += line.recv(MAX_REQUEST_BYTES)
         process = os.fork()
         if process == 0:
             line.close()
@@ -88,8 +88,8 @@ def serve(line: socket.socket) -> None:
 
 
 def become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
-    """Be the command."""
-    from interlock.__main__ import main  # noqa: PLC0415 - the tests themselves need nothing of it
+    """Run the command in this forked process."""
+    from interlock.__main__ import main  # noqa: PLC0415 - only the fork server needs it
 
     for standard, fd in enumerate(fds, start=1):
         os.dup2(fd, standard)
@@ -103,27 +103,27 @@ def become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
         main()
     except SystemExit as end:
         leave(end.code if isinstance(end.code, int) else 0 if end.code is None else 1)
-    except BaseException:  # noqa: BLE001 - whatever it is, it is shown as the interpreter would
+    except BaseException:  # noqa: BLE001 - shown like an uncaught exception
         sys.excepthook(*sys.exc_info())
     leave(1)
 
 
 def leave(code: int) -> NoReturn:
-    """End as the interpreter does, but for taking apart what was loaded, which is not this process's own."""
+    """Exit like the interpreter, without tearing down the modules shared with the parent."""
     threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - waits for threads
-    atexit._run_exitfuncs()  # noqa: SLF001 - nobody else would
+    atexit._run_exitfuncs()  # noqa: SLF001 - os._exit skips them
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
 
 
 def load() -> None:
-    """Import what all commands need, also what they do only while they run; nothing of it is garbage later."""
-    from interlock.cli.main import COMMANDS, GROUPS, create_app  # noqa: PLC0415 - the tests need nothing of it
+    """Import everything that commands need, lazy imports too, and exempt it from garbage collection."""
+    from interlock.cli.main import COMMANDS, GROUPS, create_app  # noqa: PLC0415 - only the fork server needs it
 
     everything = create_app((*COMMANDS, *GROUPS))
     with redirect_stderr(StringIO()), suppress(SystemExit):
-        everything(["tasks", "list", "--limit", "a mistake"])
+        everything(["tasks", "list", "--limit", "invalid"])
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Random workflows with random outcomes, and what the interpreter says of them."""
+"""Random workflows with random outcomes, and the ends that the dry run expects of them."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from interlock.workflow.dry_run import Verdict
 
 MAIN, CHILD, GRANDCHILD = "main", "child", "grandchild"
-UNKNOWN = "unknown"  # a workflow that nobody declared
-STARTED = {"job_id": "…"}  # what a step gives that does not wait for its child
+UNKNOWN = "unknown"  # a workflow that is not declared
+STARTED = {"job_id": "…"}  # the result of a child step that does not wait
 NO = Failed("no")
-LATE = Failed("late")  # of a signal: it never comes
+LATE = Failed("late")  # a signal that never comes
 YES = {"approved": True, "by": "eva", "comment": None}
 REFUSED = {"approved": False, "by": "eva", "comment": "too dear"}
 MOST_PARTS = 4
-PATIENCE = timedelta(days=1)  # of signals
+SIGNAL_TIMEOUT = timedelta(days=1)  # timeout of signals
 PAST = "2020-01-01T00:00:00+00:00"
 INPUT = {"items": ["x", "y", "z"], "range": {"start": 3, "stop": 10, "size": 3}, "empty": [], "past": PAST, "n": 5}
-FIELDS = (*["items"] * 4, *["range"] * 4, "empty", "n", "missing")  # over which a map may go
+FIELDS = (*["items"] * 4, *["range"] * 4, "empty", "n", "missing")  # input fields that a map may use
 JOINS = ("all", "all", "all", "any", 0.5, 0.6, 1)
 
 plain_values: st.SearchStrategy[Any] = st.sampled_from([1, None, "text", {"a": 1}])
@@ -39,34 +39,34 @@ ranges: st.SearchStrategy[Any] = st.builds(
     st.integers(-1, 8),
     st.sampled_from([2, 3.0, 100]),
 )
-# of four parts at the most, or of none
+# ranges that are invalid
 no_ranges: st.SearchStrategy[Any] = st.sampled_from(
     [{"start": 0, "stop": 4, "size": 0}, {"start": 0, "stop": 4, "size": 1.5}, {"start": "0", "stop": 4, "size": 1}]
 )
 mappable = st.one_of(lists, ranges)
 values = st.one_of(mappable, mappable, mappable, mappable, plain_values, no_ranges)
-FAILING = [(), (), (), (0,), (1, 2), (0, 3), (0, 1, 2), (0, 1, 2, 3)]  # of a map's parts
+FAILING = [(), (), (), (0,), (1, 2), (0, 3), (0, 1, 2), (0, 1, 2, 3)]  # indexes of failing map parts
 
 
 @dataclass(frozen=True, slots=True)
 class Chances:
-    """How often, of a hundred times, something goes wrong."""
+    """Percentages of injected faults."""
 
-    crash: int = 0  # an orchestrator or a worker dies in the middle of what it does
-    lapse: int = 0  # a lease runs out
-    repeat: int = 0  # a message comes again, or late
-    retry: int = 0  # an attempt ends, but not the task
-    pause: int = 0  # a namespace is paused for a while
-    together: int = 0  # several things happen at the same time
+    crash: int = 0  # an orchestrator or a worker crashes between two statements
+    lapse: int = 0  # a lease expires
+    repeat: int = 0  # a message is repeated or delayed
+    retry: int = 0  # an attempt is retried or returned
+    pause: int = 0  # a namespace is paused
+    together: int = 0  # several actions run concurrently
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Workflows by name, how their steps end, and how much is to go wrong on the way."""
+    """Workflows by name, the outcomes of their steps, and the faults on the way."""
 
     documents: dict[str, dict[str, Any]]
     outcomes: dict[str, dict[str, Any]]
-    again: dict[str, Any]  # of the main workflow, when it is retried
+    again: dict[str, Any]  # outcomes of the main workflow when it is retried
     jobs: int
     worker_count: int | None
     chances: Chances
@@ -79,7 +79,7 @@ class Case:
 
 
 def renamed(document: dict[str, Any], own: Callable[[str], str]) -> dict[str, Any]:
-    """Give a workflow the names by which it is told from those of other cases on the same database."""
+    """Return a workflow with the names that are unique to a case."""
     steps = [
         {**step, **{key: own(step[key]) for key in ("namespace", "workflow") if key in step}}
         for step in document["steps"]
@@ -89,7 +89,7 @@ def renamed(document: dict[str, Any], own: Callable[[str], str]) -> dict[str, An
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Give up to three workflows that start each other, and outcomes for all of their steps."""
+    """Draw three workflows that start each other, and outcomes for all of their steps."""
     below: tuple[str, ...] = ()
     documents, outcomes = {}, {}
     misfortune = draw(st.sampled_from([0, 2, 6]))
@@ -111,7 +111,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def workflows(draw: st.DrawFn, name: str, least: int, most: int, children: tuple[str, ...]) -> dict[str, Any]:
-    """Give any workflow of a few steps."""
+    """Draw a workflow of a few steps."""
     steps: list[dict[str, Any]] = []
     for n in range(draw(st.integers(least, most))):
         before = [step["name"] for step in steps]
@@ -132,7 +132,7 @@ def workflows(draw: st.DrawFn, name: str, least: int, most: int, children: tuple
 
 
 def _decide(draw: st.DrawFn, steps: list[dict[str, Any]]) -> None:
-    """Make decisions of some plain steps that others come after."""
+    """Turn some plain steps with dependents into decisions."""
     for step in steps:
         after = [other["name"] for other in steps if step["name"] in other.get("after", ())]
         decides: bool = draw(st.booleans())
@@ -143,7 +143,7 @@ def _decide(draw: st.DrawFn, steps: list[dict[str, Any]]) -> None:
 
 @st.composite
 def kinds(draw: st.DrawFn, after: dict[str, str], children: tuple[str, ...]) -> dict[str, Any]:
-    """Give what a step says that depends on its kind; `after` has the steps that it waits for, and their kinds."""
+    """Draw the kind of a step and its options; `after` maps its dependencies to their kinds."""
     known = ["plain", "plain", "plain", "map", "map", "sleep", "signal", "approval", *["child"] * min(len(children), 1)]
     kind = draw(st.sampled_from(known))
     undo = {"compensate": "undo"} if draw(st.booleans()) else {}
@@ -165,17 +165,21 @@ def kinds(draw: st.DrawFn, after: dict[str, str], children: tuple[str, ...]) -> 
     if kind == "sleep":
         return {"kind": kind, **draw(st.sampled_from([{"seconds": 0.001}, {"until": PAST}, {"until": "past"}]))}
     if kind == "signal":
-        return {"kind": kind, "signal": draw(st.sampled_from(["paid", "sent"])), "timeout": PATIENCE.total_seconds()}
+        return {
+            "kind": kind,
+            "signal": draw(st.sampled_from(["paid", "sent"])),
+            "timeout": SIGNAL_TIMEOUT.total_seconds(),
+        }
     if kind == "approval":
-        return {"kind": kind, "timeout": PATIENCE.total_seconds()}
+        return {"kind": kind, "timeout": SIGNAL_TIMEOUT.total_seconds()}
     return {"kind": "plain", "type": "work", "max_tries": 90, **undo}
 
 
 @st.composite
 def outcomes_of(draw: st.DrawFn, document: dict[str, Any], misfortune: int) -> dict[str, Any]:
-    """Give an outcome for every step, part and compensation, and for every signal, by its name.
+    """Draw an outcome for every step, map part, compensation and signal, by name.
 
-    `misfortune` of twenty things go wrong.
+    `misfortune` of twenty outcomes are failures.
     """
     goes_wrong = st.sampled_from([False] * (20 - misfortune) + [True] * misfortune)
 
@@ -208,7 +212,7 @@ def expected(
     outcomes: dict[str, dict[str, Any]],
     reused: dict[str, Any] | None = None,
 ) -> Verdict:
-    """Ask the interpreter how a job ends; the children of its steps first, when their turn comes."""
+    """Return the dry run's verdict on a job; child jobs are dry-run when their step is reached."""
     known: dict[str, Any] = dict(reused or {})
 
     def outcome(name: str) -> Any:
@@ -223,7 +227,7 @@ def expected(
 
 
 def is_done(step: dict[str, Any], told: Any) -> bool:
-    """Tell whether a step is done that has this outcome."""
+    """Return whether this outcome makes the step done."""
     try:
         if step.get("kind") == "decision":
             chosen_branches(step["branches"], told)
@@ -237,7 +241,7 @@ def is_done(step: dict[str, Any], told: Any) -> bool:
 def child_outcome(
     case: Case, step: dict[str, Any], given: dict[str, Any], known: dict[str, Any], outcomes: dict[str, dict[str, Any]]
 ) -> Any:
-    """Tell what a step gives that starts a child."""
+    """Return the outcome of a child step."""
     if step["workflow"] == UNKNOWN:
         return Failed("unknown")
     if not step["wait"]:
@@ -247,7 +251,7 @@ def child_outcome(
 
 
 def input_of_child(step: dict[str, Any], given: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Tell what a child is given: what its parent was, or what the mapping says."""
+    """Return the input of a child: its parent's, or the mapped one."""
     if step["input"] is None:
         return given
     source = step["input"]["items"]

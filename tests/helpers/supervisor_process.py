@@ -1,4 +1,4 @@
-"""A supervisor as a process of its own, to be killed: `python pool_process.py URL [SETTING=VALUE …]`."""
+"""Main program of a supervisor pool that tests kill: `python supervisor_process.py URL [SETTING=VALUE …]`."""
 
 from __future__ import annotations
 

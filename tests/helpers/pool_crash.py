@@ -1,3 +1,0 @@
-"""An app that cannot be imported, for a reason that nobody foresaw."""
-
-raise RuntimeError("no good")

@@ -1,0 +1,3 @@
+"""An app module that raises while it is imported."""
+
+raise RuntimeError("no good")
