@@ -14,8 +14,8 @@ from interlock.store.limits import (
     admit_limited_tasks,
     list_namespaces,
     pause_namespace,
-    paused_namespaces,
     put_limits,
+    read_paused_namespaces,
     resume_namespace,
     sweep_namespaces,
 )
@@ -49,9 +49,9 @@ async def test_pausing_holds_what_is_pending_and_what_comes_and_resuming_frees_b
     why = "namespace mail is paused: the relay is down"
     assert [await state(database, task) for task in (before, after)] == [("waiting", "namespace", why)] * 2
     assert (await state(database, elsewhere))[0] == "pending"
-    assert await paused_namespaces(database) == {"mail"}
+    assert await read_paused_namespaces(database) == {"mail"}
     assert await resume_namespace(database, "mail", "ada") == 2
-    assert await paused_namespaces(database) == set()
+    assert await read_paused_namespaces(database) == set()
     assert [(await state(database, task))[:2] for task in (before, after)] == [("pending", None)] * 2
     history = [(move.event, move.actor) for move in await read_task_history(database, before)]
     assert history == [("create", "me"), ("hold", "ada"), ("release", "ada")]

@@ -66,11 +66,11 @@ async def test_a_row_is_one_supervisor_s_until_its_lease_runs_out(database: Conn
     worker = await started(database)
     assert await ONE.lease_workers(database, limit=10, now=NOW) == [worker]
     assert await OTHER.lease_workers(database, limit=10, now=at(9)) == []
-    await ONE.renew_leases(database, now=at(9))
+    await ONE.renew_held_workers(database, now=at(9))
     assert await OTHER.lease_workers(database, limit=10, now=at(18)) == []
     assert await OTHER.lease_workers(database, limit=10, now=at(20)) == [worker]
     assert await ONE.read_held_workers(database, now=at(20)) == []
-    await OTHER.release_workers(database, now=at(20))
+    await OTHER.release_held_workers(database, now=at(20))
     assert await ONE.lease_workers(database, limit=10, now=at(20)) == [worker]
 
 

@@ -10,7 +10,7 @@ from interlock.cli.app_context import InJson, run_with_app, run_with_connection
 from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.client.app import Interlock
 from interlock.errors import ConfigError
-from interlock.store.limits import list_namespaces, paused_namespaces
+from interlock.store.limits import list_namespaces, read_paused_namespaces
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
@@ -62,7 +62,7 @@ def resume(context: typer.Context, name: Name) -> None:
     _check_name(name)
 
     async def work(connection: Connection, used: Interlock) -> tuple[bool, int]:
-        was_paused = name in await paused_namespaces(connection)
+        was_paused = name in await read_paused_namespaces(connection)
         return was_paused, await used.resume(name)
 
     was_paused, released = run_with_connection(context, work)

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 MAP = "map"
 STEP_KINDS = ("plain", "decision", MAP, "child", "sleep", "signal", "approval")
-KINDS_WITH_HANDLER = frozenset({"plain", "decision", MAP})
+SINGLE_TASK_KINDS = frozenset({"plain", "decision"})  # the task of the step itself runs the user's handler
+KINDS_WITH_HANDLER = SINGLE_TASK_KINDS | {MAP}  # the parts of a map run its handler
 BUILT_IN_HANDLER = "interlock.pass"  # runs every step whose kind has no handler of the user's
 COMPENSATION_PREFIX = "compensate:"  # of the step name of a compensation
 

@@ -89,7 +89,7 @@ async def create_token(
         "lifetime": lifetime,
         "now": now,
     }
-    rows = await run(connection, ACCESS["insert_token"], parameters)
+    rows = await run(connection, ACCESS["create_token"], parameters)
     if not rows:
         raise InputError(f"a token {name!r} exists already; revoke it first, or choose another name")
     return Token(**rows[0]), secret

@@ -92,7 +92,7 @@ async def count_running_by_worker(connection: Connection) -> dict[str, int]:
 
 async def read_queue(connection: Connection) -> dict[str, Any]:
     """Read whether PGMQ and its queue exist, the waiting messages, and the number of archived ones."""
-    (place,) = await run(connection, EXPLAIN["read_queue_place"], {})
+    (place,) = await run(connection, EXPLAIN["read_queue"], {})
     if not place["installed"] or not place["there"]:
         return {**place, "waiting": 0, "oldest_age": None, "archived": 0}
     return {**place, **await read_queue_state(connection)}

@@ -235,7 +235,7 @@ async def resume_namespace(connection: Connection, name: str, actor: str, *, now
     return await _release_namespace(connection, name, actor=actor, now=now)
 
 
-async def paused_namespaces(connection: Connection) -> set[str]:
+async def read_paused_namespaces(connection: Connection) -> set[str]:
     """Return the names of paused namespaces."""
     return {row["name"] for row in await run(connection, LIMITS["read_paused_namespaces"], {})}
 

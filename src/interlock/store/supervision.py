@@ -68,7 +68,7 @@ class Supervision:
         given = self._given(now) | {"lease": self.lease, "host": self.host, "limit": limit}
         return [row["id"] for row in await run(connection, SUPERVISION["lease_workers"], given)]
 
-    async def renew_leases(self, connection: Connection, *, now: datetime | None = None) -> None:
+    async def renew_held_workers(self, connection: Connection, *, now: datetime | None = None) -> None:
         """Renew the leases of all rows that this supervisor still holds."""
         await run(connection, SUPERVISION["renew_held_workers"], self._given(now) | {"lease": self.lease})
 
@@ -177,11 +177,11 @@ class Supervision:
         worker_id: str = row["id"]
         return worker_id
 
-    async def release_worker(self, connection: Connection, worker: HeldWorker) -> None:
+    async def release_held_worker(self, connection: Connection, worker: HeldWorker) -> None:
         """Release the lease of a row that needs no process."""
         await run(connection, SUPERVISION["release_held_worker"], self._of(worker, None))
 
-    async def release_workers(
+    async def release_held_workers(
         self, connection: Connection, bound: Iterable[str] = (), *, now: datetime | None = None
     ) -> None:
         """Release all leases; the rows of `bound` end with this supervisor."""

@@ -14,7 +14,7 @@ from interlock.errors import StatementError
 from interlock.lifecycle import TaskRowState
 from interlock.postgres.connection import UNIQUE_VIOLATION, transaction
 from interlock.postgres.query import run
-from interlock.store.tasks import TASKS, insert_webhooks, notify_ended, notify_tasks
+from interlock.store.tasks import TASKS, insert_webhooks, notify_ended_tasks, notify_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -111,7 +111,7 @@ async def cancel_unfinished_tasks(
         if rows:
             await insert_webhooks(connection, [row["id"] for row in rows])
             awaited = [row["id"] for row in rows if row["awaited"]]
-            await notify_ended(connection, awaited=awaited, limited=any(row["limit_key"] for row in rows))
+            await notify_ended_tasks(connection, awaited=awaited, limited=any(row["limit_key"] for row in rows))
         if running and attempts is None:  # with attempts, the caller is the worker itself, or the worker is gone
             workers = [row["worker_id"] for row in rows if row["worker_id"] is not None]
             await run(connection, TASKS["notify_worker"], {"workers": workers})
@@ -242,7 +242,7 @@ async def recover_expired_tasks(
         if recovered:
             ended = [task.id for task in recovered if task.event == "exhaust"]
             await insert_webhooks(connection, ended)
-            await notify_ended(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
+            await notify_ended_tasks(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
             await notify_tasks(connection, {task.namespace for task in recovered if task.event == "expire"})
     return canceled + recovered
 

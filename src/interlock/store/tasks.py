@@ -285,10 +285,10 @@ async def notify_tasks(connection: Connection, namespaces: Iterable[str]) -> Non
     await run(connection, TASKS["notify_tasks"], {"namespaces": list(namespaces)})
 
 
-async def notify_ended(connection: Connection, *, awaited: Sequence[UUID], limited: bool) -> None:
+async def notify_ended_tasks(connection: Connection, *, awaited: Sequence[UUID], limited: bool) -> None:
     """Notify result watchers of ended tasks, and the leader when a limit has room again."""
     if awaited:
-        await run(connection, TASKS["notify_done"], {"ids": [str(id_) for id_ in awaited]})
+        await run(connection, TASKS["notify_ended_tasks"], {"ids": [str(id_) for id_ in awaited]})
     if limited:
         await run(connection, TASKS["notify_duties"], {"duties": ["limits"]})
 

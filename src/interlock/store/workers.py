@@ -97,7 +97,7 @@ async def register_worker(
             reason = f"the {process.role} process has started"
             started = {"id": process.id, "reason": reason, "actor": process.id, "now": now}
             await run(connection, WORKERS["start_idle_worker"], started)
-            await run(connection, WORKERS["notify_of_worker"], {})
+            await run(connection, WORKERS["notify_jobs_of_worker"], {})
     return bool(made)
 
 
@@ -149,7 +149,7 @@ async def deregister_worker(
 
 async def notify_jobs_of_worker(connection: Connection) -> None:
     """Notify jobs that wait for a worker that one takes tasks from now on."""
-    await run(connection, WORKERS["notify_of_worker"], {})
+    await run(connection, WORKERS["notify_jobs_of_worker"], {})
 
 
 async def detach_process(connection: Connection, process: RegisteredProcess, *, now: datetime | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from interlock.errors import InputError
-from interlock.model.graph import MAP, edges, required_share
+from interlock.model.graph import KINDS_WITH_HANDLER, MAP, SINGLE_TASK_KINDS, edges, required_share
 from interlock.model.options import DEFAULT_MAX_TRIES
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, load_statements, run, run_pipeline
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from interlock.postgres.query import StatementCall
 
 WORKFLOWS = load_statements("workflows")
-HANDLED_KINDS = frozenset({"plain", "decision"})  # kinds whose own task runs a handler of the user's
 MAX_SIMPLE_UPSTREAMS = 16  # upstream steps whose results the claim statement gathers by itself
 MAX_NAMED_UPSTREAMS = 5  # upstream steps that the reason of a waiting step names
 
@@ -89,7 +88,7 @@ def _header_columns(document: Mapping[str, Any], steps: Sequence[dict[str, Any]]
     return {
         "namespace": document.get("namespace") or "default",
         "root_namespaces": sorted({step["namespace"] for step in roots}),
-        "plain_roots": all(step["kind"] in HANDLED_KINDS for step in roots),
+        "plain_roots": all(step["kind"] in SINGLE_TASK_KINDS for step in roots),
         "timeout_seconds": document.get("timeout"),
     }
 
@@ -121,7 +120,7 @@ def step_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _has_simple_inputs(step: Mapping[str, Any], upstreams: Sequence[str], maps: set[str]) -> bool:
     """Tell whether the claim statement can gather the inputs of a step, or of a map part, without `step_inputs()`."""
-    if (step.get("kind") or "plain") not in {*HANDLED_KINDS, MAP} or len(upstreams) > MAX_SIMPLE_UPSTREAMS:
+    if (step.get("kind") or "plain") not in KINDS_WITH_HANDLER or len(upstreams) > MAX_SIMPLE_UPSTREAMS:
         return False
     return maps.isdisjoint(name for name in upstreams if name != step.get("over"))
 

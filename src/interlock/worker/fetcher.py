@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from interlock.errors import DisconnectedError, StatementError
-from interlock.store.limits import paused_namespaces
+from interlock.store.limits import read_paused_namespaces
 from interlock.store.task_admin import recover_expired_tasks
 from interlock.store.tasks import claim_pending_tasks, until_next_run
 from interlock.telemetry import claim_batch_size
@@ -87,7 +87,7 @@ class Fetcher:
             self._recovered_at = time.monotonic()
         if is_due or self._reread_paused:
             self._reread_paused = False
-            self._paused = await paused_namespaces(connection)
+            self._paused = await read_paused_namespaces(connection)
         return is_due
 
     async def seconds_until_due(self, connection: Connection | None, limit: float) -> float:

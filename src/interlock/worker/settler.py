@@ -17,7 +17,7 @@ from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.tasks import (
     DEFAULT_MAX_RESULT_BYTES,
     insert_webhooks,
-    notify_ended,
+    notify_ended_tasks,
     notify_tasks,
     read_tasks,
     settle_running_tasks,
@@ -244,7 +244,7 @@ async def _notify(
     }
     in_transaction = is_in_transaction(connection)
     try:
-        await notify_ended(connection, awaited=awaited, limited=limited)
+        await notify_ended_tasks(connection, awaited=awaited, limited=limited)
         if returned:
             await notify_tasks(connection, returned)
     except (StatementError, DisconnectedError):

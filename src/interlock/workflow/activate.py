@@ -12,12 +12,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from interlock.lifecycle import TaskRowState
-from interlock.model.graph import MAP, MAP_SOURCE_ERROR, MAX_MAP_PARTS, too_many_parts_error
+from interlock.model.graph import MAP, MAP_SOURCE_ERROR, MAX_MAP_PARTS, SINGLE_TASK_KINDS, too_many_parts_error
 from interlock.model.options import MAX_JOB_DEPTH
 from interlock.model.timing import later, wake_at
 from interlock.postgres.query import run, run_in_order
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
-from interlock.store.workflows import HANDLED_KINDS, WORKFLOWS
+from interlock.store.workflows import WORKFLOWS
 from interlock.workflow.batch import Activation, lock_jobs
 from interlock.workflow.finalize import complete_jobs, finalize_jobs, jobs_without_open_steps
 from interlock.workflow.new_job import (
@@ -193,7 +193,7 @@ async def _activate_ready_steps(connection: Connection, batch: Batch) -> None:
         ready, batch.resolution.ready = batch.resolution.ready, []
         special = {}
         for step in ready:
-            if step.kind in HANDLED_KINDS or step.waits_for_parts:
+            if step.kind in SINGLE_TASK_KINDS or step.waits_for_parts:
                 batch.activate(step)
             else:
                 special[step.id] = step

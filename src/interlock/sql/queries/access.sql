@@ -23,7 +23,7 @@ set response_status = %(response_status)s, response_body = %(response_body)s
 where request_id = %(request_id)s
 returning request_id
 
--- name: insert_token
+-- name: create_token
 insert into interlock.tokens (name, scope, token_hash, created_by, created_at, expires_at)
 values (%(name)s, %(scope)s, %(token_hash)s, %(actor)s, coalesce(%(now)s::timestamptz, now()),
     coalesce(%(now)s::timestamptz, now()) + %(lifetime)s::interval)

@@ -199,7 +199,7 @@ from (
 ) as moves
 order by recorded_at, id
 
--- name: read_queue_place
+-- name: read_queue
 -- The queue of step results, and whether it exists.
 select orchestration_queue as name, to_regprocedure('pgmq.send_batch(text, jsonb[])') is not null as installed,
     to_regclass(format('pgmq.%%I', lower('q_' || orchestration_queue))) is not null as there

@@ -326,7 +326,7 @@ where job_id is not null
 select pg_notify('interlock_tasks', namespace)
 from (select distinct unnest(%(namespaces)s::text[]) as namespace) as changed
 
--- name: notify_done
+-- name: notify_ended_tasks
 select pg_notify('interlock_done', id)
 from (select distinct unnest(%(ids)s::text[]) as id) as ended
 

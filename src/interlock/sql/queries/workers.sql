@@ -95,7 +95,7 @@ from interlock.workers
 where seen_until > coalesce(%(now)s::timestamptz, now()) and status in ('IDLE', 'RUNNING', 'PAUSED')
 order by created_at, id
 
--- name: notify_of_worker
+-- name: notify_jobs_of_worker
 -- Notifies orchestrators, because jobs may wait for a worker of these namespaces.
 select pg_notify('interlock_orchestration', 'workers')
 

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from interlock.client.app import Interlock
 from interlock.errors import DisconnectedError, StoreError, UnknownJobError, UnknownTaskError
 from interlock.store.leader import read_clock
-from interlock.store.limits import list_namespaces, paused_namespaces
+from interlock.store.limits import list_namespaces, read_paused_namespaces
 from interlock.store.stats import overview_document, read_overview
 from interlock.store.workers import read_last_worker_move, read_worker
 from interlock.supervisor.http.idempotency import OperateMutation, ReadApp, RequestApp, json_response
@@ -76,7 +76,7 @@ async def resume_namespace(
 
     async def work(app: RequestApp) -> Any:
         async with app.connection() as connection:
-            if name not in await paused_namespaces(connection):
+            if name not in await read_paused_namespaces(connection):
                 raise Problem("not_possible", f"namespace {name} is not paused")
         return {"name": name, "paused": False, "tasks": await app.resume(name)}
 

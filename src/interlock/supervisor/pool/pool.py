@@ -163,7 +163,7 @@ class Pool(BackgroundService):
     async def _reconcile_all(self, connection: Connection) -> None:
         renewal_due = time.monotonic() - self._renewed_at >= self.settings.lease / RENEWALS_PER_LEASE
         if renewal_due:
-            await self._rows.renew_leases(connection, now=self._clock())
+            await self._rows.renew_held_workers(connection, now=self._clock())
             self._renewed_at = time.monotonic()
         free = self.settings.max_processes - len(self._processes.by_worker)
         if free > 0:
@@ -283,7 +283,7 @@ class Pool(BackgroundService):
         await self._rows.reset_crashes(connection, worker)
 
     async def _release(self, connection: Connection, worker: HeldWorker, _: Release) -> None:
-        await self._rows.release_worker(connection, worker)
+        await self._rows.release_held_worker(connection, worker)
 
     # --- shutdown
 
@@ -294,9 +294,9 @@ class Pool(BackgroundService):
         with suppress(StoreError, OSError, TimeoutError):  # without a release, the leases expire
             async with asyncio.timeout(RELEASE_TIMEOUT_S), connect(self._url) as connection:
                 if not self.settings.leave_running:
-                    await self._rows.renew_leases(connection, now=self._clock())  # the stop may outlast a lease
+                    await self._rows.renew_held_workers(connection, now=self._clock())  # the stop may outlast a lease
                     await self._record_exits(connection)
-                await self._rows.release_workers(connection, self._bound, now=self._clock())
+                await self._rows.release_held_workers(connection, self._bound, now=self._clock())
 
     async def _record_exits(self, connection: Connection) -> None:
         for worker in await self._rows.read_held_workers(connection, now=self._clock()):
