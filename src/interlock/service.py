@@ -18,7 +18,8 @@ class Service(Protocol):
     """A background part of a process.
 
     `start` returns once the service runs; a second call changes nothing. `stop` returns once the service has ended; it
-    is safe to call twice, at the same time from several tasks, and before `start`. A stopped service can start again.
+    is safe to call twice, at the same time from several tasks, and before `start`. A stopped service can start again,
+    unless its class says that it runs once.
     """
 
     async def start(self) -> None:
@@ -32,11 +33,13 @@ class BackgroundService(ABC):
     """A service that is one asyncio task.
 
     Subclasses implement `run`. By default `stop` cancels it. A subclass that finishes by itself sets `stop_timeout_s`
-    and returns from `run` when `stopping` is set; `stop` cancels it only after that time (None: never). An error that
-    leaves `run` is logged and ends the service.
+    and returns from `run` when `stopping` is set; `stop` cancels it only after that time (None: never). `stop` waits
+    until the canceled `run` has ended, at most `cancel_timeout_s` if that is set. An error that leaves `run` is logged
+    and ends the service.
     """
 
     stop_timeout_s: float | None = 0.0
+    cancel_timeout_s: float | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -75,7 +78,7 @@ class BackgroundService(ABC):
             if self._task is not None and not self._task.done():
                 if self.stop_timeout_s != 0 and not self._canceled:
                     await asyncio.wait([self._task], timeout=self.stop_timeout_s)
-                await cancel_and_wait([self._task])
+                await cancel_and_wait([self._task], timeout_s=self.cancel_timeout_s)
 
     async def join(self) -> None:
         """Wait until the service has ended; raise the error that ended it."""
@@ -114,20 +117,28 @@ def _log_error(task: asyncio.Task[None]) -> None:
         log.error("service_failed", service=task.get_name(), error=str(error) or type(error).__name__, exc_info=error)
 
 
-async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def cancel_and_wait(tasks: Iterable[asyncio.Task[Any]], *, timeout_s: float | None = None) -> None:
     """Cancel tasks until each has ended; their results and errors are dropped.
 
     One cancel() may not be enough: psycopg turns the first into a server-side cancel and waits for the reply, which a
-    server that is gone never sends; the second aborts that wait.
+    server that is gone never sends; the second aborts that wait. With a timeout, tasks are canceled twice, at the
+    start and after half of it; a task that swallows both is left running.
     """
     pending = {task for task in tasks if not task.done()}
-    while pending:
+    for task in pending:
+        task.add_done_callback(_retrieve_exception)
+    interval_s = CANCEL_INTERVAL_S if timeout_s is None else max(timeout_s, 0.0) / 2
+    cancels = 0
+    while pending and (timeout_s is None or cancels < 2):  # noqa: PLR2004 - see above
         for task in pending:
             task.cancel()
-        ended, pending = await asyncio.wait(pending, timeout=CANCEL_INTERVAL_S)
-        for task in ended:
-            if not task.cancelled():
-                task.exception()  # marks it as retrieved, or asyncio logs it
+        cancels += 1
+        _, pending = await asyncio.wait(pending, timeout=interval_s)
+
+
+def _retrieve_exception(task: asyncio.Task[Any]) -> None:
+    if not task.cancelled():
+        task.exception()  # or asyncio logs that it was never retrieved
 
 
 async def wait_for_event(event: asyncio.Event, timeout_s: float | None) -> bool:

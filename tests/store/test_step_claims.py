@@ -16,13 +16,13 @@ from interlock.client.step_context import bind, gather
 from interlock.errors import PermanentError
 from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.query import run
+from interlock.service import cancel_and_wait
 from interlock.store.jobs import STEPS
 from interlock.store.limits import LIMITS, pause_namespace, resume_namespace
 from interlock.store.task_admin import recover_expired_tasks
 from interlock.store.tasks import Outcome, read_task_history, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.worker.attempt import TaskStateMachine
-from interlock.worker.cancellation import cancel_tasks
 from interlock.worker.settler import Settler
 from interlock.workflow.cancel import cancel_job
 from job_driver import PASS, Failed, JobDriver, name_of
@@ -289,7 +289,7 @@ async def test_a_step_whose_outcome_the_database_refuses_has_a_document(driver: 
     settler.add(attempt)
     running = asyncio.create_task(settler.run(driver.connection))
     await until(lambda: answers == [True])
-    await cancel_tasks(running)
+    await cancel_and_wait([running])
     row = (await driver.steps(job))["a"]
     assert row["state"] == "error"
     assert row["error"]["message"].startswith("the outcome could not be stored")

@@ -98,6 +98,18 @@ async def test_a_task_that_swallows_its_first_cancel_is_canceled_again(monkeypat
     assert service.events == ["started", "canceled", "swallowed", "swallowed"]
 
 
+async def test_with_a_timeout_a_task_that_swallows_two_cancels_is_left_running() -> None:
+    service = Recorder(swallows=3)
+    service.cancel_timeout_s = 0.02
+    await service.start()
+    await asyncio.sleep(0)
+    await service.stop()
+    assert service.is_running
+    service.cancel_timeout_s = None
+    await service.stop()
+    assert not service.is_running
+
+
 async def test_an_error_ends_the_service_and_a_stop_raises_nothing() -> None:
     class Failing(BackgroundService):
         async def run(self) -> None:

@@ -17,10 +17,10 @@ from interlock import Interlock, PermanentError, RetryableError, TaskContext
 from interlock.config import Config
 from interlock.lifecycle import TaskRowEvent, TaskState, WorkerState
 from interlock.postgres.notifier import WakeMode
+from interlock.service import cancel_and_wait
 from interlock.store.task_admin import recover_expired_tasks
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
 from interlock.worker.attempt import TaskStateMachine
-from interlock.worker.cancellation import cancel_tasks
 from interlock.worker.executors.base import HandlerError
 from interlock.worker.outcome import describe_error, error_document
 from interlock.worker.run import serving
@@ -177,7 +177,7 @@ async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str,
         await recover_expired_tasks(database, actor="w")
     running = asyncio.create_task(settler.run(database))
     await until(lambda: len(answers.written) == 2)
-    await cancel_tasks(running)
+    await cancel_and_wait([running])
     assert answers.written == [(1, False), (2, True)]
 
 

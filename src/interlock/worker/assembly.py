@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import BROADCAST, CONTROL_CHANNEL, DUTIES_CHANNEL, TASKS_CHANNEL, WakeMode
+from interlock.service import BackgroundService
 from interlock.telemetry import log
-from interlock.worker.cancellation import CANCEL_REPLY_TIMEOUT_S, cancel_tasks, run_within
+from interlock.worker.cancellation import CANCEL_TIMEOUT_S, run_within
 from interlock.worker.fetcher import Fetcher
 from interlock.worker.loop_thread import LoopThread
 from interlock.worker.maintenance.leader import Maintenance
@@ -22,6 +23,8 @@ from interlock.worker.runner import Runner
 from interlock.worker.stats import QueueGauges
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
     from interlock.postgres.notifier import Subscription
@@ -108,13 +111,31 @@ class WorkerComponents:
             await self.runner.close()
 
 
+class SettlingLoop(BackgroundService):
+    """Settles outcomes over one connection until that is lost or of no use; then the worker opens new ones."""
+
+    def __init__(self, settler: Settler, connection: Connection, on_error: Callable[[Exception], None]) -> None:
+        super().__init__("settling")
+        self._settler = settler
+        self._connection = connection
+        self._on_error = on_error
+
+    async def run(self) -> None:
+        """Settle until an error; any is answered with a new connection."""
+        try:
+            await self._settler.run(self._connection)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.warning("settling_interrupted", error=str(error) or type(error).__name__)
+            self._on_error(error)
+
+
 class WorkerConnections:
     """The two connections of the worker's loop, opened and closed together: claims and settles overlap."""
 
     def __init__(self, worker: WorkerStateMachine) -> None:
         self._worker = worker
         self._stack = AsyncExitStack()
-        self._settling: asyncio.Task[None] | None = None
+        self._settling: SettlingLoop | None = None
         self.claiming: Connection | None = None
         self.lost = asyncio.Event()
 
@@ -130,25 +151,20 @@ class WorkerConnections:
             claiming = await stack.enter_async_context(connect(url, few_statements=True))
             settling = await stack.enter_async_context(connect(url, few_statements=True))
             self.lost.clear()
-            self._settling = asyncio.create_task(self._settle(settler, settling))
+            self._settling = SettlingLoop(settler, settling, self.mark_lost)
+            await self._settling.start()
             stack.push_async_callback(_close_silently, claiming, settling)
             self.claiming = claiming
             self._stack = stack.pop_all()
         return claiming
 
-    async def close(self, reply_timeout_s: float = CANCEL_REPLY_TIMEOUT_S) -> None:
+    async def close(self, timeout_s: float = CANCEL_TIMEOUT_S) -> None:
         """Close both; safe twice and before they were opened."""
         self.claiming = None
         if self._settling is not None:
-            await cancel_tasks(self._settling, reply_timeout_s=reply_timeout_s)  # before its connection is closed
+            self._settling.cancel_timeout_s = timeout_s
+            await self._settling.stop()  # before its connection is closed
         await self._stack.aclose()
-
-    async def _settle(self, settler: Settler, connection: Connection) -> None:
-        try:
-            await settler.run(connection)
-        except Exception as error:  # noqa: BLE001 - any error is answered with a new connection
-            log.warning("settling_interrupted", error=str(error) or type(error).__name__)
-            self.mark_lost(error)
 
     def mark_lost(self, error: Exception) -> None:
         """Make the worker reconnect, because a connection is gone or of no use."""

@@ -1,45 +1,31 @@
-"""Bounded waits for database work, and cancellation that ends it.
-
-Invariant: a task that is cancelled twice has ended, unless it swallows cancellation itself. psycopg turns the first
-cancel() into a server-side cancel and waits for the reply, which may never come; the second aborts that wait.
-"""
+"""Time limits for database work, and steps of a loop that can be cancelled from outside."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from interlock.service import cancel_and_wait
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine
 
 T = TypeVar("T")
 
-CANCEL_REPLY_TIMEOUT_S = 0.5  # for the server to acknowledge a cancelled statement
+CANCEL_TIMEOUT_S = 1.0  # for the server to acknowledge a cancelled statement, and for a second cancel without that
 
 
 async def run_within(seconds: float, work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in a task of its own; cancel it and raise TimeoutError if it has not ended in time."""
-    reply_timeout_s = min(CANCEL_REPLY_TIMEOUT_S, seconds / 4)
+    cancel_timeout_s = min(CANCEL_TIMEOUT_S, seconds / 2)
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.wait([task], timeout=max(seconds - 2 * reply_timeout_s, 0))
+        await asyncio.wait([task], timeout=max(seconds - cancel_timeout_s, 0))
         if not task.done():
             raise TimeoutError
         return task.result()
     finally:
-        await cancel_tasks(task, reply_timeout_s=reply_timeout_s)
-
-
-async def cancel_tasks(*tasks: asyncio.Task[Any], reply_timeout_s: float = CANCEL_REPLY_TIMEOUT_S) -> None:
-    """Cancel tasks, twice if needed, and wait until they have ended; not for one that swallows both."""
-    pending = {task for task in tasks if not task.done()}
-    for task in pending:
-        task.add_done_callback(_retrieve_exception)
-    for _ in range(2):
-        if pending:
-            for task in pending:
-                task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=max(reply_timeout_s, 0))
+        await cancel_and_wait([task], timeout_s=cancel_timeout_s)
 
 
 class CancellableStep:
@@ -76,8 +62,3 @@ class CancellableStep:
             self._cancels += 1
             task.cancel()
             self.cancel_later()
-
-
-def _retrieve_exception(task: asyncio.Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()  # or asyncio logs that it was never retrieved

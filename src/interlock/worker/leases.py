@@ -18,11 +18,11 @@ from interlock.lifecycle import TaskState
 from interlock.model.backoff import Backoff
 from interlock.postgres.connection import connect
 from interlock.postgres.retry import RetryState, raise_if_canceled
-from interlock.service import BackgroundService, wait_for_event
+from interlock.service import BackgroundService, cancel_and_wait, wait_for_event
 from interlock.store.tasks import HeldAttempt, renew_running_tasks, save_checkpoint
 from interlock.telemetry import log
 from interlock.worker.attempt import TAKEN_OVER
-from interlock.worker.cancellation import cancel_tasks, run_within
+from interlock.worker.cancellation import CANCEL_TIMEOUT_S, run_within
 from interlock.worker.outcome import Interruption
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class LeaseKeeper(BackgroundService):
         try:
             await asyncio.gather(*loops)
         finally:
-            await cancel_tasks(*loops)
+            await cancel_and_wait(loops, timeout_s=CANCEL_TIMEOUT_S)
 
     async def stop(self) -> None:
         """Stop renewing and close the connection."""

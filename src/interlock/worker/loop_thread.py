@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class LoopThread:
-    """Starts services in a thread's own loop, and stops them in order; itself a service of the caller's loop."""
+    """Starts services in a thread's own loop, and stops them in order.
+
+    It is a service of the caller's loop that runs once: neither the thread nor its loop can start again.
+    """
 
     def __init__(self, name: str) -> None:
         self.loop = asyncio.new_event_loop()

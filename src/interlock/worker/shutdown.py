@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Self
 
 from interlock.lifecycle import TaskState
 from interlock.postgres.retry import retry
-from interlock.service import wait_for_event
+from interlock.service import cancel_and_wait, wait_for_event
 from interlock.telemetry import log
-from interlock.worker.cancellation import cancel_tasks, run_within
+from interlock.worker.cancellation import run_within
 from interlock.worker.outcome import Interruption, returned
 from interlock.worker.settler import return_attempts
 
@@ -66,10 +66,10 @@ class Shutdown:
             attempt.interrupt(Interruption.SHUTDOWN)
         await self._wait_until(self._is_idle, time.monotonic() + 4 * tenth_s, even_if_forced=True)
         await self._wait_until(self._is_settled, self._deadline - 6 * tenth_s)
-        await cancel_tasks(reconnecting, reply_timeout_s=tenth_s / 2)
+        await cancel_and_wait([reconnecting], timeout_s=tenth_s)
         await self._return_unstoppable(tenth_s)
         await self._components.stop(3 * tenth_s)
-        await self._connections.close(reply_timeout_s=tenth_s / 2)
+        await self._connections.close(timeout_s=tenth_s)
 
     def _is_idle(self) -> bool:
         return not self._active

@@ -16,7 +16,7 @@ from interlock.config import FOREVER
 from interlock.model.backoff import Backoff
 from interlock.postgres.connection import connect
 from interlock.postgres.retry import RetryState, keep_connected, retry
-from interlock.service import BackgroundService, cancel_and_wait, wait_for_event
+from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.leader import LEADER_LEASE, acquire_leadership, resign_leadership
 from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_namespaces
 from interlock.store.retention import Retention
@@ -129,12 +129,8 @@ class Maintenance(BackgroundService):
         self._retries = RetryState(
             Backoff.exponential(RETRY_BASE_S, cap=self._settings.lease.total_seconds(), jitter=0.5)
         )
-        self._duties: list[asyncio.Task[None]] = []
-
-    @property
-    def is_leader(self) -> bool:
-        """Whether this worker runs the duties now."""
-        return bool(self._duties)
+        self._duties = BackgroundTasks()
+        self.is_leader = False  # runs the duties
 
     def wake(self, duty: str) -> None:
         """Run a duty now; a name that this release does not know is ignored."""
@@ -189,13 +185,15 @@ class Maintenance(BackgroundService):
             WebhooksDuty(self._settings.webhooks),
             RetentionDuty(self._settings.retention),
         ]
-        self._duties = [asyncio.create_task(self._keep_running(duty), name=f"duty {duty.name}") for duty in duties]
+        self.is_leader = True
+        for duty in duties:
+            self._duties.spawn(f"duty {duty.name}", self._keep_running(duty))
 
     async def _stop_duties(self, event: str) -> None:
         """Cancel all duties and wait until they have ended; their open transactions are rolled back."""
-        if self._duties:
-            duties, self._duties = self._duties, []
-            await cancel_and_wait(duties)
+        was_leader, self.is_leader = self.is_leader, False
+        await self._duties.stop()
+        if was_leader:
             log.info(event, worker_id=self._actor)
 
     async def _keep_running(self, duty: Duty) -> None:
