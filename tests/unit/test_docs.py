@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -13,6 +14,8 @@ import pytest
 pytestmark = pytest.mark.flow
 
 ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "interlock"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 
 
 @pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
@@ -32,14 +35,45 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+    for page in PAGES:
         for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_paths_in_the_map_and_the_recipes_exist() -> None:
-    source = ROOT / "src" / "interlock"
     for page in (ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"):
         for path in re.findall(r"`([\w./-]+/[\w.-]*|[\w-]+\.(?:py|sql|toml))`", page.read_text(encoding="utf-8")):
-            found = [(base / path).exists() for base in (source, ROOT, ROOT / "tests")]
+            found = [(base / path).exists() for base in (SOURCE, ROOT, ROOT / "tests")]
             assert any(found), f"{page.name} names {path}, which does not exist"
+
+
+def test_names_after_a_path_are_defined_in_that_file() -> None:
+    """`worker/outcome.py` (`retry_delay`) names a definition of the file, or a statement of an SQL file."""
+    checked = 0
+    for page in (ROOT / "docs" / "architecture.md", ROOT / "CONTRIBUTING.md"):
+        for path, text in re.findall(r"`([\w./-]+\.(?:py|sql))` \(([^)]*)\)", page.read_text(encoding="utf-8")):
+            (file, *_) = [file for file in (SOURCE / path, ROOT / path, ROOT / "tests" / path) if file.exists()]
+            source = file.read_text(encoding="utf-8")
+            for name in re.findall(r"`([A-Za-z_][\w.]*)`", text):
+                if name.endswith((".py", ".sql")):
+                    continue
+                for part in name.split("."):
+                    pattern = rf"(?:def|class|-- name:|function interlock\.) ?{part}\b|^{part}\b.* = "
+                    assert re.search(pattern, source, re.MULTILINE), f"{page.name}: {path} does not define {part}"
+                    checked += 1
+    assert checked > 5, "the pattern still finds them"
+
+
+def test_documents_have_no_placeholders_of_recipes() -> None:
+    for page in PAGES:
+        assert "RECIPE_" not in page.read_text(encoding="utf-8"), page.name
+
+
+def test_imports_in_code_blocks_resolve() -> None:
+    pattern = re.compile(r"^ *from (interlock[\w.]*) import (?:\(([^)]*)\)|([^\n(#]+))", re.MULTILINE)
+    found = [match for page in PAGES for match in pattern.findall(page.read_text(encoding="utf-8"))]
+    assert len(found) > 5, "the pattern still finds them"
+    for module, in_parentheses, plain in found:
+        names = [part.split(" as ")[0].strip() for part in (in_parentheses or plain).split(",") if part.strip()]
+        missing = [name for name in names if not hasattr(importlib.import_module(module), name)]
+        assert not missing, f"{module} has no {', '.join(missing)}"
