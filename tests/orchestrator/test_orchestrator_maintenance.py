@@ -10,7 +10,7 @@ import pytest
 from factories import add_live_worker, step
 from interlock import Interlock
 from interlock.config import Config
-from interlock.orchestrator.maintenance import JobMaintenance
+from interlock.orchestrator.maintenance import JobSweeps
 from interlock.orchestrator.run import orchestrating
 from interlock.orchestrator.settings import OrchestratorSettings
 from job_driver import JobDriver
@@ -27,7 +27,7 @@ async def test_a_failing_duty_holds_up_no_other(database: Connection) -> None:
     driver = JobDriver(database)
     job = await driver.submit(step("s", kind="signal", signal="x"), timeout=1)
     await database.execute("alter table interlock.workflows rename column root_namespaces to gone")
-    maintenance = JobMaintenance("o", OrchestratorSettings())
+    maintenance = JobSweeps("o", OrchestratorSettings())
     assert await maintenance.run(database, datetime.now(UTC) + timedelta(seconds=5))
     assert (await driver.job(job))["ending"] == "CANCELED"
 

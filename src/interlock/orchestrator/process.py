@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InputError, MigrationError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
-from interlock.orchestrator.maintenance import JobMaintenance
+from interlock.orchestrator.maintenance import JobSweeps
 from interlock.orchestrator.settings import OrchestratorSettings, name_orchestrator
 from interlock.orchestrator.stats import EventStatistics, show_queue
 from interlock.postgres.connection import connect
@@ -50,7 +50,7 @@ class Orchestrator:
         self.enabled = True
         self.subscription: Subscription | None = None
         self._app = app
-        self._maintenance = JobMaintenance(self.id, self.settings)
+        self._maintenance = JobSweeps(self.id, self.settings)
         self._lock = asyncio.Lock()  # a start during a stop waits until the orchestrator has ended
         self._started = False
         self._stop_requested = asyncio.Event()

@@ -74,3 +74,12 @@ async def read_clock(connection: Connection, *, now: datetime | None = None) -> 
     (row,) = await run(connection, LEADERS["read_clock"], {"now": now})
     moment: datetime = row["now"]
     return moment
+
+
+async def seconds_until(
+    connection: Connection, due: datetime | None, *, limit: float, now: datetime | None = None
+) -> float:
+    """Return the seconds until a time by the server's clock, from 0 to `limit`; `limit` if there is none."""
+    if due is None:
+        return limit
+    return min(max((due - await read_clock(connection, now=now)).total_seconds(), 0.0), limit)

@@ -59,9 +59,10 @@ async def settle(
     has_webhooks = any(extra["callback_url"] for extra in extras)
     if has_webhooks or any(outcome.event is TaskRowEvent.CANCEL for outcome in outcomes):
         async with transaction(connection):
-            awaited, lost = await _write_all(connection, outcomes, actor, max_result_size, now)
+            awaited, lost = await _write_with_webhooks(connection, outcomes, actor, max_result_size, now)
     else:
-        awaited, lost = await _write(connection, outcomes, actor, max_result_size, now)
+        awaited, rows = await settle_running_tasks(connection, outcomes, actor=actor, largest=max_result_size, now=now)
+        lost = {row.id for row in rows}
     if lost:
         if not lost.isdisjoint(unconfirmed):
             lost -= await _committed_before(connection, outcomes, unconfirmed)
@@ -199,24 +200,20 @@ def _outcome_of(attempt: TaskStateMachine) -> Outcome:
     return attempt.outcome
 
 
-async def _write(
+async def _write_with_webhooks(
     connection: Connection, outcomes: Sequence[Outcome], actor: str, max_result_size: int, now: datetime | None
 ) -> tuple[Sequence[UUID], set[UUID]]:
-    """Write outcomes in one statement; return the tasks that clients wait for, and those whose attempt is lost."""
-    awaited, lost = await settle_running_tasks(connection, outcomes, actor=actor, largest=max_result_size, now=now)
-    return awaited, {row.id for row in lost}
+    """Write outcomes with their webhooks, and cancellations, which have a statement of their own.
 
-
-async def _write_all(
-    connection: Connection, outcomes: Sequence[Outcome], actor: str, max_result_size: int, now: datetime | None
-) -> tuple[Sequence[UUID], set[UUID]]:
-    """Write outcomes with their webhooks, and cancellations, which have a statement of their own."""
+    Return the tasks that clients wait for, and those whose attempt is lost.
+    """
     canceled = [outcome for outcome in outcomes if outcome.event is TaskRowEvent.CANCEL]
     others = [outcome for outcome in outcomes if outcome.event is not TaskRowEvent.CANCEL]
     awaited: Sequence[UUID] = ()
     lost: set[UUID] = set()
     if others:
-        awaited, lost = await _write(connection, others, actor, max_result_size, now)
+        awaited, rows = await settle_running_tasks(connection, others, actor=actor, largest=max_result_size, now=now)
+        lost = {row.id for row in rows}
         await insert_webhooks(connection, [outcome.id for outcome in others if outcome.id not in lost])
     for outcome in canceled:
         written = await cancel_unfinished_tasks(

@@ -10,19 +10,18 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from secrets import SystemRandom
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from interlock.config import FOREVER
 from interlock.model.backoff import Backoff
 from interlock.postgres.connection import connect
 from interlock.postgres.retry import RetryState, keep_connected, retry
 from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
-from interlock.store.leader import LEADER_LEASE, acquire_leadership, resign_leadership
+from interlock.store.leader import LEADER_LEASE, acquire_leadership, resign_leadership, seconds_until
 from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_namespaces
 from interlock.store.retention import Retention
 from interlock.store.schedules import fire_due_schedules, next_schedule_at
 from interlock.telemetry import log
-from interlock.worker.maintenance.duty import seconds_until
 from interlock.worker.maintenance.retention import RetentionDuty
 from interlock.worker.maintenance.webhooks import WebhooksDuty, WebhookSettings
 
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from interlock.config import Config
     from interlock.postgres.connection import Connection
-    from interlock.worker.maintenance.duty import Duty
 
 SWEEP_INTERVAL_S = 5.0
 SCHEDULE_POLL_INTERVAL_S = 30.0  # finds schedules that were written without a hint
@@ -40,6 +38,17 @@ RESIGN_TIMEOUT_S = 1.0
 RETRY_BASE_S = 0.5
 DUTY_BACKOFF = Backoff.exponential(RETRY_BASE_S, cap=60.0, jitter=0.5)
 _random = SystemRandom()
+
+
+class Duty(Protocol):
+    """Maintenance that only the leader does, a bounded amount per run."""
+
+    @property
+    def name(self) -> str:
+        """The name that hints use."""
+
+    async def run_once(self, connection: Connection, /) -> float:
+        """Run once; return the seconds until the next run, unless a hint comes before."""
 
 
 class LimitsDuty:

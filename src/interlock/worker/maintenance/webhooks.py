@@ -23,6 +23,7 @@ import httpx
 import orjson
 
 from interlock.model.backoff import Backoff
+from interlock.store.leader import seconds_until
 from interlock.store.webhooks import (
     FailedDelivery,
     Webhook,
@@ -32,7 +33,6 @@ from interlock.store.webhooks import (
     postpone_failed_webhooks,
 )
 from interlock.telemetry import log
-from interlock.worker.maintenance.duty import seconds_until
 
 if TYPE_CHECKING:
     import ssl
