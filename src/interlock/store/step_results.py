@@ -2,6 +2,8 @@
 
 Invariant: no message is resent while the first one may still be in the queue; a message that keeps failing is resent at
 growing intervals; a message that was not needed changes nothing.
+
+It stands apart from `store/jobs.py`, which only reads.
 """
 
 from __future__ import annotations
