@@ -128,7 +128,7 @@ def test_webhooks_that_were_given_up_are_listed_and_retried(shell: Shell) -> Non
     first, second = (webhook["id"] for webhook in json.loads(shell.answer("webhooks", "list", "--json")))
     neither = shell.run("webhooks", "retry")
     assert neither.returncode == 2
-    assert "Give the ids of webhooks, or --all" in neither.stderr
+    assert "retry needs the ids of webhooks, or --all" in neither.stderr
     assert shell.answer("webhooks", "retry", str(first)) == "1"
     gone = shell.run("webhooks", "retry", str(first))
     assert (gone.returncode, gone.stdout) == (1, "0\n")
