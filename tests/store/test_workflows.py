@@ -118,7 +118,7 @@ async def test_invalid_jobs_are_refused(driver: JobDriver) -> None:
     await refused(r"there is no workflow 'x'; known are w", NewJob("x", {}))
     await refused(r"workflow 'w' has no version '9'; it has 1", NewJob("w", {}, version="9"))
     await refused(r"worker_count must be a whole number from 1 to 10", NewJob("w", {}, worker_count=11))
-    await refused(r"timeout .* more than 0", NewJob("w", {}, timeout=0))
+    await refused(r"timeout must be a positive number of seconds", NewJob("w", {}, timeout=0))
     await refused(r"cannot be a parent: there is no such job", NewJob("w", {}, parent_job_id=uuid4()))
 
 
