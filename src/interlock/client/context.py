@@ -39,8 +39,8 @@ class Saved:
         return self._future.result(timeout)
 
 
-class Line(Protocol):
-    """The connection of a context to its worker; handlers in other processes use another one than coroutines."""
+class WorkerChannel(Protocol):
+    """The channel from a context to its worker: the lease keeper in the same process, a pipe from a child process."""
 
     def save_checkpoint(self, context: TaskContext, value: Any, /) -> Future[bool]:
         """Store a checkpoint under the attempt's number."""
@@ -93,7 +93,7 @@ class TaskContext:
         correlation_id: UUID | None = None,
         input_data: dict[str, Any] | None = None,
         checkpoint: Any = None,
-        line: Line | None = None,
+        line: WorkerChannel | None = None,
     ) -> None:
         self.task_id = task_id
         self.task_type = task_type

@@ -24,7 +24,7 @@ from interlock.worker.executors.threads import ThreadExecutor
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from interlock.client.context import Line
+    from interlock.client.context import WorkerChannel
     from interlock.client.task import Task
 
 
@@ -76,7 +76,7 @@ def make_context(
     attempt: int = 1,
     tries: int = 1,
     checkpoint: Any = None,
-    line: Line | None = None,
+    line: WorkerChannel | None = None,
     connection: Any = None,
 ) -> TaskContext:
     """Make a context as a worker does, connected to a Recorder by default."""

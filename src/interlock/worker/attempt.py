@@ -32,7 +32,7 @@ from interlock.worker.outcome import (
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from interlock.client.context import Line
+    from interlock.client.context import WorkerChannel
     from interlock.client.task import Task
     from interlock.store.tasks import ClaimedTask, Outcome
 
@@ -103,7 +103,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         definition: Task[..., Any] | None = None,
         claimed: ClaimedTask | None = None,
         lease_until: float = 0.0,
-        line: Line | None = None,
+        line: WorkerChannel | None = None,
     ) -> None:
         telemetry = TaskTelemetry(task_id, series_of(task_type))
         super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState))
@@ -135,7 +135,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         definition: Task[..., Any],
         *,
         lease_until: float,
-        line: Line | None = None,
+        line: WorkerChannel | None = None,
     ) -> TaskStateMachine:
         """Make the attempt of a task that was just claimed, in PROCESSING."""
         attempt = cls(

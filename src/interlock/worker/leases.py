@@ -100,7 +100,7 @@ class LeaseKeeper(BackgroundService):
         self._renew_all = True
         self._thread.call(self._renew_requested.set)
 
-    # --- the Line of task contexts: called by handlers, in any thread
+    # --- the WorkerChannel of task contexts: called by handlers, in any thread
 
     def progressed(self, context: TaskContext) -> None:
         """Write the progress of an attempt with the next renewal."""
