@@ -89,7 +89,7 @@ async def test_a_large_job_goes_in_small_batches(driver: JobDriver) -> None:
     assert [await count(driver.connection, table) for table in ("jobs", "tasks")] == [0, 0]
 
 
-async def test_a_step_that_somebody_revived_by_hand_keeps_its_job_and_holds_up_no_other(driver: JobDriver) -> None:
+async def test_a_step_requeued_by_hand_keeps_its_job_and_holds_up_no_other(driver: JobDriver) -> None:
     driver.outcomes = {"a": Failed("no")}
     odd = await driver.submit(step("a"))
     await driver.run()

@@ -217,7 +217,7 @@ async def test_recovery_cancels_a_task_with_a_cancel_request(driver: JobDriver) 
     assert sorted(task.event for task in found) == ["cancel", "cancel"]
     assert await recover_expired_tasks(driver.connection, actor="w_2", now=later) == []
     await driver.advance()
-    assert (await driver.job(job))["status"] == "CANCELED", "although nobody is there who could run its steps"
+    assert (await driver.job(job))["status"] == "CANCELED", "although no worker serves its steps"
     last = (await read_task_history(driver.connection, lost.id))[-1]
     assert (last.event, last.actor, last.reason) == ("cancel", "w_2", "the job was canceled: not wanted")
 

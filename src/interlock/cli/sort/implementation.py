@@ -60,7 +60,7 @@ PARTITION_COLUMNS = ("partition", "records", "bytes", "checksum", "first key", "
 
 @dataclass(frozen=True, slots=True)
 class DisplayOptions:
-    """What a command shows, and where the report goes."""
+    """The output options of a command: the display, JSON, and the file of the report."""
 
     history: bool
     quiet: bool
