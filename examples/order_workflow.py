@@ -1,9 +1,9 @@
-"""An order as a workflow: parallel steps, a decision, a fan-out, and a saga that undoes a reservation."""
+"""An order as a workflow: parallel steps, a decision, a fan-out, a failure handler, and a saga."""
 
 import asyncio
 from dataclasses import dataclass
 
-from interlock import Interlock, PermanentError, serving
+from interlock import Interlock, JobFailedError, PermanentError, StepContext, serving
 from interlock.orchestrator.run import orchestrating
 from interlock.worker.settings import WorkerSettings
 
@@ -76,6 +76,8 @@ async def standard() -> str:
 async def pack(item: str, index: int) -> str:
     """Run once for each element of the result of reserve, each as a separate task."""
     await asyncio.sleep(0.8)
+    if "piano" in item:
+        raise PermanentError("a piano does not fit into a parcel")
     return f"parcel {index + 1}: {item}"
 
 
@@ -84,6 +86,12 @@ async def ship(pack: list[str], express: str | None = None, standard: str | None
     """Run after all parcels and the chosen branch are done."""
     await asyncio.sleep(0.4)
     return f"{len(pack)} parcels are on {express or standard}"
+
+
+@wf.step(on_failure=[ship])
+async def tell_support(ctx: StepContext, number: int) -> str:
+    """Run when ship failed, or was skipped because of a failure; the job still fails and is compensated."""
+    return f"order {number} was not shipped: {ctx.get_dependency_error('ship')['message']}"
 
 
 @wf.step(after=[ship, price])
@@ -100,7 +108,16 @@ async def main() -> None:
         job = await app.submit(wf, Order(number=7, items=["cups", "plates", "spoons"], days=2))
         print((await job.wait(60))["notify"])
         for step in await job.steps():
-            print(f"{step.step:10} {step.state:8} {step.result}")
+            print(f"{step.step:12} {step.state:8} {step.result}")
+
+        # a part of pack fails: tell_support observes it, put_back undoes the reservation, and the job is FAILED
+        failing = await app.submit(wf, Order(number=8, items=["cups", "a piano"], days=9))
+        try:
+            await failing.wait(60)
+        except JobFailedError as error:
+            print(f"\n{error}")
+        for step in await failing.steps():
+            print(f"{step.step:18} {step.state:8} {step.result or step.reason or ''}")
 
 
 if __name__ == "__main__":

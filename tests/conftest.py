@@ -20,9 +20,11 @@ from factories import add_live_worker, run_sql
 from interlock.postgres.connection import connect
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.migrate import migrate
+from interlock.testing import Clock
 from job_driver import JobDriver
 from jobs_support import app_at as jobs_at
 from pool_support import Fleet, fleet_at
+from workflow_case import START, WorkflowCase
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -199,6 +201,22 @@ async def jobs(url: str) -> AsyncIterator[Interlock]:
     """Open the app of jobs_app on a fresh database."""
     async with jobs_at(url) as opened:
         yield opened
+
+
+@pytest.fixture
+async def case(url: str) -> AsyncIterator[WorkflowCase]:
+    """Return a workflow without steps on a fresh database, with a clock that the test advances."""
+    case = WorkflowCase(url, clock=Clock(START))
+    yield case
+    await case.close()
+
+
+@pytest.fixture
+async def live_case(url: str) -> AsyncIterator[WorkflowCase]:
+    """Return a workflow without steps on a fresh database, for real processes and the real clock."""
+    case = WorkflowCase(url, clock=None)
+    yield case
+    await case.close()
 
 
 @pytest.fixture

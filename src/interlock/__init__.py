@@ -22,8 +22,10 @@ if TYPE_CHECKING:
         DefinitionError,
         InputError,
         InterlockError,
+        JobConflictError,
         JobFailedError,
         PermanentError,
+        RequestReusedError,
         RetryableError,
         TaskFailedError,
         UnknownJobError,
@@ -41,12 +43,12 @@ if TYPE_CHECKING:
         WorkerState,
     )
     from interlock.model.backoff import Backoff
+    from interlock.store.step_results import SimpleStepMessage
     from interlock.worker.attempt import TaskResult, TaskStateMachine
     from interlock.worker.executors.events import StepExecutionCompletionEvent, StepExecutionEvent
     from interlock.worker.process import WorkerContext, WorkerStateMachine
     from interlock.worker.run import run_worker, serving
     from interlock.worker.settings import WorkerSettings
-    from interlock.workflow.advance import SimpleStepMessage
 
     __version__: str
 
@@ -60,13 +62,15 @@ _MODULES = {
     "InputError": "interlock.errors",
     "Interlock": "interlock.client.app",
     "InterlockError": "interlock.errors",
+    "JobConflictError": "interlock.errors",
     "JobFailedError": "interlock.errors",
     "JobHandle": "interlock.client.job_handle",
     "JobState": "interlock.lifecycle",
     "JobStatus": "interlock.client.job_handle",
     "PermanentError": "interlock.errors",
+    "RequestReusedError": "interlock.errors",
     "RetryableError": "interlock.errors",
-    "SimpleStepMessage": "interlock.workflow.advance",
+    "SimpleStepMessage": "interlock.store.step_results",
     "StepContext": "interlock.client.step_context",
     "StepExecutionCompletionEvent": "interlock.worker.executors.events",
     "StepExecutionEvent": "interlock.worker.executors.events",
@@ -105,11 +109,13 @@ __all__ = [
     "InputError",
     "Interlock",
     "InterlockError",
+    "JobConflictError",
     "JobFailedError",
     "JobHandle",
     "JobState",
     "JobStatus",
     "PermanentError",
+    "RequestReusedError",
     "RetryableError",
     "SimpleStepMessage",
     "StepContext",

@@ -55,6 +55,7 @@ class Config:
     callback_allow_private: bool = False
     callback_url: str | None = None
     app: str | None = None
+    dev: bool = False
     namespaces: tuple[str, ...] = ("default",)
     concurrency: int = 1
     worker_name: str | None = None
@@ -264,6 +265,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "log_format": _choice(*LOG_FORMATS),
     "callback_allow_private": _switch,
     "callback_url": checked_web_url,
+    "dev": _switch,
     "namespaces": _names,
     "concurrency": _number(int, 1, 10_000),
     "wake_mode": _choice(*WAKE_MODES),

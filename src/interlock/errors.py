@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from uuid import UUID
 
 
 class InterlockError(Exception):
@@ -17,6 +18,10 @@ class InterlockError(Exception):
 
 class DefinitionError(InterlockError):
     """A definition (lifecycle table, task or workflow) contradicts itself; the message names the place."""
+
+
+class DefinitionChangedError(DefinitionError):
+    """A workflow differs from the definition that is stored under its name and version; the message shows how."""
 
 
 class InvalidTransitionError(InterlockError):
@@ -63,6 +68,18 @@ class PermanentError(InterlockError):
 
 class InputError(PermanentError):
     """Invalid arguments or input; the message names the argument or field."""
+
+
+class RequestReusedError(InputError):
+    """A request id was used before for a job with another workflow, input or option."""
+
+
+class JobConflictError(InterlockError):
+    """A job was not submitted: the unfinished job `job_id` has its key, and the policy is to reject."""
+
+    def __init__(self, message: str, *, job_id: UUID | None = None) -> None:
+        self.job_id = job_id
+        super().__init__(message)
 
 
 class TaskFailedError(InterlockError):

@@ -170,6 +170,9 @@ TASK_ROW = Machine(
         (TaskRowState.PENDING, TaskRowEvent.CANCEL, TaskRowState.CANCELED),
         (TaskRowState.RUNNING, TaskRowEvent.CANCEL, TaskRowState.CANCELED),
         (TaskRowState.WAITING, TaskRowEvent.SKIP, TaskRowState.SKIPPED),
+        # steps that the orchestrator completes: sleep, signal, approval, map join, child job
+        (TaskRowState.WAITING, TaskRowEvent.SUCCEED, TaskRowState.DONE),
+        (TaskRowState.WAITING, TaskRowEvent.FAIL, TaskRowState.ERROR),
         (TaskRowState.ERROR, TaskRowEvent.REQUEUE, TaskRowState.PENDING),
         (TaskRowState.CANCELED, TaskRowEvent.REQUEUE, TaskRowState.PENDING),
     ),

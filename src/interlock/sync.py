@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from interlock.errors import StoreError
 
@@ -17,7 +17,17 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
     from interlock.client.enqueue import Enqueuer
-    from interlock.client.job_handle import JobHandle, JobRecord, JobStatus, JobSummary, SignalOutcome, StepStatus
+    from interlock.client.job_handle import (
+        InboxItem,
+        JobHandle,
+        JobRecord,
+        JobStatus,
+        JobSummary,
+        SentSignal,
+        SignalOutcome,
+        StepStatus,
+    )
+    from interlock.client.submit import JobRequest, SubmitOptions
     from interlock.client.task_handle import Affected, CancelOutcome, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
     from interlock.model.options import NewTask
@@ -85,9 +95,9 @@ class SyncJob:
     def __repr__(self) -> str:
         return repr(self._job).replace("JobHandle", "SyncJob")
 
-    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+    def wait(self, timeout: float | None = None) -> Any:
         """Block until the job has ended and return its output, as JobHandle.wait does."""
-        output: dict[str, Any] = self._run(self._job.wait(timeout))
+        output: Any = self._run(self._job.wait(timeout))
         return output
 
     result = wait
@@ -111,15 +121,24 @@ class SyncJob:
         """Cancel the job, as JobHandle.cancel does."""
         return bool(self._run(self._job.cancel(reason)))
 
-    def signal(self, name: str, payload: Any = None) -> SignalOutcome:
+    def signal(self, name: str, payload: Any = None, *, request_id: str | None = None) -> SignalOutcome:
         """Send a signal, as JobHandle.signal does."""
-        sent: SignalOutcome = self._run(self._job.signal(name, payload))
+        sent: SignalOutcome = self._run(self._job.signal(name, payload, request_id=request_id))
+        return sent
+
+    def signals(self) -> list[SentSignal]:
+        """Read the signals that were sent to the job, oldest first."""
+        sent: list[SentSignal] = self._run(self._job.signals())
         return sent
 
     def approve(self, step: str, approved: bool = True, comment: str | None = None) -> SignalOutcome:  # noqa: FBT001, FBT002 - as JobHandle.approve
         """Answer an approval step."""
         sent: SignalOutcome = self._run(self._job.approve(step, approved, comment))
         return sent
+
+    def retry(self, *, request_id: str | None = None) -> SyncJob:
+        """Submit a failed or canceled job again, as JobHandle.retry does."""
+        return SyncJob(self._run(self._job.retry(request_id=request_id)), self._run)
 
     def retry_from(self, step: str, *, request_id: str | None = None) -> SyncJob:
         """Submit the job again from a step on, as JobHandle.retry_from does."""
@@ -194,9 +213,18 @@ class SyncInterlock:
         """Store tasks of `task.prepare(...)`, of any types: all or none."""
         return [SyncHandle(handle, self.run) for handle in self.run(self.app.enqueue_many(tasks))]
 
-    def submit(self, workflow: str | Workflow, input: Mapping[str, Any] | None = None, **options: Any) -> SyncJob:  # noqa: A002 - the name of the column
+    def submit(
+        self,
+        workflow: str | Workflow,
+        input: Mapping[str, Any] | Any = None,  # noqa: A002 - the name of the column
+        **options: Unpack[SubmitOptions],
+    ) -> SyncJob:
         """Submit a job of a workflow, as Interlock.submit does."""
         return SyncJob(self.run(self.app.submit(workflow, input, **options)), self.run)
+
+    def submit_many(self, jobs: Iterable[JobRequest]) -> list[SyncJob]:
+        """Submit jobs of any workflows, all or none, as Interlock.submit_many does."""
+        return [SyncJob(job, self.run) for job in self.run(self.app.submit_many(jobs))]
 
     def job(self, id_: UUID | str) -> SyncJob:
         """Return the handle of a job by its id."""
@@ -205,6 +233,10 @@ class SyncInterlock:
     def find_jobs(self, **wanted: Any) -> list[JobSummary]:
         """Find jobs, newest first, as Interlock.find_jobs does."""
         return self.run(self.app.find_jobs(**wanted))
+
+    def inbox(self, **wanted: Any) -> list[InboxItem]:
+        """List the steps that wait for a signal or an approval, as Interlock.inbox does."""
+        return self.run(self.app.inbox(**wanted))
 
     def handle(self, task_id: UUID | str) -> SyncHandle[Any]:
         """Return the handle of a task by its id."""

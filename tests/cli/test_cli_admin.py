@@ -10,6 +10,8 @@ import pytest
 from processes import eventually
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from cli_support import Shell
 
 pytestmark = pytest.mark.flow
@@ -32,6 +34,11 @@ def test_schedules_are_listed_paused_resumed_and_deleted(shell: Shell) -> None:
     again = shell.run("schedules", "resume", "pulse")
     assert again.returncode == 1
     assert "not resumed: pulse; `interlock schedules list`" in again.stderr
+    task = shell.answer("schedules", "run", "nightly")
+    assert shell.rows("select type, state from interlock.tasks where id = %s", task) == [("report", "pending")]
+    unknown = shell.run("schedules", "run", "hourly")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert "there is no schedule 'hourly'" in unknown.stderr
     assert shell.answer("schedules", "delete", "nightly") == "nightly  deleted"
     assert shell.rows("select name, paused_at is null from interlock.schedules") == [("pulse", True)]
 
@@ -57,6 +64,35 @@ def test_limits_are_set_listed_and_deleted(shell: Shell) -> None:
     assert "there is no limit mail" in missing.stderr
 
 
+def test_templates_are_checked_without_an_app(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "orders.yaml"
+    template = """
+name: orders
+namespace_name: shop
+version: 1.0.0
+steps:
+  - {name: charge, handler: {callable: Shop::Charge}, result_schema: {type: object}, timeout_seconds: 30}
+  - {name: ship, handler: {callable: Shop::Ship}, dependencies: [charge]}
+environments: {test: {steps: [{name: ALL, timeout_seconds: 5}]}}
+"""
+    file.write_text(template)
+    checked = shell.run("workflows", "check", str(file))
+    assert checked.returncode == 0
+    assert checked.stdout.splitlines()[0] == "workflow orders, version 1.0.0, namespace shop"
+    assert "ship    plain  charge" in checked.stdout
+    assert [line.split()[-1] for line in checked.stdout.splitlines()[-2:]] == ["Shop::Charge", "Shop::Ship"]
+    warning = f"warning: {file}, line 6: result_schema has no effect here (step charge): "
+    assert checked.stderr.startswith(warning)
+    found = json.loads(shell.answer("workflows", "check", str(tmp_path), "--environment", "test", "--json"))
+    assert [step["timeout"] for step in found["workflows"][0]["steps"]] == [5, 5]
+    assert (found["handlers"], len(found["warnings"])) == (["Shop::Charge", "Shop::Ship"], 1)
+    file.write_text(template.replace("[charge]", "[pay]"))
+    refused = shell.run("workflows", "check", str(file))
+    assert refused.returncode == 1
+    assert refused.stderr == f"interlock: {file}, line 7: step 'ship', dependencies: there is no step 'pay'\n"
+    assert shell.rows("select name from interlock.workflows where name = 'orders'") == []
+
+
 def test_workflows_are_listed_and_shown(shell: Shell) -> None:
     shell.answer("submit", "chain", "--app", "jobs_app:app")
     (chain,) = [
@@ -67,9 +103,37 @@ def test_workflows_are_listed_and_shown(shell: Shell) -> None:
     assert [line.split()[0] for line in shown.split("\n\n")[1].splitlines()[1:]] == ["first", "second", "third"]
     document = json.loads(shell.answer("workflows", "show", "chain", "--version", chain["version"], "--json"))
     assert document["definition"] == chain["definition"]
+    assert chain["blocked"] is None
+    strict = "update interlock.workflows set definition = jsonb_set(definition, '{timeout}', '9') where name = 'strict'"
+    shell.rows(f"{strict} returning id")
+    listed = shell.answer("workflows", "list", "--app", "jobs_app:app").splitlines()
+    assert "is stored with another definition: timeout: 9 -> none" in listed[-1]
+    assert listed[-1].startswith("blocked: workflow 'strict' version")
     unknown = shell.run("workflows", "show", "chain", "--version", "none")
     assert unknown.returncode == 2
     assert "there is no workflow chain version none; `interlock workflows list`" in unknown.stderr
+
+
+def test_a_changed_definition_is_refused_and_replaced_in_development(shell: Shell) -> None:
+    submit = ("submit", "strict", "--app", "jobs_app:app", "--input", '{"order": 1}')
+    shell.answer("submit", "chain", "--app", "jobs_app:app")
+    change = "update interlock.workflows set definition = jsonb_set(definition, '{timeout}', %s) where name = 'strict'"
+    shell.rows(change, "9")
+    refused = shell.run(*submit)
+    assert refused.returncode == 1
+    assert "is stored with another definition: timeout: 9 -> none; give the changed definition" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    with shell.begun("worker", "--app", "jobs_app:app", "--dev"):
+        _wait_for_worker(shell)
+    shell.answer(*submit)
+    replaced = shell.rows(
+        "select strpos(version, '+') > 0 from interlock.workflows where name = 'strict' "
+        "order by replaced_at nulls first"
+    )
+    assert replaced == [(False,), (True,)]
+    shell.rows(change + " and replaced_at is null", "8")
+    again = shell.run(*submit, INTERLOCK_DEV="true")
+    assert "--dev does not replace the stored one: unfinished jobs use it, 1 of them" in again.stderr
 
 
 def test_workers_are_listed_moved_and_asked(shell: Shell) -> None:

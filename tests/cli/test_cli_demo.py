@@ -87,6 +87,8 @@ def test_both_parts_run_on_the_embedded_server_which_stops_afterwards(embedded_d
     assert done.stdout.count("claim ") == 2
     assert "SUBMITTED, PENDING, RUNNING, COMPLETED" in done.stdout
     assert "Order 7: 6 parcels are on the night flight. That is 84.90 euros." in done.stdout
+    assert "SUBMITTED, PENDING, RUNNING, FAILED: step pack failed: 1 of 2 parts failed: pack[1]" in done.stdout
+    assert "order 8 was not shipped: step pack failed" in done.stdout
     eventually(lambda: not EmbeddedServer(place).status().running)
 
 
@@ -96,19 +98,26 @@ def test_the_timeline_is_what_the_database_recorded(shell: Shell) -> None:
     assert f"interlock jobs show {job}" in said
     recorded = shell.rows(
         "select tasks.step, audit_logs.attempt, audit_logs.actor from interlock.audit_logs "
-        "join interlock.tasks on tasks.id = task_id where audit_logs.event = 'claim'"
+        "join interlock.tasks on tasks.id = task_id where audit_logs.event = 'claim' and job_id = %s",
+        job,
     )
-    shown = said.partition("timeline")[2]
+    shown, _, undone = said.partition("timeline")[2].partition("A workflow fails and is undone")
     for step, attempt, actor in recorded:
         worker = actor.rsplit("-", 2)[0]
         assert re.search(rf"^{re.escape(step)} +\w+ +{worker} +{attempt} +\d", shown, re.MULTILINE), step
-    assert re.search(r"^standard +skipped +branch not taken", shown, re.MULTILINE)
+    assert re.search(r"^standard +skipped +branch not chosen", shown, re.MULTILINE)
+    assert re.search(r"^tell_support +skipped +step ship did not fail", shown, re.MULTILINE)
+    ((failed,),) = shell.rows("select id from interlock.jobs where status = 'FAILED'")
+    assert f"interlock diagram {failed}" in undone
+    for line in (r"ship +skipped", r"tell_support +done +worker", r"compensate:reserve +done +worker"):
+        assert re.search(rf"^{line}", undone, re.MULTILINE), line
 
     (killed, held) = re.findall(r"kill -9 (worker-\d) \(pid \d+\), which holds (\S+)", said)[0]
     ((lost_by,),) = shell.rows(
         "select audit_logs.actor from interlock.audit_logs join interlock.tasks on tasks.id = task_id "
-        "where tasks.step = %s and audit_logs.event = 'claim' and audit_logs.attempt = 1",
+        "where tasks.step = %s and job_id = %s and audit_logs.event = 'claim' and audit_logs.attempt = 1",
         held,
+        job,
     )
     assert lost_by.startswith(f"{killed}-")
     assert re.search(rf"^{re.escape(held)} +lost +{killed} +1 ", shown, re.MULTILINE)
@@ -132,8 +141,8 @@ def test_a_terminal_shows_a_live_table_and_then_the_timeline(shell: Shell) -> No
     said = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stdout)
     assert done.returncode == 0, said
     live, _, rest = said.partition("The job's timeline")
-    assert "9 steps have ended" in live
-    assert "15 of 15 steps have ended" in live
+    assert "10 steps have ended" in live
+    assert "16 of 16 steps have ended" in live
     assert "waits for 6 parts" in live
     assert re.search(r"worker-\d \(pid \d+\)  killed", live)
     assert "\x1b[1A\x1b[2K" in done.stdout  # it is drawn over itself
@@ -151,7 +160,7 @@ async def test_demos_run_concurrently_and_beside_another_recovery(shell: Shell) 
             assert (code, wrong) == (0, "")
             assert demo.said.count("claim ") == 2
             assert "RUNNING, COMPLETED" in demo.said
-    assert jobs(shell) == ["COMPLETED", "COMPLETED"]
+    assert sorted(jobs(shell)) == ["COMPLETED", "COMPLETED", "FAILED", "FAILED"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -234,7 +243,7 @@ def test_the_yaml_template_equals_the_python_workflow(monkeypatch: pytest.Monkey
     (loaded,) = Interlock("postgresql://nowhere").load_templates(EXAMPLES / "order_template.yaml")
 
     def shape(document: dict[str, Any]) -> list[dict[str, Any]]:
-        told = ("name", "kind", "namespace", "max_tries", "timeout", "branches", "over")
+        told = ("name", "kind", "namespace", "max_tries", "timeout", "branches", "over", "on_failure")
         return [{**{key: step.get(key) for key in told}, "after": set(step["after"])} for step in document["steps"]]
 
     assert shape(loaded.document) == shape(declared.document)

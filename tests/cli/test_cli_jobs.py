@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from cli_support import UNKNOWN, Shell
+from jobs_app import chain
 from processes import eventually
 
 if TYPE_CHECKING:
@@ -38,9 +39,28 @@ def status_of(shell: Shell, job: str) -> str:
     return str(status)
 
 
+def test_a_key_refuses_returns_queues_or_debounces_a_job(shell: Shell) -> None:
+    keyed = ("submit", "chain", *APP, "--key", "k")
+    first = shell.answer(*keyed)
+    refused = shell.run(*keyed, "--on-conflict", "reject")
+    assert refused.returncode == 1
+    assert f"workflow chain: job {first} has the key 'k' and has not ended" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    existing = shell.run(*keyed, "--on-conflict", "return_existing", "--json")
+    assert json.loads(existing.stdout) == {"id": first, "created": False}
+    queued = shell.answer(*keyed)
+    shown = shell.answer("jobs", "show", queued)
+    assert f"waits for job {first} with key 'k'" in shown
+    assert f"it waits for job {first} with key 'k'" in shell.answer("explain", queued)
+    debounced = shell.answer(*keyed, "--debounce", "3600", "--debounce-max", "7200")
+    assert status_of(shell, debounced) == "SUBMITTED"
+    assert "(debounce)" in shell.answer("explain", debounced)
+
+
 def test_a_job_is_submitted_listed_and_shown(shell: Shell) -> None:
-    job = shell.answer("submit", "chain", *APP, "--input", '{"n": 1}', "--request-id", "r", "--worker-count", "2")
-    again = shell.run("submit", "chain", "--request-id", "r", "--json")
+    request = ("--input", '{"n": 1}', "--request-id", "r", "--worker-count", "2")
+    job = shell.answer("submit", "chain", *APP, *request)
+    again = shell.run("submit", "chain", *request, "--json")
     assert json.loads(again.stdout) == {"id": job, "created": False}
     assert "was there already" in again.stderr
     listed = shell.answer("jobs", "list", "--status", "PENDING", "--workflow", "chain")
@@ -48,7 +68,7 @@ def test_a_job_is_submitted_listed_and_shown(shell: Shell) -> None:
     assert "no live worker serves namespace 'default'" in listed
     assert [found["id"] for found in json.loads(shell.answer("jobs", "list", "--json"))] == [job]
     shown = shell.answer("jobs", "show", job, "--history")
-    assert "chain 1" in shown
+    assert f"chain {chain.version}" in shown
     assert "waits for first" in shown
     assert "validate" in shown
     document = json.loads(shell.answer("jobs", "show", job, "--json"))
@@ -56,8 +76,36 @@ def test_a_job_is_submitted_listed_and_shown(shell: Shell) -> None:
     assert [step["step"] for step in document["steps"]] == ["first", "second", "third"]
 
 
+def test_jobs_are_listed_by_tag_attribute_status_and_time(shell: Shell) -> None:
+    number = shell.answer("submit", "chain", *APP, "--tag", "eu", "--tag", "vip", "--attribute", "customer=7")
+    text = shell.answer("submit", "chain", *APP, "--tag", "eu", "--attribute", 'customer="7"', "--attribute", "by=a=b")
+
+    def listed(*flags: str) -> list[str]:
+        return [found["id"] for found in json.loads(shell.answer("jobs", "list", "--json", *flags))]
+
+    assert listed("--tag", "eu") == [text, number]
+    assert listed("--tag", "eu", "--tag", "vip") == [number]
+    assert listed("--attribute", "customer=7", "--status", "PENDING", "--status", "FAILED", "--since", "2h") == [number]
+    assert listed("--attribute", "by=a=b") == [text]
+    assert listed("--since", "2000-01-01T00:00:00Z", "--until", "2h") == []
+    assert listed("--parent", number) == []
+    assert listed("--workflow", "chain", "--version", "nope") == []
+    shown = shell.answer("jobs", "show", number)
+    assert "eu, vip" in shown
+    assert '{"customer":7}' in shown
+    for flags, message in (
+        (("--since", "soon"), "--since must be a duration such as 2h, or a time with its zone"),
+        (("--until", "2026-01-01"), "--until must be a time with its zone"),
+        (("--attribute", "customer"), "--attribute must be a name and a value, such as customer=7, got 'customer'"),
+        (("--version", "1"), "version '1' needs a workflow"),
+    ):
+        refused = shell.run("jobs", "list", *flags)
+        assert refused.returncode == 2, refused
+        assert message in refused.stderr
+
+
 def test_a_job_is_canceled_after_a_yes_only(shell: Shell) -> None:
-    job = shell.answer("submit", "gates", *APP)
+    job = shell.answer("submit", "chain", *APP)
     refused = shell.run("jobs", "cancel", job)
     assert refused.returncode == 2
     assert "There is no terminal to ask on" in refused.stderr
@@ -72,7 +120,7 @@ def test_a_job_is_canceled_after_a_yes_only(shell: Shell) -> None:
 
 def test_archived_messages_can_be_resent(shell: Shell) -> None:
     job = shell.answer("submit", "chain", *APP)
-    message = json.dumps({"job_id": job, "cancel": "for a test"})
+    message = json.dumps({"job_id": job})
     shell.rows(
         "insert into interlock.orchestration_failures (msg_id, job_id, message, error) values (7, %s, %s, 'x') "
         "returning msg_id",
@@ -85,8 +133,8 @@ def test_archived_messages_can_be_resent(shell: Shell) -> None:
     assert unknown.returncode == 2
     assert "there is no job" in unknown.stderr
     with orchestrating(shell):
-        eventually(lambda: status_of(shell, job) == "CANCELED")
-    assert shell.rows("select count(*) from interlock.orchestration_failures") == [(0,)]
+        eventually(lambda: shell.rows("select count(*) from interlock.orchestration_failures") == [(0,)])
+    assert status_of(shell, job) == "PENDING"
 
 
 def test_canceling_a_compensating_job_names_the_alternatives(shell: Shell) -> None:
@@ -109,14 +157,48 @@ def test_canceling_a_compensating_job_names_the_alternatives(shell: Shell) -> No
 
 def test_signals_and_approvals_are_sent_once(shell: Shell) -> None:
     job = shell.answer("submit", "gates", *APP)
-    assert shell.answer("jobs", "signal", job, "paid", '{"euros": 5}') == "sent"
-    assert shell.run("jobs", "signal", job, "paid").returncode == 1
+    assert shell.answer("jobs", "signal", job, "paid", '{"euros": 5}', "--request-id", "r") == "sent"
+    again = shell.run("jobs", "signal", job, "paid", '{"euros": 5}', "--request-id", "r")
+    assert (again.returncode, again.stdout) == (1, "already sent\n")
+    reused = shell.run("jobs", "signal", job, "paid", '{"euros": 6}', "--request-id", "r")
+    assert reused.returncode == 2
+    assert "request id 'r' was used for a signal with another name or payload" in reused.stderr
     assert shell.answer("jobs", "approve", job, "boss", "--reject", "--comment", "too dear") == "sent"
     rows = shell.rows("select name, payload from interlock.signals order by name")
     assert [name for name, _ in rows] == ["boss", "paid"]
     assert rows[0][1]["approved"] is False
     assert rows[0][1]["comment"] == "too dear"
     assert rows[1][1] == {"euros": 5}
+    shown = shell.answer("jobs", "show", job)
+    assert '{"euros":5}' in shown
+    assert [sent["name"] for sent in json.loads(shell.answer("jobs", "show", job, "--json"))["signals"]] == [
+        "paid",
+        "boss",
+    ]
+
+
+def test_the_inbox_lists_what_waits_and_a_wrong_payload_is_refused(shell: Shell) -> None:
+    job = shell.answer("submit", "desk", *APP, "--input", '{"clerk": "eva"}')
+    found = shell.answer("jobs", "inbox")
+    assert [line.split()[:5] for line in found.splitlines()[1:]] == [
+        [job, "desk", "form", "signal", "form"],
+        [job, "desk", "release", "approval", "release"],
+    ]
+    assert found.splitlines()[1].split()[5] == "eva"
+    (item,) = json.loads(shell.answer("jobs", "inbox", "--assignee", "ops", "--kind", "approval", "--json"))
+    assert (item["step"], item["assignee"], item["wait_until"]) == ("release", "ops", None)
+    assert shell.answer("jobs", "inbox", "--assignee", "nobody").count("\n") == 0
+    wrong = shell.run("jobs", "signal", job, "form", '{"pages": "two"}')
+    assert wrong.returncode == 2
+    assert "signal 'form': payload.pages: must be of type integer" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+    assert shell.answer("jobs", "signal", job, "form", '{"pages": 2}') == "sent"
+    assert "form" not in shell.answer("jobs", "inbox")
+    assert shell.answer("jobs", "approve", job, "release") == "sent"
+    again = shell.run("jobs", "approve", job, "release", "--reject")
+    assert (again.returncode, again.stdout) == (1, "already sent\n")
+    assert "the first one counts" in again.stderr
+    assert shell.run("jobs", "inbox", "--kind", "sleep").returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -127,7 +209,10 @@ def test_signals_and_approvals_are_sent_once(shell: Shell) -> None:
         (["submit", "chain", *APP, "--input", "{"], "--input is not valid JSON"),
         (["submit", "chain", *APP, "--input", '{"n": NaN}'], "NaN is not valid in JSON"),
         (["submit", "strict", *APP, "--input", "{}"], "order"),
+        (["submit", "chain", *APP, "--input", '{"n": "a"}'], "must be of type integer (parameter 'n' of step 'first')"),
         (["submit", "chain", *APP, "--worker-count", "0"], "worker_count must be"),
+        (["submit", "chain", *APP, "--debounce", "5"], "on_conflict and debounce need a key"),
+        (["submit", "chain", *APP, "--key", "k", "--debounce-max", "5"], "debounce_max needs debounce"),
         (["jobs", "show", UNKNOWN], "there is no job"),
         (["jobs", "show", "x"], "must be a UUID"),
         (["jobs", "signal", UNKNOWN, "paid", "{"], "the payload is not valid JSON"),
@@ -177,9 +262,10 @@ def test_a_job_is_done_by_a_worker_and_an_orchestrator(shell: Shell) -> None:
         late = shell.run("submit", "gates", *APP, "--wait-timeout", "0.2")
         assert late.returncode == 1
         assert "the job continues" in late.stderr
-        retried = shell.run("jobs", "retry", json.loads(failed.stdout)["id"], "bad", "--wait")
-        assert retried.returncode == 1
-        assert "fine no more" in retried.stderr
+        for step in (["bad"], []):
+            retried = shell.run("jobs", "retry", json.loads(failed.stdout)["id"], *step, "--wait")
+            assert retried.returncode == 1
+            assert "fine no more" in retried.stderr
         worker.send_signal(signal.SIGINT)
         worker.communicate(timeout=60)
     assert worker.returncode == 0

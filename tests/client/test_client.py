@@ -58,7 +58,7 @@ def test_a_definition_has_what_it_was_given_and_good_defaults() -> None:
     assert resize.tags == ("cpu",)
     assert with_context.context_parameter == "ctx"
     assert app.tasks["send_email"] is send_email
-    assert set(app.tasks) == {"send_email", "resize_image", "with_context", "interlock.pass"}
+    assert set(app.tasks) == {"send_email", "resize_image", "with_context"}
 
 
 @pytest.mark.unit

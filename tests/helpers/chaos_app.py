@@ -116,7 +116,7 @@ async def risky(n: int) -> str:
     return "whole"
 
 
-@mend.step(after_failure=["risky"], max_tries=TRIES)
+@mend.step(recovers=["risky"], max_tries=TRIES)
 async def repair() -> str:
     await work()
     return "repaired"

@@ -163,10 +163,7 @@ class Chaos:
 
     async def _submit(self, connection: Connection) -> int:
         some = [self._left.pop() for _ in range(min(self._at_once, len(self._left)))]
-        new = [
-            NewJob(name, input_of(name, n), version="1", worker_count=2 if name == "fan" and n % 2 else None)
-            for name, n in some
-        ]
+        new = [NewJob(name, input_of(name, n), worker_count=2 if name == "fan" and n % 2 else None) for name, n in some]
         submitted = await submit_jobs(connection, new, actor="chaos")
         for (name, n), job in zip(some, submitted, strict=True):
             self.jobs[job.id] = (name, n)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
     from interlock.store.tasks import ClaimedTask
 
-PASS = "interlock.pass"  # noqa: S105 - a task type
-
 
 def name_of(claimed: ClaimedTask) -> str:
     """Return the name of a claimed step."""
@@ -44,7 +42,7 @@ class JobDriver:
 
     async def submit(self, *steps: dict[str, Any], input: Any = None, **more: Any) -> UUID:  # noqa: A002 - the column
         """Store a workflow and submit a job of it."""
-        head = {key: more.pop(key) for key in ("name", "version", "timeout") if key in more}
+        head = {key: more.pop(key) for key in ("name", "version", "timeout", "output") if key in more}
         document = workflow(*steps, **head)
         await put_workflow(self.connection, document)
         new = NewJob(document["name"], input or {}, version=document["version"], **more)
@@ -70,25 +68,17 @@ class JobDriver:
         """Settle one step with its configured outcome."""
         self.ran.append(name_of(claimed))
         try:
-            result = await self._result(claimed)
+            result = self._result(claimed)
         except Failed as error:
             await self.write(claimed, success=False, error=str(error))
             return
         await self.write(claimed, result=result)
 
-    async def _result(self, claimed: ClaimedTask) -> Any:
+    def _result(self, claimed: ClaimedTask) -> Any:
         outcome = self.outcomes.get(name_of(claimed))
         if isinstance(outcome, Failed):
             raise outcome
-        if claimed.type != PASS:
-            return outcome
-        inputs = await self.inputs(claimed.id)
-        if inputs["refused"] is not None:
-            raise Failed(inputs["refused"])
-        if inputs["kind"] == "child":
-            child = inputs["child"]
-            return child["output"] if inputs["wait"] else {"job_id": child["job_id"]}
-        return inputs["signal"]
+        return outcome
 
     async def write(
         self, claimed: ClaimedTask, *, success: bool = True, result: Any = None, error: str | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from pydantic import BaseModel
+
 from interlock import Interlock, PermanentError
 
 app = Interlock()
@@ -62,6 +64,18 @@ gates.approval("boss", after=["paid"])
 @gates.step(after=["boss"])
 async def ship(paid: dict[str, int] | None = None) -> str:
     return f"shipped {paid}"
+
+
+class Form(BaseModel):
+    """The payload of a signal."""
+
+    pages: int
+
+
+desk = app.workflow("desk")
+desk.signal("form", payload=Form, assignee="input.clerk")
+desk.approval("release", assignee="ops")
+desk.sleep("closing_time", 3600)
 
 
 slow = app.workflow("slow")

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 
-def app_at(url: str, **settings: Any) -> Interlock:
-    """Return an app with the tasks and workflows of jobs_app on another database."""
+def app_at(url: str, *, declared: Interlock = app, **settings: Any) -> Interlock:
+    """Return an app with the tasks and workflows of jobs_app, or of another app, on another database."""
     here = Interlock(config=Config(database_url=url, **settings), actor="ada")
-    here._tasks.update(app.tasks)  # noqa: SLF001 - the same tasks, another place
-    here._workflows.update(app.workflows)  # noqa: SLF001 - the same workflows, another place
+    here._tasks.update(declared.tasks)  # noqa: SLF001 - the same tasks, another place
+    here._workflows.update(declared._workflows)  # noqa: SLF001 - the same workflows, another place
     return here
 
 
@@ -58,7 +58,7 @@ class ManualWorker:
 
     async def work_once(self) -> int:
         """Claim and settle all pending steps; return how many."""
-        types = [*app.tasks, "interlock.pass"]
+        types = list(app.tasks)
         claimed = await claim_pending_tasks(self._database, actor="manual", types=types, limit=100)
         outcomes = [self._outcome(task.id, task.attempt, str(task.step)) for task in claimed]
         if outcomes:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ import psycopg
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
-from interlock.client.step_context import StepContext, end_step, step_result
+from interlock.client.step_context import step_result
 from interlock.errors import DisconnectedError, InputError, PermanentError
 from interlock.lifecycle import TaskRowEvent
 from interlock.model.graph import chosen_branches
@@ -25,18 +26,18 @@ from interlock.store.tasks import HeldAttempt, Outcome, claim_pending_tasks, ren
 from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import Advanced, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
-from interlock.workflow.dry_run import Failed
 from interlock.workflow.new_job import NewJob
-from interlock.workflow.signals import expire_overdue_signals, send_signal
+from interlock.workflow.signals import end_due_waits, send_signal
 from interlock.workflow.submit import submit_job
-from random_workflows import INPUT, LATE, MAIN, SIGNAL_TIMEOUT, Case, renamed
+from random_definitions import RandomDefinition, random_definition
+from workflow_oracle import Document, End
+from workflow_oracle import Outcome as StepOutcome
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.store.tasks import ClaimedTask
 
-TYPES = ("work", "undo", "interlock.pass")
 WORKERS = ("w_1", "w_2")
 LEASE = timedelta(seconds=30)
 QUEUE = "pgmq.q_orchestration_step_results"
@@ -44,6 +45,77 @@ MAX_CONCURRENT_ACTIONS = 3
 MAX_RANDOM_ACTIONS = 200  # the rest is then done in order
 OFTEN, SELDOM = 100, 10  # weights
 MAX_IDLE_ROUNDS = 3  # rounds without an effect before the end is checked
+SIGNAL_TIMEOUT = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Chances:
+    """Percentages of injected faults."""
+
+    crash: int = 0  # an orchestrator or a worker crashes between two statements
+    lapse: int = 0  # a lease expires
+    repeat: int = 0  # a message is repeated or delayed
+    retry: int = 0  # an attempt is retried or returned
+    pause: int = 0  # a namespace is paused
+    together: int = 0  # several actions run concurrently
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A random definition, and the faults on the way."""
+
+    definition: RandomDefinition
+    jobs: int
+    worker_count: int | None
+    chances: Chances
+    seed: int
+
+
+def random_case(seed: int, *, cancel_rest: bool = False, together: bool = True) -> Case:
+    """Make the case of a seed. Without `together`, the order of events is that of their times."""
+    choose = random.Random(seed)  # noqa: S311 - reproducible choices, not secrets
+    crash, lapse, repeat, retry, pause, concurrent = (choose.choice([0, 10, 30]) for _ in range(6))
+    return Case(
+        with_signals(random_definition(seed, cancel_rest=cancel_rest), choose),
+        jobs=choose.choice([1, 1, 2]),
+        worker_count=choose.choice([None, None, 1, 2]),
+        chances=Chances(crash, lapse, repeat, retry, pause, concurrent if together else 0),
+        seed=seed,
+    )
+
+
+def with_signals(definition: RandomDefinition, choose: random.Random) -> RandomDefinition:
+    """Turn some plain steps into steps that wait for a signal; one that fails never gets it."""
+    documents = {}
+    for name, document in definition.documents.items():
+        steps = []
+        for step in document["steps"]:
+            outcome = definition.outcomes.get(name, {}).get(step["name"], StepOutcome())
+            is_plain = step.get("kind", "plain") == "plain" and "compensate" not in step
+            if is_plain and outcome.end in {End.DONE, End.ERROR} and choose.randrange(8) == 0:
+                kept = {key: value for key, value in step.items() if key not in _HANDLER_FIELDS}
+                timeout = {"timeout": SIGNAL_TIMEOUT.total_seconds()} if outcome.end is End.ERROR else {}
+                steps.append({**kept, "kind": "signal", "signal": step["name"], **timeout})
+            else:
+                steps.append(step)
+        documents[name] = {**document, "steps": steps}
+    return replace(definition, documents=documents)
+
+
+_HANDLER_FIELDS = frozenset({"kind", "type", "max_tries", "timeout", "backoff"})
+
+
+def renamed(document: Document, own: Callable[[str], str], choose: random.Random) -> Document:
+    """Return a workflow with names that are unique to a case, and its steps in two namespaces."""
+    steps = [
+        {
+            **step,
+            "namespace": own(choose.choice(["red", "blue"])),
+            **({"workflow": own(step["workflow"])} if "workflow" in step else {}),
+        }
+        for step in document["steps"]
+    ]
+    return {"version": "1", **document, "name": own(document["name"]), "namespace": own("red"), "steps": steps}
 
 
 class BreakableConnection(psycopg.AsyncConnection[DictRow]):
@@ -105,7 +177,8 @@ class WorkflowSimulation:
         self.time = datetime(2040, 1, 1, tzinfo=UTC)
         self._has_worker = False
         self.case = case
-        self.outcomes = case.outcomes
+        self.canceled_at: dict[UUID, datetime] = {}
+        self.first_claims: dict[UUID, datetime] = {}
         self.jobs: list[UUID] = []
         self.done = Counter[str]()
         self.unwanted = 0  # percentage of attempts that obey a cancel request
@@ -113,17 +186,25 @@ class WorkflowSimulation:
         self._held: list[ClaimedTask] = []
         self._lapsed: list[ClaimedTask] = []
         self._sent: set[tuple[UUID, str]] = set()
+        self._types = [
+            step[key]
+            for document in case.definition.documents.values()
+            for step in document["steps"]
+            for key in ("type", "compensate")
+            if step.get(key) is not None
+        ]
 
     # --- the whole case
 
     async def begin(self) -> None:
         """Declare the workflows and submit the jobs, with a live worker or without."""
         await self.rows("select pgmq.purge_queue('orchestration_step_results')")
-        for document in self.case.documents.values():
-            await self.using(partial(put_workflow, document=renamed(document, self.own)))
+        definition = self.case.definition
+        for document in definition.documents.values():
+            await self.using(partial(put_workflow, document=renamed(document, self.own, self.random)))
         if self.chance(50):
             await self.serve()
-        new = NewJob(self.own(MAIN), INPUT, worker_count=self.case.worker_count)
+        new = NewJob(self.own(definition.name), definition.job_input, worker_count=self.case.worker_count)
         for _ in range(self.case.jobs):
             submitted = await self.using(lambda connection: submit_job(connection, new, actor="ada", now=self.now()))
             self.jobs.append(submitted.id)
@@ -195,15 +276,18 @@ class WorkflowSimulation:
     # --- workers
 
     async def claim(self, connection: BreakableConnection, most: int | None = None) -> None:
+        moment = self.now()
         claimed = await claim_pending_tasks(
             connection,
             actor=self.random.choice(WORKERS),
-            types=TYPES,
+            types=self._types,
             namespaces=self.namespaces,
             limit=most or self.random.randint(1, 5),
             lease=LEASE,
-            now=self.now(),
+            now=moment,
         )
+        for task in claimed:
+            self.first_claims.setdefault(task.id, moment)
         self._held += claimed
         self.done["claimed"] += len(claimed)
 
@@ -218,7 +302,7 @@ class WorkflowSimulation:
         if not some:
             return
         dies = most is None and self.chance(self.case.chances.crash)
-        outcomes = [self._again(task) or await self._outcome(task) for task in some]
+        outcomes = [self._again(task) or self._outcome(task) for task in some]
         async with connection.transaction(force_rollback=dies):
             _, lost = await settle_running_tasks(connection, outcomes, actor="w", now=self.now())
         assert not lost, "the holder of the lease can settle"
@@ -274,16 +358,13 @@ class WorkflowSimulation:
         event = self.random.choice([TaskRowEvent.RETRY, TaskRowEvent.RETURN])
         return Outcome(task.id, task.attempt, event, error={"message": "again"}, delay=0.0)
 
-    async def _outcome(self, task: ClaimedTask) -> Outcome:
-        """Return the outcome that the case gives to a step; run the built-in handler as a worker does."""
+    def _outcome(self, task: ClaimedTask) -> Outcome:
+        """Return the outcome that the case gives to a step."""
         job, step = task.own("job"), str(task.step)
         self.handed.append((task.own("job_id"), step, job["results"]))
         told: dict[str, Any] = {}
         try:
-            if task.type == "interlock.pass":
-                result = await end_step(StepContext(job=job))
-            else:
-                result = self._result(job["workflow"].partition("-")[0], step)
+            result = self._result(job["workflow"].partition("-")[0], step)
             if job["kind"] == "decision":
                 told["chosen"] = chosen_branches(job["branches"], result)
         except PermanentError as error:
@@ -294,10 +375,16 @@ class WorkflowSimulation:
         return Outcome(task.id, task.attempt, TaskRowEvent.SUCCEED, output)
 
     def _result(self, workflow: str, step: str) -> Any:
-        told = self.outcomes[workflow][step]
-        if isinstance(told, Failed):
-            raise PermanentError(told.message)
-        return told
+        is_undo = step.startswith("compensate:")
+        declared, _, part = step.rpartition("/")[2].removeprefix("compensate:").partition("[")
+        outcome = self.case.definition.outcomes.get(workflow, {}).get(declared, StepOutcome())
+        if is_undo:
+            fails = outcome.compensation_fails
+        else:
+            fails = int(part[:-1]) in outcome.failing_parts if part else outcome.end is End.ERROR
+        if fails:
+            raise PermanentError("no")
+        return None if is_undo or part else outcome.result
 
     # --- orchestrators
 
@@ -334,7 +421,7 @@ class WorkflowSimulation:
         """Run the orchestrator's maintenance."""
         await self.serve()
         self.done["started"] += await start_waiting_jobs(connection, actor="o_1", now=self.now())
-        self.done["expired"] += await expire_overdue_signals(connection, actor="o_1", now=self.now())
+        self.done["expired"] += await end_due_waits(connection, actor="o_1", now=self.now())
         assert not await cancel_overdue_jobs(connection, actor="o_1", now=self.now())
 
     # --- users, signals and messages
@@ -359,22 +446,26 @@ class WorkflowSimulation:
             "where jobs.namespace = any (%s) and kind in ('signal', 'approval') order by jobs.id, steps.step",
             self.namespaces,
         )
-        names = [(row["id"], row["name"], row["signal"] or row["step"]) for row in rows]
-        told = [(id_, name, self.outcomes[workflow][f"signal {name}"]) for id_, workflow, name in names]
-        return [(id_, name, payload) for id_, name, payload in told if payload != LATE]
+        outcomes = self.case.definition.outcomes
+        found = [(row, outcomes.get(row["name"], {}).get(row["step"], StepOutcome())) for row in rows]
+        return [(row["id"], row["step"], outcome.result) for row, outcome in found if outcome.end is End.DONE]
 
     async def _send(self, connection: BreakableConnection, job_id: UUID, name: str, payload: Any) -> None:
-        other = {"approved": True} if isinstance(payload, dict) and "approved" in payload else "other"
         self._sent.add((job_id, name))
         try:
-            self.done["signaled"] += await send_signal(connection, job_id, name, payload, actor="eva", now=self.now())
-            assert not await send_signal(connection, job_id, name, other, actor="eva", now=self.now())
+            for request_id in (f"{name}-1", f"{name}-1", *([None] if self.chance(30) else [])):
+                self.done["signaled"] += await send_signal(
+                    connection, job_id, name, payload, actor="eva", request_id=request_id, now=self.now()
+                )
         except InputError as error:
             if "cannot reach it any more" not in str(error):
                 raise
 
     async def cancel_job(self, job_id: UUID) -> bool:
-        found: bool = await self.using(lambda connection: cancel_job(connection, job_id, actor="ada", now=self.now()))
+        moment = self.now()
+        found: bool = await self.using(lambda connection: cancel_job(connection, job_id, actor="ada", now=moment))
+        if found:
+            self.canceled_at[job_id] = moment
         return found
 
     async def replay(self, connection: BreakableConnection) -> None:
@@ -454,12 +545,11 @@ class WorkflowSimulation:
             await self.rows(query, self.own("worker"))
 
     async def check_worker_count(self, jobs: list[UUID]) -> None:
-        """Check that no job exceeds its `worker_count`; a sleep step does not count."""
+        """Check that no job exceeds its `worker_count`."""
         rows = await self.rows(
             "select count(*) as steps, worker_count from interlock.jobs join interlock.tasks on job_id = jobs.id "
-            "left join interlock.workflow_steps as steps using (workflow_id, step) "
             "where jobs.id = any (%s) and worker_count is not null and state in ('pending', 'running') "
-            "and steps.kind is distinct from 'sleep' group by jobs.id having count(*) > worker_count",
+            "group by jobs.id having count(*) > worker_count",
             jobs,
         )
         assert rows == []

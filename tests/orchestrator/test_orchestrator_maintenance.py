@@ -28,7 +28,7 @@ async def test_a_failing_duty_holds_up_no_other(database: Connection) -> None:
     job = await driver.submit(step("s", kind="signal", signal="x"), timeout=1)
     await database.execute("alter table interlock.workflows rename column root_namespaces to gone")
     maintenance = JobSweeps("o", OrchestratorSettings())
-    assert await maintenance.run(database, datetime.now(UTC) + timedelta(seconds=5))
+    assert await maintenance.run(database, datetime.now(UTC) + timedelta(seconds=5)) == 0
     assert (await driver.job(job))["ending"] == "CANCELED"
 
 

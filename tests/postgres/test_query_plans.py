@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
+from interlock.store.signals import SIGNALS
 from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
+STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS}
 CLAIM = {
     "namespaces": "array['default', 'other']",
     "types": "array['x']",
@@ -58,7 +61,7 @@ def plan(connection: psycopg.Connection, name: str, **parameters: str) -> str:
             names.append(match[1])
         return f"${names.index(match[1]) + 1}"
 
-    text = re.sub(r"%\((\w+)\)s", number, TASKS[name].sql).replace("%%", "%")
+    text = re.sub(r"%\((\w+)\)s", number, STATEMENTS[name].sql).replace("%%", "%")
     connection.execute("deallocate all", prepare=False)
     connection.execute(f"prepare hot as {text}".encode())
     values = ", ".join(parameters.get(name, "null") for name in names)
@@ -80,7 +83,15 @@ def test_claiming_walks_the_claim_index_in_its_order(mode: psycopg.Connection) -
 
 def test_looking_for_the_next_due_task_walks_the_claim_index(mode: psycopg.Connection) -> None:
     text = plan(mode, "until_next_run", namespaces=CLAIM["namespaces"], types=CLAIM["types"])
-    assert "tasks_claim" in text
+    assert text.count("Index Scan using tasks_claim") + text.count("Index Only Scan using tasks_claim") == 3
+    assert "Sort" not in text
+    assert "Seq Scan" not in text
+
+
+def test_looking_for_the_next_due_time_of_jobs_walks_one_index_for_each_kind(mode: psycopg.Connection) -> None:
+    text = plan(mode, "until_next_due")
+    for index in ("jobs_deadline", "jobs_not_before", "tasks_wait_until"):
+        assert f"Scan using {index}" in text
     assert "Seq Scan" not in text
 
 
@@ -118,3 +129,126 @@ def test_recovery_walks_the_lease_index(mode: psycopg.Connection) -> None:
     text = plan(mode, "recover_expired_tasks", limit="100", actor="'w'")
     assert "Index Scan using tasks_lease" in text
     assert "Seq Scan" not in text
+
+
+FILL_JOBS = """
+insert into interlock.jobs (task_description, tags, attributes, created_at)
+select 'w', case when n % 1000 = 0 then array['rare', 'eu'] when n % 3 = 0 then array['eu'] end,
+    jsonb_build_object('customer', n / 3, 'paid', n % 2 = 0), now() - make_interval(mins => 30000 - n)
+from generate_series(1, 30000) as n;
+update interlock.jobs set status = 'FAILED', event = 'reject'
+where id in (select id from interlock.jobs order by id limit 50);
+"""
+
+
+@pytest.fixture(scope="module")
+def filled_jobs(filled: psycopg.Connection) -> psycopg.Connection:
+    """Fill the database with 30,000 jobs of the last three weeks, 50 of them failed."""
+    filled.execute(FILL_JOBS)
+    filled.execute("vacuum analyze interlock.jobs")
+    return filled
+
+
+@pytest.mark.parametrize(
+    ("conditions", "index"),
+    [
+        ({"key": "'k'"}, "jobs_key"),
+        ({"tags": "array['rare']"}, "jobs_tags"),
+        ({"attributes": """'{"customer": 77}'"""}, "jobs_attributes"),
+        ({"attributes": """'{"customer": 77}'""", "statuses": "array['RUNNING', 'SUBMITTED']"}, "jobs_attributes"),
+        ({"statuses": "array['FAILED', 'CANCELED']"}, "jobs_unsuccessful"),
+        ({"created_before": "now() - interval '20 days 19 hours'"}, "jobs_created"),
+        ({"created_after": "now() - interval '1 hour'", "statuses": "array['FAILED']"}, "jobs_created"),
+        ({}, "jobs_pkey"),
+        ({"before": "'01a1e2cf-6c0c-75b3-83a4-94f638565840'"}, "jobs_pkey"),
+    ],
+)
+def test_finding_jobs_takes_an_index_for_each_filter(
+    filled_jobs: psycopg.Connection, conditions: dict[str, str], index: str
+) -> None:
+    filled_jobs.execute("set plan_cache_mode = force_custom_plan")  # the statement is not prepared
+    text = plan(filled_jobs, "find_jobs", limit="100", **conditions)
+    assert index in text
+    assert "Seq Scan on jobs" not in text
+
+
+@pytest.mark.parametrize("name", ["read_special_steps", "read_ended_parts"])
+def test_a_plan_that_is_made_while_tables_are_empty_goes_by_the_keys(url: str, name: str) -> None:
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+        connection.execute("set plan_cache_mode = force_generic_plan")  # as orchestration transactions do
+        connection.execute("set enable_seqscan = off")
+        text = plan(connection, name, ids=IDS)
+    assert "Index Cond: (id = ANY" in text
+    assert re.search(r"Index Cond: \(id = \w+\.job_id\)", text)
+    assert "Join Filter" not in text
+    assert "Hash" not in text
+
+
+@pytest.fixture
+def many_jobs(url: str) -> Iterator[psycopg.Connection]:
+    """Return a table of 20,000 pending and ended jobs, of which 200 wait for 20 keys and 20 were submitted by SQL."""
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+        connection.execute(
+            "insert into interlock.workflows (name, version, definition, root_namespaces, plain_roots) "
+            "values ('w', '1', '{}', '{}', true)"
+        )
+        connection.execute(
+            "insert into interlock.jobs (task_description, workflow_id, key, key_order, on_conflict) "
+            "select 'w', workflows.id, case when keyed then (n % 20)::text end, case when keyed then n end, "
+            "case when keyed then 'queue' end "
+            "from interlock.workflows, generate_series(1, 20000) as n, "
+            "lateral (select n between 19781 and 19980) as found (keyed)"
+        )
+        connection.execute(
+            "update interlock.jobs set status = 'PENDING', event = 'validate' "
+            "where id not in (select id from interlock.jobs where key is null order by id desc limit 20)"
+        )
+        connection.execute(
+            "update interlock.jobs set status = 'CANCELED', event = 'cancel' "
+            "where id in (select id from interlock.jobs where key is null and status = 'PENDING' limit 15000)"
+        )
+        connection.execute("vacuum analyze interlock.jobs")
+        yield connection
+
+
+@pytest.mark.parametrize("mode_name", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize(
+    ("statement", "index"),
+    [
+        ("read_queued_jobs", "jobs_key_waiting"),
+        ("read_replaced_jobs", "jobs_key_waiting"),
+        ("refresh_key_reasons", "jobs_key_waiting"),
+        ("read_submitted_jobs", "jobs_submitted"),
+    ],
+)
+def test_jobs_that_wait_for_keys_are_found_among_those_only(
+    many_jobs: psycopg.Connection, mode_name: str, statement: str, index: str
+) -> None:
+    many_jobs.execute(f"set plan_cache_mode = {mode_name}".encode())
+    text = plan(many_jobs, statement, limit="100")
+    assert index in text
+    assert "Seq Scan on jobs" not in text
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        {},
+        {"assignee": "'eva'"},
+        {"after": "now()", "after_id": "'01a1e2cf-6c0c-75b3-83a4-94f638565840'", "kind": "'approval'"},
+    ],
+)
+def test_the_inbox_is_read_from_an_index_of_what_waits_for_a_signal(
+    filled: psycopg.Connection, conditions: dict[str, str]
+) -> None:
+    filled.execute("set plan_cache_mode = force_custom_plan")  # the statement is not prepared
+    text = plan(filled, "read_inbox", limit="100", **conditions)
+    assert "tasks_inbox" in text
+    assert "Seq Scan on tasks" not in text
+
+
+def test_the_signals_of_a_step_are_found_by_job_and_name(mode: psycopg.Connection) -> None:
+    mode.execute("set enable_seqscan = off")  # as in the transactions of the orchestrator
+    parameters = {"job_ids": IDS, "names": "array_fill('go'::text, array[100])", "counts": "array_fill(1, array[100])"}
+    assert "signals_job" in plan(mode, "read_unconsumed_signals", **parameters)
+    mode.execute("reset enable_seqscan")

@@ -55,11 +55,11 @@ SETS: dict[Machine[Any, Any], dict[str, frozenset[str]]] = {
         "reported": TASK_ROW.final - targets(TASK_ROW, TaskRowEvent.SKIP),
         "settled": targets(TASK_ROW, TaskRowEvent.SUCCEED, TaskRowEvent.FAIL),
         "unsuccessful": sources(TASK_ROW, TaskRowEvent.REQUEUE),
-        "not run to its end": targets(TASK_ROW, TaskRowEvent.SKIP, TaskRowEvent.CANCEL),
     },
     JOB: {
         "final": JOB.final,
         "unfinished": JOB.unfinished,
+        "not started": JOB.unfinished - targets(JOB, JobEvent.ALLOCATE_RESOURCES),
         "accepted": JOB.unfinished - {JobState.SUBMITTED},
         "started": targets(JOB, JobEvent.ALLOCATE_RESOURCES) | JOB.final,
         "unsuccessful": JOB.final - targets(JOB, JobEvent.SUCCESS),

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row, tuple_row
 
 from interlock import Backoff, Interlock
 from interlock.errors import InputError, UnknownTaskError
-from interlock.store.enqueue import PARAMSTYLES
+from interlock.postgres.query import PARAMSTYLES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

@@ -18,7 +18,8 @@ from interlock.store.limits import Limit, pause_namespace, put_limits
 from interlock.store.tasks import claim_pending_tasks
 from interlock.store.workers import RegisteredProcess, register_worker
 from interlock.workflow.cancel import cancel_job
-from job_driver import PASS, Failed, JobDriver
+from job_driver import Failed, JobDriver
+from jobs_app import chain
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -224,12 +225,15 @@ async def test_a_child_step_leads_into_its_child_job(app: Interlock, database: C
 
 async def test_signal_timeouts_and_sleeps_name_a_time(app: Interlock, database: Connection, driver: JobDriver) -> None:
     await add_live_worker(database)
-    await here(database, "worker-1", PASS)
     job = await driver.submit(step("boss", kind="approval", timeout=60), step("nap", kind="sleep", seconds=600))
     said = words(await app.explain(job))
+    assert "2 (1 waiting for a signal, 1 waiting for a time) of its steps are open" in said
     assert "waits for approval" in said
     assert "it fails if no signal has arrived by" in said
-    assert "it is not due before" in said
+    assert "sleeps until" in said
+    await database.execute("update interlock.tasks set wait_until = now() - interval '1 minute' where step = 'nap'")
+    said = words(await app.explain(job))
+    assert "its sleep was over at" in said, "no orchestrator is live"
 
 
 async def test_an_ended_step_names_its_message(app: Interlock, database: Connection, driver: JobDriver) -> None:
@@ -314,7 +318,7 @@ def test_the_command_writes_the_chain_and_json(url: str) -> None:
     assert said[0].startswith(f"step third ({third}) is waiting, since ")
     assert "waits for second" in said[2]
     assert said[3].strip().startswith("by way of second: step first (")
-    assert "job chain 1" in said[5]
+    assert f"job chain {chain.version}" in said[5]
     assert said[-1].strip() == "no live worker serves namespace 'default': start one that does"
     document = json.loads(shell.answer("explain", job, "--json"))
     assert (document["kind"], document["state"]) == ("job", "PENDING")

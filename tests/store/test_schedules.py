@@ -16,7 +16,6 @@ from interlock.postgres.connection import connect
 from interlock.store.schedules import (
     Schedule,
     delete_schedules,
-    fire_due_schedules,
     list_schedules,
     next_schedule_at,
     pause_schedules,
@@ -24,6 +23,7 @@ from interlock.store.schedules import (
     resume_schedules,
 )
 from interlock.worker.maintenance.leader import SCHEDULE_POLL_INTERVAL_S, SchedulesDuty
+from interlock.workflow.fire_schedules import fire_due_schedules
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
@@ -46,7 +46,7 @@ async def ticks(database: Connection) -> list[datetime]:
 
 
 async def fire(database: Connection, now: datetime) -> int:
-    return sum(len(fired.tasks) for fired in await fire_due_schedules(database, actor="leader", now=now))
+    return sum(len(fired.ids) for fired in await fire_due_schedules(database, actor="leader", now=now))
 
 
 async def test_a_tick_fires_once_with_what_was_declared(database: Connection) -> None:

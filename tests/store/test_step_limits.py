@@ -80,7 +80,7 @@ async def test_first_steps_wait_for_their_limit(driver: JobDriver) -> None:
 async def test_steps_after_others_wait_for_their_limit_and_are_left_to_the_rules(driver: JobDriver) -> None:
     job = await driver.submit(step("a"), step("b", "a", **KEY), step("c", "a", **KEY), step("d", "b", "c"))
     await driver.settle((await driver.claim())[0])
-    parameters = {"actor": "o_1", "limit": 100, "lock_timeout": "500ms", "now": None}
+    parameters = {"actor": "o_1", "limit": 100, "msg_id": None, "lock_timeout": "500ms", "now": None}
     (plain,) = await run(driver.connection, ORCHESTRATION["advance_plain_steps"], parameters)
     assert plain["received"] is None, "there is something to judge"
     await driver.advance()

@@ -181,7 +181,12 @@ async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_h
     assert await hold_pending_tasks(database, [pending], actor="m", held_by="namespace", detail="busy") == [pending]
     assert await claim(database, "w") == []
     assert set(await release_waiting_tasks(database, [waiting[0], pending], actor="m")) == {waiting[0], pending}
-    skips = {"ids": waiting[:2], "reasons": ["other branch"] * 2, "poisoned": [False] * 2, "errors": [None] * 2}
+    skips = {
+        "ids": waiting[:2],
+        "reasons": ["other branch"] * 2,
+        "skipped_by_failure": [False] * 2,
+        "errors": [None] * 2,
+    }
     skipped = await run(database, TASKS["skip_waiting_tasks"], {**skips, "actor": "m", "now": None})
     assert [row["id"] for row in skipped] == [waiting[1]]
     canceled = await cancel_unfinished_tasks(database, waiting, actor="ada", reason="changed my mind")

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
 from factories import add_live_worker, step, workflow
-from interlock.errors import InputError, StoreError
+from interlock.errors import DefinitionChangedError, InputError, RequestReusedError, StoreError
 from interlock.postgres.connection import connect
 from interlock.postgres.migrate import grant, migrate
 from interlock.postgres.pgmq import use_queue
-from interlock.store.jobs import find_jobs, read_job_history
+from interlock.store.jobs import JobFilter, find_jobs, read_job_history
 from interlock.store.step_results import read_queue_state
 from interlock.store.tasks import read_task_history
 from interlock.store.workflows import list_workflows, put_workflow, read_workflow
 from interlock.workflow.advance import cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.new_job import NewJob
+from interlock.workflow.queued_jobs import start_queued_jobs, validate_submitted_jobs
 from interlock.workflow.submit import submit_job, submit_jobs
 from job_driver import Failed, JobDriver
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.store
@@ -32,7 +37,7 @@ async def test_a_workflow_is_stored_once_and_never_changes(database: Connection)
     document = workflow(step("a"), step("b", "a"))
     stored = await put_workflow(database, document)
     assert await put_workflow(database, dict(reversed(document.items()))) == stored, "the order of keys is no change"
-    with pytest.raises(InputError, match=r"'w' version '1' is stored with another definition.*raise the version"):
+    with pytest.raises(DefinitionChangedError, match=r"'w' version '1' is stored with another.*step 'b' was removed"):
         await put_workflow(database, workflow(step("a"), step("c", "a")))
     newer = await put_workflow(database, workflow(step("a"), version="2"))
     assert newer != stored
@@ -90,6 +95,33 @@ async def test_a_paused_or_silent_worker_is_not_live(database: Connection) -> No
     assert await start_waiting_jobs(database, actor="o") == 0
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"input": {"amount": 2}}, "input"),
+        ({"version": "2"}, "version"),
+        ({"worker_count": 2}, "worker_count"),
+        ({"timeout": 5.0}, "timeout"),
+        ({"tags": ["eu"]}, "tags"),
+        ({"attributes": {"customer": 7}}, "attributes"),
+        ({"input": {}, "worker_count": 2}, "input, worker_count"),
+    ],
+)
+async def test_a_used_request_id_with_another_request_is_refused(
+    driver: JobDriver, changed: dict[str, Any], named: str
+) -> None:
+    await put_workflow(driver.connection, workflow(step("a"), version="2"))
+    first = await driver.submit(step("a"), input={"amount": 1}, request_id="r")
+    same = NewJob("w", {"amount": 1.0}, request_id="r", correlation_id=uuid4())
+    assert await submit_job(driver.connection, same, actor="ada") == (first, False)
+    with pytest.raises(RequestReusedError, match=rf"'r' was used before, for job {first} with another {named};"):
+        await submit_job(driver.connection, replace(same, **changed), actor="ada")
+    twice = [NewJob("w", {"n": 1}, request_id="s"), NewJob("w", {"n": 2}, request_id="s")]
+    with pytest.raises(RequestReusedError):
+        await submit_jobs(driver.connection, twice, actor="ada")
+    assert len(await find_jobs(driver.connection)) == 1
+
+
 async def test_a_request_id_makes_one_job(driver: JobDriver) -> None:
     first = await driver.submit(step("a"), request_id="r")
     again = await submit_job(driver.connection, NewJob("w", {}, request_id="r"), actor="ada")
@@ -100,7 +132,7 @@ async def test_a_request_id_makes_one_job(driver: JobDriver) -> None:
     assert [made.created for made in both] == [False, True]
     assert len(await find_jobs(driver.connection)) == 2
     await put_workflow(driver.connection, workflow(step("a"), name="other"))
-    with pytest.raises(InputError, match=rf"'r' was made before, for workflow 'w' \(job {first}\)"):
+    with pytest.raises(RequestReusedError, match=rf"'r' was used before, for job {first} with another workflow"):
         await submit_jobs(driver.connection, [NewJob("other", {}), NewJob("other", {}, request_id="r")], actor="ada")
     assert len(await find_jobs(driver.connection)) == 2, "all or none"
     mine = uuid4()
@@ -168,9 +200,73 @@ async def test_find_jobs_filters(driver: JobDriver) -> None:
     found = await find_jobs(driver.connection)
     assert [row["id"] for row in found] == [second, first], "newest first"
     assert [row["id"] for row in await find_jobs(driver.connection, before=second)] == [first]
-    assert [row["id"] for row in await find_jobs(driver.connection, status="COMPLETED")] == [first]
-    assert [row["id"] for row in await find_jobs(driver.connection, workflow="other", namespace="default")] == [second]
-    assert await find_jobs(driver.connection, namespace="elsewhere") == []
+
+
+async def test_find_jobs_meets_all_conditions_of_a_filter(driver: JobDriver) -> None:
+    driver.now = datetime(2026, 1, 1, tzinfo=UTC)
+    first = await driver.submit(step("a"), tags=["eu", "vip"], attributes={"customer": 7, "paid": True})
+    await driver.run()
+    driver.now = datetime(2026, 1, 2, tzinfo=UTC)
+    second = await driver.submit(step("a"), tags=["eu"], attributes={"customer": "7"}, parent_job_id=None)
+    third = await driver.submit(step("a"), step("b"), version="2", attributes={"customer": 7.0})
+    fourth = await driver.submit(step("a"), name="other")
+
+    async def found(**conditions: Any) -> list[UUID]:
+        return [row["id"] for row in await find_jobs(driver.connection, JobFilter(**conditions))]
+
+    assert await found() == [fourth, third, second, first]
+    assert await found(statuses=["COMPLETED"]) == [first]
+    assert await found(statuses=["COMPLETED", "RUNNING"], workflow="w") == [third, second, first]
+    assert await found(workflow="w", version="1") == [second, first]
+    assert await found(workflow="other", namespace="default") == [fourth]
+    assert await found(namespace="elsewhere") == []
+    assert await found(tags=["eu"]) == [second, first]
+    assert await found(tags=["vip", "eu"]) == [first]
+    assert await found(attributes={"customer": 7}) == [third, first], "7 and 7.0 are the same number"
+    assert await found(attributes={"customer": "7"}) == [second], "a string is not a number"
+    assert await found(attributes={"customer": 7, "paid": True}) == [first]
+    assert await found(created_before=driver.now) == [first]
+    assert await found(created_after=driver.now, tags=["eu"]) == [second]
+    page = await find_jobs(driver.connection, JobFilter(tags=["eu"]), limit=1)
+    rest = await find_jobs(driver.connection, JobFilter(tags=["eu"]), before=page[-1]["id"])
+    assert [row["id"] for row in (*page, *rest)] == [second, first]
+
+
+async def test_a_job_takes_tags_attributes_and_webhook_of_its_workflow_unless_it_has_its_own(driver: JobDriver) -> None:
+    defaults: dict[str, Any] = {"tags": ["eu"], "attributes": {"team": "ops"}, "callback_url": "https://a.example/x"}
+    await put_workflow(driver.connection, workflow(step("a"), **defaults))
+    plain = await submit_job(driver.connection, NewJob("w", {}), actor="ada")
+    own: dict[str, Any] = {"tags": [], "attributes": {"customer": 7}, "callback_url": "https://b.example/y"}
+    other = await submit_job(driver.connection, NewJob("w", {}, **own), actor="ada")
+    assert {name: (await driver.job(plain.id))[name] for name in defaults} == defaults
+    assert {name: (await driver.job(other.id))[name] for name in own} == own
+    parent = await driver.submit(step("k", kind="child", workflow="w"), name="parent", tags=["us"])
+    (child,) = await find_jobs(driver.connection, JobFilter(parent=parent))
+    assert child["tags"] == ["eu"], "a child has the tags of its own workflow, not those of its parent"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tags": "eu"}, "tags must be a sequence of non-empty strings, got 'eu'"),
+        ({"tags": [f"t{n}" for n in range(101)]}, "tags must be at most 100, got 101"),
+        ({"tags": ["x" * 2001]}, "each of the tags must have at most 2,000 bytes"),
+        ({"attributes": ["customer"]}, "attributes must be a mapping of names to strings, numbers or booleans"),
+        ({"attributes": {str(n): n for n in range(51)}}, "attributes must be at most 50, got 51"),
+        ({"attributes": {"a": {"b": 1}}}, "attributes['a'] must be a string, a number or a boolean, got {'b': 1}"),
+        ({"attributes": {"a": None}}, "attributes['a'] must be a string, a number or a boolean, got None"),
+        ({"attributes": {"a": float("nan")}}, "attributes['a'] must be a string, a number or a boolean, got nan"),
+        ({"attributes": {"a": "\0"}}, "attributes['a'] must be a string, a number or a boolean"),
+        ({"attributes": {"a": "x" * 2001}}, "attributes['a'] must have at most 2,000 bytes"),
+        ({"attributes": {"": 1}}, "each name of the attributes must be a non-empty string, got ''"),
+        ({"callback_url": "ftp://a"}, "callback_url"),
+    ],
+)
+async def test_invalid_tags_and_attributes_are_refused(driver: JobDriver, options: Any, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        await driver.submit(step("a"), **options)
+    assert message in str(refused.value)
+    assert await find_jobs(driver.connection) == []
 
 
 async def test_canceling_a_pending_job_ends_it_at_once(database: Connection) -> None:
@@ -249,6 +345,9 @@ async def test_a_granted_role_can_run_jobs(driver: JobDriver, url: str) -> None:
             lodger.outcomes["a"] = [1, 2]
             await lodger.run()
             assert (await lodger.job(job))["status"] == "FAILED"
+            await connection.execute("select interlock.submit('w', key => 'k')")
+            assert await validate_submitted_jobs(connection, actor="o_1") == 1
+            assert await start_queued_jobs(connection, actor="o_1") == 1
             with pytest.raises(Exception, match="permission denied"):
                 await connection.execute("update interlock.settings set orchestration_queue = 'x'")
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shlex
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api_support import HERE, api_at
+from interlock.lifecycle import JOB
 from interlock.supervisor.http.problems import CODES
-from jobs_support import app_at
+from jobs_support import app_at, orchestrator_at
 
 if TYPE_CHECKING:
     import httpx
@@ -58,6 +60,12 @@ def promised(text: str) -> dict[str, Any]:
     return {name: json.loads(value) for name, value in VALUES.findall(text)}
 
 
+async def until_ended(client: httpx.AsyncClient, job: str) -> None:
+    async with asyncio.timeout(30):
+        while (await client.get(f"/api/jobs/{job}")).json()["status"] not in JOB.final:
+            await asyncio.sleep(0.02)
+
+
 async def test_the_curl_commands_of_the_guide_give_the_printed_responses(url: str) -> None:
     known = {"API": HERE, "TOKEN": ""}
     app = app_at(url)
@@ -66,7 +74,7 @@ async def test_the_curl_commands_of_the_guide_give_the_printed_responses(url: st
     async def add(a: int, b: int) -> int:
         return a + b
 
-    async with api_at(url, app=app) as client:
+    async with api_at(url, app=app) as client, orchestrator_at(url):
         assert len(examples()) > 20
         for command, answer in examples():
             if "$TOKEN" in command:
@@ -82,6 +90,8 @@ async def test_the_curl_commands_of_the_guide_give_the_printed_responses(url: st
             made = re.search(r"/api/(worker|job|task)s -d", command)
             if made:
                 known.setdefault(made[1].upper(), said["id"])
+            if command.startswith("curl -s $API/api/jobs/$JOB/cancel"):
+                await until_ended(client, known["JOB"])  # the next command retries it
 
 
 def test_the_guide_names_every_code_under_its_status() -> None:

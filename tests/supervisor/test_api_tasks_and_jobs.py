@@ -9,6 +9,8 @@ from uuid import uuid4
 import pytest
 
 from api_support import api_at
+from interlock.errors import DefinitionChangedError
+from interlock.supervisor.http.problems import problem_from_error
 from jobs_support import app_at as jobs_at
 from jobs_support import manual_worker_at, orchestrator_at, register_idle_worker
 from worker_support import app_at as tasks_at
@@ -73,12 +75,54 @@ async def test_signal_and_approval_over_the_api(client: httpx.AsyncClient, url: 
         assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
         sent = await client.post(f"/api/jobs/{job}/signal", json={"name": "paid", "payload": {"euros": 3}})
         assert sent.json() == {"outcome": "sent"}
-        again = await client.post(f"/api/jobs/{job}/signal", json={"name": "paid"})
-        assert again.json() == {"outcome": "already sent"}
+        (item,) = (await client.get("/api/inbox")).json()["items"]
+        assert (item["job_id"], item["step"], item["kind"]) == (job, "boss", "approval")
         assert (await client.post(f"/api/jobs/{job}/approve", json={"step": "boss"})).json() == {"outcome": "sent"}
         assert (await ended(client, job))["status"] == "COMPLETED"
     late = await client.post(f"/api/jobs/{job}/signal", json={"name": "paid"})
     assert (late.status_code, late.json()["code"]) == (409, "not_possible")
+    assert (await client.get("/api/inbox")).json() == {"items": [], "next": None}
+
+
+async def test_signals_over_the_api_are_typed_repeatable_and_listed(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    await register_idle_worker(database)
+    job = await submitted(client, "desk", input={"clerk": "eva"})
+    wrong = await client.post(f"/api/jobs/{job}/signal", json={"name": "form", "payload": {"pages": "two"}})
+    assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
+    assert "signal 'form': payload.pages: must be of type integer" in wrong.json()["detail"]
+    assert (await client.get(f"/api/jobs/{job}/signals")).json()["items"] == []
+    for payload in ({"pages": 1}, {"pages": 2}):
+        body = {"name": "form", "payload": payload, "request_id": f"form-{payload['pages']}"}
+        for _ in range(2):
+            assert (await client.post(f"/api/jobs/{job}/signal", json=body)).json() == {"outcome": "sent"}
+    reused = {"name": "form", "payload": {"pages": 3}, "request_id": "form-2"}
+    answer = await client.post(f"/api/jobs/{job}/signal", json=reused)
+    assert (answer.status_code, answer.json()["code"]) == (422, "key_reused")
+    await database.execute("delete from interlock.idempotency_keys")
+    answer = await client.post(f"/api/jobs/{job}/signal", json={**reused, "payload": {"pages": 2}})
+    assert answer.json() == {"outcome": "already sent"}, "also when the stored answer has expired"
+    sent = (await client.get(f"/api/jobs/{job}/signals")).json()["items"]
+    assert [(each["payload"], each["consumed_by"]) for each in sent] == [({"pages": 1}, "form"), ({"pages": 2}, None)]
+    assert (await client.post(f"/api/jobs/{job}/approve", json={"step": "release"})).json() == {"outcome": "sent"}
+    again = await client.post(f"/api/jobs/{job}/approve", json={"step": "release", "approved": False})
+    assert again.json() == {"outcome": "already sent"}
+
+
+async def test_the_inbox_over_the_api_is_filtered_and_paged(client: httpx.AsyncClient, database: Connection) -> None:
+    await register_idle_worker(database)
+    jobs = [await submitted(client, "desk", input={"clerk": clerk}) for clerk in ("eva", "ada", "eva")]
+    first = (await client.get("/api/inbox", params={"limit": 4})).json()
+    rest = (await client.get("/api/inbox", params={"limit": 4, "cursor": first["next"]})).json()
+    assert [item["job_id"] for item in first["items"] + rest["items"]] == [job for job in jobs for _ in range(2)]
+    assert rest["next"] is None
+    found = (await client.get("/api/inbox", params={"assignee": "eva", "kind": "signal", "workflow": "desk"})).json()
+    assert [item["job_id"] for item in found["items"]] == [jobs[0], jobs[2]]
+    assert found["items"][0]["signal"] == "form"
+    assert found["items"][0]["wait_started_at"] is not None
+    for refused in ({"kind": "sleep"}, {"cursor": "x"}, {"cursor": "WyIyMDI2LTAxLTAxVDAwOjAwOjAwWiIsIngiXQ"}):
+        assert (await client.get("/api/inbox", params=refused)).status_code == 422
 
 
 async def test_a_second_cancel_and_an_early_retry_are_409(client: httpx.AsyncClient, database: Connection) -> None:
@@ -94,6 +138,16 @@ async def test_a_second_cancel_and_an_early_retry_are_409(client: httpx.AsyncCli
     assert {move["actor"] for move in moves} == {"api"}
 
 
+async def test_a_canceled_job_is_retried_without_a_step(client: httpx.AsyncClient) -> None:
+    job = await submitted(client, "chain")
+    canceled = await client.post(f"/api/jobs/{job}/cancel")
+    assert canceled.json()["status"] == "CANCELED", "it had not started"
+    for _ in range(2):
+        retried = await client.post(f"/api/jobs/{job}/retry", headers={"Idempotency-Key": "k"})
+        assert (retried.status_code, retried.json()["retried_from"]) == (201, job)
+    assert len((await client.get("/api/jobs")).json()["items"]) == 2
+
+
 async def test_child_jobs_are_listed_under_their_parent(client: httpx.AsyncClient, database: Connection) -> None:
     await register_idle_worker(database)
     parent = await submitted(client, "chain")
@@ -102,6 +156,33 @@ async def test_child_jobs_are_listed_under_their_parent(client: httpx.AsyncClien
     rest = (await client.get(f"/api/jobs/{parent}/children", params={"cursor": page["next"]})).json()
     assert [job["id"] for job in page["items"] + rest["items"]] == list(reversed(children))
     assert {job["depth"] for job in page["items"]} == {1}
+
+
+async def test_jobs_are_found_by_tag_attribute_status_and_time(client: httpx.AsyncClient) -> None:
+    tagged = await submitted(client, "chain", tags=["eu", "vip"], attributes={"customer": 7, "name": "a:b"})
+    child = await submitted(client, "chain", tags=["eu"], attributes={"customer": "7"}, parent_job_id=tagged)
+
+    async def found(**params: Any) -> list[str]:
+        answer = await client.get("/api/jobs", params=params)
+        assert answer.status_code == 200, answer.json()
+        return [job["id"] for job in answer.json()["items"]]
+
+    assert await found(tag="eu") == [child, tagged]
+    assert await found(tag=["eu", "vip"]) == [tagged]
+    assert await found(attribute="customer:7") == [tagged]
+    assert await found(attribute='customer:"7"') == [child]
+    assert await found(attribute="name:a:b", status=["PENDING", "FAILED"], workflow="chain") == [tagged]
+    assert await found(parent=tagged) == [child]
+    assert await found(created_before="2020-01-01T00:00:00Z") == []
+    assert await found(created_after="2020-01-01T00:00:00Z", status="FAILED") == []
+    page = (await client.get("/api/jobs", params={"tag": "eu", "limit": 1})).json()
+    assert await found(tag="eu", cursor=page["next"]) == [tagged]
+    shown = (await client.get(f"/api/jobs/{tagged}")).json()
+    assert (shown["tags"], shown["attributes"]) == (["eu", "vip"], {"customer": 7, "name": "a:b"})
+    for wrong in ({"attribute": "customer"}, {"version": "1"}, {"created_after": "2020-01-01"}, {"status": "done"}):
+        assert (await client.get("/api/jobs", params=wrong)).status_code == 422
+    refused = await client.post("/api/jobs", json={"workflow": "chain", "attributes": {"a": [1]}})
+    assert refused.status_code == 422
 
 
 async def test_a_validation_error_fails_the_job_at_once_and_is_recorded(client: httpx.AsyncClient) -> None:
@@ -115,12 +196,60 @@ async def test_a_validation_error_fails_the_job_at_once_and_is_recorded(client: 
     moves = (await client.get(f"/api/jobs/{job}/history")).json()["items"]
     assert [(move["to_state"], move["event"]) for move in moves] == [("SUBMITTED", "create"), ("FAILED", "reject")]
     assert (await client.get(f"/api/jobs/{job}/steps")).json()["items"] == []
+    derived = await client.post("/api/jobs", json={"workflow": "chain", "input": {"n": "x"}})
+    assert "input.n: must be of type integer (parameter 'n' of step 'first')" in derived.json()["detail"]
     keyed = {"workflow": "strict", "input": {}, "request_id": "k"}
     first, second = [await client.post("/api/jobs", json=keyed) for _ in range(2)]
     assert first.json() == second.json(), "one record of the refusal"
     unknown = await client.post("/api/jobs", json={"workflow": "nothing"})
     assert "there is no workflow 'nothing'" in unknown.json()["detail"]
-    assert len((await client.get("/api/jobs")).json()["items"]) == 2
+    assert len((await client.get("/api/jobs")).json()["items"]) == 3
+
+
+def test_a_submit_of_a_changed_definition_is_a_conflict() -> None:
+    problem = problem_from_error(DefinitionChangedError("workflow 'orders' version '1' is stored with another one"))
+    assert (problem.status, problem.code) == (409, "not_possible")
+    assert "orders" in problem.detail
+
+
+async def test_a_job_with_a_key_is_refused_returned_or_queued(client: httpx.AsyncClient, database: Connection) -> None:
+    async def post(**fields: Any) -> httpx.Response:
+        return await client.post("/api/jobs", json={"workflow": "chain", "key": "customer-7", **fields})
+
+    await register_idle_worker(database)
+    first = (await post()).json()
+    assert (first["status"], first["key"]) == ("RUNNING", "customer-7")
+    refused = await post(on_conflict="reject")
+    assert (refused.status_code, refused.json()["code"], refused.json()["job_id"]) == (409, "job_conflict", first["id"])
+    existing = await post(on_conflict="return_existing")
+    assert (existing.status_code, existing.json()["id"], existing.json()["created"]) == (200, first["id"], False)
+    queued = await post(on_conflict="queue")
+    assert (queued.status_code, queued.json()["status"]) == (201, "PENDING")
+    assert queued.json()["reason"] == f"waits for job {first['id']} with key 'customer-7'"
+    debounced = (await post(debounce=3600, debounce_max=7200)).json()
+    assert (debounced["status"], "(debounce)" in debounced["reason"]) == ("SUBMITTED", True)
+    for wrong in ({"on_conflict": "explode"}, {"debounce": 0}, {"key": ""}):
+        assert (await post(**wrong)).json()["code"] == "invalid_request"
+    alone = await client.post("/api/jobs", json={"workflow": "chain", "debounce": 5})
+    assert (alone.status_code, alone.json()["code"]) == (422, "invalid_input")
+    assert "need a key" in alone.json()["detail"]
+
+
+async def test_a_used_request_id_with_another_input_is_refused_after_the_key_has_expired(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    body = {"workflow": "chain", "input": {"n": 1}, "request_id": "r"}
+    job = (await client.post("/api/jobs", json=body)).json()["id"]
+    other = {**body, "input": {"n": 2}}
+    assert (await client.post("/api/jobs", json=other)).json()["code"] == "key_reused", "by the stored key"
+    await database.execute("delete from interlock.idempotency_keys")
+    refused = await client.post("/api/jobs", json=other)
+    assert (refused.status_code, refused.json()["code"]) == (422, "key_reused")
+    assert job in refused.json()["detail"]
+    await database.execute("delete from interlock.idempotency_keys")
+    again = await client.post("/api/jobs", json=body)
+    assert (again.status_code, again.json()["id"]) == (200, job)
+    assert len((await client.get("/api/jobs")).json()["items"]) == 1
 
 
 async def test_a_task_is_enqueued_and_its_result_awaited(url: str) -> None:
@@ -177,7 +306,7 @@ async def test_a_namespace_is_paused_listed_and_resumed(client: httpx.AsyncClien
 @pytest.mark.parametrize(
     ("kind", "paths"),
     [
-        ("job", ["", "/steps", "/history", "/children", "/cancel", "/retry", "/signal", "/approve"]),
+        ("job", ["", "/steps", "/signals", "/history", "/children", "/cancel", "/retry", "/signal", "/approve"]),
         ("task", ["", "/history", "/result", "/cancel", "/requeue"]),
         ("worker", ["", "/history", "/start"]),
     ],

@@ -23,6 +23,7 @@ SOURCE = Path(str(files("interlock")))
 # names that nothing in the package refers to, by reason
 PUBLIC_API = {
     "command_task", "periodic", "enqueue_with", "enqueue_statement", "enqueue_prepared", "approval", "fibonacci",
+    "submit_statement", "repeat",
     "exponential", "fence", "restore", "job_input", "get_input", "get_dependency_result", "get_dependency_error",
     "get_config", "transition_to", "require_state", "SyncInterlock", "drain", "run_inline",
 }  # fmt: skip
@@ -33,8 +34,9 @@ CALLED_BY_NAME = {
     # gRPC servicers
     "RegisterWorker", "SendSample", "NotifyPhaseComplete", "ReportCompletion", "SetPartitionBoundaries",
     "StartShuffle", "StartMerge", "GetStatus", "ShuffleData",
-    # overridden methods of frameworks: uvicorn, FastAPI, logging
-    "capture_signals", "openapi", "emit",
+    # overridden methods of frameworks: uvicorn, FastAPI, logging, PyYAML
+    "capture_signals", "openapi", "emit", "compose_document", "compose_node", "compose_scalar_node",
+    "compose_sequence_node", "compose_mapping_node",
 }  # fmt: skip
 
 

@@ -6,22 +6,22 @@ import re
 from enum import StrEnum
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from interlock.cli.inspect import ENFORCED, diagram
+from interlock.cli.diagram import ENFORCED, diagram
 from interlock.lifecycle import MACHINES
 from interlock.machine import Machine
 from interlock.machine.diagram import document, mermaid, svg
+from svg_support import SVG, Rectangle, plain, rectangles, texts
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
-SVG = "{http://www.w3.org/2000/svg}"
 
 every_machine = pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES.keys())
 
@@ -30,43 +30,8 @@ app.command()(diagram)
 runner = CliRunner()
 
 
-class Rectangle(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def overlaps(self, other: Rectangle) -> bool:
-        return (
-            self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
-        )
-
-    def holds(self, other: Rectangle) -> bool:
-        return (
-            self.left <= other.left
-            and self.top <= other.top
-            and other.right <= self.right
-            and other.bottom <= self.bottom
-        )
-
-
 def drawn(machine: Machine[Any, Any]) -> ET.Element:
     return ET.fromstring(svg(machine))  # noqa: S314 - our own text
-
-
-def rectangles(picture: ET.Element, kind: str) -> list[Rectangle]:
-    found = [element for element in picture.iter(f"{SVG}rect") if element.get("class") == kind]
-    sizes = [tuple(float(element.get(key, "nan")) for key in ("x", "y", "width", "height")) for element in found]
-    return [Rectangle(x, y, x + width, y + height) for x, y, width, height in sizes]
-
-
-def texts(picture: ET.Element) -> list[str]:
-    return [element.text or "" for element in picture.iter(f"{SVG}text")]
-
-
-def plain(text: str) -> str:
-    """Take the colours out, which some environments force on."""
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
 
 
 class TestMermaid:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from interlock.model.graph import HEADER_FIELDS, STEP_FIELDS
+
 pytestmark = pytest.mark.flow
 
 ROOT = Path(__file__).parents[2]
@@ -34,10 +36,18 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
     assert shown[1] in (ROOT / "examples" / "hello.py").read_text(encoding="utf-8")
 
 
+def headings(page: Path) -> set[str]:
+    """List the anchors of a page as GitHub makes them: lower case, without punctuation, with hyphens for spaces."""
+    found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
+            linked = (page.parent / target) if target else page
+            assert linked.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in headings(linked), f"{page.name} links to {target}#{anchor}"
 
 
 def test_paths_in_the_map_and_the_recipes_exist() -> None:
@@ -62,6 +72,12 @@ def test_names_after_a_path_are_defined_in_that_file() -> None:
                     assert re.search(pattern, source, re.MULTILINE), f"{page.name}: {path} does not define {part}"
                     checked += 1
     assert checked > 5, "the pattern still finds them"
+
+
+def test_the_reference_names_every_field_of_a_definition() -> None:
+    page = (ROOT / "docs" / "workflow-semantics.md").read_text(encoding="utf-8")
+    fields = {*HEADER_FIELDS, *(field for fields in STEP_FIELDS.values() for field in fields)}
+    assert {field for field in fields if f"`{field}`" not in page} == set()
 
 
 def test_documents_have_no_placeholders_of_recipes() -> None:

@@ -60,6 +60,8 @@ EXPECTED = {
     "task": """
         waiting                    release    pending
         waiting                    skip       skipped
+        waiting                    succeed    done
+        waiting                    fail       error
         pending                    claim      running
         pending                    hold       waiting
         running                    succeed    done
@@ -128,7 +130,7 @@ STATES = {
 MOVES = {
     "worker": 14,
     "task-attempt": 10,
-    "task": 15,
+    "task": 17,
     "job": 8,
     "supervised-worker": 10,
     "sort-worker": 17,

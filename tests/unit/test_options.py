@@ -32,7 +32,7 @@ from interlock.model.options import (
     options_in,
 )
 from interlock.store.enqueue import ENQUEUE, is_copyable
-from interlock.store.schedules import OPTIONS as SCHEDULE_OPTIONS
+from interlock.store.schedules import TASK_OPTIONS as SCHEDULE_OPTIONS
 from interlock.supervisor.http.requests import MAX_NAME_LENGTH, OPTION_TYPES, NewTaskRequest
 
 pytestmark = pytest.mark.unit

@@ -197,64 +197,24 @@ def test_the_result_of_a_step_is_a_document() -> None:
         },
         "orchestration_metadata": {"chosen": ["a"]},
     }
-    failed = step_result("ship", success=False, error={"message": "no", "retryable": True})
-    assert (failed["status"], failed["error"]["message"], failed["metadata"]["retryable"]) == ("failed", "no", True)
+    error = {"message": "no", "retryable": True}
+    failed = step_result("ship", success=False, error=error)
+    assert (failed["status"], failed["error"], failed["metadata"]["retryable"]) == ("failed", error, True)
     assert step_result("a", success=False, error={"retryable": True}, retryable=False)["metadata"]["retryable"] is False
     assert failed["metadata"]["execution_ms"] is None
 
 
-async def passed(**more: Any) -> Any:
-    """Run what ends steps without a handler, as every app has it."""
-    task = Interlock("postgresql://nowhere").tasks["interlock.pass"]
-    ctx = StepContext(task_type=task.name, job=job(**more))
-    arguments = bind(task, {}, ctx.job)
-    assert task.context_parameter is not None
-    return task.encode_result(await task.function(**arguments, **{task.context_parameter: ctx}))
-
-
-CHILD = {"job_id": "c-1", "status": "COMPLETED", "output": {"a": 1}, "error": None}
-
-
 @pytest.mark.parametrize(
-    ("more", "result"),
+    ("answer", "message"),
     [
-        ({"kind": "sleep"}, None),
-        ({"kind": "map"}, None),
-        ({"kind": "signal", "signal": {"paid": 3}}, {"paid": 3}),
-        ({"kind": "signal", "signal": None}, None),
-        ({"kind": "approval", "signal": {"approved": True, "by": "eva"}}, {"approved": True, "by": "eva"}),
-        ({"kind": "child", "child": CHILD}, {"a": 1}),
-        ({"kind": "child", "child": {**CHILD, "status": "RUNNING"}}, {"job_id": "c-1"}),
-        ({"kind": "child", "child": {**CHILD, "status": "FAILED"}, "wait": False}, {"job_id": "c-1"}),
+        ({"approved": False, "by": "eva", "comment": "too dear"}, "rejected by eva: too dear$"),
+        ({"approved": 1}, "rejected$"),
+        (None, "rejected$"),
     ],
 )
-async def test_steps_without_a_handler_end_with_what_they_waited_for(more: dict[str, Any], result: Any) -> None:
-    assert await passed(**more) == result
-
-
-@pytest.mark.parametrize(
-    ("more", "told"),
-    [
-        ({"kind": "signal", "refused": "no signal within 60 s"}, "no signal within 60 s"),
-        ({"kind": "approval", "signal": {"approved": False, "by": "eva", "comment": "too dear"}}, "by eva: too dear$"),
-        ({"kind": "approval", "signal": {"approved": 1}}, "rejected$"),
-        ({"kind": "approval", "signal": None}, "rejected$"),
-        ({"kind": "child", "child": None}, "the child job was not started"),
-        ({"kind": "child", "child": {**CHILD, "status": "CANCELED"}}, "the child job c-1 ended as CANCELED$"),
-        (
-            {
-                "kind": "child",
-                "child": {**CHILD, "status": "FAILED", "error": {"steps": {"pay": {"message": "broke"}}}},
-            },
-            "c-1 ended as FAILED: step pay failed: broke",
-        ),
-        ({"kind": "child", "child": {**CHILD, "status": "FAILED", "error": {"reason": "late"}}}, "FAILED: late"),
-        ({"kind": "child", "child": {**CHILD, "status": "FAILED", "error": "odd"}}, "FAILED: odd"),
-    ],
-)
-async def test_steps_without_a_handler_fail_for_good(more: dict[str, Any], told: str) -> None:
-    with pytest.raises(PermanentError, match=told):
-        await passed(**more)
+def test_any_other_answer_is_a_rejection(answer: Any, message: str) -> None:
+    with pytest.raises(PermanentError, match=message):
+        require_approval(answer)
 
 
 def test_an_answer_is_given_back_when_it_is_a_yes() -> None:

@@ -30,18 +30,18 @@ def dags(draw: st.DrawFn) -> list[dict[str, Any]]:
         upstream = draw(st.lists(st.integers(0, n - 1), unique=True, max_size=4)) if n else []
         success = draw(st.lists(st.booleans(), min_size=len(upstream), max_size=len(upstream)))
         after = [f"s{m}" for m, good in zip(upstream, success, strict=True) if good]
-        steps.append(plain(f"s{n}", after=after, after_failure=[f"s{m}" for m in upstream if f"s{m}" not in after]))
+        steps.append(plain(f"s{n}", after=after, on_failure=[f"s{m}" for m in upstream if f"s{m}" not in after]))
     return draw(st.permutations(steps))
 
 
 @given(dags())
 def test_every_dag_is_let_pass_and_put_in_order(steps: list[dict[str, Any]]) -> None:
     check_definition(workflow(*steps))
-    order = topological_order(steps)
+    order = topological_order(workflow(*steps))
     assert sorted(order) == sorted(step["name"] for step in steps)
     found = list(edges(workflow(*steps)))
     assert all(order.index(edge.upstream) < order.index(edge.downstream) for edge in found)
-    assert len(found) == sum(len(step["after"]) + len(step["after_failure"]) for step in steps)
+    assert len(found) == sum(len(step["after"]) + len(step["on_failure"]) for step in steps)
 
 
 @given(dags(), st.data())
@@ -49,7 +49,7 @@ def test_every_circle_is_refused_with_the_way_around_it(steps: list[dict[str, An
     names = data.draw(st.lists(st.sampled_from([step["name"] for step in steps]), min_size=1, unique=True))
     by_name = {step["name"]: step for step in steps}
     for name, upstream in zip(names, [names[-1], *names], strict=False):
-        if upstream not in (*by_name[name]["after"], *by_name[name]["after_failure"]):
+        if upstream not in (*by_name[name]["after"], *by_name[name]["on_failure"]):
             by_name[name]["after"] = [*by_name[name]["after"], upstream]
     with pytest.raises(GraphError, match="form a cycle: ") as refused:
         check_definition(workflow(*steps))
@@ -57,7 +57,7 @@ def test_every_circle_is_refused_with_the_way_around_it(steps: list[dict[str, An
     assert circle[0] == circle[-1]
     assert len(set(circle)) == len(circle) - 1
     for upstream, name in pairwise(circle):
-        assert upstream in (*by_name[name]["after"], *by_name[name]["after_failure"])
+        assert upstream in (*by_name[name]["after"], *by_name[name]["on_failure"])
     assert refused.value.step == circle[0]
 
 
@@ -89,7 +89,7 @@ def test_a_branch_is_marked_in_its_edge() -> None:
         ),
         (workflow(plain("b"), plain("a", kind="map", over="b")), ("steps", 1, "over"), "'b' must stand in after too"),
         (
-            workflow(plain("b"), plain("a", kind="map", over="b", after_failure=["b"])),
+            workflow(plain("b"), plain("a", kind="map", over="b", on_failure=["b"])),
             ("steps", 1, "over"),
             "'b' must stand in after too",
         ),
@@ -104,7 +104,7 @@ def test_a_refusal_leads_to_the_field(given_document: Any, path: tuple[Any, ...]
 
 def test_absent_and_null_fields_mean_the_default() -> None:
     check_definition(workflow({"name": "a", "type": "t"}))
-    everything = ("after", "after_failure", "join", "backoff", "timeout", "config", "compensate", "branches", "over")
+    everything = ("after", "on_failure", "join", "backoff", "timeout", "config", "compensate", "branches", "over")
     check_definition({**workflow(plain("a", **dict.fromkeys(everything))), "input_schema": None, "timeout": None})
 
 
@@ -118,3 +118,9 @@ def test_the_check_grows_with_the_steps() -> None:
 
     few, many = (min(seconds(count) for _ in range(5)) for count in (500, 10_000))  # but for garbage
     assert many < 100 * max(few, 0.001), "twenty times as many, and not four hundred times as long"
+
+
+def test_a_step_cannot_recover_the_recovery_of_a_step_that_it_comes_after() -> None:
+    steps = [plain("a"), plain("r", recovers=["a"]), plain("c", after=["a"], recovers=["r"])]
+    with pytest.raises(GraphError, match="'c' would wait for itself"):
+        check_definition(workflow(*steps))

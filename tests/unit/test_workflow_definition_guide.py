@@ -1,20 +1,22 @@
-"""The workflows printed in the guide can be declared."""
+"""The workflows printed in the guides can be declared."""
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
-from types import ModuleType
+import ast
+from typing import TYPE_CHECKING
 
 import pytest
 
+from guides import blocks, run_page
 from interlock import Interlock
-from interlock.client.templates import TemplateError
+from interlock.client.template_yaml import TemplateError
+from interlock.model.workflow_diagram import workflow_mermaid
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.unit
 
-GUIDE = (Path(__file__).parents[2] / "docs" / "workflows.md").read_text(encoding="utf-8")
 HANDLERS = """
 def validate(number: int) -> None: ...
 def route() -> str: ...
@@ -23,19 +25,17 @@ def call_back() -> None: ...
 """
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.+?)```", GUIDE, re.DOTALL)
-
-
-def test_the_python_of_the_guide_runs_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = ModuleType("workflows_guide")
-    monkeypatch.setitem(sys.modules, "workflows_guide", guide)  # where annotations are looked up
-    runnable = [block for block in blocks("python") if "async with app" not in block]
-    assert len(runnable) == len(blocks("python")) - 1 > 4
-    for block in runnable:
-        exec(compile(block, "workflows.md", "exec"), guide.__dict__)  # noqa: S102 - our own page
+def test_the_python_of_the_guides_runs_as_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    guide = run_page("workflows.md", monkeypatch)
     assert guide.ship.workflow is guide.wf
     assert [step["kind"] for step in guide.wf2.document["steps"]][2:4] == ["approval", "signal"]
+    flow = run_page("control-flow.md", monkeypatch)
+    assert workflow_mermaid(flow.payment.document) in blocks("commands.md", "mermaid"), "docs/commands.md shows it"
+
+
+def test_the_python_of_the_page_about_jobs_is_valid() -> None:
+    for block in blocks("jobs.md", "python"):  # each needs a database
+        compile(block, "jobs.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
 def test_the_template_of_the_guide_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,7 @@ def test_the_template_of_the_guide_is_one(tmp_path: Path, monkeypatch: pytest.Mo
     @app.task
     def send_email(number: int) -> None: ...
 
-    (template,) = blocks("yaml")
+    (template,) = blocks("templates.md", "yaml")
     (tmp_path / "orders.yaml").write_text(template)
     (loaded,) = app.load_templates(tmp_path)
     assert [step["name"] for step in loaded.document["steps"]][-1] == "apologize"
@@ -57,4 +57,4 @@ def test_the_template_of_the_guide_is_one(tmp_path: Path, monkeypatch: pytest.Mo
     )
     with pytest.raises(TemplateError) as refused:
         app.load_templates(tmp_path)
-    assert f"{tmp_path}/{blocks('console')[-1].strip()}" == str(refused.value)
+    assert f"{tmp_path}/{blocks('templates.md', 'console')[-1].strip()}" == str(refused.value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from interlock import Backoff, Interlock
-from interlock.client.templates import TemplateError
+from interlock.client.template_yaml import TemplateError
 from interlock.errors import DefinitionError, PermanentError
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ steps:
   - name: paid
     type: signal
     signal: payment
+    payload_schema: {type: object, required: [amount], properties: {amount: {type: integer}}}
+    assignee: input.clerk
     timeout: 86400
     dependencies: [invoice]
   - name: release
@@ -77,7 +79,7 @@ steps:
     dependencies: [paid]
   - name: apologize
     handler: template_handlers:apologize
-    after_failure: [paid, release]
+    on_failure: [paid, release]
     join: any
 """
 
@@ -142,9 +144,10 @@ def test_a_template_gives_the_same_document_as_python(tmp_path: Path) -> None:
     wf.sleep("standard", until="2030-01-01T00:00:00Z", after=["route"])
     wf.map(over="reserve", strategy=0.9, after=["reserve", "express", "standard"], join="any")(written.pack)
     wf.child("invoice", "billing", version="1", wait=False, input={"kind": "order"}, after=["pack"])
-    wf.signal("paid", signal="payment", timeout=86400, after=["invoice"])
+    amount = {"type": "object", "required": ["amount"], "properties": {"amount": {"type": "integer"}}}
+    wf.signal("paid", signal="payment", payload_schema=amount, assignee="input.clerk", timeout=86400, after=["invoice"])
     wf.approval("release", namespace="desk", priority=3, after=["paid"])
-    wf.step(after_failure=["paid", "release"], join="any")(written.apologize)
+    wf.step(on_failure=["paid", "release"], join="any")(written.apologize)
 
     assert loaded.document == wf.document
     assert loaded.steps["reserve"].task is not None
@@ -189,6 +192,37 @@ def test_the_names_of_the_older_product_are_known(tmp_path: Path) -> None:
     assert (square["timeout"], choose["kind"], choose["max_tries"], last["max_tries"]) == (30.0, "decision", 1, 2)
 
 
+def test_every_field_of_a_definition_can_be_written(tmp_path: Path) -> None:
+    template = """\
+        name: orders
+        output: mail
+        tags: [shop]
+        attributes: {region: north}
+        callback_url: https://example.org/hook
+        steps:
+          - {name: a, handler: check_order}
+          - {name: b, handler: check_order, when: input.number > 3}
+          - {name: c, handler: check_order, recovers: [a], on_failure: b}
+          - {name: d, handler: check_order, always: [a, b], after: [c], join: 2, cancel_rest: true}
+          - {name: mail, handler: check_order, on_failure: [d]}
+        """
+    (loaded,) = shop().load_templates(write(tmp_path, template))
+    app = shop()
+    wf = app.workflow(
+        "orders",
+        output="mail",
+        tags=["shop"],
+        attributes={"region": "north"},
+        callback_url="https://example.org/hook",
+    )
+    wf.task("check_order", name="a")
+    wf.task("check_order", name="b", when="input.number > 3")
+    wf.task("check_order", name="c", recovers=["a"], on_failure=["b"])
+    wf.task("check_order", name="d", always=["a", "b"], after=["c"], join=2, cancel_rest=True)
+    wf.task("check_order", name="mail", on_failure=["d"])
+    assert loaded.document == wf.document
+
+
 def test_a_directory_and_a_file_of_several_documents_are_loaded_in_order(tmp_path: Path) -> None:
     def one(name: str) -> str:
         return f"name: {name}\nsteps:\n  - {{name: a, type: sleep, seconds: 1}}\n"
@@ -198,7 +232,7 @@ def test_a_directory_and_a_file_of_several_documents_are_loaded_in_order(tmp_pat
     write(tmp_path, "nothing", "notes.txt")
     app = Interlock("postgresql://nowhere")
     assert [workflow.name for workflow in app.load_templates(str(tmp_path))] == ["first", "also", "second"]
-    assert list(app.workflows) == [("first", "1"), ("also", "1"), ("second", "1")]
+    assert [name for name, _ in app.workflows] == ["first", "also", "second"]
 
 
 STEPS = "name: orders\nsteps:\n"
@@ -212,11 +246,11 @@ STEPS = "name: orders\nsteps:\n"
         ("name: orders", "line 1: steps: a template needs a list of steps"),
         ("name: orders\nsteps: 3", "line 2: steps: a template needs a list of steps"),
         ("name: orders\nsteps: []", "line 2: steps: a workflow needs a list of one step or more"),
-        ("nam: orders\nsteps: []", "line 1: unknown field: nam; known are description"),
+        ("nam: orders\nsteps: []", "line 1: unknown field: nam; known are attributes"),
         ("name: a b\nsteps: []", "line 1: name: a name consists of at most 500 letters"),
         ("steps: []", "line 1: name: a name consists of at most 500 letters"),
         ("name: orders\nversion: 1/2\nsteps: []", "line 2: version: a version is a string"),
-        ("name: orders\nname: other\nsteps: []", "line 2: the field name is given twice"),
+        ("name: orders\nname: other\nsteps: []", "line 2: the key 'name' is given twice"),
         ("name: orders\ninput_schema:\n  type: objekt\nsteps: []", "line 2: input_schema: it is no JSON Schema"),
         (STEPS + "  - 3", "line 3: steps[0]: expected a mapping of fields"),
         (STEPS + "  - type: sleep", "line 3: steps[0], name: a step needs a name"),
@@ -237,7 +271,7 @@ STEPS = "name: orders\nsteps:\n"
             "a handler must be a function, a task or",
         ),
         (STEPS + "  - name: a\n    type: sleep\n    handler: check_order", "line 5: step 'a', handler: a step of type"),
-        (STEPS + "  - name: a\n    type: sleep\n    seconds: 0", "line 5: step 'a', seconds: it must be a positive"),
+        (STEPS + "  - name: a\n    type: sleep\n    seconds: -1", "line 5: step 'a', seconds: it must be"),
         (
             STEPS + "  - name: a\n    handler: check_order\n    dependencies: [b]",
             "line 5: step 'a', dependencies: there is no step 'b'",
@@ -282,7 +316,7 @@ def test_a_refusal_names_file_line_and_field(tmp_path: Path, text: str, told: st
 def test_two_templates_of_one_version_are_refused(tmp_path: Path) -> None:
     text = STEPS + "  - {name: a, type: sleep, seconds: 1}\n"
     file = write(tmp_path, f"{text}---\n{text}")
-    with pytest.raises(TemplateError, match=re.escape("line 5: name: workflow 'orders', version '1' is defined twice")):
+    with pytest.raises(TemplateError, match=re.escape("line 5: name: workflow 'orders' is defined twice")):
         shop().load_templates(file)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,8 @@ from interlock.model.options import NewTask
 from interlock.postgres.notifier import WakeMode
 from interlock.store.enqueue import enqueue_task
 from interlock.store.tasks import claim_pending_tasks, until_next_run
+from interlock.worker.fetcher import poll_interval
+from interlock.worker.settings import WorkerSettings
 from worker_support import serving, until
 
 if TYPE_CHECKING:
@@ -40,6 +43,40 @@ async def test_polling_alone_finds_tasks_too(url: str, database: Connection) -> 
         assert not worker.components.is_listening
 
 
+@pytest.mark.unit
+def test_polling_is_at_most_500_ms_apart_by_default() -> None:
+    for empty_polls in (1, 2, 3, 10, 1_000):
+        assert 0 < poll_interval(WorkerSettings(), empty_polls) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("mode", "polling"), [(WakeMode.HYBRID, {}), (WakeMode.EVENTS, {"events_poll": 0.3}), (WakeMode.POLLING, {})]
+)
+async def test_polling_finds_a_task_whose_notification_was_lost(
+    url: str, database: Connection, mode: WakeMode, polling: dict[str, float]
+) -> None:
+    async with serving(url, mode=mode, **polling) as worker:
+        await until(lambda: worker._components is not None)  # noqa: SLF001 - it is not connected yet
+        await until(lambda: worker.components.is_listening is (mode is not WakeMode.POLLING))
+        await until(lambda: worker.state is WorkerState.BACKING_OFF)
+        async with database.transaction():
+            await database.execute("set local session_replication_role = replica")  # the notifying trigger does not run
+            await enqueue_task(database, ADD, actor="me")
+        await until(lambda: worker.context.tasks_processed == 1)
+        assert worker.components.statistics.tasks.fallback_hits == (0 if mode is WakeMode.POLLING else 1)
+
+
+async def test_in_events_mode_a_worker_that_listens_polls_seldom(url: str, database: Connection) -> None:
+    async with serving(url, mode=WakeMode.EVENTS, poll_base=0.001, poll_cap=0.001, events_poll=60) as worker:
+        await until(lambda: worker._components and worker.components.is_listening)  # noqa: SLF001 - not connected yet
+        await enqueue_task(database, ADD, actor="me")
+        await until(lambda: worker.context.tasks_processed == 1)
+        await until(lambda: worker.state is WorkerState.BACKING_OFF)
+        polls = worker.context.backoff_count
+        await asyncio.sleep(0.3)  # nothing happens, which no event can tell
+        assert worker.context.backoff_count == polls
+
+
 async def test_a_task_for_later_is_run_when_it_is_due(url: str, database: Connection) -> None:
     async with serving(url, poll_base=60, poll_cap=60) as worker:
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
@@ -55,6 +92,18 @@ async def test_a_task_that_became_due_since_the_claim_is_not_slept_over(database
     for left in (timedelta(minutes=1), timedelta(milliseconds=-10)):
         now = due["run_at"] - left
         assert await until_next_run(database, types=["add"], namespaces=["default"], now=now) == left
+
+
+@pytest.mark.store
+async def test_the_next_due_task_is_found_among_all_priorities_and_namespaces(database: Connection) -> None:
+    now = datetime.now(UTC)
+    for namespace, priority, seconds in (("a", 5, 50), ("a", 0, 40), ("a", -3, 30), ("b", 9, 20), ("c", 0, 10)):
+        later = NewTask("add", {}, namespace=namespace, priority=priority, run_at=now + timedelta(seconds=seconds))
+        await enqueue_task(database, later, actor="me")
+    await enqueue_task(database, NewTask("other", {}, namespace="a", run_at=now + timedelta(seconds=1)), actor="me")
+    for namespaces, seconds in ((["a"], 30), (["a", "b"], 20), (["b", "c"], 10)):
+        found = await until_next_run(database, types=["add"], namespaces=namespaces, now=now)
+        assert found == timedelta(seconds=seconds)
 
 
 async def test_a_worker_is_notified_of_its_own_namespaces_only(url: str, database: Connection) -> None:

@@ -78,7 +78,7 @@ async def test_worker_graceful_shutdown_completes_active_task(url: str, database
 
 
 async def test_worker_backoff_increases_on_empty_queue(url: str) -> None:
-    async with serving(url, mode="polling", poll_base=0.02) as worker:
+    async with serving(url, mode="polling", poll_base=0.02, poll_cap=5) as worker:
         await until(lambda: worker.context.backoff_count >= 7)
         rests = [move.lasted for move in worker.history if move.from_state is WorkerState.BACKING_OFF]
     # a busy machine makes a rest longer, but never shorter

@@ -69,7 +69,8 @@ async def test_a_decision_skips_unchosen_branches_and_a_join_waits_for_the_chose
         "always": "done",
         "join": "done",
     }
-    assert (steps["standard"]["reason"], steps["standard"]["poisoned"]) == ("branch not taken", False)
+    assert (steps["standard"]["reason"], steps["standard"]["skipped_by_failure"]) == ("branch not chosen", False)
+    assert steps["after_standard"]["reason"] == "step standard was skipped"
     assert (await driver.job(job))["output"] == {"always": None, "join": "ok"}
 
 
@@ -101,8 +102,8 @@ async def test_an_unhandled_failure_skips_downstream_steps_and_fails_the_job_at_
         "x": "done",
         "y": "done",
     }
-    assert (steps["b"]["reason"], steps["b"]["poisoned"]) == ("step a failed", True)
-    assert (steps["c"]["reason"], steps["c"]["poisoned"]) == ("step b failed", True)
+    assert (steps["b"]["reason"], steps["b"]["skipped_by_failure"]) == ("step a failed", True)
+    assert (steps["c"]["reason"], steps["c"]["skipped_by_failure"]) == ("step b failed", True)
     row = await driver.job(job)
     assert (row["status"], row["reason"], row["output"]) == ("FAILED", "step a failed: boom", None)
     assert row["error"] == {"steps": {"a": {"type": "ValueError", "message": "boom"}}}
@@ -120,21 +121,92 @@ async def test_the_reason_of_a_skip_names_the_failed_step_of_any_batch(driver: J
     assert (await driver.job(job))["reason"] == "step a failed: boom"
 
 
-async def test_a_failure_edge_handles_a_failure_and_is_not_taken_without_one(driver: JobDriver) -> None:
+async def test_the_reason_of_a_handler_that_is_not_needed_names_the_step_of_any_batch(driver: JobDriver) -> None:
+    driver.outcomes = {"a": Failed("boom")}
+    job = await driver.submit(step("a"), step("s", "a"), step("b"), step("x"), step("c", "x", on_failure=["s", "b"]))
+    tasks = {name_of(task): task for task in await driver.claim()}
+    for name in ("a", "b", "x"):
+        await driver.settle(tasks[name])
+        await driver.advance()
+    assert (await driver.steps(job))["c"]["reason"] == "step b did not fail", "s failed: it was skipped because of a"
+
+
+async def test_a_recovering_step_replaces_the_failed_one_and_is_passed_over_without_a_failure(
+    driver: JobDriver,
+) -> None:
     driver.outcomes = {"a": Failed("boom"), "mend": "mended"}
-    declared = [step("a"), step("b", "a"), step("mend", after_failure=["a"]), step("end", "b", "mend", join="any")]
+    declared = [step("a", compensate="undo"), step("mend", recovers=["a"]), step("b", "a")]
     job = await driver.submit(*declared)
     await driver.run(until=lambda: "a" in driver.ran)
     (task,) = await driver.claim()
     assert (await driver.inputs(task.id))["errors"] == {"a": {"type": "ValueError", "message": "boom"}}
     await driver.settle(task)
+    await driver.advance()
+    (task,) = await driver.claim()
+    assert (await driver.inputs(task.id))["results"] == {"a": "mended"}, "the result of the step that recovered it"
+    await driver.settle(task)
     await driver.run()
     row = await driver.job(job)
-    assert (row["status"], row["output"]) == ("COMPLETED", {"end": None})
+    assert (row["status"], row["output"]) == ("COMPLETED", {"mend": "mended", "b": None})
+    driver.outcomes = {"a": "well"}
+    well = await driver.submit(*declared)
+    await driver.run()
+    steps = await driver.steps(well)
+    assert [steps[name]["state"] for name in ("a", "mend", "b")] == ["done", "skipped", "done"]
+    assert (steps["mend"]["reason"], steps["mend"]["skipped_by_failure"]) == ("step a did not fail", False)
+    assert (await driver.job(well))["status"] == "COMPLETED"
+
+
+async def test_a_recovery_that_fails_leaves_the_failure_standing(driver: JobDriver) -> None:
+    driver.outcomes = {"a": Failed("boom"), "mend": Failed("broken too")}
+    job = await driver.submit(
+        step("z", compensate="undo"), step("a", "z"), step("mend", recovers=["a"]), step("b", "a")
+    )
+    await driver.run()
+    assert await driver.states(job) == {
+        "z": "done",
+        "a": "error",
+        "mend": "error",
+        "b": "skipped",
+        "compensate:z": "done",
+    }
+    row = await driver.job(job)
+    assert (row["status"], row["reason"]) == ("FAILED", "step a failed: boom")
+    assert row["error"]["steps"].keys() == {"a", "mend"}
+
+
+async def test_observers_run_and_leave_the_job_to_fail_and_to_compensate(driver: JobDriver) -> None:
+    driver.outcomes = {"charge": Failed("no funds")}
+    declared = [
+        step("reserve", compensate="release"),
+        step("charge", "reserve"),
+        step("ship", "charge"),
+        step("notify", on_failure=["charge"]),
+        step("tidy", "reserve", always=["charge"]),
+    ]
+    job = await driver.submit(*declared)
+    await driver.run()
+    assert await driver.states(job) == {
+        "reserve": "done",
+        "charge": "error",
+        "ship": "skipped",
+        "notify": "done",
+        "tidy": "done",
+        "compensate:reserve": "done",
+    }
+    assert driver.ran[-1] == "compensate:reserve", "after everything that still ran"
+    row = await driver.job(job)
+    assert (row["status"], row["reason"]) == ("FAILED", "step charge failed: no funds")
     driver.outcomes = {}
     well = await driver.submit(*declared)
     await driver.run()
-    assert await driver.states(well) == {"a": "done", "b": "done", "mend": "skipped", "end": "done"}
+    steps = await driver.steps(well)
+    assert {name: found["state"] for name, found in steps.items()} == {
+        **dict.fromkeys(("reserve", "charge", "ship", "tidy"), "done"),
+        "notify": "skipped",
+    }
+    assert steps["notify"]["reason"] == "step charge did not fail"
+    assert (await driver.job(well))["status"] == "COMPLETED"
 
 
 @pytest.mark.parametrize(
@@ -156,21 +228,28 @@ async def test_a_join_needs_its_share(driver: JobDriver, join: Any, failing: lis
     assert (await driver.job(job))["status"] == ("COMPLETED" if released else "FAILED")
 
 
-async def test_a_step_whose_failure_edges_are_not_taken_is_skipped_and_not_poisoned(driver: JobDriver) -> None:
-    job = await driver.submit(step("a"), step("m", after_failure=["a"]), step("n", "m"), step("o", after_failure=["m"]))
+async def test_a_failure_handler_that_is_not_needed_is_skipped_and_not_poisoned(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"), step("m", on_failure=["a"]), step("n", "m"), step("o", on_failure=["m"]))
     await driver.run()
     steps = await driver.steps(job)
-    assert [(steps[name]["state"], steps[name]["poisoned"]) for name in "mno"] == [("skipped", False)] * 3
+    assert [(steps[name]["state"], steps[name]["skipped_by_failure"]) for name in "mno"] == [("skipped", False)] * 3
+    assert [steps[name]["reason"] for name in "mno"] == [
+        "step a did not fail",
+        "step m was skipped",
+        "step m did not fail",
+    ]
     row = await driver.job(job)
-    assert (row["status"], row["output"]) == ("COMPLETED", {})
+    assert (row["status"], row["output"]) == ("COMPLETED", {"a": None}), "a step with observers only is a last step"
 
 
-async def test_a_failure_edge_from_a_poisoned_skip_does_not_handle_the_failure(driver: JobDriver) -> None:
+async def test_a_step_that_was_skipped_because_of_a_failure_counts_as_failed(driver: JobDriver) -> None:
     driver.outcomes = {"a": Failed("boom")}
-    job = await driver.submit(step("a"), step("b", "a"), step("c", after_failure=["b"]))
+    observed = await driver.submit(step("a"), step("b", "a"), step("c", on_failure=["b"]), name="observed")
+    recovered = await driver.submit(step("a"), step("b", "a"), step("c", recovers=["b"]), name="recovered")
     await driver.run()
-    assert await driver.states(job) == {"a": "error", "b": "skipped", "c": "done"}
-    assert (await driver.job(job))["status"] == "FAILED", "nothing that comes right after the failure ran"
+    for job, status in ((observed, "FAILED"), (recovered, "COMPLETED")):
+        assert await driver.states(job) == {"a": "error", "b": "skipped", "c": "done"}
+        assert (await driver.job(job))["status"] == status
 
 
 async def test_compensations_run_in_reverse_order_of_completion(driver: JobDriver) -> None:
@@ -250,7 +329,7 @@ async def test_worker_count_applies_to_root_steps_parts_and_priorities(driver: J
         seen.append(name_of(claimed[0]))
         await driver.settle(claimed[0])
         await driver.advance()
-    assert seen == ["r2", "r1", "a", "m[0]", "m[1]", "m[2]", "m[3]", "m"]
+    assert seen == ["r2", "r1", "a", "m[0]", "m[1]", "m[2]", "m[3]"]
     assert (await driver.job(job))["status"] == "COMPLETED"
 
 

@@ -97,7 +97,7 @@ async def test_concurrent_cancellations_and_signals_do_not_deadlock(driver: JobD
                 step("m", "a", kind="map", over="a"),
                 step("c", "a", kind="child", workflow="child"),
                 step("s", "a", kind="signal", signal="go"),
-                step("mend", after_failure=["b3"]),
+                step("mend", recovers=["b3"]),
                 step("z", *(f"b{at}" for at in range(5)), "m", "c", "s", join="any"),
                 worker_count=chance.choice([None, 2]),
                 name="big",

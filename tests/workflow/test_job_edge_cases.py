@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from interlock.workflow.cancel import cancel_job
 from interlock.workflow.dry_run import dry_run
 from interlock.workflow.new_job import NewJob
 from interlock.workflow.retry_from import retry_job_from
-from interlock.workflow.signals import expire_overdue_signals
+from interlock.workflow.signals import end_due_waits
 from interlock.workflow.submit import submit_job
 from job_driver import Failed, JobDriver, name_of
 
@@ -113,15 +114,40 @@ async def test_a_job_canceled_in_the_same_batch_gets_no_parts_and_children(drive
     assert (await driver.job(kid))["status"] == "CANCELED"
 
 
-async def test_two_messages_cancel_a_pending_job_once(database: Connection) -> None:
-    driver = JobDriver(database)
-    job = await driver.submit(step("a"))
-    for _ in range(2):
-        message = "jsonb_build_object('job_id', %s::text, 'cancel', 'no more')"
-        await database.execute(f"select pgmq.send('orchestration_step_results', {message})".encode(), [job])
+async def test_a_message_does_not_cancel_or_end_a_job(driver: JobDriver) -> None:
+    parent, kid = await child_of(driver, step("a"), step("b", "a"))
+    lone = await driver.submit(step("a"), name="lone")
+    steps = await driver.steps(parent)
+    for content in (
+        *({"job_id": str(job), "cancel": "no more", "admit": True} for job in (parent, kid, lone)),
+        {"job_id": str(parent), "task_id": str(steps["k"]["id"]), "state": "done", "status": "COMPLETED"},
+    ):
+        await driver.connection.execute(
+            "select pgmq.send('orchestration_step_results', %s::jsonb)", [json.dumps(content)]
+        )
     done = await driver.advance()
-    assert (done.finalized, done.failed) == (1, 0)
-    assert (await driver.job(job))["status"] == "CANCELED"
+    assert (done.received, done.finalized, done.failed) == (4, 0, 0)
+    assert [(await driver.job(job))["status"] for job in (parent, kid, lone)] == ["RUNNING"] * 3
+    assert (await driver.states(parent), await driver.states(kid)) == (
+        {"k": "waiting"},
+        {"a": "pending", "b": "waiting"},
+    )
+    await driver.run()
+    assert [(await driver.job(job))["status"] for job in (parent, kid, lone)] == ["COMPLETED"] * 3
+
+
+async def test_repeated_messages_cancel_a_child_once(driver: JobDriver) -> None:
+    parent, kid = await child_of(driver, step("a", namespace="far"))
+    assert (await driver.job(kid))["status"] == "PENDING"
+    await cancel_job(driver.connection, parent, actor="ada")
+    for _ in range(2):
+        message = "jsonb_build_object('job_id', %s::text)"
+        await driver.connection.execute(f"select pgmq.send('orchestration_step_results', {message})".encode(), [kid])
+    await driver.run()
+    assert [(await driver.job(job))["status"] for job in (parent, kid)] == ["CANCELED"] * 2
+    ends = "select count(*) as ends from interlock.job_state_transitions where to_state = 'CANCELED' and job_id = %s"
+    (row,) = await (await driver.connection.execute(ends, [kid])).fetchall()
+    assert row["ends"] == 1
 
 
 # --- two people at once
@@ -259,21 +285,23 @@ async def test_a_sleep_that_is_too_long_fails(driver: JobDriver, spec: Any) -> N
     assert row["status"] == "FAILED"
     assert "a time must be in the years 1970 to 9998" in row["reason"]
     with pytest.raises(DefinitionError, match=next(iter(spec))):
-        check_definition(workflow(step("nap", kind="sleep", type="interlock.pass", **spec)))
+        check_definition(workflow(step("nap", kind="sleep", **spec)))
 
 
 async def test_a_sleep_until_a_time_outside_the_calendar_fails(driver: JobDriver) -> None:
     given = {"when": "0001-01-01T00:00:00+12:00"}
     job = await driver.submit(step("nap", kind="sleep", until="when"), input=given)
-    assert (await driver.job(job))["status"] == "FAILED"
-    assert (await driver.steps(job))["nap"]["poisoned"]
+    row = await driver.job(job)
+    assert row["status"] == "FAILED"
+    assert row["reason"].startswith("step nap failed: ")
+    assert await driver.states(job) == {"nap": "error"}
 
 
 async def test_a_wait_that_is_too_long_fails(driver: JobDriver) -> None:
     job = await driver.submit(step("s", kind="signal", signal="paid", timeout=1e12))
     assert (await driver.job(job))["status"] == "FAILED"
     with pytest.raises(DefinitionError, match="at most 3155760000 seconds"):
-        check_definition(workflow(step("s", kind="signal", signal="paid", timeout=1e12, type="interlock.pass")))
+        check_definition(workflow(step("s", kind="signal", signal="paid", timeout=1e12)))
 
 
 async def test_a_job_timeout_that_is_too_long_is_refused(driver: JobDriver) -> None:
@@ -314,14 +342,16 @@ async def test_a_pending_job_over_too_many_parts_starts_and_fails(database: Conn
 
 
 async def test_a_job_whose_timeout_fails_holds_up_no_other(driver: JobDriver) -> None:
-    bad = await driver.submit(step("s", kind="signal", signal="x", timeout=1), name="bad", timeout=1)
-    good = await driver.submit(step("s", kind="signal", signal="x", timeout=1), name="good", timeout=1)
-    await refuse(driver.connection, bad, "tasks", "new.state in ('canceled', 'pending')")
+    steps = step("s", kind="signal", signal="x", timeout=1), step("a")
+    bad = await driver.submit(*steps, name="bad", timeout=1)
+    good = await driver.submit(*steps, name="good", timeout=1)
+    await refuse(driver.connection, bad, "tasks", "new.state in ('canceled', 'error')")
     later = datetime.now(UTC) + timedelta(seconds=60)
-    assert await expire_overdue_signals(driver.connection, actor="o", now=later) == 1
-    assert (await driver.states(good)) == {"s": "pending"}
-    assert (await driver.states(bad)) == {"s": "waiting"}
-    assert await expire_overdue_signals(driver.connection, actor="o", now=later) == 0
+    assert await end_due_waits(driver.connection, actor="o", now=later) == 1
+    assert (await driver.states(good))["s"] == "error"
+    assert (await driver.states(bad))["s"] == "waiting"
+    assert (await driver.job(bad))["reason"].startswith("could not be advanced after a wait")
+    assert await end_due_waits(driver.connection, actor="o", now=later) == 0
     assert await cancel_overdue_jobs(driver.connection, actor="o", now=later + timedelta(hours=2)) == 1
     assert (await driver.job(good))["ending"] == "CANCELED"
     assert (await driver.job(bad))["reason"].startswith("could not be canceled for its timeout")
@@ -361,18 +391,21 @@ async def test_a_canceled_downstream_step_does_not_handle_a_failure(driver: JobD
     await driver.run()
     row = await driver.job(job)
     assert (row["status"], row["reason"]) == ("FAILED", "step a failed: the real cause")
-    assert row["error"]["steps"]["b"] == {"type": "canceled", "message": "canceled by ada"}
+    assert row["error"]["steps"]["b"] == {"type": "canceled", "message": "canceled by ada"}, "a failure of its own"
 
 
-async def test_a_downstream_step_canceled_after_its_activation_handles_a_failure(driver: JobDriver) -> None:
+async def test_a_recovery_that_is_canceled_does_not_recover_unless_it_is_recovered_itself(driver: JobDriver) -> None:
     driver.outcomes = {"a": Failed("no")}
-    job = await driver.submit(step("a"), step("b", after_failure=["a"]), step("c", after_failure=["b"]))
-    await driver.run(until=lambda: driver.ran == ["a"])
+    job = await driver.submit(step("a"), step("b", recovers=["a"]), step("c", recovers=["b"]))
+    bare = await driver.submit(step("a"), step("b", recovers=["a"]), step("c", on_failure=["b"]), name="bare")
+    await driver.run(until=lambda: driver.ran == ["a", "a"])
     await driver.advance()
-    await cancel_unfinished_tasks(driver.connection, [(await driver.steps(job))["b"]["id"]], actor="ada")
+    for id_ in (job, bare):
+        await cancel_unfinished_tasks(driver.connection, [(await driver.steps(id_))["b"]["id"]], actor="ada")
     await driver.run()
-    assert await driver.states(job) == {"a": "error", "b": "canceled", "c": "done"}
-    assert (await driver.job(job))["status"] == "COMPLETED"
+    for id_, status in ((job, "COMPLETED"), (bare, "FAILED")):
+        assert await driver.states(id_) == {"a": "error", "b": "canceled", "c": "done"}
+        assert (await driver.job(id_))["status"] == status
 
 
 async def test_the_reason_of_a_job_with_one_worker_is_in_the_singular(driver: JobDriver) -> None:

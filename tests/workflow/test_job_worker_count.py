@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from factories import step
+from factories import step, workflow
 from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import connect
 from interlock.store.limits import Limit, admit_limited_tasks, pause_namespace, put_limits, resume_namespace
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.tasks import Outcome, settle_running_tasks
+from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import advance
 from interlock.workflow.cancel import cancel_job
-from interlock.workflow.signals import send_signal
+from interlock.workflow.signals import end_due_waits, send_signal
 from job_driver import JobDriver, name_of
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from interlock.store.tasks import ClaimedTask
 
 pytestmark = pytest.mark.store
-
-SIGNAL = step("s", kind="signal", signal="go", namespace="inventory", priority=9)
 
 
 async def active(driver: JobDriver, job: UUID) -> set[str]:
@@ -41,12 +40,11 @@ async def retry(driver: JobDriver, claimed: ClaimedTask, delay: float) -> None:
     await settle_running_tasks(driver.connection, [outcome], actor="w_1", now=driver.now)
 
 
-async def signaled(driver: JobDriver) -> tuple[UUID, ClaimedTask, ClaimedTask]:
-    """Submit a job that may run two steps; give it, the claimed step of its signal, and the other one that runs."""
+async def two_running(driver: JobDriver) -> tuple[UUID, ClaimedTask, ClaimedTask]:
+    """Submit a job that may run two steps; return it, the claimed step s of another namespace, and the other one."""
     others = [step(name) for name in "abcd"]
-    job = await driver.submit(SIGNAL, *others, worker_count=2)
+    job = await driver.submit(*others, step("s", "a", namespace="inventory", priority=9), worker_count=2)
     first, second = await driver.claim()
-    await send_signal(driver.connection, job, "go", 1, actor="eva", now=driver.now)
     await driver.settle(first)
     await driver.advance()
     (claimed,) = await driver.claim()
@@ -54,9 +52,9 @@ async def signaled(driver: JobDriver) -> tuple[UUID, ClaimedTask, ClaimedTask]:
     return job, claimed, second
 
 
-async def test_a_built_in_step_counts_while_it_waits_for_its_next_try(driver: JobDriver) -> None:
+async def test_a_step_counts_while_it_waits_for_its_next_try(driver: JobDriver) -> None:
     driver.now = datetime.now(UTC)
-    job, claimed, other = await signaled(driver)
+    job, claimed, other = await two_running(driver)
     await retry(driver, claimed, delay=3600)
     await driver.settle(other)
     await driver.advance()
@@ -67,7 +65,7 @@ async def test_a_built_in_step_counts_while_it_waits_for_its_next_try(driver: Jo
 
 async def test_a_returned_step_counts_for_a_transaction_that_began_earlier(driver: JobDriver, url: str) -> None:
     """now() is the start of the transaction: a run_at can be later by that clock and due already."""
-    job, claimed, other = await signaled(driver)
+    job, claimed, other = await two_running(driver)
     await driver.settle(other)
     async with connect(url) as early, early.transaction():
         await early.execute("select now()")
@@ -78,7 +76,7 @@ async def test_a_returned_step_counts_for_a_transaction_that_began_earlier(drive
 
 async def test_a_retried_step_waits_for_worker_count_again_after_a_pause(driver: JobDriver) -> None:
     driver.now = datetime.now(UTC)
-    job, claimed, _ = await signaled(driver)
+    job, claimed, _ = await two_running(driver)
     await retry(driver, claimed, delay=3600)
     await pause_namespace(driver.connection, "inventory", None, "ada", now=driver.now)
     await driver.advance()
@@ -91,6 +89,41 @@ async def test_a_retried_step_waits_for_worker_count_again_after_a_pause(driver:
     await driver.run()
     assert (await driver.job(job))["status"] == "RUNNING", "b was claimed, and not settled"
     assert (await driver.states(job))["s"] == "done"
+
+
+async def test_steps_that_the_engine_completes_do_not_count(driver: JobDriver) -> None:
+    """A sleep, a signal, an approval, a map and a child wait and end beside a busy step; the parts of a map count."""
+    driver.now = datetime.now(UTC)
+    await put_workflow(driver.connection, workflow(step("inner"), name="kid"))
+    job = await driver.submit(
+        step("busy", priority=9),
+        step("nap", kind="sleep", seconds=60),
+        step("paid", kind="signal", signal="paid"),
+        step("ok", kind="approval"),
+        step("kid", kind="child", workflow="kid"),
+        step("m", kind="map", over_input="xs"),
+        step("none", kind="map", over_input="no"),
+        step("z", "nap", "paid", "ok", "kid", "none"),
+        input={"xs": [1], "no": []},
+        worker_count=1,
+    )
+    claimed = {name_of(task): task for task in await driver.claim()}
+    assert set(claimed) == {"busy", "inner"}, "the child job has no worker_count"
+    await driver.settle(claimed["inner"])
+    await send_signal(driver.connection, job, "paid", 1, actor="eva", now=driver.now)
+    await send_signal(driver.connection, job, "ok", {"approved": True}, actor="eva", now=driver.now)
+    driver.now += timedelta(minutes=1)
+    assert await end_due_waits(driver.connection, actor="o_1", now=driver.now) == 1
+    await driver.advance()
+    await driver.advance()
+    steps = await driver.steps(job)
+    assert [steps[name]["state"] for name in ("nap", "paid", "ok", "kid", "none")] == ["done"] * 5
+    assert [(steps[name]["state"], steps[name]["held_by"]) for name in ("m[0]", "z")] == [
+        ("waiting", "worker_count")
+    ] * 2
+    await driver.settle(claimed["busy"])
+    await driver.run()
+    assert (await driver.job(job))["status"] == "COMPLETED"
 
 
 async def test_a_limit_does_not_release_a_step_that_waits_for_another_cause(driver: JobDriver, url: str) -> None:

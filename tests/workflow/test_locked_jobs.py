@@ -16,7 +16,7 @@ from interlock.store.doctor import diagnose
 from interlock.store.step_results import read_orchestration_failures, read_queue_state, replay_results
 from interlock.workflow.advance import MAX_MESSAGE_READS, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
-from interlock.workflow.signals import expire_overdue_signals, send_signal
+from interlock.workflow.signals import end_due_waits, send_signal
 from job_driver import JobDriver
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ async def test_a_locked_step_holds_up_only_its_own_job(driver: JobDriver, url: s
 
 async def test_timeouts_and_starts_leave_locked_jobs_for_later(database: Connection, url: str) -> None:
     driver = JobDriver(database)
-    waiting = [await driver.submit(step("s", kind="signal", signal="x", timeout=60)) for _ in range(2)]
+    steps = step("s", kind="signal", signal="x", timeout=60), step("a")
+    waiting = [await driver.submit(*steps) for _ in range(2)]
     async with held(url, "jobs", waiting[0]):
         await add_live_worker(database)
         assert await start_waiting_jobs(database, actor="o_1") == 1
@@ -146,8 +147,8 @@ async def test_timeouts_and_starts_leave_locked_jobs_for_later(database: Connect
     assert await start_waiting_jobs(database, actor="o_1") == 1
     late = datetime.now(UTC) + timedelta(minutes=2)
     async with held(url, "jobs", waiting[0]):
-        assert await expire_overdue_signals(database, actor="o_1", now=late) == 1
-    assert await expire_overdue_signals(database, actor="o_1", now=late) == 1
+        assert await end_due_waits(database, actor="o_1", now=late) == 1
+    assert await end_due_waits(database, actor="o_1", now=late) == 1
     overdue = [await driver.submit(step("a"), name="late", timeout=1) for _ in range(2)]
     async with held(url, "jobs", overdue[0]):
         assert await cancel_overdue_jobs(database, actor="o_1", now=late) == 1

@@ -1,18 +1,25 @@
-"""Retries of a job from a step: reused results and steps that run again."""
+"""Retries of a job, from its failed steps or from a given one: what runs again, and what is kept."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
-from factories import add_live_worker, step
-from interlock.errors import InputError
+from factories import add_live_worker, step, workflow
+from interlock.errors import InputError, UnknownJobError
+from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import start_waiting_jobs
+from interlock.workflow.cancel import cancel_job
+from interlock.workflow.new_job import NewJob
 from interlock.workflow.retry_from import retry_job_from
+from interlock.workflow.submit import reject_job
 from job_driver import Failed, JobDriver
+
+if TYPE_CHECKING:
+    from uuid import UUID
 
 pytestmark = pytest.mark.store
 
@@ -91,7 +98,7 @@ async def test_an_invalid_retry_is_refused(driver: JobDriver) -> None:
     await driver.run()
     with pytest.raises(InputError, match=r"has no step 'z'; it has a, b"):
         await retry_job_from(driver.connection, job, "z", actor="ada")
-    with pytest.raises(InputError, match="there is no job"):
+    with pytest.raises(UnknownJobError, match="there is no job"):
         await retry_job_from(driver.connection, uuid4(), "a", actor="ada")
 
 
@@ -120,3 +127,181 @@ async def test_a_failed_retry_does_not_compensate_reused_steps(driver: JobDriver
     await driver.run()
     assert (await driver.job(retried.id))["status"] == "FAILED"
     assert driver.ran == ["pack", "ship", "compensate:pack"], "what it took over belongs to the old job"
+
+
+# --- from the failed steps
+
+
+async def retried_run(driver: JobDriver, old: UUID, step: str | None = None, **outcomes: Any) -> UUID:
+    """Retry a job, run the new one with these outcomes, and return its id; `driver.ran` has what ran again."""
+    driver.ran, driver.outcomes = [], outcomes
+    retried = await retry_job_from(driver.connection, old, step, actor="ada")
+    assert retried.created
+    await driver.run()
+    return retried.id
+
+
+async def test_a_retry_without_a_step_runs_the_failed_steps_and_those_after_them(driver: JobDriver) -> None:
+    driver.outcomes = {"b": Failed("no"), "x": Failed("no"), "a": 1, "free": 2}
+    old = await driver.submit(
+        step("a"), step("b", "a"), step("c", "b"), step("free"), step("x", "free"), step("end", "c", "x")
+    )
+    await driver.run()
+    assert (await driver.job(old))["status"] == "FAILED"
+    new = await retried_run(driver, old, end="end")
+    assert sorted(driver.ran) == ["b", "c", "end", "x"]
+    row = await driver.job(new)
+    assert (row["status"], row["output"], row["retried_from"]) == ("COMPLETED", {"end": "end"}, old)
+
+
+async def test_a_canceled_job_is_retried_from_where_it_was_canceled(driver: JobDriver) -> None:
+    old = await driver.submit(step("a"), step("b", "a"), step("c", "b"))
+    await driver.run(until=lambda: driver.ran == ["a"])
+    assert await cancel_job(driver.connection, old, actor="ada")
+    await driver.run()
+    assert (await driver.job(old))["status"] == "CANCELED"
+    new = await retried_run(driver, old)
+    assert driver.ran == ["b", "c"]
+    assert (await driver.job(new))["status"] == "COMPLETED"
+
+
+async def test_a_canceled_job_whose_join_did_without_the_canceled_step_runs_that_step(driver: JobDriver) -> None:
+    old = await driver.submit(step("a"), step("slow", kind="signal", signal="go"), step("c", "a", "slow", join="any"))
+    await driver.run()
+    assert await cancel_job(driver.connection, old, actor="ada")
+    await driver.run()
+    assert (await driver.states(old))["c"] == "done"
+    new = await retried_run(driver, old)
+    assert driver.ran == [], "c is kept"
+    assert (await driver.states(new)) == {"a": "skipped", "slow": "waiting", "c": "skipped"}
+
+
+async def test_a_job_that_waits_to_start_is_canceled_and_retried_from_the_beginning(driver: JobDriver) -> None:
+    await driver.connection.execute("update interlock.workers set seen_until = now()")
+    old = await driver.submit(step("a"), step("b", "a"))
+    assert await cancel_job(driver.connection, old, actor="ada")
+    await driver.run()
+    await add_live_worker(driver.connection, worker="w_2")
+    new = await retried_run(driver, old)
+    assert driver.ran == ["a", "b"]
+    assert (await driver.job(new))["status"] == "COMPLETED"
+
+
+async def test_a_recovered_step_is_not_run_again(driver: JobDriver) -> None:
+    driver.outcomes = {"card": Failed("declined"), "invoice": "paper", "mail": Failed("no")}
+    steps = (
+        step("card"),
+        step("invoice", recovers=["card"]),
+        step("tell", on_failure=["card"]),
+        step("ship", "card"),
+        step("mail", "ship"),
+        step("late", "card", "mail"),
+    )
+    old = await driver.submit(*steps, output="card")
+    await driver.run()
+    assert (await driver.job(old))["status"] == "FAILED"
+    new = await retried_run(driver, old)
+    assert driver.ran == ["mail", "late"]
+    row, found = await driver.job(new), await driver.steps(new)
+    assert (row["status"], row["output"]) == ("COMPLETED", "paper"), "the result of the step that recovered it"
+    assert (found["card"]["state"], found["card"]["skipped_by_failure"]) == ("skipped", True)
+    assert found["card"]["reason"] == f"not run again: it was not needed in job {old}"
+    assert {name for name, each in found.items() if each["reused"]} == {"invoice", "tell", "ship"}
+    again = await retried_run(driver, new, "late")
+    assert driver.ran == ["late"], "a retry of the retry does not run it either"
+    assert (await driver.job(again))["status"] == "COMPLETED"
+
+
+async def test_a_retry_from_a_recovered_step_runs_all_that_depends_on_it(driver: JobDriver) -> None:
+    driver.outcomes = {"card": Failed("declined"), "invoice": "paper"}
+    old = await driver.submit(step("card"), step("invoice", recovers=["card"]), step("ship", "card"))
+    await driver.run()
+    assert (await driver.job(old))["status"] == "COMPLETED"
+    new = await retried_run(driver, old, "card", card="paid")
+    assert driver.ran == ["card", "ship"]
+    assert (await driver.states(new))["invoice"] == "skipped"
+    assert (await driver.job(new))["status"] == "COMPLETED"
+
+
+async def test_steps_that_a_partial_join_did_without_are_not_run_again(driver: JobDriver) -> None:
+    driver.outcomes = {"a": 1, "b": Failed("no"), "mail": Failed("no")}
+    old = await driver.submit(step("a"), step("b"), step("first", "a", "b", join="any"), step("mail", "first"))
+    await driver.run()
+    new = await retried_run(driver, old)
+    assert driver.ran == ["mail"]
+    assert (await driver.job(new))["status"] == "COMPLETED"
+    explicit = await retried_run(driver, old, "b", b=Failed("again"))
+    assert sorted(driver.ran) == ["b", "mail"], "the join is kept: it was done without b"
+    assert (await driver.job(explicit))["status"] == "COMPLETED"
+
+
+async def test_a_step_that_lost_a_race_is_not_run_again(driver: JobDriver) -> None:
+    driver.outcomes = {"a": 1, "mail": Failed("no")}
+    old = await driver.submit(
+        step("a"),
+        step("b", kind="signal", signal="go"),
+        step("first", "a", "b", join="any", cancel_rest=True),
+        step("mail", "first"),
+    )
+    await driver.run()
+    assert (await driver.states(old))["b"] == "canceled"
+    new = await retried_run(driver, old)
+    assert driver.ran == ["mail"]
+    assert (await driver.states(new))["b"] == "skipped"
+    assert (await driver.job(new))["status"] == "COMPLETED"
+
+
+async def test_branches_and_conditions_are_decided_again(driver: JobDriver) -> None:
+    driver.outcomes = {"route": "x", "x": Failed("no"), "price": 5}
+    steps = (
+        step("price"),
+        step("route", "price", kind="decision", branches=["x", "y"]),
+        step("x", "route"),
+        step("y", "route"),
+        step("gift", "price", when="price > 100"),
+        step("end", "x", "y"),
+    )
+    old = await driver.submit(*steps)
+    await driver.run()
+    assert (await driver.job(old))["status"] == "FAILED"
+    new = await retried_run(driver, old)
+    assert driver.ran == ["x", "end"]
+    assert (await driver.states(new))["y"] == (await driver.states(new))["gift"] == "skipped"
+    other = await retried_run(driver, old, "route", route="y")
+    assert driver.ran == ["route", "y", "end"]
+    assert (await driver.job(other))["status"] == "COMPLETED"
+
+
+async def test_a_failed_map_runs_again_as_a_whole(driver: JobDriver) -> None:
+    driver.outcomes = {"m[0]": 1, "m[1]": Failed("no")}
+    old = await driver.submit(step("m", kind="map", over_input="list"), step("end", "m"), input={"list": [1, 2]})
+    await driver.run()
+    new = await retried_run(driver, old, end="end")
+    assert sorted(driver.ran) == ["end", "m[0]", "m[1]"]
+    assert (await driver.job(new))["status"] == "COMPLETED"
+
+
+async def test_a_failed_child_step_starts_a_new_child_job(driver: JobDriver) -> None:
+    driver.outcomes = {"kid": Failed("no")}
+    await put_workflow(driver.connection, workflow(step("kid"), name="child"))
+    old = await driver.submit(step("a"), step("c", "a", kind="child", workflow="child"), name="parent")
+    await driver.run()
+    assert (await driver.job(old))["status"] == "FAILED"
+    new = await retried_run(driver, old, kid="fine")
+    assert driver.ran == ["kid"]
+    assert (await driver.job(new))["output"] == {"c": {"kid": "fine"}}
+
+
+async def test_a_job_without_failed_steps_needs_a_step(driver: JobDriver) -> None:
+    job = await driver.submit(step("a"))
+    await driver.run()
+    with pytest.raises(InputError, match="is COMPLETED, and no step of it failed; name the step to retry from"):
+        await retry_job_from(driver.connection, job, actor="ada")
+
+
+async def test_a_rejected_job_cannot_be_retried(driver: JobDriver) -> None:
+    await put_workflow(driver.connection, workflow(step("a")))
+    job = await reject_job(driver.connection, NewJob("w", {}), "does not fit", actor="ada")
+    assert job is not None
+    with pytest.raises(InputError, match="was rejected and cannot be retried: does not fit; submit it anew"):
+        await retry_job_from(driver.connection, job, actor="ada")

@@ -9,15 +9,17 @@ from uuid import UUID, uuid4
 import pytest
 
 from factories import step, workflow
-from interlock.errors import InputError
+from interlock.errors import InputError, UnknownJobError
 from interlock.store.jobs import find_jobs
+from interlock.store.task_admin import cancel_unfinished_tasks
+from interlock.store.tasks import read_task_history
 from interlock.store.workflows import put_workflow
 from interlock.testing import dry_run
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.new_job import NewJob
-from interlock.workflow.signals import expire_overdue_signals, send_signal
+from interlock.workflow.signals import end_due_waits, send_signal
 from interlock.workflow.submit import submit_job
-from job_driver import PASS, Failed, JobDriver, name_of
+from job_driver import Failed, JobDriver
 
 pytestmark = pytest.mark.store
 
@@ -48,10 +50,8 @@ async def test_a_map_runs_a_part_for_each_element_and_joins_results_in_order(dri
     for part in reversed(parts):
         await driver.settle(part)
     await driver.advance()
-    (joined,) = await driver.claim()
-    assert (name_of(joined), joined.type) == ("m", PASS)
-    await driver.settle(joined)
-    await driver.advance()
+    joined = (await driver.steps(job))["m"]
+    assert (joined["state"], joined["type"], joined["attempt"]) == ("done", "interlock.map", 0), "without a worker"
     (end,) = await driver.claim()
     assert (await driver.inputs(end.id))["results"] == {"m": ["0", "1", "2"]}
     await driver.settle(end)
@@ -83,7 +83,7 @@ async def test_a_map_over_nothing_is_done_at_once(driver: JobDriver, source: Any
     driver.outcomes = {"find": source}
     job = await driver.submit(*mapped())
     await driver.run()
-    assert driver.ran == ["find", "m", "end"]
+    assert driver.ran == ["find", "end"]
     assert (await driver.steps(job))["m"]["output"]["result"] == []
 
 
@@ -92,7 +92,7 @@ async def test_a_map_over_an_invalid_source_fails(driver: JobDriver, source: Any
     driver.outcomes = {"find": source}
     job = await driver.submit(*mapped())
     await driver.run()
-    assert await driver.states(job) == {"find": "done", "m": "skipped", "end": "skipped"}
+    assert await driver.states(job) == {"find": "done", "m": "error", "end": "skipped"}
     row = await driver.job(job)
     assert (row["status"], row["reason"].startswith("step m failed: a map goes over a list")) == ("FAILED", True)
 
@@ -110,16 +110,60 @@ async def test_a_map_needs_its_share_of_parts(driver: JobDriver, strategy: Any, 
     if good:
         assert (row["status"], steps["m"]["output"]["result"]) == ("COMPLETED", list(range(failing, 5)))
     else:
-        assert (steps["m"]["state"], steps["m"]["poisoned"]) == ("skipped", True)
-        assert steps["m"]["reason"] == f"{failing} of 5 parts failed"
-        assert (row["status"], row["reason"]) == ("FAILED", f"step m failed: {failing} of 5 parts failed")
+        error = f"{failing} of 5 parts failed: {', '.join(f'm[{i}]' for i in range(failing))}"
+        assert (steps["m"]["state"], steps["end"]["state"]) == ("error", "skipped")
+        assert (steps["m"]["error"]["type"], steps["m"]["error"]["message"]) == ("PartsFailed", error)
+        assert steps["end"]["reason"] == "step m failed"
+        assert (row["status"], row["reason"]) == ("FAILED", f"step m failed: {error}")
+        assert row["error"]["steps"].keys() == {"m"}, "the map stands for its parts"
 
 
-async def test_a_failed_map_is_handled_as_one_step(driver: JobDriver) -> None:
-    driver.outcomes = {"find": [1], "m[0]": Failed("no")}
-    job = await driver.submit(*mapped(), step("mend", after_failure=["m"]))
+async def test_a_failed_map_names_its_first_failed_parts(driver: JobDriver) -> None:
+    driver.outcomes = {"find": list(range(9)), **{f"m[{i}]": Failed("no") for i in range(1, 9)}}
+    job = await driver.submit(*mapped())
     await driver.run()
+    expected = "8 of 9 parts failed: m[1], m[2], m[3], m[4], m[5] and 3 more"
+    assert (await driver.steps(job))["m"]["error"]["message"] == expected
+
+
+async def test_a_failed_map_is_recovered_as_one_step(driver: JobDriver) -> None:
+    driver.outcomes = {"find": [1], "m[0]": Failed("no"), "mend": ["mended"]}
+    job = await driver.submit(*mapped(), step("mend", recovers=["m"]))
+    await driver.run()
+    assert await driver.states(job) == {
+        "find": "done",
+        "m": "error",
+        "m[0]": "error",
+        "mend": "done",
+        "end": "done",
+    }
     assert (await driver.job(job))["status"] == "COMPLETED"
+
+
+@pytest.mark.parametrize("worker_count", [None, 1])
+async def test_canceling_a_map_cancels_its_parts(driver: JobDriver, worker_count: int | None) -> None:
+    driver.outcomes = {"find": [0, 1, 2]}
+    job = await driver.submit(*mapped(), worker_count=worker_count)
+    await driver.run(until=lambda: "find" in driver.ran)
+    (running,) = await driver.claim(limit=1)
+    map_id = (await driver.steps(job))["m"]["id"]
+    assert await cancel_unfinished_tasks(driver.connection, [map_id], actor="ada") == [map_id]
+    await driver.advance()
+    steps = await driver.steps(job)
+    assert [steps[name]["state"] for name in ("m", "m[0]", "m[1]", "m[2]", "end")] == [
+        *("canceled", "running", "canceled", "canceled"),
+        "skipped",
+    ]
+    assert steps["m[1]"]["reason"] == "the map was canceled"
+    query = "select cancel_requested_at is not null as is_asked from interlock.tasks where id = %s"
+    (row,) = await (await driver.connection.execute(query, [running.id])).fetchall()
+    assert row["is_asked"], "the running part is asked to stop"
+    assert (await driver.job(job))["status"] == "RUNNING", "a part still runs"
+    await driver.settle(running)
+    await driver.run()
+    assert driver.ran == ["find", "m[0]"]
+    row = await driver.job(job)
+    assert (row["status"], row["reason"]) == ("FAILED", "step m was canceled by ada")
 
 
 async def test_a_child_job_gets_its_input_and_its_output_is_the_result(driver: JobDriver) -> None:
@@ -145,7 +189,7 @@ async def test_a_child_job_gets_its_input_and_its_output_is_the_result(driver: J
         "word": "word",
     }
     await driver.run()
-    assert driver.ran == ["first", "inner", "c", "end"]
+    assert driver.ran == ["first", "inner", "end"], "the child step needs no worker"
     assert (await driver.steps(job))["c"]["output"]["result"] == {"inner": "made"}
     assert (await driver.job(job))["status"] == "COMPLETED"
 
@@ -163,10 +207,6 @@ async def test_a_child_job_that_fails_fails_its_step(driver: JobDriver) -> None:
 async def test_a_child_step_need_not_wait_for_its_job(driver: JobDriver) -> None:
     await put_workflow(driver.connection, workflow(step("inner"), name="child"))
     job = await driver.submit(step("c", kind="child", workflow="child", wait=False))
-    for task in await driver.claim():
-        if name_of(task) == "c":
-            await driver.settle(task)
-    await driver.advance()
     row = await driver.job(job)
     child = next(found for found in await find_jobs(driver.connection) if found["id"] != job)
     assert (row["status"], row["output"]) == ("COMPLETED", {"c": {"job_id": str(child["id"])}})
@@ -198,16 +238,19 @@ async def test_canceling_a_job_cancels_its_children(driver: JobDriver) -> None:
     job = await driver.submit(step("c", kind="child", workflow="branch"))
     await driver.run(until=lambda: "inner" in driver.ran)
     assert await cancel_job(driver.connection, job, actor="ada", reason="enough")
-    await driver.advance()
+    for _ in range(2):  # a job asks its children, and these ask theirs
+        await driver.advance()
     await driver.run()
     found = await find_jobs(driver.connection)
     assert {row["status"] for row in found} == {"CANCELED"}
     assert driver.ran == ["inner", "compensate:inner"]
-    leaf = next(row for row in found if row["workflow"] == "leaf")
-    assert leaf["reason"] == f"job {job}, which it belongs to, was canceled"
+    assert await driver.states(job) == {"c": "canceled"}
+    leaf, branch = (next(row for row in found if row["workflow"] == name) for name in ("leaf", "branch"))
+    assert leaf["reason"] == f"job {branch['id']}, which it belongs to, was canceled"
+    assert branch["reason"] == f"job {job}, which it belongs to, was canceled"
 
 
-async def test_a_sleep_is_a_pending_task_with_a_later_run_at(driver: JobDriver) -> None:
+async def test_a_sleep_waits_until_its_time_and_is_completed_by_the_orchestrator(driver: JobDriver) -> None:
     driver.now = NOW
     job = await driver.submit(
         step("s", kind="sleep", seconds=3600),
@@ -217,16 +260,29 @@ async def test_a_sleep_is_a_pending_task_with_a_later_run_at(driver: JobDriver) 
         input={"when": "2026-01-01T06:00:00Z"},
     )
     steps = await driver.steps(job)
-    assert {name: steps[name]["run_at"] for name in "stu"} == {
-        "s": NOW + timedelta(hours=1),
-        "t": NOW + timedelta(days=1),
-        "u": NOW + timedelta(hours=6),
+    assert {name: (steps[name]["state"], steps[name]["held_by"], steps[name]["wait_until"]) for name in "stu"} == {
+        "s": ("waiting", "sleep", NOW + timedelta(hours=1)),
+        "t": ("waiting", "sleep", NOW + timedelta(days=1)),
+        "u": ("waiting", "sleep", NOW + timedelta(hours=6)),
     }
-    assert (steps["v"]["state"], steps["v"]["poisoned"]) == ("skipped", True)
-    assert steps["v"]["reason"] == "sleeps until 'nowhere', which is not a time in ISO 8601"
+    assert steps["s"]["reason"] == "sleeps until 2026-01-01 01:00:00 UTC"
+    assert steps["v"]["state"] == "error"
+    assert steps["v"]["error"]["message"] == "sleeps until 'nowhere', which is not a time in ISO 8601"
     assert await driver.claim() == []
     driver.now = NOW + timedelta(hours=7)
-    assert {name_of(task) for task in await driver.claim()} == {"s", "u"}
+    assert await end_due_waits(driver.connection, actor="o", now=driver.now) == 2
+    assert await driver.states(job) == {"s": "done", "t": "waiting", "u": "done", "v": "error"}
+    assert [record.event for record in await read_task_history(driver.connection, steps["s"]["id"])][-1] == "succeed"
+    driver.now = NOW + timedelta(days=1)
+    assert await end_due_waits(driver.connection, actor="o", now=driver.now) == 1
+    assert (await driver.job(job))["status"] == "FAILED"
+
+
+async def test_a_sleep_of_no_seconds_or_until_a_past_time_ends_at_once(driver: JobDriver) -> None:
+    job = await driver.submit(
+        step("s", kind="sleep", seconds=0), step("t", "s", kind="sleep", until="2020-01-01T00:00:00Z"), step("z", "t")
+    )
+    assert await driver.states(job) == {"s": "done", "t": "done", "z": "pending"}
 
 
 SLEEP, MAP = {"kind": "sleep", "until": "at"}, {"kind": "map", "over_input": "list"}
@@ -256,14 +312,13 @@ async def test_the_dry_run_agrees_with_the_database_on_unusual_inputs(driver: Jo
         assert await driver.states(job) == {name: ended.state for name, ended in told.steps.items()}, given
 
 
-async def test_the_first_signal_counts_before_and_after_its_step_waits(driver: JobDriver) -> None:
+async def test_a_signal_counts_before_and_after_its_step_waits(driver: JobDriver) -> None:
     job = await driver.submit(
         step("late", kind="signal", signal="paid"), step("a"), step("early", "a", kind="signal", signal="packed")
     )
     steps = await driver.steps(job)
     assert (steps["late"]["held_by"], steps["late"]["reason"]) == ("signal", "waits for signal 'paid'")
     assert await send_signal(driver.connection, job, "packed", {"boxes": 2}, actor="ada")
-    assert not await send_signal(driver.connection, job, "packed", {"boxes": 3}, actor="ada"), "the first one counts"
     assert await send_signal(driver.connection, job, "paid", None, actor="ada")
     await driver.run()
     row = await driver.job(job)
@@ -276,7 +331,7 @@ async def test_a_signal_that_no_step_waits_for_is_refused(driver: JobDriver) -> 
     job = await driver.submit(step("s", kind="signal", signal="paid"), step("ok", kind="approval"))
     with pytest.raises(InputError, match=r"no step that waits for a signal 'payed'; it waits for ok, paid"):
         await send_signal(driver.connection, job, "payed", None, actor="ada")
-    with pytest.raises(InputError, match="there is no job"):
+    with pytest.raises(UnknownJobError, match="there is no job"):
         await send_signal(driver.connection, uuid4(), "paid", None, actor="ada")
     with pytest.raises(InputError, match=r"the answer to approval 'ok' must be"):
         await send_signal(driver.connection, job, "ok", {"approved": "yes"}, actor="ada")
@@ -284,12 +339,12 @@ async def test_a_signal_that_no_step_waits_for_is_refused(driver: JobDriver) -> 
 
 async def test_a_signal_timeout_fails_its_step(driver: JobDriver) -> None:
     driver.now = NOW
-    job = await driver.submit(step("s", kind="signal", signal="paid", timeout=60))
+    job = await driver.submit(step("s", kind="signal", signal="paid", timeout=60), step("a"))
     other = await driver.submit(step("s", kind="signal", signal="paid"), name="patient")
-    assert await expire_overdue_signals(driver.connection, actor="o", now=NOW + timedelta(seconds=59)) == 0
+    assert await end_due_waits(driver.connection, actor="o", now=NOW + timedelta(seconds=59)) == 0
     driver.now = NOW + timedelta(seconds=60)
-    assert await expire_overdue_signals(driver.connection, actor="o", now=driver.now) == 1
-    assert await expire_overdue_signals(driver.connection, actor="o", now=driver.now) == 0
+    assert await end_due_waits(driver.connection, actor="o", now=driver.now) == 1
+    assert await end_due_waits(driver.connection, actor="o", now=driver.now) == 0
     with pytest.raises(InputError, match="does not wait for signal 'paid' any more: its timeout has passed"):
         await send_signal(driver.connection, job, "paid", 1, actor="ada")
     await driver.run()
@@ -311,14 +366,6 @@ async def test_an_approval_activates_or_fails_its_step(driver: JobDriver, approv
         assert (await driver.steps(job))["ok"]["output"]["result"] == answer
     else:
         assert (row["status"], row["reason"]) == ("FAILED", "step ok failed: rejected by eve: hm")
-
-
-async def test_a_signal_counts_against_the_worker_count(driver: JobDriver) -> None:
-    job = await driver.submit(step("a"), step("s", kind="signal", signal="go"), worker_count=1)
-    await send_signal(driver.connection, job, "go", 1, actor="ada")
-    assert (await driver.steps(job))["s"]["held_by"] == "worker_count"
-    await driver.run()
-    assert (await driver.job(job))["output"] == {"a": None, "s": 1}
 
 
 async def test_a_submit_in_a_transaction_that_rolls_back_leaves_nothing(driver: JobDriver) -> None:

@@ -95,16 +95,17 @@ async def test_a_requeued_step_does_not_count_against_worker_count(driver: JobDr
 
 
 async def test_a_canceled_step_counts_as_failed(driver: JobDriver) -> None:
-    job = await driver.submit(step("a"), step("b", "a"), step("c", after_failure=["a"]))
-    lone = await driver.submit(step("a"), step("b", "a"), name="lone")
-    for id_ in (job, lone):
+    observed = await driver.submit(step("a"), step("b", "a"), step("c", on_failure=["a"]), name="observed")
+    recovered = await driver.submit(step("a"), step("b", "a"), step("c", recovers=["a"]), name="recovered")
+    for id_ in (observed, recovered):
         found = await driver.steps(id_)
         await cancel_unfinished_tasks(driver.connection, [found["a"]["id"]], actor="ada", reason="not this one")
     await driver.run()
-    assert await driver.states(job) == {"a": "canceled", "b": "skipped", "c": "done"}
-    assert (await driver.job(job))["status"] == "COMPLETED"
-    row = await driver.job(lone)
+    assert await driver.states(observed) == {"a": "canceled", "b": "skipped", "c": "done"}
+    row = await driver.job(observed)
     assert (row["status"], row["reason"]) == ("FAILED", "step a was canceled: not this one")
+    assert await driver.states(recovered) == {"a": "canceled", "b": "done", "c": "done"}
+    assert (await driver.job(recovered))["status"] == "COMPLETED"
 
 
 async def test_a_step_canceled_before_the_start_is_advanced(database: Connection) -> None:

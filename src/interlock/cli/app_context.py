@@ -30,6 +30,10 @@ DATABASE_FLAGS = ("database_url", "data_dir")
 
 InJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Reason = Annotated[str | None, typer.Option(help="The reason, which the records show.")]
+Dev = Annotated[
+    bool | None,
+    typer.Option("--dev", help="For development: replace changed workflow definitions that no unfinished job uses."),
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not show a preview and do not ask.")]
 
 
@@ -38,14 +42,15 @@ def command_config(context: typer.Context, **flags: Any) -> Config:
     return Config.load({**_shared_flags(context), **flags})
 
 
-def load_command_app(context: typer.Context, reference: str) -> Interlock:
-    """Import an app; database flags on the command line override the app's own database."""
+def load_command_app(context: typer.Context, reference: str, *, dev: bool = False) -> Interlock:
+    """Import an app; database flags on the command line override the app's own database, and `dev` its setting."""
     app = load_app(reference)
     given = {
         name: value for name, value in _shared_flags(context).items() if name in DATABASE_FLAGS and value is not None
     }
     config = Config.load(given)
-    app.config = replace(app.config, **{name: getattr(config, name) for name in given})
+    database = {name: getattr(config, name) for name in given}
+    app.config = replace(app.config, dev=dev or app.config.dev, **database)
     return app
 
 

@@ -24,7 +24,6 @@ from interlock.client.task import unchecked_task
 from interlock.client.task_handle import TaskHandle
 from interlock.errors import ConfigError, DefinitionError, InterlockError
 from interlock.model.backoff import KINDS
-from interlock.model.graph import BUILT_IN_HANDLER
 from interlock.model.options import (
     DELAY,
     DURATION,
@@ -84,7 +83,7 @@ def enqueue(
 
     Durations are 90, 90s, 5m, 2h or 1d.
     """
-    timeout = _parse_duration("--wait-timeout", wait_timeout)
+    timeout = parse_duration("--wait-timeout", wait_timeout)
     if count > 1 and not {flags["unique_key"], flags["request_id"]} <= {None}:
         raise ConfigError("--count cannot be used with --unique-key or --request-id: they give the same task again")
     task_input = _parse_arguments(arguments)
@@ -108,7 +107,8 @@ class FlagType(NamedTuple):
     parse: Callable[[str, Any], Any] | None = None
 
 
-def _parse_duration(flag: str, text: str | None) -> float | None:
+def parse_duration(flag: str, text: str | None) -> float | None:
+    """Parse a duration such as 90s or 2h into seconds; None when it was not given."""
     if text is None:
         return None
     match = _DURATION.match(text.strip())
@@ -120,7 +120,8 @@ def _parse_duration(flag: str, text: str | None) -> float | None:
     return seconds
 
 
-def _parse_time(flag: str, text: str) -> datetime:
+def parse_time(flag: str, text: str) -> datetime:
+    """Parse a time with its zone."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -134,9 +135,9 @@ FLAG_TYPES: Mapping[ValueType, FlagType] = {
     TEXT: FlagType(str),
     TEXTS: FlagType(list[str]),
     URL: FlagType(str, "URL"),
-    TIME: FlagType(str, "ISO", _parse_time),
-    DURATION: FlagType(str, "DURATION", _parse_duration),
-    DELAY: FlagType(str, "DURATION", _parse_duration),
+    TIME: FlagType(str, "ISO", parse_time),
+    DURATION: FlagType(str, "DURATION", parse_duration),
+    DELAY: FlagType(str, "DURATION", parse_duration),
     PRIORITY: FlagType(int),
     TRIES: FlagType(int),
     POLICY: FlagType(str, "|".join(KINDS)),
@@ -240,7 +241,7 @@ def _checked_task(
 ) -> NewTask:
     task = app.tasks.get(type_)
     if task is None:
-        known = ", ".join(sorted(app.tasks.keys() - {BUILT_IN_HANDLER})) or "none"
+        known = ", ".join(sorted(app.tasks)) or "none"
         raise ConfigError(f"app {reference} has no task {type_!r}; it has {known}")
     return task.options(**options).prepare(**task.decode(task_input))
 

@@ -1,14 +1,12 @@
-"""`interlock explain`, `doctor` and `diagram`: why work does not move, health checks, diagrams of the lifecycles."""
+"""`interlock explain` and `doctor`: why work does not move, and health checks."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,9 +23,7 @@ from interlock.client.app import Interlock
 from interlock.client.explain import Explanation
 from interlock.config import Config
 from interlock.errors import StoreError
-from interlock.lifecycle import MACHINES, TaskRowState
-from interlock.machine import Machine
-from interlock.machine.diagram import document, mermaid, svg
+from interlock.lifecycle import TaskRowState
 from interlock.postgres.connection import connect, database_url
 from interlock.store.doctor import Finding, diagnose
 from interlock.store.leader import read_clock
@@ -35,16 +31,6 @@ from interlock.store.leader import read_clock
 MAX_NAMED_STEPS = 3  # at either end of a long path
 INDENT = "  "
 DOCTOR_HEADER = ("", "about", "found", "what to do")
-# How each lifecycle is enforced, for the page docs/lifecycles.md.
-ENFORCED = {
-    "worker": "in memory, one machine per worker process",
-    "task-attempt": "in memory, one machine per claimed attempt",
-    "task": "in the database, by the guard of table `tasks`",
-    "job": "in the database, by the guard of table `jobs`",
-    "supervised-worker": "in the database, by the guard of table `workers`",
-    "sort-worker": "in memory, one machine per sort worker, saved to a file on every move",
-    "sort-master": "in memory, one machine per sort",
-}
 
 
 def explain(
@@ -112,68 +98,3 @@ def _diagnose(config: Config) -> list[Finding]:
     except StoreError as error:
         todo = "check that the server runs and that this role may connect"
         return [Finding("database", needs_attention=True, found=str(error), todo=todo)]
-
-
-class DiagramFormat(StrEnum):
-    """The output format of a diagram."""
-
-    MERMAID = "mermaid"
-    SVG = "svg"
-
-
-def diagram(
-    machine: Annotated[
-        str | None,
-        typer.Argument(help=f"The lifecycle: {', '.join(MACHINES)}; all of them unless given."),
-    ] = None,
-    form: Annotated[
-        DiagramFormat, typer.Option("--format", "-f", help="Mermaid text, or an SVG picture.")
-    ] = DiagramFormat.MERMAID,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Write to this file; several SVG pictures go into this directory."),
-    ] = None,
-    docs: Annotated[
-        Path | None,
-        typer.Option("--docs", help="Write the documentation page of all lifecycles to this file."),
-    ] = None,
-) -> None:
-    """Draw the lifecycles from the transition tables that the engine runs on.
-
-    Examples: `interlock diagram task`, `interlock diagram job --format svg --output job.svg`.
-    """
-    if machine is not None and machine not in MACHINES:
-        raise typer.BadParameter(f"unknown lifecycle {machine!r}; lifecycles: {', '.join(MACHINES)}")
-    chosen = {machine: MACHINES[machine]} if machine else MACHINES
-    if docs is not None:
-        _write(document(MACHINES, ENFORCED), docs)
-    elif form is DiagramFormat.SVG:
-        _write_pictures(chosen, output)
-    else:
-        _write("\n".join(f"%% {name}\n{mermaid(each)}" for name, each in chosen.items()), output)
-
-
-def _write_pictures(chosen: Mapping[str, Machine[Any, Any]], output: Path | None) -> None:
-    """Write one picture to the output, or several into the directory `output`."""
-    if len(chosen) == 1:
-        _write(svg(*chosen.values()), output)
-    elif output is not None:
-        for name, machine in chosen.items():
-            _write(svg(machine), output / f"{name}.svg")
-    else:
-        raise typer.BadParameter(
-            "an SVG file holds one lifecycle: name one, or give a directory with --output; "
-            f"lifecycles: {', '.join(MACHINES)}"
-        )
-
-
-def _write(text: str, path: Path | None) -> None:
-    if path is None:
-        typer.echo(text, nl=False)
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write {path}: {error.strerror}") from error
-    typer.echo(f"wrote {path}", err=True)

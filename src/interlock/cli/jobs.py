@@ -1,4 +1,4 @@
-"""`interlock jobs`: list and show jobs; cancel, signal, approve, retry or replay one.
+"""`interlock jobs`: list and show jobs and what waits for an answer; cancel, signal, approve, retry or replay one.
 
 Invariant: what is shown of a job and its steps, including the reason why a step waits, is stored in the database.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from interlock.cli.app_context import InJson, Reason, Yes, run_with_app, run_with_connection
+from interlock.cli.enqueue import parse_duration, parse_time
 from interlock.cli.format import (
     format_duration,
     format_fields,
@@ -23,9 +24,18 @@ from interlock.cli.format import (
     format_time_and_distance,
     print_note,
 )
-from interlock.cli.submit import parse_json_option, show_end
+from interlock.cli.status import format_callback
+from interlock.cli.submit import parse_attribute_flags, parse_json_option, show_end
 from interlock.client.app import Interlock
-from interlock.client.job_handle import JobRecord, JobStatus, JobSummary, StepStatus
+from interlock.client.job_handle import (
+    InboxItem,
+    JobRecord,
+    JobStatus,
+    JobSummary,
+    SentSignal,
+    SignalOutcome,
+    StepStatus,
+)
 from interlock.errors import ConfigError
 from interlock.lifecycle import JobState
 from interlock.store.leader import read_clock
@@ -35,7 +45,7 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 app = typer.Typer(
-    help="List and show jobs; cancel, signal, approve, retry or replay one.",
+    help="List and show jobs and what waits for an answer; cancel, signal, approve, retry or replay one.",
     epilog="Example: interlock jobs list --status FAILED, then interlock jobs show ID --history",
     no_args_is_help=True,
 )
@@ -43,33 +53,65 @@ app = typer.Typer(
 Id = Annotated[str, typer.Argument(help="The job.", metavar="ID")]
 Step = Annotated[str, typer.Argument(help="The step.", metavar="STEP")]
 
+Since = Annotated[
+    str | None, typer.Option(help="Submitted at this time or later: 2h (ago), or a time with its zone.", metavar="TIME")
+]
+Until = Annotated[
+    str | None, typer.Option(help="Submitted before this time: 2h (ago), or a time with its zone.", metavar="TIME")
+]
+
+
 LIST_HEADER = ("id", "status", "workflow", "version", "namespace", "open", "submitted (UTC)", "reason")
 STEP_HEADER = ("step", "kind", "state", "tries", "took", "reason")
+INBOX_HEADER = ("job", "workflow", "step", "kind", "signal", "assignee", "since (UTC)", "until (UTC)")
+SIGNAL_HEADER = ("sent (UTC)", "signal", "by", "consumed by", "payload")
 HISTORY_HEADER = ("time (UTC)", "from", "event", "to", "actor", "reason")
 TIMES = ("created_at", "started_at", "completed_at", "deadline_at")
-PLAIN_FIELDS = ("worker_count", "parent_job_id", "retried_from", "request_id", "correlation_id")
+PLAIN_FIELDS = ("worker_count", "parent_job_id", "retried_from", "request_id", "correlation_id", "key")
 MAX_SHOWN_STEPS = 200
 
 
 @app.command("list")
 def list_(
     context: typer.Context,
-    status: Annotated[JobState | None, typer.Option(help="In this state.")] = None,
+    status: Annotated[list[JobState] | None, typer.Option(help="In this state; may be repeated.")] = None,
     workflow: Annotated[str | None, typer.Option(help="Of this workflow.")] = None,
+    version: Annotated[str | None, typer.Option(help="Of this version of the workflow.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Of this namespace.")] = None,
+    key: Annotated[str | None, typer.Option(help="With this key.")] = None,
+    tag: Annotated[list[str] | None, typer.Option(help="With this tag; may be repeated.")] = None,
+    attribute: Annotated[
+        list[str] | None, typer.Option(help="With this attribute; may be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    parent: Annotated[str | None, typer.Option(help="Children of this job.", metavar="ID")] = None,
+    since: Since = None,
+    until: Until = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many jobs.")] = 20,
     before: Annotated[
         str | None, typer.Option(help="Continue after this job, the last of the previous page.", metavar="ID")
     ] = None,
     in_json: InJson = False,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs that meet all conditions, newest first.
+
+    Example: `interlock jobs list --tag eu --attribute customer=7 --status FAILED --since 2h`.
+    """
+    attributes = parse_attribute_flags(attribute)
 
     async def find(used: Interlock) -> list[JobSummary]:
+        async with used.connection() as connection:
+            now = await read_clock(connection, now=used.now())
         return await used.find_jobs(
-            status=None if status is None else status.value,
+            status=[each.value for each in status] if status else None,
             workflow=workflow,
+            version=version,
             namespace=namespace,
+            key=key,
+            tags=tag or (),
+            attributes=attributes,
+            parent=parent,
+            created_after=_parse_past_time("--since", since, now),
+            created_before=_parse_past_time("--until", until, now),
             limit=limit,
             before=None if before is None else used.job(before).id,
         )
@@ -91,16 +133,43 @@ def show(
 
     async def look(used: Interlock) -> str:
         job = used.job(id_)
-        found, steps = await job.status(), await job.steps()
+        found, steps, signals = await job.status(), await job.steps(), await job.signals()
         moves = await job.history() if history else []
         async with used.connection() as connection:
             now = await read_clock(connection)
         if in_json:
-            document = {**asdict(found), "steps": [asdict(step) for step in steps]}
+            lists = {"steps": [asdict(step) for step in steps], "signals": [asdict(signal) for signal in signals]}
+            document = {**asdict(found), **lists}
             return format_json({**document, "history": [asdict(move) for move in moves]} if history else document)
-        return "\n\n".join(_format_job(found, steps, moves, now))
+        return "\n\n".join(_format_job(found, steps, signals, moves, now))
 
     typer.echo(run_with_app(Interlock(config=context.obj), look))
+
+
+@app.command()
+def inbox(
+    context: typer.Context,
+    assignee: Annotated[str | None, typer.Option(help="For this assignee.")] = None,
+    workflow: Annotated[str | None, typer.Option(help="Of this workflow.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Of this kind: signal or approval.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many steps.")] = 20,
+    in_json: InJson = False,
+) -> None:
+    """List the steps that wait for a signal or an approval, longest wait first.
+
+    Example: `interlock jobs inbox --assignee ops`, then `interlock jobs approve ID STEP`.
+    """
+
+    async def find(used: Interlock) -> list[InboxItem]:
+        return await used.inbox(assignee=assignee, workflow=workflow, kind=kind, limit=limit)
+
+    found = run_with_app(Interlock(config=context.obj), find)
+    if in_json:
+        typer.echo(format_json([asdict(item) for item in found]))
+    else:
+        typer.echo(format_table(INBOX_HEADER, map(_inbox_row, found)))
+    if len(found) == limit:
+        print_note("there may be more: --limit shows more of them")
 
 
 @app.command()
@@ -121,13 +190,22 @@ def signal(
     id_: Id,
     name: Annotated[str, typer.Argument(help="The signal.", metavar="NAME")],
     payload: Annotated[str | None, typer.Argument(help="The payload, as JSON.", metavar="JSON")] = None,
+    request_id: Annotated[
+        str | None, typer.Option(help="Idempotency key: a repeated key sends one signal only.")
+    ] = None,
 ) -> None:
     """Send a signal to a step that waits for it now or later.
+
+    Each signal is consumed by one step, in the order of sending.
 
     Example: `interlock jobs signal ID payment_received '{"amount": 12}'`.
     """
     carried = parse_json_option("the payload", payload)
-    _print_sent(run_with_app(Interlock(config=context.obj), lambda used: used.job(id_).signal(name, carried)))
+
+    async def send(used: Interlock) -> SignalOutcome:
+        return await used.job(id_).signal(name, carried, request_id=request_id)
+
+    _print_sent(run_with_app(Interlock(config=context.obj), send))
 
 
 @app.command()
@@ -148,17 +226,24 @@ def approve(
 def retry(
     context: typer.Context,
     id_: Id,
-    step: Step,
+    step: Annotated[
+        str | None, typer.Argument(help="The step to start from; the failed steps unless given.", metavar="STEP")
+    ] = None,
     request_id: Annotated[
         str | None, typer.Option(help="Idempotency key: a repeated key submits one job only.")
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end of the job and print its output.")] = False,
     in_json: InJson = False,
 ) -> None:
-    """Submit a new job that starts at a step and reuses the results of the steps before it. Prints the new job's id."""
+    """Submit a job again that failed or was canceled, and print the id of the new job.
+
+    The failed steps, or the given step, and the steps after them run again; the results of the other steps are reused.
+    """
 
     async def work(used: Interlock) -> bool:
-        job = await used.job(id_).retry_from(step, request_id=request_id)
+        old = used.job(id_)
+        retried = old.retry(request_id=request_id) if step is None else old.retry_from(step, request_id=request_id)
+        job = await retried
         if wait:
             return await show_end(job, longest=None, in_json=in_json)
         typer.echo(format_json({"id": job.id, "created": job.created}, pretty=False) if in_json else job.id)
@@ -182,6 +267,19 @@ def replay(
     print_note(f"{run_with_connection(context, work)} sent again")
 
 
+def _parse_past_time(flag: str, text: str | None, now: datetime) -> datetime | None:
+    """Parse a time, or a duration before now."""
+    if text is None:
+        return None
+    if "-" in text:
+        return parse_time(flag, text)
+    try:
+        return now - timedelta(seconds=parse_duration(flag, text) or 0)
+    except ConfigError:
+        example = "a duration such as 2h, or a time with its zone such as 2030-01-01T09:00:00Z"
+        raise ConfigError(f"{flag} must be {example}, got {text!r}") from None
+
+
 async def _explain_refused_cancel(used: Interlock, id_: str) -> str:
     job = used.job(id_)
     found = await job.status()
@@ -197,7 +295,7 @@ async def _explain_refused_cancel(used: Interlock, id_: str) -> str:
 def _print_sent(result: str) -> None:
     typer.echo(result)
     if result != "sent":
-        print_note("one was sent before, and the first one counts")
+        print_note("it was sent before, or the approval has been answered; the first one counts")
         raise typer.Exit(1)
 
 
@@ -220,7 +318,13 @@ def _format_list(jobs: Sequence[JobSummary]) -> str:
     )
 
 
-def _format_job(job: JobStatus, steps: Sequence[StepStatus], moves: Sequence[JobRecord], now: datetime) -> list[str]:
+def _format_job(
+    job: JobStatus,
+    steps: Sequence[StepStatus],
+    signals: Sequence[SentSignal],
+    moves: Sequence[JobRecord],
+    now: datetime,
+) -> list[str]:
     head = {
         "id": job.id,
         "workflow": f"{job.workflow} {job.version}",
@@ -229,6 +333,9 @@ def _format_job(job: JobStatus, steps: Sequence[StepStatus], moves: Sequence[Job
         "reason": job.reason,
         "ending": job.ending,
         **{name: getattr(job, name) for name in PLAIN_FIELDS},
+        "tags": ", ".join(job.tags) if job.tags else None,
+        "attributes": format_json(job.attributes, pretty=False) if job.attributes else None,
+        "callback": format_callback(job.callback_url, job.callback),
         **{name: format_time_and_distance(getattr(job, name), now) for name in TIMES},
         **{
             name: None if (value := getattr(job, name)) is None else format_json(value, pretty=False)
@@ -239,10 +346,22 @@ def _format_job(job: JobStatus, steps: Sequence[StepStatus], moves: Sequence[Job
     written = format_table(STEP_HEADER, (_step_row(step, now) for step in steps[:MAX_SHOWN_STEPS]))
     left = len(steps) - MAX_SHOWN_STEPS
     parts.append(f"{written}\n… and {left} more steps; --json shows them all" if left > 0 else written)
+    if signals:
+        parts.append(format_table(SIGNAL_HEADER, map(_signal_row, signals)))
     if moves:
         rows = ((format_time(m.recorded_at), m.from_state, m.event, m.to_state, m.actor, m.reason) for m in moves)
         parts.append(format_table(HISTORY_HEADER, rows))
     return parts
+
+
+def _signal_row(signal: SentSignal) -> Sequence[object]:
+    payload = None if signal.payload is None else format_json(signal.payload, pretty=False)
+    return format_time(signal.sent_at), signal.name, signal.sent_by, signal.consumed_by, payload
+
+
+def _inbox_row(item: InboxItem) -> Sequence[object]:
+    since, until = format_time(item.wait_started_at), format_time(item.wait_until)
+    return item.job_id, item.workflow, item.step, item.kind, item.signal, item.assignee, since, until
 
 
 def _step_row(step: StepStatus, now: datetime) -> Sequence[object]:

@@ -43,7 +43,7 @@ COMMANDS = {
     "demo": "demo.command",
     "up": "run",
     "migrate": "database",
-    "diagram": "inspect",
+    "diagram": "diagram",
     "worker": "run",
     "orchestrator": "run",
     "supervisor": "run",

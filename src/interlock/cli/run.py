@@ -12,12 +12,11 @@ from typing import Annotated
 
 import typer
 
-from interlock.cli.app_context import command_config, database_running, load_command_app
+from interlock.cli.app_context import Dev, command_config, database_running, load_command_app
 from interlock.cli.format import print_note
 from interlock.client.app import Interlock
 from interlock.config import Config, is_loopback
 from interlock.errors import ConfigError
-from interlock.model.graph import BUILT_IN_HANDLER
 from interlock.orchestrator.run import run_orchestrator
 from interlock.postgres.connection import connect, database_url
 from interlock.postgres.migrate import migrate
@@ -62,6 +61,7 @@ def worker(
     ] = None,
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
+    dev: Dev = None,
 ) -> None:
     """Run the tasks of an app. Ctrl-C or SIGTERM waits for running tasks up to the grace period; a second one does not.
 
@@ -78,11 +78,12 @@ def worker(
         wake_mode=mode,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
+        dev=dev,
     )
     if config.app is None:
         raise ConfigError("which app? Set --app, INTERLOCK_APP or `app` in interlock.toml to package.module:app")
     refuse_public_metrics(config, metrics_host)
-    found = load_command_app(context, config.app)
+    found = load_command_app(context, config.app, dev=config.dev)
     warn_if_idle(found, config)
     with database_running(found):
         run_worker(config)
@@ -90,7 +91,7 @@ def worker(
 
 def warn_if_idle(app: Interlock, config: Config) -> None:
     """Warn when the worker would find no task to run."""
-    homes = sorted({task.namespace for task in app.tasks.values() if task.name != BUILT_IN_HANDLER})
+    homes = sorted({task.namespace for task in app.tasks.values()})
     if not homes:
         print_note(f"warning: the app {config.app} has no tasks; are the modules that define them imported?")
     elif not set(homes) & set(config.namespaces):
@@ -151,6 +152,7 @@ def supervisor(
     leave_workers: Annotated[
         bool, typer.Option("--leave-workers", help="Keep the worker processes running when it stops.")
     ] = False,
+    dev: Dev = None,
 ) -> None:
     """Serve the API and run the worker processes that are created with it. Ctrl-C stops both in order.
 
@@ -159,12 +161,12 @@ def supervisor(
     from interlock.supervisor.run import run_supervisor  # noqa: PLC0415 - imports a web server, slow
 
     config = command_config(
-        context, supervisor_host=host, supervisor_port=port, app=app, supervisor_require_token=require_token
+        context, supervisor_host=host, supervisor_port=port, app=app, supervisor_require_token=require_token, dev=dev
     )
     used = (
         Interlock(config=config, max_connections=config.supervisor_connections)
         if config.app is None
-        else load_command_app(context, config.app)
+        else load_command_app(context, config.app, dev=config.dev)
     )
     with database_running(used):
         run_supervisor(
@@ -200,6 +202,7 @@ def up(
         ),
     ] = None,
     port: Annotated[int | None, typer.Option(help="The port; 8321 unless given, 0 for any.", metavar="PORT")] = None,
+    dev: Dev = None,
 ) -> None:
     """Run everything on this machine: database, orchestrator, API and workers. Ctrl-C stops all, a second one at once.
 
@@ -213,6 +216,7 @@ def up(
         concurrency=concurrency,
         supervisor_host=host,
         supervisor_port=port,
+        dev=dev,
     )
     config = _default_to_warnings(context, config)
     count = _worker_count(config, workers)
@@ -242,7 +246,7 @@ def _worker_count(config: Config, workers: int | None) -> int:
 def _load_app_or_default(context: typer.Context, config: Config, workers: int) -> Interlock:
     if config.app is None:
         return Interlock(config=config, max_connections=config.supervisor_connections)
-    found = load_command_app(context, config.app)
+    found = load_command_app(context, config.app, dev=config.dev)
     if workers:
         warn_if_idle(found, config)
     return found

@@ -1,4 +1,4 @@
-"""`interlock schedules`: list, pause, resume and delete schedules."""
+"""`interlock schedules`: list, run, pause, resume and delete schedules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from interlock.cli.format import format_json, format_table, print_note
 from interlock.cli.status import SCHEDULE_HEADER, schedule_row
 from interlock.store.leader import read_clock
 from interlock.store.schedules import delete_schedules, list_schedules, pause_schedules, resume_schedules
+from interlock.workflow.fire_schedules import run_schedule
 
 if TYPE_CHECKING:
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
 
 app = typer.Typer(
-    help="List, pause, resume and delete schedules. An app declares its schedules with `app.periodic`.",
+    help="List, run, pause, resume and delete schedules. An app declares them with `app.periodic` and `app.schedule`.",
     epilog="Example: interlock schedules pause nightly_report",
     no_args_is_help=True,
 )
@@ -41,8 +42,20 @@ def list_(context: typer.Context, in_json: InJson = False) -> None:
 
 
 @app.command()
+def run(context: typer.Context, name: Annotated[str, typer.Argument(help="The schedule.", metavar="NAME")]) -> None:
+    """Fire a schedule once now, also a paused one; its ticks stay as they are. Prints the id of the task or job."""
+    made = run_with_connection(
+        context, lambda connection, app: run_schedule(connection, name, actor=app.actor, now=app.now())
+    )
+    if made is None:
+        print_note(f"there is no schedule {name!r}; `interlock schedules list` shows them")
+        raise typer.Exit(1)
+    typer.echo(made)
+
+
+@app.command()
 def pause(context: typer.Context, names: Names) -> None:
-    """Stop firing schedules until they are resumed. Tasks that are enqueued already still run."""
+    """Stop firing schedules until they are resumed. Tasks and jobs that were made already still run."""
     _change(context, names, "paused", lambda connection, app: pause_schedules(connection, names, now=app.now()))
 
 

@@ -49,7 +49,7 @@ WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 MAX_ROWS = 20  # of each table of the overview; --json has them all
 LIMIT_HEADER = ("limit", "running", "starts", "waiting")
-SCHEDULE_HEADER = ("schedule", "type", "rhythm", "next", "last", "state")
+SCHEDULE_HEADER = ("schedule", "task or workflow", "rhythm", "next", "last", "state")
 EVENT_COUNTERS = ("received", "dispatched", "completed", "failed", "mismatched", "fallback_hits")
 TIMES = ("run_at", "lease_expires_at", "cancel_requested_at", "created_at", "started_at", "finished_at")
 PLAIN_FIELDS = (
@@ -231,14 +231,16 @@ def limit_row(limit: LimitUse) -> Sequence[object]:
 
 
 def schedule_row(schedule: ScheduleState, now: datetime) -> Sequence[object]:
-    """Return the columns of a schedule: name, type, rhythm, next and last tick, state."""
+    """Return the columns of a schedule: name, what it makes, rhythm, next and last tick, state."""
     every = "" if schedule.every is None else f"every {format_period(schedule.every)}"
     rhythm = every or f"{schedule.cron} {schedule.timezone}"
     last = None if schedule.last_at is None else format_relative_time(schedule.last_at, now)
     state = "paused" if schedule.paused_at else "active"
     state += f": {schedule.error}" if schedule.error else ""
     following = "" if schedule.paused_at else format_relative_time(schedule.next_at, now)
-    return schedule.name, schedule.type, rhythm, following, last, state
+    version = "" if schedule.version is None else f" {schedule.version}"
+    made = schedule.type if schedule.workflow is None else f"workflow {schedule.workflow}{version}"
+    return schedule.name, made, rhythm, following, last, state
 
 
 async def _watch(app: Interlock, *, look: Look, clear: str) -> None:
@@ -290,7 +292,7 @@ def _format_task(task: dict[str, Any], waits: str | None, now: datetime) -> str:
         **{name: task[name] for name in PLAIN_FIELDS},
         "timeout": None if timeout is None else f"{timeout:g} s",
         "tags": None if task["tags"] is None else ", ".join(task["tags"]),
-        "callback": _callback(task),
+        "callback": format_callback(task["callback_url"], task["callback"]),
         **{name: format_time_and_distance(task[name], now) for name in TIMES},
         **{name: _document(task[name]) for name in JSON_FIELDS},
         "error": _error(task["error"]),
@@ -313,13 +315,13 @@ def _progress(progress: Any) -> str | None:
     return " ".join(shown) or None
 
 
-def _callback(task: dict[str, Any]) -> str | None:
-    webhook = task["callback"]
+def format_callback(url: str | None, webhook: dict[str, Any] | None) -> str | None:
+    """Format the URL of a webhook, and why it is not delivered yet."""
     if webhook is None:
-        return None if task["callback_url"] is None else str(task["callback_url"])
+        return url
     how = "given up" if webhook["given_up_at"] else f"next try at {webhook['next_try_at']}"
     why = f": {webhook['error']}" if webhook["error"] else ""
-    return f"{task['callback_url']}\nnot delivered after {webhook['tries']} tries, {how}{why}"
+    return f"{url}\nnot delivered after {webhook['tries']} tries, {how}{why}"
 
 
 def _error(error: Any) -> str | None:

@@ -16,6 +16,7 @@ from interlock.cli.format import format_json, parse_json, print_note
 from interlock.client.app import Interlock
 from interlock.client.job_handle import JobHandle
 from interlock.errors import ConfigError, JobFailedError
+from interlock.model.options import ConflictPolicy, parse_attributes
 
 Workflow = Annotated[str, typer.Argument(help="The name of the workflow.", metavar="WORKFLOW")]
 App = Annotated[
@@ -31,6 +32,32 @@ RequestId = Annotated[str | None, typer.Option(help="Idempotency key: a repeated
 Parent = Annotated[str | None, typer.Option(help="The parent job.", metavar="ID")]
 WorkerCount = Annotated[int | None, typer.Option(help="How many of its steps may run at once, 1 to 10.")]
 Timeout = Annotated[float | None, typer.Option(help="Seconds after which the job is canceled.", metavar="SECONDS")]
+Tags = Annotated[list[str] | None, typer.Option("--tag", help="A tag to find it by; may be repeated.")]
+Attributes = Annotated[
+    list[str] | None,
+    typer.Option("--attribute", help="An attribute to find it by; may be repeated.", metavar="NAME=VALUE"),
+]
+CallbackUrl = Annotated[
+    str | None, typer.Option(help="Webhook: this URL receives a POST when it has ended.", metavar="URL")
+]
+Key = Annotated[
+    str | None,
+    typer.Option(help="One job of the workflow with this key runs at a time; by default the workflow's own key."),
+]
+OnConflict = Annotated[
+    ConflictPolicy | None,
+    typer.Option(help="What to do while an unfinished job has the key; queue unless given, here or by the workflow."),
+]
+Debounce = Annotated[
+    float | None,
+    typer.Option(
+        help="Start so many seconds later, unless it is submitted again before; needs a key.", metavar="SECONDS"
+    ),
+]
+DebounceMax = Annotated[
+    float | None,
+    typer.Option(help="Start so many seconds after the first submit at the latest.", metavar="SECONDS"),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end of the job and print its output as JSON.")]
 WaitTimeout = Annotated[
     float | None, typer.Option(help="Wait at most so many seconds; implies --wait.", metavar="SECONDS")
@@ -47,6 +74,13 @@ def submit(
     parent: Parent = None,
     worker_count: WorkerCount = None,
     timeout: Timeout = None,
+    tags: Tags = None,
+    attributes: Attributes = None,
+    callback_url: CallbackUrl = None,
+    key: Key = None,
+    on_conflict: OnConflict = None,
+    debounce: Debounce = None,
+    debounce_max: DebounceMax = None,
     wait: Wait = False,
     wait_timeout: WaitTimeout = None,
     in_json: InJson = False,
@@ -56,6 +90,7 @@ def submit(
     Example: `interlock submit order_fulfillment --app shop:app --input '{"number": 7}' --wait`.
     """
     given = _parse_input(input_)
+    named = parse_attribute_flags(attributes)
     config = command_config(context, app=app)
     used = Interlock(config=config) if config.app is None else load_command_app(context, config.app)
 
@@ -68,6 +103,13 @@ def submit(
             parent=parent,
             worker_count=worker_count,
             timeout=timeout,
+            tags=tags,
+            attributes=named,
+            callback_url=callback_url,
+            key=key,
+            on_conflict=on_conflict,
+            debounce=debounce,
+            debounce_max=debounce_max,
         )
         if not job.created:
             print_note(f"job {job.id} was there already")
@@ -119,6 +161,14 @@ def _parse_input(given: str | None) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"--input must be a JSON object, such as '{{\"order\": 1}}', not {given!r}")
     return document
+
+
+def parse_attribute_flags(given: list[str] | None) -> dict[str, Any] | None:
+    """Parse the flags --attribute NAME=VALUE; None when none was given."""
+    try:
+        return parse_attributes("--attribute", given, "=") if given else None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def parse_json_option(name: str, given: str | None) -> Any:

@@ -9,7 +9,7 @@ import typer
 from interlock.cli.app_context import InJson, run_with_connection
 from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.errors import ConfigError
-from interlock.store.webhooks import list_given_up_webhooks, retry_given_up_webhooks
+from interlock.store.webhooks import GivenUpWebhook, list_given_up_webhooks, retry_given_up_webhooks
 
 app = typer.Typer(
     help="List and retry dead letters: webhooks that were given up after repeated failures.",
@@ -17,7 +17,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-HEADER = ("id", "given up (UTC)", "tries", "task", "state", "url", "error")
+HEADER = ("id", "given up (UTC)", "tries", "of", "task or job", "state", "url", "error")
 
 Ids = Annotated[list[int] | None, typer.Argument(help="The webhooks; or --all.", metavar="ID...")]
 
@@ -33,8 +33,13 @@ def list_(
     if in_json:
         typer.echo(format_json([webhook._asdict() for webhook in found]))
         return
-    rows = ((w.id, format_time(w.given_up_at), w.tries, w.task_id, w.state, w.url, w.error) for w in found)
-    typer.echo(format_table(HEADER, rows))
+    typer.echo(format_table(HEADER, map(_row, found)))
+
+
+def _row(webhook: GivenUpWebhook) -> tuple[object, ...]:
+    subject = ("task", webhook.task_id) if webhook.job_id is None else ("job", webhook.job_id)
+    given_up = format_time(webhook.given_up_at)
+    return webhook.id, given_up, webhook.tries, *subject, webhook.state, webhook.url, webhook.error
 
 
 @app.command()

@@ -11,18 +11,19 @@ import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
 from interlock.client.enqueue import BulkEnqueue, require_prepared
 from interlock.client.explain import explain
-from interlock.client.job_handle import JobHandle, as_job_id, find_job_summaries, submit
+from interlock.client.job_handle import JobHandle, as_job_id, find_inbox_items, find_job_summaries
 from interlock.client.registry import Definitions
 from interlock.client.results import ResultWatcher
+from interlock.client.submit import check_requests, submit_as_text, submit_requests
 from interlock.client.task_handle import UNFINISHED, TaskHandle, apply_to_tasks, not_open_error, task_filter
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
-from interlock.errors import ConfigError, InputError, InterlockError, MigrationError, StoreError
+from interlock.errors import ConfigError, DefinitionChangedError, InputError, InterlockError, MigrationError, StoreError
 from interlock.lifecycle import TaskRowState
 from interlock.model.options import check_id, check_text, integer_check
 from interlock.postgres.connection import ConnectionPool, connect, database_url
@@ -38,20 +39,24 @@ from interlock.store.task_admin import (
     requeue_unless_duplicate,
 )
 from interlock.store.workflows import put_workflow
+from interlock.telemetry import log
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
-    from datetime import datetime, timedelta
+    from datetime import datetime
     from types import ModuleType
     from uuid import UUID
 
     from interlock.client.explain import Explanation
-    from interlock.client.job_handle import JobSummary
+    from interlock.client.job_handle import InboxItem, JobSummary
+    from interlock.client.submit import JobRequest, SubmitOptions
     from interlock.client.task_handle import Affected
     from interlock.client.workflow import Workflow
     from interlock.model.options import NewTask
     from interlock.postgres.connection import AsyncConnection, Connection, SyncConnection
+    from interlock.postgres.query import PortableStatement
+    from interlock.store.schedules import Schedule
     from interlock.store.task_admin import TaskSummary
 
 
@@ -113,6 +118,7 @@ class Interlock(Definitions):
         self._url: str | None = None
         self._pool: ConnectionPool | None = None
         self._completions: ResultWatcher | None = None
+        self._blocked: dict[tuple[str, str], DefinitionChangedError] = {}
         self._notifier: Notifier | None = None
 
     async def __aenter__(self) -> Self:
@@ -152,6 +158,17 @@ class Interlock(Definitions):
             raise not_open_error()
         return self._url
 
+    def refuse_blocked(self, workflow: Workflow) -> None:
+        """Raise DefinitionChangedError if a workflow, or one that its child steps start, is blocked."""
+        reached = [workflow] if self._blocked else []
+        for found in reached:  # the list grows during the loop
+            if (found.name, found.version) in self._blocked:
+                raise self._blocked[found.name, found.version]
+            for step in found.document["steps"]:
+                child = self.find_workflow(step.get("workflow", ""), step.get("workflow_version"))
+                if child is not None and child not in reached:
+                    reached.append(child)
+
     @property
     def notifier(self) -> Notifier:
         """The notifier that all parts of this process share: one LISTEN connection, from the first subscriber on."""
@@ -185,31 +202,44 @@ class Interlock(Definitions):
         workflow: str | Workflow,
         input: Mapping[str, Any] | Any = None,  # noqa: A002 - the name of the column
         *,
-        version: str | None = None,
-        request_id: str | None = None,
-        parent: UUID | str | JobHandle | None = None,
-        worker_count: int | None = None,
-        timeout: float | timedelta | None = None,  # noqa: ASYNC109 - the job's, not the call's
-        correlation_id: UUID | str | None = None,
         connection: AsyncConnection | SyncConnection | None = None,
+        **options: Unpack[SubmitOptions],
     ) -> JobHandle:
         """Submit a job of a workflow; in the caller's transaction if an async psycopg connection is given.
 
-        `request_id` is an idempotency key: the same one returns the same job. At most `worker_count` (1 to 10) of its
-        steps run at once; after `timeout` seconds it is canceled.
+        `request_id` is an idempotency key: the same request returns the same job, and another input is refused. At most
+        `worker_count` (1 to 10) of its steps run at once; after `timeout` seconds it is canceled. `find_jobs` finds it
+        by its `tags` and `attributes`; `callback_url` receives a POST when it has ended. These three replace the
+        defaults of the workflow.
+
+        Of the jobs of the workflow with one `key`, one runs at a time. While another is unfinished, `on_conflict` says
+        what happens: "queue" (the default) runs them in order, "reject" raises JobConflictError, "return_existing"
+        returns the other job, "cancel_in_progress" cancels the others first. With `debounce`, the job starts so many
+        seconds later, unless it is replaced by another submit before; `debounce_max` limits that.
         """
-        return await submit(
-            self,
-            workflow,
-            input,
-            version=version,
-            parent=parent,
-            worker_count=worker_count,
-            connection=connection,
-            request_id=request_id,
-            timeout=timeout,
-            correlation_id=correlation_id,
-        )
+        (job,) = await submit_requests(self, [{**options, "workflow": workflow, "input": input}], connection)
+        return job
+
+    async def submit_many(
+        self, jobs: Iterable[JobRequest], *, connection: AsyncConnection | SyncConnection | None = None
+    ) -> list[JobHandle]:
+        """Submit jobs of any workflows, all or none; return their handles in the same order.
+
+        Each is a mapping with `workflow`, `input` and the options of `submit`.
+        """
+        return await submit_requests(self, check_requests(jobs), connection)
+
+    def submit_statement(
+        self,
+        workflow: str | Workflow,
+        input: Mapping[str, Any] | Any = None,  # noqa: A002 - the name of the column
+        **options: Unpack[SubmitOptions],
+    ) -> PortableStatement:
+        """Return a statement that submits a job in a transaction of any other driver, with all options but `parent`.
+
+        An orchestrator starts the job after the commit; if the app does not declare the workflow, it checks the input.
+        """
+        return submit_as_text(self, {**options, "workflow": workflow, "input": input})
 
     def job(self, id_: UUID | str) -> JobHandle:
         """Return the handle of a job by its id."""
@@ -222,16 +252,54 @@ class Interlock(Definitions):
     async def find_jobs(
         self,
         *,
-        status: str | None = None,
+        status: str | Sequence[str] | None = None,
         workflow: str | None = None,
+        version: str | None = None,
         namespace: str | None = None,
+        key: str | None = None,
+        tags: str | Sequence[str] = (),
+        attributes: Mapping[str, str | float | bool] | None = None,
+        parent: UUID | str | JobHandle | None = None,
+        created_after: datetime | None = None,
+        created_before: datetime | None = None,
         limit: int = 100,
         before: UUID | None = None,
     ) -> list[JobSummary]:
-        """Find jobs, newest first; `before` is the last id of the previous page."""
+        """Find jobs that meet all conditions, newest first; `before` is the last id of the previous page.
+
+        A job has one of several statuses, all of the tags and all of the attributes.
+        """
         return await find_job_summaries(
-            self, status=status, workflow=workflow, namespace=namespace, limit=limit, before=before
+            self,
+            status=status,
+            workflow=workflow,
+            version=version,
+            namespace=namespace,
+            key=key,
+            tags=tags,
+            attributes=attributes,
+            parent=parent,
+            created_after=created_after,
+            created_before=created_before,
+            limit=limit,
+            before=before,
         )
+
+    async def inbox(
+        self,
+        *,
+        assignee: str | None = None,
+        workflow: str | None = None,
+        kind: str | None = None,
+        limit: int = 100,
+        after: InboxItem | None = None,
+    ) -> list[InboxItem]:
+        """List the steps that wait for a signal or an approval and meet all conditions, longest wait first.
+
+        `kind` is "signal" or "approval"; `after` is the last item of the previous page.
+        """
+        cursor = None if after is None else (after.wait_started_at, after.id)
+        return await find_inbox_items(self, assignee=assignee, workflow=workflow, kind=kind, limit=limit, after=cursor)
 
     async def enqueue_many(
         self, tasks: Iterable[NewTask], *, connection: AsyncConnection | SyncConnection | None = None
@@ -335,13 +403,14 @@ class Interlock(Definitions):
             task.resolve()
         documents = [workflow.document for workflow in self.workflows.values()]
         check_nesting(documents)
+        self.check_scheduled_inputs()
         url = await stack.enter_async_context(running_database(self.config))
         async with connect(url) as connection:
             await ensure_schema(connection, is_embedded=self.config.database_url is None)
             await put_limits(connection, self.limits.values(), now=self.now())
-            await put_schedules(connection, self.schedules.values(), now=self.now())
             for document in documents:
-                await put_workflow(connection, document, now=self.now())
+                await self._put_workflow(connection, document)
+            await put_schedules(connection, self._unblocked_schedules(), now=self.now())
         pool = ConnectionPool(url, max_size=self._max_connections)
         await pool.open()
         stack.push_async_callback(self._forget, pool)
@@ -349,6 +418,29 @@ class Interlock(Definitions):
         await self._notifier.start()
         self._url, self._pool, self._completions = url, pool, ResultWatcher(self)
         self._loop = asyncio.get_running_loop()
+
+    async def _put_workflow(self, connection: Connection, document: Mapping[str, Any]) -> None:
+        """Store a workflow; one that differs from its stored definition is blocked, and everything else works."""
+        key = (document["name"], document["version"])
+        self._blocked.pop(key, None)
+        try:
+            await put_workflow(connection, document, replace=self.config.dev, now=self.now())
+        except DefinitionChangedError as error:
+            self._blocked[key] = error
+            log.warning("workflow_blocked", workflow=key[0], version=key[1], reason=str(error))
+
+    def _unblocked_schedules(self) -> list[Schedule]:
+        """Leave out the schedules of blocked workflows: a stored one goes on with the stored definition."""
+        found = []
+        for schedule in self.schedules.values():
+            declared = self.find_workflow(schedule.workflow, schedule.version) if schedule.workflow else None
+            try:
+                if declared is not None:
+                    self.refuse_blocked(declared)
+                found.append(schedule)
+            except DefinitionChangedError as error:
+                log.warning("schedule_blocked", schedule=schedule.name, reason=str(error))
+        return found
 
     async def _forget(self, pool: ConnectionPool) -> None:
         try:

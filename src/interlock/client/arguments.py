@@ -49,7 +49,7 @@ class Arguments:
         # parameters whose values need no conversion if they have exactly one of these types
         self._plain: dict[str, frozenset[type]] = {}
         for name in (*self._signature.parameters, "return"):
-            self._codec(name, required=False)
+            self.codec(name, required=False)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Bind and validate arguments and return the JSON object that is stored."""
@@ -89,21 +89,21 @@ class Arguments:
     def encode_result(self, value: Any) -> Any:
         """Return the JSON of a result."""
         try:
-            return self._codec("return").encode_result(value)
+            return self.codec("return").encode_result(value)
         except ValueRefusedError as error:
             raise PermanentError(f"task {self._task}: the result cannot be stored: {error}") from None
 
     def decode_result(self, stored: Any) -> Any:
         """Turn a stored result back into the value that the function returned."""
         try:
-            return self._codec("return").decode(stored)
+            return self.codec("return").decode(stored)
         except ValueRefusedError as error:
             raise InputError(f"task {self._task}: the stored result does not fit the annotation: {error}") from None
 
     def resolve(self) -> None:
         """Resolve every annotation; DefinitionError names the parameter whose annotation cannot be used."""
         for name in (*self._signature.parameters, "return"):
-            codec = self._codec(name)
+            codec = self.codec(name)
             if codec.kinds or codec.is_any:
                 continue
             try:
@@ -123,7 +123,7 @@ class Arguments:
 
     def _convert(self, name: str, value: Any, convert: Callable[[Codec, Any], Any]) -> Any:
         try:
-            return convert(self._codec(name if name in self._names else self._extra or name), value)
+            return convert(self.codec(name if name in self._names else self._extra or name), value)
         except ValueRefusedError as error:
             raise InputError(f"task {self._task}: argument {name!r}: {error}") from None
 
@@ -135,8 +135,11 @@ class Arguments:
             unknown = ", ".join(sorted(stored.keys() - self._names))
             raise InputError(f"task {self._task}: unknown argument: {unknown}; known are {sorted(self._names)}")
 
-    def _codec(self, name: str, *, required: bool = True) -> Codec:
-        """Return the codec of a parameter; its annotation may name a type that is defined later."""
+    def codec(self, name: str, *, required: bool = True) -> Codec:
+        """Return the codec of a parameter; its annotation may name a type that is defined later.
+
+        One that cannot be resolved is an error, or counts as Any if it is not required.
+        """
         codec = self._codecs.get(name)
         if codec is not None:
             return codec

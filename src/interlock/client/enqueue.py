@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from interlock.client.app import Interlock
     from interlock.client.task import Task
     from interlock.postgres.connection import AsyncConnection, SyncConnection
+    from interlock.postgres.query import PortableStatement
     from interlock.store.enqueue import Enqueued
 
 P = ParamSpec("P")
@@ -95,9 +96,9 @@ class Enqueuer(Generic[P, R]):
             return self._handle(enqueue_task_blocking(connection, task, actor=self._app.actor))
         return self._enqueue_on(connection, task)
 
-    def enqueue_statement(self, /, *args: P.args, **kwargs: P.kwargs) -> EnqueueStatement:
+    def enqueue_statement(self, /, *args: P.args, **kwargs: P.kwargs) -> PortableStatement:
         """Return a statement that stores one task, for a transaction of any other driver."""
-        return EnqueueStatement(self.prepare(*args, **kwargs), self._app.actor)
+        return enqueue_as_text(self.prepare(*args, **kwargs), actor=self._app.actor)
 
     async def enqueue_many(
         self,
@@ -145,24 +146,6 @@ class Configured(Enqueuer[P, R]):
         self._app = app
         self._task = task
         self._columns = columns
-
-
-class EnqueueStatement:
-    """A statement that enqueues one task and returns `id` and `created`, for any PostgreSQL driver."""
-
-    __slots__ = ("_actor", "_task", "parameters", "sql")
-
-    def __init__(self, task: NewTask, actor: str) -> None:
-        self._task = task
-        self._actor = actor
-        self.sql, self.parameters = self.styled("pyformat")
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter((self.sql, self.parameters))
-
-    def styled(self, paramstyle: str) -> tuple[str, dict[str, Any] | tuple[Any, ...]]:
-        """Write it in the driver's paramstyle: pyformat, format, named, qmark, numeric (:1) or dollar ($1)."""
-        return enqueue_as_text(self._task, actor=self._actor, paramstyle=paramstyle)
 
 
 def require_prepared(tasks: Iterable[Any]) -> list[NewTask]:

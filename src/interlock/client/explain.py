@@ -39,8 +39,8 @@ def waiting_facts(cause: Cause, seen: Explained) -> list[str]:
         facts += _limit_facts(row)
     elif row["held_by"] == "namespace":
         facts += _pause_facts(row)
-    elif row["held_by"] == "signal":
-        facts += _signal_facts(row, seen)
+    elif row["held_by"] in {"signal", "sleep"}:
+        facts += _wait_facts(row, seen)
     elif row["held_by"] in HELD_BY_OTHERS:
         facts += _upstream_facts(cause)
     return facts
@@ -77,12 +77,16 @@ def _pause_facts(row: dict[str, Any]) -> list[str]:
     return [f"it was paused at {at(row['paused_at'])} by {row['paused_by']}; {resume} lets its tasks go on"]
 
 
-def _signal_facts(row: dict[str, Any], seen: Explained) -> list[str]:
-    if row["wait_until"] is None:
+def _wait_facts(row: dict[str, Any], seen: Explained) -> list[str]:
+    """Describe the time at which the wait for a signal fails, or a sleep that an orchestrator has not ended yet."""
+    until = row["wait_until"]
+    if until is None:
         return []
-    if row["wait_until"] <= seen.now:
-        return [f"its timeout was at {at(row['wait_until'])}: an orchestrator fails it"]
-    return [f"it fails if no signal has arrived by {at(row['wait_until'])}"]
+    if row["held_by"] == "sleep":
+        return [f"its sleep was over at {at(until)}: an orchestrator completes it"] if until <= seen.now else []
+    if until <= seen.now:
+        return [f"its timeout was at {at(until)}: an orchestrator fails it"]
+    return [f"it fails if no signal has arrived by {at(until)}"]
 
 
 def pending_facts(row: dict[str, Any], seen: Explained) -> list[str]:
@@ -190,6 +194,7 @@ WAITS = {
     "compensation": "the compensations before them",
     "job": "a child job",
     "signal": "a signal",
+    "sleep": "a time",
     "namespace": "a paused namespace",
     "limit": "a limit",
     "start": "the job to start",
@@ -284,6 +289,10 @@ def _job_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
 def _start_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     """Describe why a job has not started, by the current state and not that of the submit."""
     unserved = row["unserved"]
+    if row["is_debounced"]:
+        return [f"it {row['reason']}"]
+    if row["key_hold"] is not None:
+        return [f"it {row['key_hold']}", *_no_orchestrator(seen)]
     if unserved:
         word = "namespaces" if len(unserved) > 1 else "namespace"
         return [f"no live worker serves {word} {', '.join(map(repr, unserved))}: start one that does"]

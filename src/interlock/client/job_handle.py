@@ -1,37 +1,37 @@
-"""Handles of jobs; submits jobs and finds them.
+"""Handles of jobs; finds jobs.
 
-Invariant: a handle keeps no state of the job; every answer comes from the database. The input of a job is checked
-against the schema of its workflow before the job is stored.
+Invariant: a handle keeps no state of the job; every answer comes from the database.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from interlock.client.workflow import Workflow
 from interlock.errors import InputError, JobFailedError, UnknownJobError
 from interlock.lifecycle import JOB, JobState, TaskRowState
-from interlock.model.json_values import ValueRefusedError, check_json
-from interlock.model.options import CHECKS, check_id, check_text, check_worker_count
-from interlock.postgres.connection import user_connection
-from interlock.store.jobs import find_jobs, read_job_history, read_jobs, read_steps
-from interlock.store.workflows import read_workflow
+from interlock.model.graph import SIGNAL_KINDS
+from interlock.model.json_values import to_json
+from interlock.model.options import (
+    CHECKS,
+    check_attributes,
+    check_id,
+    check_tags,
+    check_time,
+)
+from interlock.store.jobs import JobFilter, find_jobs, read_job_history, read_jobs, read_steps
+from interlock.store.signals import InboxFilter, read_inbox, read_signals
 from interlock.workflow.cancel import cancel_job
-from interlock.workflow.new_job import NewJob
 from interlock.workflow.retry_from import retry_job_from
 from interlock.workflow.signals import send_signal
-from interlock.workflow.submit import submit_job
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from interlock.client.app import Interlock
-    from interlock.postgres.connection import AsyncConnection, SyncConnection
-    from interlock.workflow.new_job import Submitted
 
 
 SignalOutcome = Literal["sent", "already sent"]
@@ -57,6 +57,9 @@ class JobSummary:
     request_id: str | None
     correlation_id: UUID | None
     actor: str | None
+    tags: list[str] | None
+    attributes: dict[str, Any] | None
+    key: str | None
     deadline_at: datetime | None
     created_at: datetime
     started_at: datetime | None
@@ -78,10 +81,12 @@ class JobStatus(JobSummary):
     """The stored job: its state, input and outcome."""
 
     input: dict[str, Any]
-    output: dict[str, Any] | None
+    output: Any
     error: dict[str, Any] | None
     worker_count: int | None
     parent_task_id: UUID | None
+    callback_url: str | None
+    callback: dict[str, Any] | None  # its webhook, from the end of the job until it is delivered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +103,7 @@ class StepStatus:
     held_by: str | None
     upstreams: list[str]
     part: int | None
-    poisoned: bool
+    skipped_by_failure: bool
     reused: bool
     attempt: int
     tries: int
@@ -137,8 +142,42 @@ class JobRecord:
         object.__setattr__(self, "to_state", JobState(self.to_state))  # the row has strings
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentSignal:
+    """A signal that was sent to a job, or the answer to an approval, and the step that consumed it, if one has."""
+
+    id: int
+    name: str
+    payload: Any
+    request_id: str | None
+    sent_by: str
+    sent_at: datetime
+    consumed_by: str | None
+    consumed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxItem:
+    """A step that waits for a signal or an approval, at most until `wait_until`.
+
+    `signal` is the name to send; that of an approval is its step. `assignee` is None if it is for anyone.
+    """
+
+    id: UUID
+    job_id: UUID
+    workflow: str
+    version: str
+    namespace: str
+    step: str
+    kind: str
+    signal: str
+    assignee: str | None
+    wait_started_at: datetime
+    wait_until: datetime | None
+
+
 class JobHandle:
-    """A submitted job. `created` is False when a job with the same request id existed already."""
+    """A submitted job. `created` is False when a job with the same request id, or key, existed already."""
 
     __slots__ = ("_app", "created", "id", "workflow")
 
@@ -176,8 +215,8 @@ class JobHandle:
             rows = await read_job_history(connection, self.id)
         return [JobRecord(**known_fields(JobRecord, row)) for row in rows]
 
-    async def wait(self, timeout: float | None = None) -> dict[str, Any]:  # noqa: ASYNC109 - part of the public API
-        """Wait until the job has ended and return its output: {step: result} of the last steps.
+    async def wait(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - part of the public API
+        """Wait until the job has ended and return its output: the declared one, else {step: result} of the final steps.
 
         JobFailedError if it failed or was canceled, TimeoutError if it has not ended within `timeout` seconds.
         """
@@ -188,7 +227,7 @@ class JobHandle:
             raise TimeoutError(f"job {self.id} has not ended within {timeout:g} s") from None
         if status.status is not JobState.COMPLETED:
             raise _failure(status)
-        return status.output or {}
+        return status.output
 
     result = wait
 
@@ -201,13 +240,30 @@ class JobHandle:
             await self.status()  # raises UnknownJobError if there is none
         return canceled
 
-    async def signal(self, name: str, payload: Any = None) -> SignalOutcome:
-        """Send a signal that a step waits for or will wait for; only the first of a name counts."""
+    async def signal(self, name: str, payload: Any = None, *, request_id: str | None = None) -> SignalOutcome:
+        """Send a signal that a step waits for or will wait for; each is consumed by one step, in the order of sending.
+
+        "already sent": the same signal was sent with this request id, or the approval has been answered.
+        """
         app = self._app
-        _check_json(f"signal {name!r}", payload)
+        try:
+            stored = to_json(payload)
+            asked = None if request_id is None else CHECKS["request_id"]("request_id", request_id)
+        except ValueError as error:
+            raise InputError(f"signal {name!r}: {error}") from None
         async with app.connection() as connection:
-            sent = await send_signal(connection, self.id, name, payload, actor=app.actor, now=app.now())
+            sent = await send_signal(
+                connection, self.id, name, stored, actor=app.actor, request_id=asked, now=app.now()
+            )
         return "sent" if sent else "already sent"
+
+    async def signals(self) -> list[SentSignal]:
+        """Read the signals that were sent to the job, oldest first, with the steps that consumed them."""
+        async with self._app.connection() as connection:
+            rows = await read_signals(connection, self.id)
+        if not rows:
+            await self.status()  # raises UnknownJobError if there is none
+        return [SentSignal(**known_fields(SentSignal, row)) for row in rows]
 
     async def approve(
         self,
@@ -217,11 +273,18 @@ class JobHandle:
         *,
         by: str | None = None,
     ) -> SignalOutcome:
-        """Answer an approval step; `by` names who decides, by default the app's actor."""
+        """Answer an approval step, once; `by` names who decides, by default the app's actor."""
         return await self.signal(step, {"approved": bool(approved), "by": by or self._app.actor, "comment": comment})
 
+    async def retry(self, *, request_id: str | None = None) -> JobHandle:
+        """Submit a failed or canceled job again: its failed steps and the steps after them run, done ones are kept."""
+        return await self._retry(None, request_id)
+
     async def retry_from(self, step: str, *, request_id: str | None = None) -> JobHandle:
-        """Submit the job again from a step on; steps that are done and do not depend on that step are not run again."""
+        """Submit the job again from a step on; done steps that come after neither it nor a failed step are kept."""
+        return await self._retry(step, request_id)
+
+    async def _retry(self, step: str | None, request_id: str | None) -> JobHandle:
         app = self._app
         try:
             asked = None if request_id is None else CHECKS["request_id"]("request_id", request_id)
@@ -249,13 +312,6 @@ def as_job_id(given: UUID | str | JobHandle) -> UUID:
         raise InputError(str(error)) from None
 
 
-def _check_json(place: str, value: Any) -> None:
-    try:
-        check_json(value)
-    except ValueRefusedError as error:
-        raise InputError(f"{place}: {error}") from None
-
-
 def known_fields(kind: type, row: Mapping[str, Any]) -> dict[str, Any]:
     """Pick the columns that a dataclass has fields for; a newer database may have more."""
     return {field.name: row[field.name] for field in fields(kind)}
@@ -271,75 +327,59 @@ def _failure(status: JobStatus) -> JobFailedError:
 async def find_job_summaries(
     app: Interlock,
     *,
-    status: str | None,
+    status: str | Sequence[str] | None,
     workflow: str | None,
+    version: str | None,
     namespace: str | None,
+    key: str | None,
+    tags: str | Sequence[str],
+    attributes: Mapping[str, Any] | None,
+    parent: UUID | str | JobHandle | None,
+    created_after: datetime | None,
+    created_before: datetime | None,
     limit: int,
     before: UUID | None,
 ) -> list[JobSummary]:
-    """Find jobs, newest first; `before` is the last id of the previous page."""
-    if status is not None and status not in JobState.__members__.values():
-        raise InputError(f"status must be one of {', '.join(JobState)}, got {status!r}")
-    async with app.connection() as connection:
-        rows = await find_jobs(
-            connection, status=status, workflow=workflow, namespace=namespace, before=before, limit=limit
+    """Check a filter and find jobs, newest first; `before` is the last id of the previous page."""
+    statuses = None if status is None else (status,) if isinstance(status, str) else tuple(status)
+    for each in statuses or ():
+        if each not in JobState.__members__.values():
+            raise InputError(f"status must be one of {', '.join(JobState)}, got {each!r}")
+    if version is not None and workflow is None:
+        raise InputError(f"version {version!r} needs a workflow, whose version it is")
+    try:
+        wanted = JobFilter(
+            statuses=statuses,
+            workflow=workflow,
+            version=version,
+            namespace=namespace,
+            key=key,
+            tags=check_tags("tags", (tags,) if isinstance(tags, str) else tags),
+            attributes=check_attributes("attributes", attributes or {}),
+            parent=None if parent is None else as_job_id(parent),
+            created_after=None if created_after is None else check_time("created_after", created_after),
+            created_before=None if created_before is None else check_time("created_before", created_before),
         )
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    async with app.connection() as connection:
+        rows = await find_jobs(connection, wanted, before=before, limit=limit)
     return [JobSummary(**known_fields(JobSummary, row)) for row in rows]
 
 
-async def submit(
+async def find_inbox_items(
     app: Interlock,
-    workflow: str | Workflow,
-    input: Any,  # noqa: A002 - the name of the column
     *,
-    version: str | None,
-    parent: UUID | str | JobHandle | None,
-    worker_count: int | None,
-    connection: AsyncConnection | SyncConnection | None,
-    **options: Any,
-) -> JobHandle:
-    """Check the options and the input of a job and store it, in the caller's transaction if a connection is given."""
-    name = workflow.name if isinstance(workflow, Workflow) else workflow
-    try:
-        check_text("the name of a workflow", name)
-        given = {key: CHECKS[key](key, value) for key, value in options.items() if value is not None}
-        if worker_count is not None:
-            check_worker_count("worker_count", worker_count)
-    except ValueError as error:
-        raise InputError(f"workflow {name}: {error}") from None
-    declared = workflow if isinstance(workflow, Workflow) else _find_declared(app, name, version)
-    if declared is None:
-        stored_input, version = await _check_stored_workflow(app, name, version, input)
-    else:
-        stored_input, version = declared.encode(input), declared.version
-    parent_id = None if parent is None else as_job_id(parent)
-    job = NewJob(name, stored_input, version=version, parent_job_id=parent_id, worker_count=worker_count, **given)
-    made = await _store(app, job, connection)
-    return JobHandle(app, made.id, workflow=name, created=made.created)
-
-
-def _find_declared(app: Interlock, name: str, version: str | None) -> Workflow | None:
-    """Find a workflow that the app declares; without a version, the one declared last."""
-    found = [known for known in app.workflows.values() if known.name == name and version in {None, known.version}]
-    return found[-1] if found else None
-
-
-async def _check_stored_workflow(
-    app: Interlock, name: str, version: str | None, given: Any
-) -> tuple[dict[str, Any], str | None]:
-    """Check an input against a workflow in the database; the submit itself refuses one that is not there."""
-    from interlock.model.json_schema import check_input  # noqa: PLC0415 - jsonschema is slow to import, and many programs only enqueue tasks
-
-    encoded: Any = {} if given is None else dict(given) if isinstance(given, Mapping) else given
+    assignee: str | None,
+    workflow: str | None,
+    kind: str | None,
+    limit: int,
+    after: tuple[datetime, UUID] | None,
+) -> list[InboxItem]:
+    """Check a filter and find the steps that wait for a signal or an approval, longest wait first."""
+    if kind is not None and kind not in SIGNAL_KINDS:
+        raise InputError(f"kind must be one of {', '.join(SIGNAL_KINDS)}, got {kind!r}")
+    wanted = InboxFilter(assignee, workflow, kind)
     async with app.connection() as connection:
-        found = await read_workflow(connection, name, version)
-    check_input({"name": name} if found is None else found.definition, encoded)
-    return encoded, version if found is None else found.version
-
-
-async def _store(app: Interlock, job: NewJob, connection: AsyncConnection | SyncConnection | None) -> Submitted:
-    if connection is None:
-        async with app.connection() as own:
-            return await submit_job(own, job, actor=app.actor, now=app.now())
-    async with user_connection(connection) as theirs:
-        return await submit_job(theirs, job, actor=app.actor, now=app.now())
+        rows = await read_inbox(connection, wanted, after=after, limit=limit)
+    return [InboxItem(**known_fields(InboxItem, row)) for row in rows]

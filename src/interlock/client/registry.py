@@ -6,16 +6,17 @@ Invariant: names are unique and every declaration is checked; nothing here touch
 from __future__ import annotations
 
 import inspect
+from contextlib import contextmanager
 from datetime import timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
-from interlock.client.step_context import end_step
 from interlock.client.task import AsyncTask, SyncTask, Task, located
 from interlock.client.workflow import Workflow
 from interlock.errors import ConfigError, DefinitionError, InputError
-from interlock.model.graph import BUILT_IN_HANDLER
+from interlock.model.json_values import check_json
 from interlock.model.options import (
+    JOB_CHECKS,
     TASK_DEFAULTS,
     Scope,
     TaskDefaultOptions,
@@ -26,11 +27,13 @@ from interlock.store.limits import Limit
 from interlock.store.schedules import Schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
+    from interlock.client.step_decorators import Handler
+    from interlock.model.options import ConflictPolicy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +47,18 @@ class TaskOptions(TaskDefaultOptions, total=False):
     name: str
     executor: Literal["coroutine", "thread", "process"]
     transactional: bool
+
+
+class ScheduledJobOptions(TypedDict, total=False):
+    """Options of the jobs of `app.schedule(...)`, as in `app.submit`."""
+
+    worker_count: int
+    timeout: float | timedelta
+    tags: Sequence[str]
+    attributes: Mapping[str, str | float | bool]
+    callback_url: str
+    key: str
+    on_conflict: ConflictPolicy
 
 
 class TaskDecorator:
@@ -82,20 +97,19 @@ class Definitions:
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task[..., Any]] = {}
-        self._workflows: dict[tuple[str, str], Workflow] = {}
+        self._workflows: dict[str, Workflow] = {}  # by path
         self._schedules: dict[str, Schedule] = {}
         self._limits: dict[str, Limit] = {}
-        self.define(end_step, {"name": BUILT_IN_HANDLER})
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
-        """All tasks by their stored names, including the handlers of steps and `interlock.pass`."""
+        """All tasks by their stored names, including the handlers of steps."""
         return MappingProxyType(self._tasks)
 
     @property
     def workflows(self) -> Mapping[tuple[str, str], Workflow]:
-        """All workflows, by name and version."""
-        return MappingProxyType(self._workflows)
+        """All workflows, by name and version; GraphError if a definition is invalid, so that it has no version yet."""
+        return MappingProxyType({(workflow.name, workflow.version): workflow for workflow in self._workflows.values()})
 
     @property
     def schedules(self) -> Mapping[str, Schedule]:
@@ -158,12 +172,24 @@ class Definitions:
         name: str,
         *,
         namespace: str = "default",
-        version: str = "1",
+        version: str | None = None,
         input: Any = None,  # noqa: A002 - the name of the column
         input_schema: Mapping[str, Any] | None = None,
         timeout: timedelta | float | None = None,
+        output: str | Mapping[str, str] | None = None,
+        tags: Sequence[str] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        callback_url: str | None = None,
+        key: str | None = None,
+        on_conflict: ConflictPolicy | None = None,
     ) -> Workflow:
-        """Define a workflow; `input` is a pydantic model, a dataclass or a TypedDict of the job's input."""
+        """Define a workflow; `input` is a pydantic model, a dataclass or a TypedDict of the job's input.
+
+        Without `version`, the version is derived from the definition.
+        `output` names the step whose result is the output of a job, or maps the names of the output to steps; without
+        it, the output has the results of the final steps. `tags`, `attributes`, `callback_url`, `key` and `on_conflict`
+        are the defaults of its jobs; a key such as "input.customer" stands for a field of their input.
+        """
         made = Workflow(
             self,
             name,
@@ -172,17 +198,39 @@ class Definitions:
             input=input,
             input_schema=input_schema,
             timeout=timeout,
+            output=output,
+            tags=tags,
+            attributes=attributes,
+            callback_url=callback_url,
+            key=key,
+            on_conflict=on_conflict,
         )
-        if (name, version) in self._workflows:
-            raise DefinitionError(f"workflow {name!r}, version {version!r} is defined twice; raise the version of one")
-        self._workflows[name, version] = made
+        if made.path in self._workflows:
+            which = f"workflow {name!r}" if version is None else f"workflow {name!r}, version {version!r}"
+            raise DefinitionError(f"{which} is defined twice; give one of them another version: version=...")
+        self._workflows[made.path] = made
         return made
 
-    def load_templates(self, path: str | Path) -> list[Workflow]:
-        """Declare the workflows of a YAML file, or of all `.yaml` and `.yml` files in a directory."""
+    def find_workflow(self, name: str, version: str | None = None) -> Workflow | None:
+        """Find a declared workflow; without a version, the one declared last."""
+        found = [each for each in self._workflows.values() if each.name == name and version in {None, each.version}]
+        return found[-1] if found else None
+
+    def load_templates(
+        self,
+        path: str | Path,
+        *,
+        environment: str | None = None,
+        handlers: Mapping[str, Handler] | Callable[[str], Handler | None] | None = None,
+    ) -> list[Workflow]:
+        """Declare the workflows of a YAML file, or of all `.yaml` and `.yml` files in a directory.
+
+        `environment` names the block of `environments` to apply. `handlers` gives the task or function for a name that
+        a template uses; a function returns None for a name that it does not know.
+        """
         from interlock.client.templates import load_templates  # noqa: PLC0415 - the YAML parser is needed by few apps
 
-        return load_templates(self, path)
+        return load_templates(self, path, environment=environment, handlers=handlers)
 
     def periodic(
         self,
@@ -199,27 +247,67 @@ class Definitions:
         def declare(task: AnyTask) -> AnyTask:
             if not isinstance(task, Task):
                 raise DefinitionError(f"@app.periodic must stand above @app.task, which makes the task, got {task!r}")
-            schedule_name = task.name if name is None else _check_name("the name of a schedule", name)
-            if schedule_name in self._schedules:
-                raise DefinitionError(f"schedule {schedule_name!r} is declared twice; give one of them another name")
-            try:
-                interval = None if every is None else check_seconds(f"schedule {schedule_name!r}: every", every)
-                self._schedules[schedule_name] = Schedule(
-                    name=schedule_name,
+            rhythm: dict[str, Any] = {"cron": cron, "timezone": timezone, "every": every, "missed": missed}
+            with _definition_errors():
+                self._add_schedule(
+                    task.name if name is None else name,
+                    **rhythm,
                     type=task.name,
                     namespace=task.namespace,
-                    cron=cron,
-                    timezone=timezone,
-                    every=None if interval is None else timedelta(seconds=interval),
-                    missed=missed,
                     input=task.encode_named({} if arguments is None else arguments),
                     options=_schedule_options(task, self._app().config.callback_url),
                 )
-            except (ConfigError, InputError, ValueError) as error:
-                raise DefinitionError(str(error)) from None
             return task
 
         return declare
+
+    def schedule(
+        self,
+        name: str,
+        *,
+        workflow: str | Workflow,
+        input: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the column
+        version: str | None = None,
+        cron: str | None = None,
+        every: timedelta | float | None = None,
+        timezone: str = "UTC",
+        missed: Missed = "once",
+        **options: Unpack[ScheduledJobOptions],
+    ) -> None:
+        """Schedule jobs of a workflow, of its newest version at each tick unless `version` names one.
+
+        The schedule is stored when the app is opened. The input is checked then, if the app declares the workflow, and
+        at each tick.
+        """
+        rhythm: dict[str, Any] = {"cron": cron, "timezone": timezone, "every": every, "missed": missed}
+        with _definition_errors(f"schedule {name!r}: "):
+            checked = {key: JOB_CHECKS[key](key, value) for key, value in options.items() if key in JOB_CHECKS}
+            document = dict({} if input is None else input)
+            check_json(document)
+        given = {**options, **checked, "default_callback_url": self._app().config.callback_url}
+        with _definition_errors():
+            self._add_schedule(
+                name,
+                **rhythm,
+                workflow=workflow.name if isinstance(workflow, Workflow) else check_text("workflow", workflow),
+                version=version,
+                input=document,
+                options={key: value for key, value in given.items() if value is not None},
+            )
+
+    def check_scheduled_inputs(self) -> None:
+        """Raise DefinitionError if the input of a schedule does not fit the workflow that this app declares."""
+        for schedule in self._schedules.values():
+            declared = self.find_workflow(schedule.workflow, schedule.version) if schedule.workflow else None
+            if declared is not None:
+                with _definition_errors(f"schedule {schedule.name!r}: "):
+                    declared.encode(schedule.input)
+
+    def _add_schedule(self, name: str, *, every: timedelta | float | None, **fields: Any) -> None:
+        if _check_name("the name of a schedule", name) in self._schedules:
+            raise DefinitionError(f"schedule {name!r} is declared twice; give one of them another name")
+        interval = None if every is None else timedelta(seconds=check_seconds(f"schedule {name!r}: every", every))
+        self._schedules[name] = Schedule(name=name, every=interval, **fields)
 
     def limit(
         self,
@@ -252,6 +340,15 @@ class Definitions:
                 "give one of them another name: @app.task(name=...)"
             )
         self._tasks[task.name] = task
+
+
+@contextmanager
+def _definition_errors(place: str = "") -> Iterator[None]:
+    """Raise the errors of checks as DefinitionError."""
+    try:
+        yield
+    except (ConfigError, InputError, ValueError) as error:
+        raise DefinitionError(f"{place}{error}") from None
 
 
 def _check_name(what: str, name: Any) -> str:

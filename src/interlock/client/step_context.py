@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 from interlock.client.context import TaskContext
 from interlock.errors import PermanentError
-from interlock.lifecycle import JOB, JobState
-from interlock.model.graph import require_approval
 from interlock.model.json_values import ValueRefusedError, check_json
-from interlock.model.options import MAX_JOB_DEPTH
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from collections.abc import Set as AbstractSet
+    from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
 
@@ -57,7 +53,7 @@ class StepContext(TaskContext):
 
     @property
     def errors(self) -> Mapping[str, Any]:
-        """The errors of the steps named in `after_failure`, by name."""
+        """The errors of failed steps that are named in `on_failure`, `always` or `recovers`, by name."""
         return self.job.get("errors") or NOTHING
 
     @property
@@ -75,7 +71,7 @@ class StepContext(TaskContext):
         return self.results.get(step, default)
 
     def get_dependency_error(self, step: str) -> Any:
-        """Return the error of a step named in `after_failure`; None if it did not fail."""
+        """Return the error of a step in `on_failure`, `always` or `recovers`; None if it did not fail."""
         return self.errors.get(step)
 
     def get_config(self, name: str, default: Any = None) -> Any:
@@ -126,21 +122,6 @@ def raise_if_refused(job: Mapping[str, Any]) -> None:
     refused = job.get("refused")
     if refused is not None:
         raise PermanentError(str(refused))
-
-
-def unbindable(
-    definition: Task[..., Any], step: Mapping[str, Any], steps: AbstractSet[str], schema: Mapping[str, Any]
-) -> str | None:
-    """Find a required parameter of a step's handler for which the definition can never provide a value."""
-    taken = parameters_of(definition)
-    required = set() if taken is None else {name for name, needed in taken.parameters if needed}
-    upstreams = {*step.get("after", ()), *step.get("after_failure", ())}
-    if step["kind"] == "map":  # a part gets its item, not the whole list
-        upstreams = {*upstreams, "item", "index"} - {step.get("over")}
-    listed = {step.get("over_input")}
-    missing = required - upstreams - (set(schema.get("properties", ())) - listed) - {"input"}
-    is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
-    return min(missing if is_closed else missing & (steps | listed), default=None)
 
 
 @cache
@@ -205,9 +186,9 @@ def step_result(
     attempt: int = 0,
     retryable: bool | None = None,
     orchestration_metadata: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> StepExecutionResult:
     """Make the document that is stored as the output of a step."""
-    document: StepExecutionResult = {
+    return {
         "step": step,
         "success": success,
         "result": result,
@@ -223,51 +204,9 @@ def step_result(
         },
         "orchestration_metadata": orchestration_metadata or {},
     }
-    return cast("dict[str, Any]", document)
 
 
 def _milliseconds(started_at: datetime | None, completed_at: datetime | None) -> float | None:
     if started_at is None or completed_at is None:
         return None
     return round((completed_at - started_at).total_seconds() * 1000, 3)
-
-
-async def end_step(ctx: StepContext) -> Any:
-    """Complete a step without a user's handler (sleep, signal, approval, child) from the job's document.
-
-    The document says so if the step must fail: a child job that is too deep, a signal that came too late.
-    """
-    raise_if_refused(ctx.job)
-    complete = _COMPLETIONS.get(ctx.job.get("kind", ""))
-    return None if complete is None else complete(ctx.job)
-
-
-def _child_result(job: Mapping[str, Any]) -> Any:
-    child = job.get("child") or NOTHING
-    id_, status, error = child.get("job_id"), child.get("status"), child.get("error")
-    if id_ is None:
-        raise PermanentError(
-            f"the child job was not started: {_format_error(error) or f'jobs nest at most {MAX_JOB_DEPTH} deep'}"
-        )
-    if job.get("wait") is False or status not in JOB.final:
-        return {"job_id": id_}
-    if status == JobState.COMPLETED:
-        return child.get("output")
-    raise PermanentError(": ".join(filter(None, (f"the child job {id_} ended as {status}", _format_error(error)))))
-
-
-def _format_error(error: Any) -> str | None:
-    if isinstance(error, dict):
-        message = error.get("reason") or error.get("message")
-        steps = error.get("steps")
-        if message is None and isinstance(steps, dict):
-            message = "; ".join(f"step {name} failed: {_format_error(each) or each}" for name, each in steps.items())
-        return None if message is None else str(message)
-    return None if error is None else str(error)
-
-
-_COMPLETIONS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "signal": lambda job: job.get("signal"),
-    "approval": lambda job: require_approval(job.get("signal")),
-    "child": _child_result,
-}

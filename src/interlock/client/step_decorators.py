@@ -6,7 +6,7 @@ Invariant: a decorated function can still be called as before, also for the type
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -41,7 +41,7 @@ class AnyStep:
         self.function = function
 
     def __repr__(self) -> str:
-        return f"<Step {self.workflow.name}/{self.workflow.version}/{self.name} ({self.kind})>"
+        return f"<Step {self.workflow.path}/{self.name} ({self.kind})>"
 
 
 class Step(AnyStep, Generic[P, R]):
@@ -73,8 +73,12 @@ class StepOptions(PlacementOptions, total=False):
     """Options of every step."""
 
     after: StepLike | Sequence[StepLike]
-    after_failure: StepLike | Sequence[StepLike]
-    join: Share
+    on_failure: StepLike | Sequence[StepLike]
+    always: StepLike | Sequence[StepLike]
+    recovers: StepLike | Sequence[StepLike]
+    join: Literal["all", "any"] | float
+    cancel_rest: bool
+    when: str
     config: Mapping[str, Any]
 
 
@@ -143,6 +147,15 @@ def _seconds(value: Any) -> float:
     return check_seconds("it", value)
 
 
+def _sleep_seconds(value: Any) -> float:
+    if value in (0, timedelta(0)):  # a tuple, because the value may not be hashable
+        return 0.0
+    try:
+        return _seconds(value)
+    except ValueError as error:
+        raise ValueError(str(error).replace("a positive number", "0 or a positive number")) from None
+
+
 def _moment(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else value
 
@@ -153,7 +166,9 @@ def _policy(value: Any) -> dict[str, Any] | None:
 
 
 def _listed(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple | set | frozenset) else value
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=str)  # a derived version must not depend on the order
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _mapping(value: Any) -> Any:
@@ -163,10 +178,12 @@ def _mapping(value: Any) -> Any:
 # how options of a step become JSON
 JSON_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "timeout": _seconds,
-    "seconds": _seconds,
+    "seconds": _sleep_seconds,
     "until": _moment,
     "backoff": _policy,
     "tags": _listed,
     "config": _mapping,
     "input": _mapping,
+    "output": _mapping,
+    "attributes": _mapping,
 }

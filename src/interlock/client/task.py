@@ -6,6 +6,7 @@ Invariant: a Task that exists can be enqueued and run; contradictory definitions
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args
@@ -15,7 +16,7 @@ from interlock.client.context import TaskContext
 from interlock.client.enqueue import Enqueuer
 from interlock.errors import DefinitionError, InputError, PermanentError
 from interlock.model.backoff import DEFAULT_BACKOFF, Backoff
-from interlock.model.json_values import ValueRefusedError, check_json
+from interlock.model.json_values import Codec, ValueRefusedError, check_json
 from interlock.model.options import (
     CHECKS,
     TASK_DEFAULTS,
@@ -133,6 +134,10 @@ class Task(Enqueuer[P, R], TaskDefaults):
         """Turn a stored result back into the value that the function returned."""
         return stored if self._arguments is None else self._arguments.decode_result(stored)
 
+    def codec(self, name: str) -> Codec:
+        """Return the codec of a parameter, or of the result (`return`); of Any if its annotation is not known."""
+        return Codec(Any) if self._arguments is None else self._arguments.codec(name, required=False)
+
     def resolve(self) -> None:
         """Resolve every annotation; DefinitionError names the parameter whose annotation cannot be used."""
         if self._arguments is not None:
@@ -206,12 +211,31 @@ class SyncTask(Task[P, R]):
 
 def located(error: DefinitionError, function: Callable[..., Any]) -> DefinitionError:
     """Add the file and line where the user's function is defined."""
+    place = place_of_function(function)
+    return error if place is None else type(error)(f"{error} (defined at {place})")
+
+
+def place_of_function(function: Callable[..., Any]) -> str | None:
+    """Return the file and line where a function is defined, relative to the current directory: shop.py:14."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return error
-    path = Path(code.co_filename)
+    return None if code is None else _format_place(code.co_filename, code.co_firstlineno)
+
+
+def place_of_caller() -> str | None:
+    """Return the file and line outside of this package from which the current call came."""
+    package = str(Path(__file__).parents[1])
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads the sources of all frames
+    while frame.f_code.co_filename.startswith(package):
+        if frame.f_back is None:
+            return None
+        frame = frame.f_back
+    return _format_place(frame.f_code.co_filename, frame.f_lineno)
+
+
+def _format_place(file: str, line: int) -> str:
+    path = Path(file)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return type(error)(f"{error} (defined at {shown}:{code.co_firstlineno})")
+    return f"{shown}:{line}"
 
 
 def _choose_executor(

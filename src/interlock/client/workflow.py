@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
-from interlock.client.step_context import unbindable
 from interlock.client.step_decorators import (
     JSON_CONVERSIONS,
     AnyStep,
@@ -24,10 +23,11 @@ from interlock.client.step_decorators import (
     handler_type,
     inherited_options,
 )
-from interlock.client.task import Task
+from interlock.client.task import Task, place_of_caller
+from interlock.client.wiring import Wiring
 from interlock.errors import DefinitionError, InputError
 from interlock.model.graph import (
-    BUILT_IN_HANDLER,
+    DEPENDENCY_FIELDS,
     KINDS_WITH_HANDLER,
     GraphError,
     check_definition,
@@ -36,19 +36,22 @@ from interlock.model.graph import (
 )
 from interlock.model.json_values import Codec, ValueRefusedError
 from interlock.model.options import MAX_JOB_DEPTH
+from interlock.model.versions import derive_version
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
     from interlock.client.registry import Definitions
     from interlock.client.step_decorators import Handler
+    from interlock.model.options import ConflictPolicy
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _TASK_OPTIONS = ("timeout", "max_tries", "backoff", "priority", "executor", "transactional")
 _TASK_ONLY_OPTIONS = ("executor", "transactional")
-_STEP_NAME_FIELDS = ("after", "after_failure", "branches")
+_UNNAMED_VERSION = "derived"  # until the document is complete
+_STEP_NAME_FIELDS = (*DEPENDENCY_FIELDS, "branches")
 
 
 class Workflow:
@@ -60,27 +63,55 @@ class Workflow:
         name: str,
         *,
         namespace: str = "default",
-        version: str = "1",
+        version: str | None = None,
         input: Any = None,  # noqa: A002 - the name of the column
         input_schema: Mapping[str, Any] | None = None,
         timeout: float | timedelta | None = None,
+        output: str | Mapping[str, str] | None = None,
+        tags: Sequence[str] | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        callback_url: str | None = None,
+        key: str | None = None,
+        on_conflict: ConflictPolicy | None = None,
     ) -> None:
         self._app = app
         self.name = name
         self.namespace = namespace
-        self.version = version
+        self._named_version = version
         if input is not None and input_schema is not None:
             raise self._error("input_schema", "give either input or input_schema, not both")
         self._codec = None if input is None else Codec(input)
         self._schema = input_schema
         self._timeout = None if timeout is None else self._to_json(None, "timeout", timeout)
+        job_options = {
+            "output": output,
+            "tags": tags,
+            "attributes": attributes,
+            "callback_url": callback_url,
+            "key": key,
+            "on_conflict": on_conflict,
+        }
+        self._job_options = {
+            key: self._to_json(None, key, value) for key, value in job_options.items() if value is not None
+        }
         self._steps: dict[str, AnyStep] = {}
         self._documents: dict[str, dict[str, Any]] = {}
+        self._places: dict[str, str] = {}  # of the declarations of steps, for errors
         self._document: dict[str, Any] | None = None
         check_header(self._header(input_schema))
 
     def __repr__(self) -> str:
-        return f"<Workflow {self.name}/{self.version}, {len(self._steps)} steps>"
+        return f"<Workflow {self.path}, {len(self._steps)} steps>"
+
+    @property
+    def path(self) -> str:
+        """The name with which the types of its own handlers begin: that of the workflow, with the version if named."""
+        return self.name if self._named_version is None else f"{self.name}/{self._named_version}"
+
+    @property
+    def version(self) -> str:
+        """The version that the author names, or else the one that is derived from the definition."""
+        return self._named_version or str(self.document["version"])
 
     @property
     def steps(self) -> Mapping[str, AnyStep]:
@@ -91,16 +122,31 @@ class Workflow:
     def document(self) -> dict[str, Any]:
         """The definition that is stored; GraphError names the step and the field that are wrong."""
         if self._document is None:
-            schema = self._input_schema()
-            document = self._header(schema)
-            document["steps"] = [
-                self._with_task_options(index, step) for index, step in enumerate(self._documents.values())
-            ]
-            check_definition(document)
-            for index, step in enumerate(document["steps"]):
-                self._check_parameters(index, step, schema)
-            self._document = document
+            try:
+                self._document = self._make_document()
+            except GraphError as error:
+                place = self._places.get(error.step or "")
+                if place is None:
+                    raise
+                raise GraphError(
+                    error.message, workflow=error.workflow, step=error.step, path=error.path, declared_at=place
+                ) from None
         return self._document
+
+    def _make_document(self) -> dict[str, Any]:
+        schema = self._input_schema()
+        document = self._header(schema)
+        document["steps"] = [
+            self._with_task_options(index, step) for index, step in enumerate(self._documents.values())
+        ]
+        check_definition(document)
+        wiring = Wiring(document, self._app.tasks, has_model=self._codec is not None)
+        wiring.check()
+        if schema is None:
+            document["input_schema"] = wiring.derive_schema()
+        if self._named_version is None:
+            document["version"] = derive_version(document)
+        return document
 
     @overload
     def step(self, function: Callable[P, R], /) -> Step[P, R]: ...
@@ -154,6 +200,33 @@ class Workflow:
         }
         return self.add("child", name=name, **given, **options)
 
+    def repeat(
+        self,
+        name: str,
+        workflow: str | Workflow,
+        *,
+        until: str,
+        max_repeats: int,
+        version: str | None = None,
+        input: Mapping[str, Any] | None = None,  # noqa: A002 - the name of the column
+        compensate: Handler | None = None,
+        **options: Unpack[StepOptions],
+    ) -> AnyStep:
+        """Declare a child step that runs jobs of a workflow one after another until a condition on the output is true.
+
+        `until` compares `output`, `input` and `iteration`. The next job gets the input of the last one, updated with
+        its output. The step fails if the condition is not true after `max_repeats` jobs.
+        """
+        given: dict[str, Any] = {
+            "workflow": workflow.name if isinstance(workflow, Workflow) else workflow,
+            "workflow_version": version,
+            "repeat_until": until,
+            "max_repeats": max_repeats,
+            "input": input,
+            "compensate": compensate,
+        }
+        return self.add("child", name=name, **given, **options)
+
     def sleep(
         self,
         name: str,
@@ -170,17 +243,37 @@ class Workflow:
         name: str,
         *,
         signal: str | None = None,
+        payload: Any = None,
+        payload_schema: Mapping[str, Any] | None = None,
         timeout: float | timedelta | None = None,
+        assignee: str | None = None,
         **options: Unpack[StepOptions],
     ) -> AnyStep:
-        """Declare a step that waits for a signal, by default of its own name; its result is the payload."""
-        return self.add("signal", name=name, signal=name if signal is None else signal, timeout=timeout, **options)
+        """Declare a step that waits for a signal, by default of its own name; its result is the payload.
+
+        `payload` is the type of the payload: a pydantic model, a dataclass, a TypedDict or any other JSON type.
+        """
+        given: dict[str, Any] = {
+            "signal": name if signal is None else signal,
+            "payload_schema": self._payload_schema(name, payload, payload_schema),
+            "timeout": timeout,
+            "assignee": assignee,
+        }
+        return self.add("signal", name=name, **given, **options)
 
     def approval(
-        self, name: str, *, timeout: float | timedelta | None = None, **options: Unpack[StepOptions]
+        self,
+        name: str,
+        *,
+        timeout: float | timedelta | None = None,
+        assignee: str | None = None,
+        **options: Unpack[StepOptions],
     ) -> AnyStep:
-        """Declare a step that waits for an approval; a rejection fails it."""
-        return self.add("approval", name=name, timeout=timeout, **options)
+        """Declare a step that waits for an approval; a rejection fails it.
+
+        `assignee` is who is to answer: a name, or a path into the job's input such as `input.manager`.
+        """
+        return self.add("approval", name=name, timeout=timeout, assignee=assignee, **options)
 
     def add(
         self,
@@ -195,7 +288,7 @@ class Workflow:
         name = default_name(handler) if name is None else name
         if name in self._documents:
             raise self._error("name", "there are two steps of this name; give one of them another: name=...", name)
-        own = f"{self.name}/{self.version}/{name}"
+        own = f"{self.path}/{name}"
         task_options = {key: options[key] for key in _TASK_OPTIONS if options.get(key) is not None}
         document = self._step_document(kind, name, options)
         if kind in KINDS_WITH_HANDLER and handler is not None:
@@ -208,6 +301,9 @@ class Workflow:
         if compensate is not None:
             self._register(kind, name, compensate, f"{own}:compensate", {"namespace": namespace})
         self._documents[name], self._steps[name], self._document = document, step, None
+        place = place_of_caller()
+        if place is not None:
+            self._places[name] = place
         return step
 
     def encode(self, input: Any = None) -> dict[str, Any]:  # noqa: A002 - the name of the column
@@ -227,21 +323,34 @@ class Workflow:
     def _header(self, schema: Mapping[str, Any] | None) -> dict[str, Any]:
         return {
             "name": self.name,
-            "version": self.version,
+            "version": _UNNAMED_VERSION if self._named_version is None else self._named_version,
             "namespace": self.namespace,
             "input_schema": schema,
             "timeout": self._timeout,
+            **self._job_options,
         }
 
     def _input_schema(self) -> Mapping[str, Any] | None:
         if self._codec is None:
             return self._schema
+        from interlock.model.json_schema import input_schema_of  # noqa: PLC0415 - jsonschema is slow to import
+
+        try:
+            return input_schema_of(self._codec)
+        except ValueError as error:
+            raise self._error("input", str(error)) from error
+
+    def _payload_schema(self, step: str, payload: Any, schema: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+        if payload is None:
+            return schema
+        if schema is not None:
+            raise self._error("payload_schema", "give either payload or payload_schema, not both", step)
         from interlock.model.json_schema import schema_of  # noqa: PLC0415 - jsonschema is slow to import
 
         try:
-            return schema_of(self._codec)
+            return schema_of(Codec(payload))
         except ValueError as error:
-            raise self._error("input", str(error)) from error
+            raise self._error("payload", str(error), step) from error
 
     def _error(self, field: str, message: str, step: str | None = None) -> GraphError:
         path = (field,) if step is None else ("steps", len(self._documents), field)
@@ -255,8 +364,7 @@ class Workflow:
         }
         if fields.get("over") is not None and fields["over"] not in fields.get("after", ()):
             fields["after"] = [fields["over"], *fields.get("after", ())]
-        built_in = {} if kind in KINDS_WITH_HANDLER else {"type": BUILT_IN_HANDLER}
-        document = {"name": name, "kind": kind, **built_in, "namespace": self.namespace, "after": [], **fields}
+        document = {"name": name, "kind": kind, "namespace": self.namespace, "after": [], **fields}
         return {key: value for key, value in document.items() if value is not None}
 
     def _to_json(self, step: str | None, field: str, value: Any) -> Any:
@@ -265,7 +373,9 @@ class Workflow:
                 return self._step_name(value)
             if field in _STEP_NAME_FIELDS:
                 several = value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-                return [self._step_name(each) for each in several]
+                names = [self._step_name(each) for each in several]
+                # a derived version must not depend on the order
+                return sorted(names, key=str) if isinstance(value, set | frozenset) else names
             return JSON_CONVERSIONS[field](value) if field in JSON_CONVERSIONS else value
         except (ValueError, DefinitionError) as error:
             raise self._error(field, str(error), step) from None
@@ -299,21 +409,11 @@ class Workflow:
         called: Any = function
         return Step(self, name, kind, function, called) if callable(called) else AnyStep(self, name, kind, function)
 
-    def _check_parameters(self, index: int, step: dict[str, Any], schema: Mapping[str, Any] | None) -> None:
-        if step["kind"] not in KINDS_WITH_HANDLER:
-            return
-        name = unbindable(self._app.tasks[step["type"]], step, self._documents.keys(), schema or {})
-        if name is not None:
-            message = f"parameter {name!r} of its handler is neither a step in its after nor a field of the input"
-            if name == step.get("over"):
-                message = f"a part of a map gets its item, not the whole of {name!r}"
-            raise GraphError(message, workflow=self.name, step=step["name"], path=("steps", index, "after"))
-
     def _with_task_options(self, index: int, step: dict[str, Any]) -> dict[str, Any]:
         """Add the options of the handler's task that the step does not set."""
         for field in ("type", "compensate"):
             if step.get(field) is not None and step[field] not in self._app.tasks:
-                known = ", ".join(sorted(name for name in self._app.tasks if name != BUILT_IN_HANDLER)) or "none"
+                known = ", ".join(sorted(self._app.tasks)) or "none"
                 message = f"the app has no task {step[field]!r}; it has {known}"
                 raise GraphError(message, workflow=self.name, step=step["name"], path=("steps", index, field))
         step = {**step, **self._compensation_options(step.get("compensate"))}

@@ -20,19 +20,16 @@ from interlock.machine.svg import (
     LOOP_WIDTH,
     MARGIN,
     STATE_FONT,
-    Box,
-    Canvas,
-    Node,
     arrows,
     layered_layout,
     place,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from interlock.machine.definition import Machine
-    from interlock.machine.svg import ArrowSegment
+    from interlock.machine.svg import ArrowSegment, Box, Canvas, Node
 
 
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -56,26 +53,42 @@ def mermaid(machine: Machine[Any, Any]) -> str:
 
 def svg(machine: Machine[Any, Any]) -> str:
     """Draw the machine as an SVG: states in rows from top to bottom, backward transitions in another colour."""
-    canvas = place(layered_layout(machine), machine.name)
+    finals = {str(state) for state in machine.final}
+    return picture(
+        place(layered_layout(machine), machine.name),
+        machine.name,
+        title=f"Lifecycle: {machine.name}",
+        description=_described(machine),
+        shape=lambda node, box: _state(node, box, final=node.text in finals),
+    )
+
+
+def picture(
+    canvas: Canvas, heading: str, *, title: str, description: str, shape: Callable[[Node, Box], Iterable[str]]
+) -> str:
+    """Write a canvas as an SVG; `shape` draws the boxes."""
     width, height = math.ceil(canvas.width), math.ceil(canvas.height)
     size = f'width="{width}" height="{height}"'
-    finals = {str(state) for state in machine.final}
-    name = escape(machine.name)
     # One page may embed several SVGs, and an id must be unique in it.
-    key = re.sub(r"\W+", "-", machine.name)
+    key = re.sub(r"\W+", "-", heading)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}" role="img"',
         f'  aria-labelledby="{key}-title {key}-desc" font-family="{FONT}">',
-        f'<title id="{key}-title">Lifecycle: {name}</title>',
-        f'<desc id="{key}-desc">{escape(_described(machine))}</desc>',
+        f'<title id="{key}-title">{escape(title)}</title>',
+        f'<desc id="{key}-desc">{escape(description)}</desc>',
         f'<rect class="paper" {size} rx="8" fill="{BACKGROUND_COLOUR}"/>',
         f'<text x="{MARGIN}" y="{HEADING_HEIGHT}" font-size="{STATE_FONT + 2}" font-weight="bold"',
-        f'  fill="{TEXT_COLOUR}">{name}</text>',
+        f'  fill="{TEXT_COLOUR}">{escape(heading)}</text>',
         *_lines(canvas),
-        *(part for node, box in canvas.boxes.items() for part in _shape(node, box, final=node.text in finals)),
-        "</svg>",
     ]
-    return "\n".join(parts) + "\n"
+    for node, box in canvas.boxes.items():
+        if node.kind == "dot":
+            parts.append(f'<circle cx="{box.x:.1f}" cy="{box.y:.1f}" r="{DOT_RADIUS}" fill="{TEXT_COLOUR}"/>')
+        elif node.kind == "label":
+            parts += _events(node, box)
+        elif node.kind == "box":
+            parts += shape(node, box)
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def _described(machine: Machine[Any, Any]) -> str:
@@ -91,9 +104,8 @@ def _lines(canvas: Canvas) -> Iterator[str]:
         yield from _line(segment, canvas.boxes[segment.link.upper], canvas.boxes[segment.link.lower])
     for node, box in canvas.boxes.items():
         if node.kind in {"label", "bend"}:
-            yield _stroke(
-                f"M{box.x:.1f} {box.top:.1f}V{box.bottom:.1f}", BACKWARD_COLOUR if node.back else FORWARD_COLOUR
-            )
+            path = f"M{box.x:.1f} {box.top:.1f}V{box.bottom:.1f}"
+            yield stroke(path, BACKWARD_COLOUR if node.back else FORWARD_COLOUR, dashed=node.dashed)
 
 
 def _line(segment: ArrowSegment, upper: Box, lower: Box) -> Iterator[str]:
@@ -101,25 +113,17 @@ def _line(segment: ArrowSegment, upper: Box, lower: Box) -> Iterator[str]:
     colour = BACKWARD_COLOUR if segment.link.back else FORWARD_COLOUR
     start, end, top, bottom = segment.start, segment.end, upper.bottom, lower.top
     middle = (top + bottom) / 2
-    yield _stroke(
-        f"M{start:.1f} {top:.1f}C{start:.1f} {middle:.1f} {end:.1f} {middle:.1f} {end:.1f} {bottom:.1f}", colour
-    )
+    path = f"M{start:.1f} {top:.1f}C{start:.1f} {middle:.1f} {end:.1f} {middle:.1f} {end:.1f} {bottom:.1f}"
+    yield stroke(path, colour, dashed=segment.link.dashed)
     if segment.link.tip:
         x, y, step = (start, top, 9) if segment.link.back else (end, bottom, -9)
         yield f'<path d="M{x:.1f} {y:.1f}l-4.5 {step}h9z" fill="{colour}"/>'
 
 
-def _stroke(path: str, colour: str) -> str:
-    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5" stroke-linecap="round"/>'
-
-
-def _shape(node: Node, box: Box, *, final: bool) -> Iterator[str]:
-    if node.kind == "dot":
-        yield f'<circle cx="{box.x:.1f}" cy="{box.y:.1f}" r="{DOT_RADIUS}" fill="{TEXT_COLOUR}"/>'
-    elif node.kind == "label":
-        yield from _events(node, box)
-    elif node.kind == "state":
-        yield from _state(node, box, final=final)
+def stroke(path: str, colour: str, *, dashed: bool = False) -> str:
+    """Draw a line."""
+    dashes = ' stroke-dasharray="5 4"' if dashed else ""
+    return f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5" stroke-linecap="round"{dashes}/>'
 
 
 def _events(node: Node, box: Box) -> Iterator[str]:
@@ -131,7 +135,7 @@ def _events(node: Node, box: Box) -> Iterator[str]:
         f' fill="{BACKGROUND_COLOUR}"/>'
     )
     for number, line in enumerate(lines):
-        yield _label(
+        yield label(
             line,
             box.x,
             box.y + LINE_HEIGHT * (number - (len(lines) - 1) / 2),
@@ -149,18 +153,24 @@ def _state(node: Node, box: Box, *, final: bool) -> Iterator[str]:
             f'<rect x="{box.left + 4:.1f}" y="{box.top + 4:.1f}" width="{box.width - 8:.1f}" height="{box.height - 8}"'
             f' rx="6" fill="none" stroke="{TEXT_COLOUR}"/>'
         )
-    yield (
-        f'<text x="{box.x:.1f}" y="{box.y + STATE_FONT * 0.35:.1f}" font-size="{STATE_FONT}" font-weight="bold"'
-        f' fill="{TEXT_COLOUR}" text-anchor="middle">{escape(node.text)}</text>'
-    )
+    yield heading_text(node.text, box.x, box.y)
     if node.loop:
         x, y = box.right, box.y
-        yield _stroke(f"M{x:.1f} {y - 9:.1f}h8a9 9 0 0 1 0 18h-8", BACKWARD_COLOUR)
+        yield stroke(f"M{x:.1f} {y - 9:.1f}h8a9 9 0 0 1 0 18h-8", BACKWARD_COLOUR)
         yield f'<path d="M{x:.1f} {y + 9:.1f}l9 -4.5v9z" fill="{BACKWARD_COLOUR}"/>'
-        yield _label(node.loop, x + LOOP_WIDTH, y, BACKWARD_COLOUR, anchor="start")
+        yield label(node.loop, x + LOOP_WIDTH, y, BACKWARD_COLOUR, anchor="start")
 
 
-def _label(text: str, x: float, y: float, colour: str, anchor: str = "middle") -> str:
+def heading_text(text: str, x: float, y: float) -> str:
+    """Write the name of a box at a place."""
+    return (
+        f'<text x="{x:.1f}" y="{y + STATE_FONT * 0.35:.1f}" font-size="{STATE_FONT}" font-weight="bold"'
+        f' fill="{TEXT_COLOUR}" text-anchor="middle">{escape(text)}</text>'
+    )
+
+
+def label(text: str, x: float, y: float, colour: str, anchor: str = "middle") -> str:
+    """Write a line of small text at a place."""
     return (
         f'<text class="event" x="{x:.1f}" y="{y + LABEL_FONT * 0.35:.1f}" font-size="{LABEL_FONT}" fill="{colour}"'
         f' text-anchor="{anchor}">{escape(text)}</text>'

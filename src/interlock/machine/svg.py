@@ -1,4 +1,4 @@
-"""Layered graph layout for machine diagrams: assigns rows, orders them to reduce crossings, and sets coordinates.
+"""Layered graph layout for diagrams: assigns rows, orders them to reduce crossings, and sets coordinates.
 
 Invariant: every label and every bend of an arrow occupies a node of its own in its row, like a state, so that nothing
 overlaps; neighbours in a row never come closer than the gap, and everything is inside the canvas. Arrows that carry
@@ -8,7 +8,7 @@ the same event to the same state share one rail.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, combinations, pairwise
 from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 EVENT_SEPARATOR = " / "
+FULL_EFFORT_NODES = 100  # a larger graph gets fewer starts and rounds, so that the time grows less than its size
 ORDERING_STARTS = 40  # random initial orders to try
 SWEEPS_PER_START = 8
 CHARACTER_WIDTH = 0.61  # of a monospaced character, as a fraction of the font size
@@ -40,22 +41,28 @@ FIXED_STRENGTH = 1e9
 
 
 class Arrow(NamedTuple):
-    """All events that lead from one state to another, as one arrow with one label."""
+    """An arrow with one label: all events that lead from one state to another, or a dependency between two steps."""
 
     source: str
     target: str
     label: str
+    dashed: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A node of the layered graph: a state, a label, a bend of an arrow, or the dot of an initial state."""
+    """A node of the layered graph: a box, a label, a bend of an arrow, or the dot of an initial state.
 
-    kind: Literal["state", "label", "bend", "dot"]
+    The text of a box, a state or a step, is unique in the graph; `details` are written below it.
+    """
+
+    kind: Literal["box", "label", "bend", "dot"]
     row: int
     text: str = ""
     back: bool = False
+    dashed: bool = False
     loop: str = ""
+    details: tuple[str, ...] = ()
     above: list[Node] = field(default_factory=list)
     below: list[Node] = field(default_factory=list)
 
@@ -68,6 +75,7 @@ class Link:
     lower: Node
     back: bool = False
     tip: bool = False
+    dashed: bool = False
 
 
 class Layout(NamedTuple):
@@ -84,19 +92,28 @@ def arrows(machine: Machine[Any, Any]) -> list[Arrow]:
 
 
 def layered_layout(machine: Machine[Any, Any]) -> Layout:
-    """Assign every state, label and bend a row and an order in it, with few crossings."""
+    """Lay out a machine; arrows that lead back to an earlier state run upward."""
     drawn = arrows(machine)
     forward, backward = _directions(machine, [arrow for arrow in drawn if arrow.source != arrow.target])
-    ranks = _ranks(machine, forward)
     loops = {arrow.source: arrow.label for arrow in drawn if arrow.source == arrow.target}
-    # States take every other row, so that between two of them there is always one for labels.
-    states = {name: Node("state", 2 * rank + 1, name, loop=loops.get(name, "")) for name, rank in ranks.items()}
+    states = [Node("box", 0, str(state), loop=loops.get(state, "")) for state in machine.states]
+    return lay_out(states, forward, backward, _initial(machine))
+
+
+def lay_out(
+    boxes: Sequence[Node], forward: Sequence[Arrow], backward: Sequence[Arrow] = (), initial: Sequence[str] = ()
+) -> Layout:
+    """Assign every box, label and bend a row and an order in it, with few crossings; `forward` has no cycle."""
+    by_text = {box.text: box for box in boxes}
+    for text, rank in _ranks(by_text, forward).items():
+        # Boxes take every other row, so that between two of them there is always one for labels.
+        by_text[text].row = 2 * rank + 1
     links = [
-        *_rails(states, forward, back=False),
-        *_rails(states, backward, back=True),
-        *(Link(Node("dot", states[name].row - 1), states[name], tip=True) for name in _initial(machine)),
+        *_rails(by_text, forward, back=False),
+        *_rails(by_text, backward, back=True),
+        *(Link(Node("dot", by_text[text].row - 1), by_text[text], tip=True) for text in initial),
     ]
-    rows = _rows(states.values(), links)
+    rows = _rows(boxes, links)
     _reduce_crossings(rows)
     return Layout(rows, links)
 
@@ -123,12 +140,15 @@ def _directions(machine: Machine[Any, Any], drawn: Sequence[Arrow]) -> tuple[lis
     return forward, backward
 
 
-def _ranks(machine: Machine[Any, Any], forward: Sequence[Arrow]) -> dict[str, int]:
-    """Rank every state below all states that lead to it: its rank is the length of the longest path."""
-    ranks = dict.fromkeys(map(str, machine.states), 0)
+def _ranks(texts: Iterable[str], forward: Sequence[Arrow]) -> dict[str, int]:
+    """Rank every box below all boxes that lead to it: its rank is the length of the longest path."""
+    ranks = dict.fromkeys(texts, 0)
     for _ in ranks:
+        before = dict(ranks)
         for arrow in forward:
             ranks[arrow.target] = max(ranks[arrow.target], ranks[arrow.source] + 1)
+        if ranks == before:
+            break
     return ranks
 
 
@@ -136,21 +156,26 @@ def _initial(machine: Machine[Any, Any]) -> list[str]:
     return [str(state) for state in machine.states if state in machine.initial]
 
 
-def _rails(states: Mapping[str, Node], drawn: Iterable[Arrow], *, back: bool) -> Iterator[Link]:
-    sources: dict[tuple[str, str], list[Node]] = defaultdict(list)
+def _rails(boxes: Mapping[str, Node], drawn: Iterable[Arrow], *, back: bool) -> Iterator[Link]:
+    sources: dict[tuple[str, str, bool], list[Node]] = defaultdict(list)
     for arrow in drawn:
-        sources[arrow.target, arrow.label].append(states[arrow.source])
-    for (target, label), joining in sources.items():
-        yield from _rail(states[target], label, joining, back=back)
+        sources[arrow.target, arrow.label, arrow.dashed].append(boxes[arrow.source])
+    for (target, label, dashed), joining in sources.items():
+        for link in _rail(boxes[target], Node("label", 0, label, back, dashed), joining):
+            link.dashed = dashed
+            yield link
 
 
-def _rail(target: Node, label: str, sources: Sequence[Node], *, back: bool) -> Iterator[Link]:
-    """Route one rail to the target; every source joins it at a label, so that each arrow is labelled at its start."""
+def _rail(target: Node, label: Node, sources: Sequence[Node]) -> Iterator[Link]:
+    """Route one rail to the target; every source joins it at a copy of the label, so that arrows are labelled there."""
+    back = label.back
     step = -1 if back else 1
     joins = {source.row + step for source in sources}
     first = max(joins) if back else min(joins)
     way = {
-        row: Node("label", row, label, back) if row in joins else Node("bend", row, back=back)
+        row: replace(label, row=row, above=[], below=[])
+        if label.text and row in joins
+        else Node("bend", row, back=back, dashed=label.dashed)
         for row in range(first, target.row, step)
     }
     for source in sources:
@@ -164,8 +189,8 @@ def _link(here: Node, there: Node, *, back: bool, tip: bool = False) -> Link:
     return Link(there, here, back, tip) if back else Link(here, there, back, tip)
 
 
-def _rows(states: Iterable[Node], links: Iterable[Link]) -> list[list[Node]]:
-    nodes = dict.fromkeys(states)
+def _rows(boxes: Iterable[Node], links: Iterable[Link]) -> list[list[Node]]:
+    nodes = dict.fromkeys(boxes)
     for link in links:
         nodes |= dict.fromkeys((link.upper, link.lower))
         link.upper.below.append(link.lower)
@@ -180,7 +205,7 @@ def _reduce_crossings(rows: list[list[Node]]) -> None:
     """Order the rows to reduce crossings: the best of several starts, with a fixed seed for a stable diagram."""
     best, order = _crossings(rows), [list(row) for row in rows]
     chance = Random(ORDERING_STARTS)  # noqa: S311 - chance finds orders to try; a fixed seed draws the same picture every time
-    for start in range(ORDERING_STARTS):
+    for start in range(_scaled(ORDERING_STARTS, rows)):
         if start:
             for row in rows:
                 chance.shuffle(row)
@@ -191,6 +216,11 @@ def _reduce_crossings(rows: list[list[Node]]) -> None:
             if crossings < best:
                 best, order = crossings, [list(row) for row in rows]
     rows[:] = order
+
+
+def _scaled(repetitions: int, rows: Sequence[Sequence[Node]]) -> int:
+    """Reduce a number of repetitions for a large graph."""
+    return max(repetitions * FULL_EFFORT_NODES // max(sum(map(len, rows)), FULL_EFFORT_NODES), 4)
 
 
 def _sweep(rows: Sequence[list[Node]], *, down: bool) -> None:
@@ -307,11 +337,12 @@ def text_width(text: str, font: int) -> float:
 
 
 def _sized(node: Node) -> Box:
-    if node.kind == "state":
+    if node.kind == "box":
         ports = max(len(node.above), len(node.below))
-        width = max(text_width(node.text, STATE_FONT) + 32, 84, (ports + 1) * PORT_DISTANCE)
+        texts = [text_width(node.text, STATE_FONT), *(text_width(line, LABEL_FONT) for line in node.details)]
+        width = max(max(texts) + 32, 84, (ports + 1) * PORT_DISTANCE)
         beside = LOOP_WIDTH + 4 + text_width(node.loop, LABEL_FONT) if node.loop else 0
-        return Box(0, 0, width, STATE_HEIGHT, beside)
+        return Box(0, 0, width, STATE_HEIGHT + LINE_HEIGHT * len(node.details), beside)
     if node.kind == "label":
         lines = node.text.split(EVENT_SEPARATOR)
         return Box(
@@ -334,8 +365,9 @@ def _spread(layout: Layout, boxes: dict[Node, Box]) -> None:
 
 def _relax(layout: Layout, boxes: dict[Node, Box], fixed: Collection[Node] = ()) -> None:
     """Move every node that is not fixed towards the nodes it is linked to, for a fixed number of rounds."""
-    pulls = _pulls(layout.links) | {node: [(node, FIXED_STRENGTH)] for node in fixed}
-    for turn in range(RELAXATION_ROUNDS):
+    alone = {node: [(node, 1.0)] for row in layout.rows for node in row}  # a box without arrows keeps its place
+    pulls = alone | _pulls(layout.links) | {node: [(node, FIXED_STRENGTH)] for node in fixed}
+    for turn in range(_scaled(RELAXATION_ROUNDS, layout.rows)):
         for row in layout.rows if turn % 2 else layout.rows[::-1]:
             weights = [sum(strength for _, strength in pulls[node]) for node in row]
             targets = [
@@ -355,7 +387,7 @@ def _pulls(links: Iterable[Link]) -> dict[Node, list[tuple[Node, float]]]:
 
 
 def _on_rail(link: Link) -> bool:
-    return "state" not in {link.upper.kind, link.lower.kind}
+    return "box" not in {link.upper.kind, link.lower.kind}
 
 
 def _lines(links: Sequence[Link]) -> list[list[Node]]:
@@ -382,7 +414,7 @@ def _aligned(link: Link) -> bool:
 
 def _straighten(layout: Layout, boxes: dict[Node, Box], lines: Sequence[Sequence[Node]]) -> None:
     """Alternate between aligning the lines and restoring the gaps; this converges where both can hold."""
-    for _ in range(RELAXATION_ROUNDS):
+    for _ in range(_scaled(RELAXATION_ROUNDS, layout.rows)):
         for line in lines:
             mean = sum(boxes[node].x for node in line) / len(line)
             for node in line:
@@ -431,7 +463,7 @@ def _ports(ends: Iterable[tuple[Link, Node, Node]], boxes: dict[Node, Box]) -> d
     ports: dict[Link, float] = {}
     for node, others in touching.items():
         box = boxes[node]
-        if node.kind != "state":
+        if node.kind != "box":
             ports |= {link: box.x for link, _ in others}
             continue
         others.sort(key=lambda end: boxes[end[1]].x)

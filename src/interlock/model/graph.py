@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import DefinitionError, InputError, PermanentError
 from interlock.model.backoff import Backoff
+from interlock.model.conditions import parse_condition
 from interlock.model.json_values import check_json
-from interlock.model.options import CHECKS, Scope, options_in
+from interlock.model.options import (
+    CHECKS,
+    Scope,
+    check_attributes,
+    check_on_conflict,
+    check_tags,
+    integer_check,
+    options_in,
+)
 from interlock.model.timing import FIRST_YEAR, LAST_YEAR, is_in_calendar
 
 if TYPE_CHECKING:
@@ -25,20 +34,37 @@ MAP = "map"
 STEP_KINDS = ("plain", "decision", MAP, "child", "sleep", "signal", "approval")
 SINGLE_TASK_KINDS = frozenset({"plain", "decision"})  # the task of the step itself runs the user's handler
 KINDS_WITH_HANDLER = SINGLE_TASK_KINDS | {MAP}  # the parts of a map run its handler
-BUILT_IN_HANDLER = "interlock.pass"  # runs every step whose kind has no handler of the user's
+SIGNAL_KINDS = ("signal", "approval")  # steps that wait for a signal; the answer to an approval is one
+ENGINE_TYPE_PREFIX = "interlock."  # of the task type of steps that the orchestrator completes: interlock.sleep
 COMPENSATION_PREFIX = "compensate:"  # of the step name of a compensation
 
 MAX_MAP_PARTS = 1_000_000
+MAX_REPEATS = 10_000
+REPEAT_NAMES = frozenset({"output", "input", "iteration"})  # that `repeat_until` can compare
+INPUT_PATH_PREFIX = "input."  # of an assignee that is a path into the job's input
 
-# `join` and `strategy` as the share of upstream steps, or of parts, that must succeed
-ALL = 1.0
-ANY = 0.0
+# the fields that name the steps on which a step depends
+AFTER, ON_FAILURE, ALWAYS, RECOVERS = DEPENDENCY_FIELDS = ("after", "on_failure", "always", "recovers")
+RECOVERY = "recovery"  # condition of an edge from a step that recovers another to the steps after that one
 
 STEP_NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,499}")  # 500 characters fit into an index of the database
 VERSION_PATTERN = re.compile(r"[A-Za-z0-9_.+-]{1,100}")
-HEADER_FIELDS = ("name", "version", "namespace", "input_schema", "timeout", "steps")
+HEADER_FIELDS = (
+    "name",
+    "version",
+    "namespace",
+    "input_schema",
+    "timeout",
+    "output",
+    "tags",
+    "attributes",
+    "callback_url",
+    "key",
+    "on_conflict",
+    "steps",
+)
 _STEP_OPTIONS = tuple(option.name for option in options_in(Scope.STEP))
-_COMMON_FIELDS = ("name", "kind", "type", "after", "after_failure", "join", "config", *_STEP_OPTIONS)
+_COMMON_FIELDS = ("name", "kind", "type", *DEPENDENCY_FIELDS, "join", "cancel_rest", "when", "config", *_STEP_OPTIONS)
 _HANDLER_FIELDS = tuple(option.name for option in options_in(Scope.HANDLER_STEP))
 _INHERITED_OPTIONS = tuple(option.name for option in options_in(Scope.INHERITED))
 _COMPENSATION_OPTIONS = ("tries", "timeout", *_INHERITED_OPTIONS)
@@ -47,10 +73,19 @@ STEP_FIELDS: Mapping[str, tuple[str, ...]] = {
     "plain": (*_COMMON_FIELDS, *_HANDLER_FIELDS, *_COMPENSATION_FIELDS),
     "decision": (*_COMMON_FIELDS, *_HANDLER_FIELDS, *_COMPENSATION_FIELDS, "branches"),
     MAP: (*_COMMON_FIELDS, *_HANDLER_FIELDS, "over", "over_input", "strategy"),
-    "child": (*_COMMON_FIELDS, *_COMPENSATION_FIELDS, "workflow", "workflow_version", "wait", "input"),
+    "child": (
+        *_COMMON_FIELDS,
+        *_COMPENSATION_FIELDS,
+        "workflow",
+        "workflow_version",
+        "wait",
+        "input",
+        "repeat_until",
+        "max_repeats",
+    ),
     "sleep": (*_COMMON_FIELDS, "seconds", "until"),
-    "signal": (*_COMMON_FIELDS, "signal", "timeout"),
-    "approval": (*_COMMON_FIELDS, "timeout"),
+    "signal": (*_COMMON_FIELDS, "signal", "timeout", "assignee", "payload_schema"),
+    "approval": (*_COMMON_FIELDS, "timeout", "assignee"),
 }
 _ALL_STEP_FIELDS = frozenset(name for names in STEP_FIELDS.values() for name in names)
 # fields of which a step of the kind has exactly one
@@ -71,22 +106,30 @@ class GraphError(DefinitionError):
     """A workflow's definition is invalid; `path` leads to the field: ("steps", 2, "after")."""
 
     def __init__(
-        self, message: str, *, workflow: str = "", step: str | None = None, path: tuple[Any, ...] = ()
+        self,
+        message: str,
+        *,
+        workflow: str = "",
+        step: str | None = None,
+        path: tuple[Any, ...] = (),
+        declared_at: str | None = None,
     ) -> None:
         self.message = message
         self.path = path
         self.step = step
+        self.workflow = workflow
         places = [f"workflow {workflow}" if workflow else "workflow"]
         places += [] if step is None else [f"step {step!r}"]
         places += [path[-1]] if path and isinstance(path[-1], str) else []
-        super().__init__(": ".join((*places, message)))
+        declared = "" if declared_at is None else f" (declared at {declared_at})"
+        super().__init__(": ".join((*places, message)) + declared)
 
 
 class Edge(NamedTuple):
     """A dependency: `downstream` waits until `upstream` has ended.
 
-    `condition` is "success" or "failure". `branch` is true if `upstream` is a decision that lists `downstream` as one
-    of its branches.
+    `condition` is the field that declares it, or RECOVERY: a step after a failed step also waits for the steps that
+    recover that one. `branch` is true if `upstream` is a decision that lists `downstream` as one of its branches.
     """
 
     upstream: str
@@ -95,24 +138,51 @@ class Edge(NamedTuple):
     branch: bool
 
 
+def recovering_steps(document: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Map each step to the steps that recover it, in the order of the definition."""
+    found: dict[str, list[str]] = {}
+    for step in document["steps"]:
+        for failed in step.get(RECOVERS) or ():
+            found.setdefault(failed, []).append(step["name"])
+    return found
+
+
 def edges(document: Mapping[str, Any]) -> Iterator[Edge]:
     """List the dependencies of every step, in the order of the document."""
     branches = {(step["name"], branch) for step in document["steps"] for branch in step.get("branches") or ()}
+    recovering = recovering_steps(document)
     for step in document["steps"]:
         name = step["name"]
-        for upstream in step.get("after") or ():
-            yield Edge(upstream, name, "success", (upstream, name) in branches)
-        for upstream in step.get("after_failure") or ():
-            yield Edge(upstream, name, "failure", branch=False)
+        declared = dependencies(step)
+        for upstream, field in declared:
+            yield Edge(upstream, name, field, field == AFTER and (upstream, name) in branches)
+        for upstream in _recoverers(recovering, step, {name, *(upstream for upstream, _ in declared)}):
+            yield Edge(upstream, name, RECOVERY, branch=False)
 
 
-def topological_order(steps: Sequence[Mapping[str, Any]]) -> list[str]:
+def dependencies(step: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """List the steps on which a step depends, each with the field that names it."""
+    return [(upstream, field) for field in DEPENDENCY_FIELDS for upstream in step.get(field) or ()]
+
+
+def _recoverers(recovering: Mapping[str, list[str]], step: Mapping[str, Any], seen: set[str]) -> Iterator[str]:
+    """List the steps that recover the dependencies of a step, or recover such steps, without those that are seen."""
+    left = list(step.get(AFTER) or ()) if recovering else []
+    while left:
+        for recoverer in recovering.get(left.pop(), ()):
+            if recoverer not in seen:
+                seen.add(recoverer)
+                left.append(recoverer)
+                yield recoverer
+
+
+def topological_order(document: Mapping[str, Any]) -> list[str]:
     """Order the names of steps so that each follows its dependencies; steps of a cycle are left out."""
-    unresolved = {step["name"]: len(_upstreams(step)) for step in steps}
+    unresolved = {step["name"]: 0 for step in document["steps"]}
     downstreams: dict[str, list[str]] = {}
-    for step in steps:
-        for upstream in _upstreams(step):
-            downstreams.setdefault(upstream, []).append(step["name"])
+    for edge in edges(document):
+        unresolved[edge.downstream] += 1
+        downstreams.setdefault(edge.upstream, []).append(edge.downstream)
     ordered = [name for name, count in unresolved.items() if count == 0]
     for name in ordered:  # the list grows during the loop
         for downstream in downstreams.get(name, ()):
@@ -120,15 +190,6 @@ def topological_order(steps: Sequence[Mapping[str, Any]]) -> list[str]:
             if unresolved[downstream] == 0:
                 ordered.append(downstream)
     return ordered
-
-
-def _upstreams(step: Mapping[str, Any]) -> tuple[str, ...]:
-    return (*(step.get("after") or ()), *(step.get("after_failure") or ()))
-
-
-def required_share(rule: str | float | None) -> float:
-    """Convert a `join` or a `strategy` to the share that must succeed: 1 is all, 0 is any."""
-    return {"all": ALL, "any": ANY}[rule] if isinstance(rule, str) else ALL if rule is None else float(rule)
 
 
 def too_many_parts_error(parts: int) -> str:
@@ -148,6 +209,11 @@ def chosen_branches(branches: Sequence[str], returned: Any) -> list[str]:
         if name not in branches:
             raise PermanentError(f"the decision chose {name!r}, which is none of its branches: {', '.join(branches)}")
     return [name for name in branches if name in names]
+
+
+def signal_name(step: Mapping[str, Any]) -> str:
+    """Return the name of the signal that a signal or approval step waits for; an approval has that of its step."""
+    return str(step["name"] if step["kind"] == "approval" else step["signal"])
 
 
 def require_approval(answer: Any) -> Any:
@@ -189,8 +255,23 @@ def check_definition(document: Mapping[str, Any]) -> None:
         location = locations[step["name"]]
         _check_step(location, step)
         _check_upstreams(location, step, locations)
+        _check_join(location, step)
+        _check_condition(location, step)
     _check_branches(locations, steps)
-    _check_cycles(locations, steps)
+    _check_recoveries(locations, steps)
+    _check_signals(locations, steps)
+    _check_cycles(locations, document)
+    for _, step in output_steps(document.get("output")):
+        if step not in locations:
+            message = f"there is no step {step!r}{suggestion(step, locations)}"
+            raise _Location(document["name"]).error("output", message)
+
+
+def output_steps(output: str | Mapping[str, str] | None) -> list[tuple[str | None, str]]:
+    """List the names and steps of a declared `output`; a step whose result is the output itself has no name."""
+    if output is None:
+        return []
+    return [(None, output)] if isinstance(output, str) else list(output.items())
 
 
 def check_header(document: Any) -> None:
@@ -201,15 +282,15 @@ def check_header(document: Any) -> None:
     for key in document:
         if key not in HEADER_FIELDS:
             known = ", ".join(HEADER_FIELDS)
-            raise location.error(
-                str(key), f"there is no such field{_suggestion(key, HEADER_FIELDS)}; known are {known}"
-            )
+            raise location.error(str(key), f"there is no such field{suggestion(key, HEADER_FIELDS)}; known are {known}")
     required = (("name", _check_name), ("version", _check_version), ("namespace", CHECKS["namespace"]))
     for field, check_field in required:
         location.check(field, document.get(field), check_field)
-    for field, check_field in (("timeout", CHECKS["timeout"]), ("input_schema", _check_schema)):
+    for field, check_field in _OPTIONAL_HEADER_CHECKS.items():
         if document.get(field) is not None:
             location.check(field, document[field], check_field)
+    if document.get("on_conflict") is not None and document.get("key") is None:
+        raise location.error("on_conflict", "it needs a key")
 
 
 def check_step(workflow: str, index: int, step: dict[str, Any]) -> None:
@@ -255,7 +336,7 @@ def _check_fields(location: _Location, kind: str, step: dict[str, Any]) -> None:
     for field, value in step.items():
         if field not in _ALL_STEP_FIELDS:
             known = ", ".join(allowed)
-            raise location.error(str(field), f"there is no such field{_suggestion(field, allowed)}; known: {known}")
+            raise location.error(str(field), f"there is no such field{suggestion(field, allowed)}; known: {known}")
         if value is None:
             continue
         if field not in allowed:
@@ -267,17 +348,46 @@ def _check_fields(location: _Location, kind: str, step: dict[str, Any]) -> None:
 
 def _check_upstreams(location: _Location, step: dict[str, Any], locations: Mapping[str, _Location]) -> None:
     seen: dict[str, str] = {}
-    for field in ("after", "after_failure"):
+    for field in DEPENDENCY_FIELDS:
         for upstream in step.get(field) or ():
             if upstream not in locations:
-                raise location.error(field, f"there is no step {upstream!r}{_suggestion(upstream, locations)}")
+                raise location.error(field, f"there is no step {upstream!r}{suggestion(upstream, locations)}")
             if upstream in seen:
-                repeated = "in after and in after_failure" if seen[upstream] != field else "twice"
-                raise location.error(field, f"names {upstream!r} {repeated}; a step depends on another in one way")
+                repeated = "twice" if seen[upstream] == field else f"in {seen[upstream]} and in {field}"
+                hint = "; always=[...] runs after success and after failure" if seen[upstream] != field else ""
+                raise location.error(field, f"names {upstream!r} {repeated}; a step depends on another once{hint}")
             seen[upstream] = field
     over = step.get("over")
-    if over is not None and seen.get(over) != "after":
+    if over is not None and seen.get(over) != AFTER:
         raise location.error("over", f"{over!r} must stand in after too: the map goes over its result")
+
+
+def _check_join(location: _Location, step: dict[str, Any]) -> None:
+    join, upstreams = step.get("join"), dependencies(step)
+    if not upstreams and join not in {None, "all"}:
+        raise location.error("join", "the step has no dependencies")
+    if isinstance(join, int) and join > len(upstreams):
+        raise location.error("join", f"needs {join} dependencies, and the step has {len(upstreams)}")
+    if step.get("cancel_rest") and join in {None, "all"}:
+        raise location.error("cancel_rest", "needs a join that can be met early: 'any', a number or a ratio")
+
+
+def _check_condition(location: _Location, step: dict[str, Any]) -> None:
+    if step.get("when") is not None:
+        known = {"input", *(step.get(AFTER) or ())}
+        unknown = sorted(parse_condition(step["when"]).names - known)
+        if unknown:
+            hint = suggestion(unknown[0], known)
+            raise location.error("when", f"{unknown[0]!r} is neither 'input' nor a step in its after{hint}")
+    if (step.get("repeat_until") is None) is not (step.get("max_repeats") is None):
+        raise location.error("repeat_until", "needs max_repeats beside it, and max_repeats needs repeat_until")
+    if step.get("repeat_until") is not None:
+        unknown = sorted(parse_condition(step["repeat_until"]).names - REPEAT_NAMES)
+        if unknown:
+            known_names = ", ".join(sorted(REPEAT_NAMES))
+            raise location.error("repeat_until", f"{unknown[0]!r} is none of {known_names}")
+        if step.get("wait") is False:
+            raise location.error("wait", "a step that repeats its child job waits for it")
 
 
 def _check_branches(locations: Mapping[str, _Location], steps: Sequence[dict[str, Any]]) -> None:
@@ -286,15 +396,46 @@ def _check_branches(locations: Mapping[str, _Location], steps: Sequence[dict[str
         location, name = locations[step["name"]], step["name"]
         for branch in step.get("branches") or ():
             if branch not in locations:
-                raise location.error("branches", f"there is no step {branch!r}{_suggestion(branch, locations)}")
+                raise location.error("branches", f"there is no step {branch!r}{suggestion(branch, locations)}")
             if name not in upstreams[branch]:
                 message = f"{branch!r} is no branch of it: it does not name {name!r} in its after"
                 raise location.error("branches", message)
 
 
-def _check_cycles(locations: Mapping[str, _Location], steps: Sequence[dict[str, Any]]) -> None:
-    ordered = set(topological_order(steps))
-    left = {step["name"]: _upstreams(step) for step in steps if step["name"] not in ordered}
+def _check_recoveries(locations: Mapping[str, _Location], steps: Sequence[dict[str, Any]]) -> None:
+    decisions = {step["name"] for step in steps if step.get("kind") == "decision"}
+    recovering = recovering_steps({"steps": steps})
+    for step in steps:
+        for failed in step.get(RECOVERS) or ():
+            if failed in decisions:
+                message = f"{failed!r} is a decision, and another step cannot choose its branches for it"
+                raise locations[step["name"]].error(RECOVERS, message)
+        if step["name"] in _recoverers(recovering, step, set()):
+            message = f"{step['name']!r} would wait for itself: it recovers a step that it comes after, or its recovery"
+            raise locations[step["name"]].error(RECOVERS, message)
+
+
+def _check_signals(locations: Mapping[str, _Location], steps: Sequence[dict[str, Any]]) -> None:
+    """Check that a signal name has one payload, and is not the name of an approval, which is answered once."""
+    waiting = [step for step in steps if step.get("kind") in SIGNAL_KINDS]
+    first: dict[str, dict[str, Any]] = {}
+    for step in waiting:
+        known = first.setdefault(signal_name(step), step)
+        if {known["kind"], step["kind"]} == set(SIGNAL_KINDS):
+            taking, approval = (step, known) if step["kind"] == "signal" else (known, step)
+            message = f"{signal_name(step)!r} is the name of the approval step {approval['name']!r}; choose another"
+            raise locations[taking["name"]].error("signal", message)
+        if step.get("payload_schema") != known.get("payload_schema"):
+            message = f"step {known['name']!r} waits for the same signal with another payload; use one type for both"
+            raise locations[step["name"]].error("payload_schema", message)
+
+
+def _check_cycles(locations: Mapping[str, _Location], document: Mapping[str, Any]) -> None:
+    ordered = set(topological_order(document))
+    left: dict[str, list[str]] = {}
+    for edge in edges(document):
+        if edge.downstream not in ordered:
+            left.setdefault(edge.downstream, []).append(edge.upstream)
     if not left:
         return
     name, walked = next(iter(left)), dict[str, None]()
@@ -303,10 +444,11 @@ def _check_cycles(locations: Mapping[str, _Location], steps: Sequence[dict[str, 
         name = next(upstream for upstream in left[name] if upstream in left)
     names = list(walked)
     cycle = [*names[names.index(name) :], name][::-1]
-    raise locations[name].error("after", f"the steps form a cycle: {' -> '.join(cycle)}")
+    raise locations[name].error(AFTER, f"the steps form a cycle: {' -> '.join(cycle)}")
 
 
-def _suggestion(name: Any, known: Iterable[str]) -> str:
+def suggestion(name: Any, known: Iterable[str]) -> str:
+    """Return the end of an error about an unknown name: the known name that is close to it, if there is one."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
@@ -340,6 +482,24 @@ def _check_share(field: str, value: Any) -> None:
         raise ValueError(f"{field} must be 'all', 'any' or a ratio above 0 and up to 1, not {value!r}")
 
 
+def _check_join_rule(field: str, value: Any) -> None:
+    if isinstance(value, str):
+        is_valid = value in {"all", "any"}
+    elif isinstance(value, float):
+        is_valid = 0 < value <= 1
+    else:
+        is_valid = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not is_valid:
+        rule = "'all', 'any', a whole number of dependencies from 1, or a ratio above 0 and up to 1"
+        raise ValueError(f"{field} must be {rule}, not {value!r}")
+
+
+def _check_when(field: str, value: Any) -> None:
+    if not isinstance(value, str):
+        raise ValueError(f"{field} must be a string such as 'price.total > 100', not {value!r}")  # noqa: TRY004 - as others
+    parse_condition(value)
+
+
 def _type_check(type_: type, description: str) -> Callable[[str, Any], None]:
     def check_type(field: str, value: Any) -> None:
         if not isinstance(value, type_):
@@ -350,6 +510,11 @@ def _type_check(type_: type, description: str) -> Callable[[str, Any], None]:
 
 
 _check_mapping = _type_check(dict, "a mapping")
+
+
+def _check_sleep(field: str, value: Any) -> None:
+    if not (isinstance(value, int | float) and not isinstance(value, bool) and value == 0):
+        CHECKS["timeout"](field, value)
 
 
 def _check_until(field: str, value: Any) -> None:
@@ -366,6 +531,12 @@ def _check_until(field: str, value: Any) -> None:
         raise ValueError(f"{field} must be in the years {FIRST_YEAR} to {LAST_YEAR}, not {value!r}")
 
 
+def _check_assignee(field: str, value: Any) -> None:
+    CHECKS["unique_key"](field, value)  # a non-empty string
+    if value.startswith(INPUT_PATH_PREFIX) and "" in value.split("."):
+        raise ValueError(f"{field} must be a name or a path into the input such as 'input.manager', not {value!r}")
+
+
 def _check_schema(field: str, value: Any) -> None:
     # not at the top: the schema library is slow to import, and many workflows have no schema
     from interlock.model.json_schema import check_schema  # noqa: PLC0415 - heavy, and seldom needed
@@ -375,15 +546,37 @@ def _check_schema(field: str, value: Any) -> None:
     check_schema(value)
 
 
+def _check_output(field: str, value: Any) -> None:
+    names = [value] if isinstance(value, str) else [*value, *value.values()] if isinstance(value, dict) else []
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"{field} must be the name of a step, or a mapping of names to steps, not {value!r}")
+    check_json(value)
+
+
+_OPTIONAL_HEADER_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "timeout": CHECKS["timeout"],
+    "input_schema": _check_schema,
+    "output": _check_output,
+    "tags": check_tags,
+    "attributes": check_attributes,
+    "callback_url": CHECKS["callback_url"],
+    "key": CHECKS["unique_key"],
+    "on_conflict": check_on_conflict,
+}
+
 _FIELD_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **{name: CHECKS[name] for name in (*_STEP_OPTIONS, *_HANDLER_FIELDS)},
     **{f"compensate_{name}": CHECKS[name] for name in _INHERITED_OPTIONS},
     "compensate_tries": CHECKS["max_tries"],
-    **dict.fromkeys(("seconds", "compensate_timeout"), CHECKS["timeout"]),
+    "compensate_timeout": CHECKS["timeout"],
+    "seconds": _check_sleep,
     **dict.fromkeys(("type", "compensate", "over", "over_input", "signal"), CHECKS["unique_key"]),
-    "after": _check_step_names,
-    "after_failure": _check_step_names,
-    "join": _check_share,
+    **dict.fromkeys(DEPENDENCY_FIELDS, _check_step_names),
+    "join": _check_join_rule,
+    "cancel_rest": _type_check(bool, "true or false"),
+    "when": _check_when,
+    "repeat_until": _check_when,
+    "max_repeats": integer_check(1, MAX_REPEATS),
     "strategy": _check_share,
     "config": _check_mapping,
     "backoff": lambda _, value: Backoff.from_json(value),
@@ -393,4 +586,6 @@ _FIELD_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     "wait": _type_check(bool, "true or false"),
     "input": _check_mapping,
     "until": _check_until,
+    "assignee": _check_assignee,
+    "payload_schema": _check_schema,
 }

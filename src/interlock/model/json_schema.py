@@ -1,6 +1,6 @@
-"""Checks the input of a job against the JSON Schema of its workflow.
+"""Checks the input of a job and the payload of a signal against the JSON Schema of the definition.
 
-Invariant: an error names the place in the input and the rule, never the value, which may be a secret; no schema makes
+Invariant: an error names the place in the value and the rule, never the value, which may be a secret; no schema makes
 this program fetch anything.
 """
 
@@ -18,6 +18,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import EMPTY_REGISTRY
 
 from interlock.errors import InputError
+from interlock.model.json_types import USED_BY
 from interlock.model.json_values import ValueRefusedError, check_json
 
 if TYPE_CHECKING:
@@ -33,13 +34,18 @@ if TYPE_CHECKING:
 _WITHOUT_VALUES = frozenset({"required", "additionalProperties", "dependentRequired", "unevaluatedProperties"})
 
 
-def find_fault(workflow: str, schema: Mapping[str, Any], given: Any) -> str | None:
-    """Describe the first violation of the schema in an input; None if there is none."""
+def find_fault(place: str, schema: Mapping[str, Any], given: Any) -> str | None:
+    """Describe the first violation of the schema in a value; None if there is none.
+
+    `place` ends with the name of the value (`workflow w: input`), of which the schema is the `input_schema`.
+    """
     try:
         found = best_match(_validator(orjson.dumps(schema)).iter_errors(given))
     except (Unresolvable, re.error) as error:
-        return f"workflow {workflow}: input_schema: {error}"
-    return None if found is None else f"workflow {workflow}: input{place_of(found)}: {_rule(found)}"
+        return f"{place}_schema: {error}"
+    if found is None:
+        return None
+    return f"{place}{place_of(found)}: {_rule(found)}{_users(schema, found)}"
 
 
 def place_of(error: ValidationError | SchemaError) -> str:
@@ -60,6 +66,23 @@ def _rule(error: ValidationError) -> str:
         wanted: Any = error.validator_value
         return f"must be of type {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
     return f"breaks the rule {error.validator}: {orjson.dumps(error.validator_value).decode()}"
+
+
+def _users(schema: Any, error: ValidationError) -> str:
+    """Name the parameters that need a field, if the schema was derived from them."""
+    path: list[Any] = list(error.absolute_schema_path)
+    if path == ["required"]:
+        required: Any = error.validator_value
+        missing = [name for name in required if error.message.startswith(f"{name!r} is")]
+        path = ["properties", *missing, "required"]
+    found: list[str] = []
+    for part in path:
+        if isinstance(schema, dict):
+            found = schema.get(USED_BY, found)
+            schema = schema.get(part)
+        else:
+            schema = schema[part] if isinstance(schema, list) else None
+    return f" ({', '.join(found)})" if found else ""
 
 
 def check_schema(schema: dict[str, Any]) -> None:
@@ -85,17 +108,23 @@ def check_input(document: Mapping[str, Any], input: Any) -> None:  # noqa: A002 
     schema = document.get("input_schema")
     if schema is None:
         return
-    fault = find_fault(document["name"], schema, input)
+    fault = find_fault(place, schema, input)
     if fault is not None:
         raise InputError(fault)
 
 
 def schema_of(codec: Codec) -> dict[str, Any]:
-    """Make the schema of a pydantic model, a dataclass or a TypedDict; ValueError if there is none."""
+    """Make the schema of a type, such as a pydantic model or a dataclass; ValueError if there is none."""
     try:
         schema: dict[str, Any] = codec.adapter().json_schema()
     except Exception as error:
         raise ValueError(f"no JSON Schema can be made of it: {str(error).splitlines()[0]}") from error
+    return schema
+
+
+def input_schema_of(codec: Codec) -> dict[str, Any]:
+    """Make the schema of the input of a job; ValueError if there is none, or if it allows no JSON object."""
+    schema = schema_of(codec)
     if schema.get("type", "object") != "object":
         raise ValueError("the input of a job is a JSON object: use a pydantic model, a dataclass or a TypedDict")
     return schema

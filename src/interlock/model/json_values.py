@@ -65,6 +65,21 @@ def check_json(value: Any, place: str = "", depth: int = 0) -> None:
         raise ValueRefusedError(f"{place}a {kind.__name__} is not a JSON value; annotate it with its type")
 
 
+def to_json(value: Any) -> Any:
+    """Return the JSON of a value without an annotation: JSON as it is, models, dataclasses and times converted."""
+    try:
+        check_json(value)
+    except ValueRefusedError:
+        from pydantic_core import PydanticSerializationError, to_jsonable_python  # noqa: PLC0415 - as in Codec.adapter
+
+        try:
+            value = to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="constants")
+        except PydanticSerializationError as error:
+            raise ValueRefusedError(str(error)) from None
+        check_json(value)
+    return value
+
+
 def _check_key(key: Any, place: str) -> None:
     if type(key) is not str:
         raise ValueRefusedError(f"{place}the keys of a JSON object must be strings, got {type(key).__name__}")

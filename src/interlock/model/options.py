@@ -11,19 +11,22 @@ default of the task applies.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Flag, auto
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 from uuid import UUID
+
+import orjson
 
 from interlock.config import checked_web_url
 from interlock.model.backoff import Backoff
+from interlock.model.json_values import is_storable
 from interlock.model.timing import FIRST_YEAR, LAST_YEAR, MAX_DURATION_S, is_in_calendar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from interlock.model.backoff import BackoffFunction, Kind
 
@@ -34,6 +37,11 @@ MAX_TRIES = 2**31 - 1  # int
 MAX_TEXT_BYTES = 2_000  # of a name or a key in UTF-8: a larger one does not fit into a B-tree index
 MAX_WORKER_COUNT = 10  # steps of one job that may run at once; the least is 1
 MAX_JOB_DEPTH = 5  # of child jobs below the first, which has depth 0
+# what a submit does while an unfinished job has its key
+ConflictPolicy = Literal["reject", "return_existing", "cancel_in_progress", "queue"]
+CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
+MAX_TAGS = 100  # of one job
+MAX_ATTRIBUTES = 50  # of one job
 
 # --- Checks of values: take the name for the message and the value, return it in the form in which it is stored ---
 
@@ -71,6 +79,13 @@ def integer_check(least: int, most: int) -> Callable[[str, Any], int]:
 check_worker_count = integer_check(1, MAX_WORKER_COUNT)
 
 
+def check_on_conflict(name: str, value: Any) -> str:
+    """Check what a submit does while an unfinished job has its key."""
+    if value not in CONFLICT_POLICIES:
+        raise ValueError(f"{name} must be one of {', '.join(CONFLICT_POLICIES)}, got {value!r}")
+    return str(value)
+
+
 def check_id(name: str, value: Any) -> UUID:
     """Check a UUID, or its text."""
     try:
@@ -85,7 +100,8 @@ def _check_delay(name: str, value: Any) -> timedelta:
     return timedelta(seconds=check_seconds(name, value))
 
 
-def _check_time(name: str, value: Any) -> datetime:
+def check_time(name: str, value: Any) -> datetime:
+    """Check a time, which has a zone and can be stored."""
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise ValueError(f"{name} must be a datetime with a time zone, got {value!r}")
     if not is_in_calendar(value):
@@ -94,10 +110,54 @@ def _check_time(name: str, value: Any) -> datetime:
 
 
 def _check_texts(name: str, value: Any) -> tuple[str, ...]:
-    texts = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str) else (None,)
+    ordered = sorted(value, key=str) if isinstance(value, set | frozenset) else value  # the same in every process
+    texts = tuple(ordered) if isinstance(ordered, Iterable) and not isinstance(ordered, str) else (None,)
     if not all(isinstance(text, str) and text and _is_storable(text) for text in texts):
         raise ValueError(f"{name} must be a sequence of non-empty strings, got {value!r}")
     return tuple(_check_size(f"each of the {name}", text) for text in texts)
+
+
+def check_tags(name: str, value: Any) -> tuple[str, ...]:
+    """Check the tags of a job, and leave out repeated ones."""
+    tags = tuple(dict.fromkeys(_check_texts(name, value)))
+    if len(tags) > MAX_TAGS:
+        raise ValueError(f"{name} must be at most {MAX_TAGS}, got {len(tags)}")
+    return tags
+
+
+def check_attributes(name: str, value: Any) -> dict[str, str | int | float | bool]:
+    """Check the attributes of a job: a flat JSON object of strings, numbers and booleans."""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name} must be a mapping of names to strings, numbers or booleans, got {value!r}")  # noqa: TRY004 - callers expect a ValueError from every check
+    if len(value) > MAX_ATTRIBUTES:
+        raise ValueError(f"{name} must be at most {MAX_ATTRIBUTES}, got {len(value)}")
+    for key, item in value.items():
+        check_text(f"each name of the {name}", key)
+        place = f"{name}[{key!r}]"
+        if isinstance(item, str):
+            _check_size(place, item)
+        if type(item) not in {str, int, float, bool} or not is_storable(item):
+            raise ValueError(f"{place} must be a string, a number or a boolean, got {item!r}")
+    return dict(value)
+
+
+def parse_attributes(name: str, texts: Iterable[str], separator: str) -> dict[str, Any]:
+    """Parse attributes of a job from texts such as customer=7.
+
+    A value that is a JSON number, boolean or string counts as such, so that "7" in quotes is a string; any other value
+    is a string as it stands.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, separated, written = text.partition(separator)
+        if not separated:
+            raise ValueError(f"{name} must be a name and a value, such as customer{separator}7, got {text!r}")
+        try:
+            value = orjson.loads(written)
+        except ValueError:
+            value = written
+        found[key] = value if isinstance(value, str | int | float) else written
+    return check_attributes(name, found)
 
 
 def _check_url(name: str, value: Any) -> str:
@@ -156,7 +216,7 @@ def _integer(least: int, most: int, sql_type: str) -> ValueType:
 TEXT = ValueType(check_text, "text")
 TEXTS = ValueType(_check_texts, "text[]")
 URL = ValueType(_check_url, "text")
-TIME = ValueType(_check_time, "timestamptz")
+TIME = ValueType(check_time, "timestamptz")
 DURATION = ValueType(check_seconds, "float8", 0, MAX_DURATION_S)  # in seconds; more than 0
 DELAY = ValueType(_check_delay, "interval", 0, MAX_DURATION_S)  # in seconds
 PRIORITY = _integer(MIN_PRIORITY, MAX_PRIORITY, "smallint")
@@ -206,6 +266,17 @@ OPTIONS: Mapping[str, Option] = {
     )
 }
 CHECKS: Mapping[str, Callable[[str, Any], Any]] = {name: option.type.check for name, option in OPTIONS.items()}
+# options of a submit
+JOB_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **{name: CHECKS[name] for name in ("request_id", "timeout", "correlation_id", "callback_url")},
+    "worker_count": check_worker_count,
+    "key": CHECKS["unique_key"],
+    "on_conflict": check_on_conflict,
+    "debounce": CHECKS["timeout"],
+    "debounce_max": CHECKS["timeout"],
+    "tags": check_tags,
+    "attributes": check_attributes,
+}
 
 
 def options_in(scope: Scope) -> tuple[Option, ...]:

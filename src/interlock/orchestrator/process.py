@@ -7,6 +7,7 @@ nothing half done, and any number of them work at once.
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from contextlib import suppress
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from interlock.store.remote_commands import Command
 
 LEAVE_TIMEOUT_S = 2.0  # to end the orchestrator's row at the stop
-NEVER = float("-inf")
+NEVER = -math.inf
 
 
 class Orchestrator:
@@ -62,6 +63,8 @@ class Orchestrator:
         self._messages_arrived = asyncio.Event()
         self._maintenance_due = asyncio.Event()
         self._has_more_messages = False
+        self._announced: set[int | None] = set()  # messages since the last batch; None stands for any number of them
+        self._maintenance_in_s = 0.0
         self._paused = False
         self._heartbeat_at = NEVER
 
@@ -170,11 +173,15 @@ class Orchestrator:
 
     async def _advance(self, connection: Connection, stopping: asyncio.Event) -> None:
         """Wait for messages and advance the jobs of one batch."""
+        was_idle = not self._has_more_messages and not self._announced
         notified = self._has_more_messages or await wait_for_event(self._messages_arrived, self._poll_interval_s())
         if stopping.is_set():
             return
+        # one notification to an idle orchestrator names the only message that waits; under load it reads batches
+        msg_id = self._announced.pop() if was_idle and len(self._announced) == 1 else None
+        self._announced.clear()
         self._messages_arrived.clear()
-        self._has_more_messages = False
+        self._has_more_messages = self.is_working  # unless the batch succeeds
         if not self.is_working:
             return
         began = time.perf_counter()
@@ -182,6 +189,7 @@ class Orchestrator:
             connection,
             actor=self.id,
             limit=self.settings.batch,
+            msg_id=msg_id,
             visibility=self.settings.visibility,
             now=self._app.now(),
         )
@@ -202,15 +210,18 @@ class Orchestrator:
     # --- maintenance and heartbeat
 
     async def _maintain(self, connection: Connection, stopping: asyncio.Event) -> None:
-        """Send the heartbeat; start jobs that waited for a worker; end jobs and signals that are overdue."""
-        await wait_for_event(self._maintenance_due, self.settings.tick)
+        """Send the heartbeat; start jobs that waited for a worker; end jobs and waits that are due."""
+        heartbeat_interval_s = self.settings.presence / HEARTBEATS_PER_LEASE
+        heartbeat_in_s = self._heartbeat_at + heartbeat_interval_s - time.monotonic()
+        await wait_for_event(self._maintenance_due, min(self._maintenance_in_s, max(heartbeat_in_s, 0.0)))
         self._maintenance_due.clear()
+        self._maintenance_in_s = 0.0  # unless this round succeeds
         if stopping.is_set():
             return
-        if time.monotonic() - self._heartbeat_at >= self.settings.presence / HEARTBEATS_PER_LEASE:
+        if time.monotonic() - self._heartbeat_at >= heartbeat_interval_s:
             await self._send_heartbeat(connection)
-        if self.is_working and await self._maintenance.run(connection, self._app.now()):
-            self._maintenance_due.set()  # each run does a limited number of jobs: there may be more
+        due_in_s = await self._maintenance.run(connection, self._app.now()) if self.is_working else math.inf
+        self._maintenance_in_s = min(due_in_s, self.settings.tick)
 
     async def _send_heartbeat(self, connection: Connection) -> None:
         process = RegisteredProcess(self.id, "orchestrator", statistics=self.statistics.document())
@@ -224,7 +235,7 @@ class Orchestrator:
         paused = status == SupervisedWorkerState.PAUSED
         if paused is not self._paused:
             self._paused = paused
-            self._messages_arrived.set()
+            self._announce_message(None)
         if SupervisedWorkerState(status) in SUPERVISED_WORKER.final:
             log.warning("orchestrator_dismissed", orchestrator_id=self.id, status=status)
             self.request_stop()
@@ -237,12 +248,19 @@ class Orchestrator:
     # --- notifications and commands
 
     def _wake(self) -> None:
-        self._messages_arrived.set()
+        self._announce_message(None)
         self._maintenance_due.set()
 
-    def _on_orchestration(self, payload: str) -> None:
+    def _announce_message(self, msg_id: int | None) -> None:
+        self._announced.add(msg_id)
         self._messages_arrived.set()
-        if not payload.isdecimal():  # not the id of a message: a worker came, or a job waits
+
+    def _on_orchestration(self, payload: str) -> None:
+        if payload.isdecimal():
+            self._announce_message(int(payload))
+        elif payload == "messages":
+            self._announce_message(None)
+        else:  # a worker came, or a due time before all others was stored
             self._maintenance_due.set()
 
     def _on_control(self, payload: str) -> None:

@@ -15,19 +15,24 @@ if TYPE_CHECKING:
     from interlock.config import Config
 
 
+MAX_TICK_S = (
+    60.0  # a due time that is further away is stored without a notification (sql/functions/notify_due_time.sql)
+)
+
+
 @dataclass(frozen=True, slots=True)
 class OrchestratorSettings:
     """Settings of one orchestrator. Times are in seconds."""
 
     mode: WakeMode = WakeMode.HYBRID
-    # polling interval of the queue, and interval of the maintenance
+    # polling interval of the queue, and maximum interval of the maintenance, which also runs when something is due
     tick: float = 0.5
     # polling interval of the queue in events mode, while notifications arrive
     events_tick: float = 30.0
     batch: int = 100
     # visibility timeout: a message comes back after it when its orchestrator died with an open transaction
     visibility: float = 30.0
-    # how long a heartbeat lasts; BEATS of them are sent in that time
+    # how long a heartbeat lasts; HEARTBEATS_PER_LEASE of them are sent in that time
     presence: float = 15.0
     # backoff while the database cannot be reached
     retry_base: float = 0.1
@@ -44,6 +49,8 @@ class OrchestratorSettings:
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}")
+        if self.tick > MAX_TICK_S:
+            raise ValueError(f"tick must be at most {MAX_TICK_S:g}, got {self.tick}")
 
     @classmethod
     def of(cls, config: Config) -> OrchestratorSettings:

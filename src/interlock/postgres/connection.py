@@ -28,6 +28,7 @@ from interlock.errors import (
     ImmutableRecordError,
     InputError,
     InterlockError,
+    JobConflictError,
     StatementError,
     UnfinishedWorkError,
 )
@@ -66,6 +67,8 @@ _GUARD_ERRORS: Mapping[str, type[InterlockError]] = {
     "IL005": FenceError,
     "IL006": UnfinishedWorkError,
     "IL007": InputError,
+    "IL008": JobConflictError,
+    "IL009": InputError,
 }
 
 

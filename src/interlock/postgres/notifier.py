@@ -31,7 +31,8 @@ TASKS_CHANNEL = "interlock_tasks"  # namespace with pending tasks, or BROADCAST
 CONTROL_CHANNEL = "interlock_control"  # worker id, BROADCAST after a changed pause, or a remote command (JSON)
 ANSWERS_CHANNEL = "interlock_answers"  # answer to a remote command (JSON)
 DUTIES_CHANNEL = "interlock_duties"  # name of the maintenance duty that is due
-ORCHESTRATION_CHANNEL = "interlock_orchestration"  # id of the latest step result, or "workers" if those changed
+# id of a message of the queue of step results, "messages" for several; "workers", "jobs" or "due" for maintenance
+ORCHESTRATION_CHANNEL = "interlock_orchestration"
 DONE_CHANNEL = "interlock_done"  # id of a task or job that has ended
 PROBE_CHANNEL = "interlock_probe"  # random token
 BROADCAST = "*"  # in place of one namespace or one process: all of them

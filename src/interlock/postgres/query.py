@@ -28,7 +28,7 @@ from psycopg.types.json import Jsonb
 from interlock.postgres.connection import Connection, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from psycopg.abc import Buffer
     from psycopg.pq.abc import PGconn, PGresult
@@ -113,16 +113,59 @@ def array_literal(values: tuple[str, ...]) -> str:
     return "{" + ",".join('"' + value.replace("\\", r"\\").replace('"', r"\"") + '"' for value in values) + "}"
 
 
+# --- statements for other drivers
+
+PARAMSTYLES: Mapping[str, Callable[[str, int], str]] = {
+    "pyformat": lambda name, _: f"%({name})s",
+    "format": lambda _, __: "%s",
+    "named": lambda name, _: f":{name}",
+    "qmark": lambda _, __: "?",
+    "numeric": lambda _, place: f":{place}",
+    "dollar": lambda _, place: f"${place}",
+}
+_STYLES_BY_NAME = ("pyformat", "named")
+
+
+class PortableStatement:
+    """A statement that returns `id` and `created`, for any PostgreSQL driver; its parameters are text."""
+
+    __slots__ = ("_statement", "_values", "parameters", "sql")
+
+    def __init__(self, statement: Statement, values: dict[str, str | None]) -> None:
+        self._statement = statement
+        self._values = values
+        self.sql, self.parameters = self.styled("pyformat")
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.sql, self.parameters))
+
+    def styled(self, paramstyle: str) -> tuple[str, dict[str, Any] | tuple[Any, ...]]:
+        """Write it in the driver's paramstyle: pyformat, format, named, qmark, numeric (:1) or dollar ($1)."""
+        if paramstyle not in PARAMSTYLES:
+            raise ValueError(f"paramstyle must be one of {', '.join(PARAMSTYLES)}, got {paramstyle!r}")
+        names: list[str] = []
+
+        def place(match: re.Match[str]) -> str:
+            names.append(match[1])
+            return PARAMSTYLES[paramstyle](match[1], len(names))
+
+        sql = _PARAMETER.sub(place, self._statement.sql)
+        values = self._values
+        return sql, values if paramstyle in _STYLES_BY_NAME else tuple(values[name] for name in names)
+
+
 # --- running over psycopg's cursors
 
 
 StatementCall = tuple[Statement, "Mapping[str, Any]"]  # a statement and its parameters
 
 
-async def run(connection: Connection, statement: Statement, parameters: Mapping[str, Any]) -> list[DictRow]:
-    """Run one statement and return its rows."""
+async def run(
+    connection: Connection, statement: Statement, parameters: Mapping[str, Any], *, prepare: bool | None = None
+) -> list[DictRow]:
+    """Run one statement and return its rows. By default, psycopg prepares a statement that is repeated."""
     with translated(connection):
-        return await (await connection.execute(statement.sql, parameters)).fetchall()
+        return await (await connection.execute(statement.sql, parameters, prepare=prepare)).fetchall()
 
 
 async def run_pipeline(connection: Connection, calls: Sequence[StatementCall]) -> list[list[DictRow]]:

@@ -48,7 +48,7 @@ begin
     end if;
     if new.state is distinct from old.state then
         case old.state
-            when 'waiting' then allowed := array['pending', 'canceled', 'skipped'];
+            when 'waiting' then allowed := array['pending', 'canceled', 'skipped', 'done', 'error'];
             when 'pending' then allowed := array['running', 'waiting', 'canceled'];
             when 'running' then allowed := array['done', 'error', 'pending', 'canceled'];
             when 'error' then allowed := array['pending'];
@@ -59,6 +59,8 @@ begin
             when 'waiting>pending' then events := array['release'];
             when 'waiting>canceled' then events := array['cancel'];
             when 'waiting>skipped' then events := array['skip'];
+            when 'waiting>done' then events := array['succeed'];
+            when 'waiting>error' then events := array['fail'];
             when 'pending>running' then events := array['claim'];
             when 'pending>waiting' then events := array['hold'];
             when 'pending>canceled' then events := array['cancel'];
@@ -128,6 +130,8 @@ create trigger guard_update before update on interlock.tasks for each row
                 'pending cancel canceled',
                 'running cancel canceled',
                 'waiting skip skipped',
+                'waiting succeed done',
+                'waiting fail error',
                 'error requeue pending',
                 'canceled requeue pending'
             ])) is not true

@@ -45,7 +45,15 @@ create table interlock.workflows (
     root_namespaces text[] not null,
     plain_roots boolean not null,
     timeout_seconds double precision,
+    -- defaults of its jobs
+    tags text[],
+    attributes jsonb,
+    callback_url text,
+    key text,                                -- of its jobs; "input.a" stands for a field of the input
+    on_conflict text,
     registered_at timestamptz not null default now(),
+    -- set when a development setting replaced the definition; such a row keeps its jobs and is found by its version only
+    replaced_at timestamptz,
     unique (name, version)
 );
 
@@ -54,12 +62,16 @@ create table interlock.workflow_steps (
     step text not null,
     position int not null,
     kind text not null,
-    type text,                               -- task type of the handler; null for kinds that run as interlock.pass
+    type text,                               -- task type of the handler; null for kinds that the orchestrator completes
     namespace text not null,
-    join_rule double precision not null,     -- share of edges that must be taken: 1 is all, 0 is any
+    needed int,                              -- dependencies that must be met; null is all
+    rule jsonb,                              -- where counts do not decide: see model/joins.py
+    condition text,                          -- `when` of the definition
+    cancel_rest boolean not null default false,
     strategy double precision,               -- of a map: share of parts that must be done
     edges int not null,
-    sink boolean not null,
+    -- names of its result in the job's output; empty if its result is the output; null if it is not in the output
+    outputs text[],
     compensate text,
     waits_for text,
     priority smallint not null,
@@ -77,7 +89,7 @@ create table interlock.workflow_steps (
 );
 
 create index workflow_steps_roots on interlock.workflow_steps (workflow_id) where edges = 0;
-create index workflow_steps_sinks on interlock.workflow_steps (workflow_id) where sink;
+create index workflow_steps_outputs on interlock.workflow_steps (workflow_id) where outputs is not null;
 
 create table interlock.workflow_edges (
     workflow_id uuid not null references interlock.workflows (id),
@@ -86,7 +98,7 @@ create table interlock.workflow_edges (
     condition text not null,
     branch boolean not null,
     primary key (workflow_id, upstream, downstream),
-    constraint workflow_edges_condition check (condition in ('success', 'failure'))
+    constraint workflow_edges_condition check (condition in ('after', 'on_failure', 'always', 'recovers', 'recovery'))
 );
 
 create index workflow_edges_downstream on interlock.workflow_edges (workflow_id, downstream);
@@ -126,18 +138,34 @@ create table interlock.jobs (
     open_steps int not null default 0,
     failed_steps int not null default 0,
     retried_from uuid,
-    reused jsonb,                            -- documents of the steps whose results are taken from `retried_from`
+    -- by step: the document whose result is taken from `retried_from`; for a step that failed or was canceled there without
+    -- consequence and does not run again, whether it counts as failed: {"skipped_by_failure": true}
+    reused jsonb,
     parent_task_id uuid,
+    iteration int not null default 1,        -- of a child job, among those that its step starts one after another
+    -- to find it by
+    tags text[],
+    attributes jsonb,
+    callback_url text,                       -- webhook at its end
     -- failures of the orchestrator with this job, and the time of its next try: other jobs need not wait for it
     advance_failures int not null default 0,
     not_before timestamptz,
+    -- jobs of one workflow with the same key run one after the other, in this order
+    key text,
+    key_order bigint,
+    on_conflict text,
+    debounced_since timestamptz,             -- first submit of a debounce; the last one starts at not_before
+    constraint jobs_key check ((key is null) = (key_order is null) and (key is null) = (on_conflict is null)),
+    constraint jobs_on_conflict check (on_conflict in ('reject', 'return_existing', 'cancel_in_progress', 'queue')),
     constraint jobs_depth check (depth between 0 and 5),
     constraint jobs_worker_count check (worker_count between 1 and 10),
     constraint jobs_parent_depth check ((parent_job_id is null) = (depth = 0)),
     constraint jobs_not_own_parent check (parent_job_id <> id),
     constraint jobs_ending check (ending in ('FAILED', 'CANCELED')),
     constraint jobs_timeout check (timeout_seconds > 0),
-    constraint jobs_open_steps check (open_steps >= 0)
+    constraint jobs_open_steps check (open_steps >= 0),
+    constraint jobs_tags check (cardinality(tags) <= 100),
+    constraint jobs_attributes check (jsonb_typeof(attributes) = 'object')
 ) with (
     -- A job row is updated several times, for thousands of jobs per second: vacuum while dead rows are few.
     autovacuum_vacuum_scale_factor = 0.01,
@@ -150,22 +178,48 @@ create table interlock.jobs (
 create index jobs_children on interlock.jobs (parent_job_id) where parent_job_id is not null;
 create index jobs_open on interlock.jobs (status, id) where status in ('SUBMITTED', 'PENDING', 'RUNNING');
 create unique index jobs_request on interlock.jobs (request_id) where request_id is not null;
-create unique index jobs_parent_task on interlock.jobs (parent_task_id) where parent_task_id is not null;
+create unique index jobs_parent_task on interlock.jobs (parent_task_id, iteration) where parent_task_id is not null;
 create index jobs_workflow on interlock.jobs (workflow_id, id) where workflow_id is not null;
 -- No other index has this order of columns, so that the planner takes this one whatever the statistics say.
-create index jobs_pending on interlock.jobs (workflow_id, created_at, id) where status = 'PENDING';
+create index jobs_pending on interlock.jobs (workflow_id, created_at, id) where status = 'PENDING' and key is null;
+-- Submitted by SQL, or debounced: an orchestrator validates them when they are due.
+create index jobs_submitted on interlock.jobs (coalesce(not_before, created_at)) where status = 'SUBMITTED';
+-- At most one job of a key runs. The others wait in their order.
+create unique index jobs_key_running on interlock.jobs (task_description, key)
+    where key is not null and status = 'RUNNING';
+create unique index jobs_key_order on interlock.jobs (task_description, key, key_order)
+    where key is not null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
+create index jobs_key_waiting on interlock.jobs (task_description, key, key_order)
+    where key is not null and status in ('SUBMITTED', 'PENDING');
+-- Lists of jobs: by key, tag, attribute and time, and those that did not complete, which are few.
+create index jobs_key on interlock.jobs (key, id) where key is not null;
+create index jobs_tags on interlock.jobs using gin (tags) where tags is not null;
+create index jobs_attributes on interlock.jobs using gin (attributes jsonb_path_ops) where attributes is not null;
+create index jobs_created on interlock.jobs (created_at);
+create index jobs_unsuccessful on interlock.jobs (status, id) where status in ('FAILED', 'CANCELED');
 create index jobs_deadline on interlock.jobs (deadline_at)
     where deadline_at is not null and ending is null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
+create index jobs_not_before on interlock.jobs (not_before)
+    where not_before is not null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
 
--- The first signal of a name counts.
+-- A queue per job and name: a step consumes the oldest signal that no other has consumed.
 create table interlock.signals (
+    id bigint generated always as identity primary key,
     job_id uuid not null references interlock.jobs (id) on delete cascade,
     name text not null,
     payload jsonb,
+    request_id text,
     sent_by text not null,
     sent_at timestamptz not null default now(),
-    primary key (job_id, name)
+    consumed_by text,                        -- step
+    consumed_at timestamptz,
+    constraint signals_consumed_once check ((consumed_by is null) = (consumed_at is null))
 );
+
+create index signals_job on interlock.signals (job_id, name, id);
+create unique index signals_request on interlock.signals (job_id, request_id) where request_id is not null;
+-- A step consumes one signal.
+create unique index signals_consumer on interlock.signals (job_id, consumed_by) where consumed_by is not null;
 
 -- Messages that failed repeatedly and were moved to the archive of the queue (dead letters).
 create table interlock.orchestration_failures (
@@ -223,15 +277,19 @@ create table interlock.tasks (
     checkpoint jsonb,
     cancel_requested_at timestamptz,
     unresolved int not null default 0,       -- edges, or parts of a map, whose end is not known yet
-    taken int not null default 0,
+    taken int not null default 0,            -- dependencies that are met
     failed int not null default 0,
-    poisoned boolean not null default false, -- skipped because of a failure, not because of a branch
+    skipped_by_failure boolean not null default false, -- not because of a branch, a condition or an unneeded handler
+    superseded boolean not null default false, -- canceled by cancel_rest: its failure is none of the job's
     advanced boolean not null default false, -- its end has been applied to the steps after it
     reused boolean not null default false,
     capped boolean not null default false,   -- its job has a worker_count
     part int,                                -- index among the parts of a map, or among compensations
     part_of uuid,                            -- row of the map
+    compensates uuid,                        -- row of the step that this one undoes, perhaps of a child job
     wait_until timestamptz,
+    wait_started_at timestamptz,             -- of a signal or approval step
+    assignee text,                           -- who is to send the signal or to answer the approval
     constraint tasks_leased_while_running check ((state = 'running') = (lease_expires_at is not null)),
     constraint tasks_owned_while_running check (state <> 'running' or worker_id is not null),
     constraint tasks_attempt check (attempt >= 0),
@@ -281,6 +339,7 @@ create index tasks_held_steps on interlock.tasks (job_id, held_by, priority desc
 create index tasks_unadvanced on interlock.tasks (coalesce(finished_at, created_at))
     where job_id is not null and not advanced and state in ('done', 'error', 'canceled');
 create index tasks_wait_until on interlock.tasks (wait_until) where wait_until is not null and state = 'waiting';
+create index tasks_inbox on interlock.tasks (wait_started_at, id) where state = 'waiting' and held_by = 'signal';
 
 create table interlock.namespaces (
     name text primary key,
@@ -308,9 +367,12 @@ create table interlock.limit_starts (
 
 create index limit_starts_key on interlock.limit_starts (key, started_at);
 
+-- A tick enqueues a task of a type, or submits a job of a workflow, of its newest version unless one is named.
 create table interlock.schedules (
     name text primary key,
-    type text not null,
+    type text,
+    workflow text,
+    version text,
     namespace text not null default 'default',
     cron text,
     timezone text not null default 'UTC',
@@ -323,6 +385,7 @@ create table interlock.schedules (
     paused_at timestamptz,
     error text,                              -- of the latest run, when it failed
     updated_at timestamptz not null default now(),
+    constraint schedules_subject check ((type is null) <> (workflow is null)),
     constraint schedules_rhythm check ((cron is null) <> (every is null) and every > '0'),
     constraint schedules_missed check (missed in ('skip', 'once', 'all'))
 );
@@ -332,18 +395,22 @@ create index schedules_due on interlock.schedules (next_at) where paused_at is n
 -- Outbox of webhooks: a row is written in the transaction of the outcome and deleted after delivery.
 create table interlock.callbacks (
     id bigint generated always as identity primary key,
-    task_id uuid not null,
-    attempt int not null,
+    task_id uuid,
+    attempt int,
+    job_id uuid,
     state text not null,
     url text not null,
     tries int not null default 0,
     next_try_at timestamptz not null default now(),
     error text,
     given_up_at timestamptz,
-    created_at timestamptz not null default now()
+    created_at timestamptz not null default now(),
+    constraint callbacks_subject check ((task_id is null) <> (job_id is null) and (task_id is null) = (attempt is null))
 );
 
 create index callbacks_due on interlock.callbacks (next_try_at) where given_up_at is null;
+-- A job ends once.
+create unique index callbacks_job on interlock.callbacks (job_id) where job_id is not null;
 
 create table interlock.leaders (
     duty text primary key,

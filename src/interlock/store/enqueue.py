@@ -8,7 +8,6 @@ have any row factory and cursor class; tasks enqueued over it are stored when it
 
 from __future__ import annotations
 
-import re
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -21,7 +20,7 @@ import orjson
 from interlock.model.options import DELAY, OPTIONS, NewTask, Scope, options_in
 from interlock.postgres.connection import AsyncConnection, SyncConnection, blocking_cursor_on, cursor_on
 from interlock.postgres.ids import new_id
-from interlock.postgres.query import array_literal, as_json, load_statements, run_prepared
+from interlock.postgres.query import PortableStatement, array_literal, as_json, load_statements, run_prepared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -182,11 +181,12 @@ def _document(task: NewTask) -> dict[str, Any]:
     values = zip(_DOCUMENT_KEYS, _document_values(task), strict=True)
     document = {key: value for key, value in values if value is not None}
     if task.delay is not None:
-        document["delay"] = _interval(task.delay)
+        document["delay"] = interval_text(task.delay)
     return document
 
 
-def _interval(delay: timedelta) -> str:
+def interval_text(delay: timedelta) -> str:
+    """Write a duration as PostgreSQL reads it."""
     return f"{delay.total_seconds()} seconds"
 
 
@@ -290,37 +290,17 @@ def _chunks(rows: Iterable[bytes]) -> Iterator[bytes]:
 
 # --- One task as a statement for any driver ---
 
-PARAMSTYLES: Mapping[str, Callable[[str, int], str]] = {
-    "pyformat": lambda name, _: f"%({name})s",
-    "format": lambda _, __: "%s",
-    "named": lambda name, _: f":{name}",
-    "qmark": lambda _, __: "?",
-    "numeric": lambda _, place: f":{place}",
-    "dollar": lambda _, place: f"${place}",
-}
-_BY_NAME = ("pyformat", "named")
-_PARAMETER = re.compile(r"%\((\w+)\)s")
-
 _TEXT: Mapping[str, Callable[[Any], str]] = {
     "timestamptz": datetime.isoformat,
-    "interval": _interval,
+    "interval": interval_text,
     "jsonb": lambda value: orjson.dumps(value).decode(),
     "text[]": lambda value: array_literal(tuple(value)),
 }
 
 
-def enqueue_as_text(task: NewTask, *, actor: str, paramstyle: str) -> tuple[str, dict[str, Any] | tuple[Any, ...]]:
+def enqueue_as_text(task: NewTask, *, actor: str) -> PortableStatement:
     """Give a statement that stores one task, and its parameters, all of them text."""
-    if paramstyle not in PARAMSTYLES:
-        raise ValueError(f"paramstyle must be one of {', '.join(PARAMSTYLES)}, got {paramstyle!r}")
     values: dict[str, str | None] = {"type": task.type, "input": orjson.dumps(task.input).decode(), "actor": actor}
     for option, value in zip(OPTIONS.values(), _values(task), strict=True):
         values[option.column] = None if value is None else _TEXT.get(option.type.sql_type, str)(value)
-    names: list[str] = []
-
-    def place(match: re.Match[str]) -> str:
-        names.append(match[1])
-        return PARAMSTYLES[paramstyle](match[1], len(names))
-
-    statement = _PARAMETER.sub(place, ENQUEUE["enqueue_as_text"].sql)
-    return statement, values if paramstyle in _BY_NAME else tuple(values[name] for name in names)
+    return PortableStatement(ENQUEUE["enqueue_as_text"], values)

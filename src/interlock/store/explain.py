@@ -160,7 +160,8 @@ def _can_have_causes(cause: Cause) -> bool:
     if cause.kind == "job":
         return bool(cause.row["status"] == JobState.RUNNING)
     return bool(
-        cause.row["state"] == TaskRowState.WAITING and cause.row["held_by"] not in {"limit", "namespace", "signal"}
+        cause.row["state"] == TaskRowState.WAITING
+        and cause.row["held_by"] not in {"limit", "namespace", "signal", "sleep"}
     )
 
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import orjson
-
 from interlock.errors import ConfigError
 from interlock.postgres.connection import transaction
 from interlock.postgres.notifier import BROADCAST
 from interlock.postgres.query import load_statements, run
-from interlock.store.jobs import ORCHESTRATION
 from interlock.store.leader import duty_transaction
+from interlock.store.step_results import SimpleStepMessage, send_messages
 from interlock.store.task_admin import hold_pending_tasks, release_waiting_tasks
 from interlock.store.tasks import TASKS
 
@@ -300,5 +298,4 @@ async def _request_admission(connection: Connection, rows: Sequence[dict[str, An
     """Ask the orchestrator to admit steps of these jobs under their `worker_count`."""
     ids = sorted({row["job_id"] for row in rows})
     if ids:
-        messages = orjson.dumps([{"job_id": id_, "admit": True} for id_ in ids]).decode()
-        await run(connection, ORCHESTRATION["send_messages"], {"messages": messages})
+        await run(connection, *send_messages(SimpleStepMessage(id_) for id_ in ids))

@@ -1,4 +1,4 @@
-"""The queue of step results: its metrics, dead letters (archived messages), and resending of lost or archived ones.
+"""The queue of step results: messages, metrics, dead letters (archived messages), resending of lost and archived ones.
 
 Invariant: no message is resent while the first one may still be in the queue; a message that keeps failing is resent at
 growing intervals; a message that was not needed changes nothing.
@@ -8,20 +8,73 @@ It stands apart from `store/jobs.py`, which only reads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
+import orjson
+
+from interlock.errors import InputError
 from interlock.postgres.query import run
-from interlock.store.jobs import ORCHESTRATION
+from interlock.store.jobs import JOBS, ORCHESTRATION
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from datetime import datetime
-    from uuid import UUID
 
     from interlock.postgres.connection import Connection
+    from interlock.postgres.query import StatementCall
 
 MAX_RESEND_BATCH_SIZE = 1_000  # messages, or jobs, per transaction
 LOST_RESULT_MIN_AGE = timedelta(minutes=1)  # since the end of a step that was not advanced
+
+
+@dataclass(frozen=True, slots=True)
+class SimpleStepMessage:
+    """A message of the queue: ids only. It decides nothing, and the result stays in the row of the task.
+
+    `task_id` is a step that has ended, or whose child job has. Without it, the orchestrator looks at the job itself.
+    """
+
+    job_id: UUID
+    task_id: UUID | None = None
+    correlation_id: UUID | None = None
+    failure: int | None = None  # the id under which it was archived before
+
+    @classmethod
+    def parse(cls, content: Any) -> SimpleStepMessage:
+        """Parse a message that was read from the queue; InputError if it is malformed."""
+        ids = parse_ids(content)
+        if ids["job_id"] is None or (ids["task_id"] is None and content.get("task_id") is not None):
+            raise InputError('it is not {"job_id": …} or {"job_id": …, "task_id": …}')
+        return cls(**ids)
+
+    def document(self) -> dict[str, Any]:
+        """Return the message as it is sent."""
+        ids = {"job_id": self.job_id, "task_id": self.task_id, "correlation_id": self.correlation_id}
+        return {name: id_ for name, id_ in ids.items() if id_ is not None}
+
+
+def parse_ids(content: Any) -> dict[str, Any]:
+    """Return the ids in the content of a message; None where there is none or a malformed one."""
+    content = content if isinstance(content, dict) else {}
+    ids: dict[str, Any] = {name: _parse_uuid(content.get(name)) for name in ("job_id", "task_id", "correlation_id")}
+    failure = content.get("failure")
+    return {**ids, "failure": failure if type(failure) is int and 0 <= failure < 1 << 63 else None}
+
+
+def _parse_uuid(value: Any) -> UUID | None:
+    try:
+        return UUID(value)
+    except (AttributeError, TypeError, ValueError):
+        return None
+
+
+def send_messages(messages: Iterable[SimpleStepMessage]) -> StatementCall:
+    """Make the statement that sends messages; the ends of steps are sent by a trigger."""
+    documents = [message.document() for message in messages]
+    return ORCHESTRATION["send_messages"], {"messages": orjson.dumps(documents).decode()}
 
 
 async def read_queue_state(connection: Connection) -> dict[str, Any]:
@@ -55,6 +108,7 @@ async def replay_results(connection: Connection, job_id: UUID | None = None, *, 
 
 
 async def refresh_pending_reasons(connection: Connection, *, now: datetime | None = None) -> int:
-    """Update the reason of jobs that wait for workers, where the unserved namespaces have changed; return how many."""
+    """Update the reason of jobs that wait for workers or for their key, where it has changed; return how many."""
     parameters = {"limit": MAX_RESEND_BATCH_SIZE, "now": now}
-    return len(await run(connection, ORCHESTRATION["refresh_pending_reasons"], parameters))
+    waiting_for_workers = await run(connection, ORCHESTRATION["refresh_pending_reasons"], parameters)
+    return len(waiting_for_workers) + len(await run(connection, JOBS["refresh_key_reasons"], parameters))

@@ -39,8 +39,7 @@ async def release_waiting_tasks(
 
     With `held_by`, only tasks that are still held by exactly that are released.
     """
-    common = {"actor": actor, "reason": reason, "held_by": held_by, "now": now}
-    parameters = {"ids": list(ids), "run_ats": [], "inputs": [], **common}
+    parameters = {"ids": list(ids), "actor": actor, "reason": reason, "held_by": held_by, "now": now}
     return [id_ for row in await run(connection, TASKS["release_waiting_tasks"], parameters) for id_ in row["ids"]]
 
 

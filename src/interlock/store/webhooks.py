@@ -9,7 +9,7 @@ it: a sender whose visibility timeout has passed changes nothing.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.postgres.query import load_statements, run
 from interlock.store.tasks import TASKS
@@ -26,22 +26,31 @@ VISIBILITY_TIMEOUT = timedelta(seconds=30)
 
 
 class Webhook(NamedTuple):
-    """A claimed webhook; `tries` counts this delivery too."""
+    """A claimed webhook of a task or a job; `tries` counts this delivery too."""
 
     id: int
-    task_id: UUID
-    attempt: int
+    task_id: UUID | None
+    attempt: int | None
+    job_id: UUID | None
     state: str
     url: str
     tries: int
+    definition: dict[str, str] | None  # name and version of a job's workflow
+
+    def payload(self) -> dict[str, Any]:
+        """Return the body to post: ids and the state, no input, output or error, which may hold secrets."""
+        if self.job_id is None:
+            return {"task_id": str(self.task_id), "state": self.state, "attempt": self.attempt}
+        return {"job_id": str(self.job_id), "status": self.state, **(self.definition or {})}
 
 
 class GivenUpWebhook(NamedTuple):
     """A dead letter: a webhook that is not tried again, and its last error."""
 
     id: int
-    task_id: UUID
-    attempt: int
+    task_id: UUID | None
+    attempt: int | None
+    job_id: UUID | None
     state: str
     url: str
     tries: int

@@ -1,6 +1,7 @@
 """Stores workflow definitions as rows of `workflows`, `workflow_steps` and `workflow_edges`, for set-based SQL.
 
-Invariant: a workflow of a name and a version is written once and never changes.
+Invariant: a definition is written once and never changes, and a job keeps the one that it started with. A name and a
+version stay with one definition, unless a development setting replaces it.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from interlock.errors import InputError
-from interlock.model.graph import KINDS_WITH_HANDLER, MAP, SINGLE_TASK_KINDS, edges, required_share
+from interlock.errors import DefinitionChangedError
+from interlock.model.graph import AFTER, KINDS_WITH_HANDLER, MAP, RECOVERY, SINGLE_TASK_KINDS, edges, output_steps
+from interlock.model.joins import compile_joins, required_share
 from interlock.model.options import DEFAULT_MAX_TRIES
+from interlock.model.versions import VERSION_LENGTH, derive_version, describe_differences
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, load_statements, run, run_pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 
 WORKFLOWS = load_statements("workflows")
 MAX_SIMPLE_UPSTREAMS = 16  # upstream steps whose results the claim statement gathers by itself
+MAX_VERSION_LENGTH = 100
 MAX_NAMED_UPSTREAMS = 5  # upstream steps that the reason of a waiting step names
 
 
@@ -40,28 +44,102 @@ class StoredWorkflow(NamedTuple):
     registered_at: datetime
 
 
-async def put_workflow(connection: Connection, document: Mapping[str, Any], *, now: datetime | None = None) -> UUID:
-    """Store a checked definition unless it exists; InputError if its version is stored with another definition."""
-    key = {"name": document["name"], "version": str(document["version"]), "definition": as_json(dict(document))}
+async def put_workflow(
+    connection: Connection, document: Mapping[str, Any], *, replace: bool = False, now: datetime | None = None
+) -> UUID:
+    """Store a checked definition unless it exists; DefinitionChangedError if its version has another definition.
+
+    With `replace`, such a definition takes the place of the stored one, unless an unfinished job uses that.
+    """
+    key = _key(document)
     rows = await run(connection, WORKFLOWS["compare_workflow"], key)
     if not rows:
         async with transaction(connection):
-            steps = step_rows(document)
-            header = {**_header_columns(document, steps), **key, "now": now}
-            inserted = await run(connection, WORKFLOWS["insert_workflow"], header)
-            if inserted:
-                id_: UUID = inserted[0]["id"]
-                await run_pipeline(connection, _insert_graph(id_, document, steps))
-                return id_
+            inserted = await _insert_workflow(connection, document, registered_at=now)
+        if inserted is not None:
+            return inserted
         # another transaction has inserted the version in the meantime
         rows = await run(connection, WORKFLOWS["compare_workflow"], key)
     if not rows[0]["same"]:
-        raise InputError(
-            f"workflow {key['name']!r} version {key['version']!r} is stored with another definition, which jobs "
-            "may depend on; raise the version"
-        )
+        if not replace:
+            raise _changed_error(rows[0]["definition"], document)
+        return await _replace_workflow(connection, document, now=now)
     found: UUID = rows[0]["id"]
     return found
+
+
+async def find_changed_workflows(
+    connection: Connection, documents: Iterable[Mapping[str, Any]]
+) -> dict[tuple[str, str], str]:
+    """Map the names and versions of the definitions that `put_workflow` would refuse to the reasons."""
+    changed: dict[tuple[str, str], str] = {}
+    for document in documents:
+        rows = await run(connection, WORKFLOWS["compare_workflow"], _key(document))
+        if rows and not rows[0]["same"]:
+            changed[document["name"], document["version"]] = str(_changed_error(rows[0]["definition"], document))
+    return changed
+
+
+async def _insert_workflow(
+    connection: Connection, document: Mapping[str, Any], *, registered_at: datetime | None
+) -> UUID | None:
+    """Insert a definition; None if its version exists. Must run in a transaction."""
+    steps = step_rows(document)
+    header = {**_header_columns(document, steps), **_key(document), "now": registered_at}
+    inserted = await run(connection, WORKFLOWS["insert_workflow"], header)
+    if not inserted:
+        return None
+    id_: UUID = inserted[0]["id"]
+    await run_pipeline(connection, _insert_graph(id_, document, steps))
+    return id_
+
+
+async def _replace_workflow(connection: Connection, document: Mapping[str, Any], *, now: datetime | None) -> UUID:
+    """Move the name and version of a definition to another one, in one transaction.
+
+    The old row stays, for its jobs, under a version that adds its hash. The lock waits for submits that have inserted a
+    job; a later one finds the new row, or inserts its job with the old one, whose definition is still complete.
+    """
+    key = _key(document)
+    async with transaction(connection):
+        locked = await run(connection, WORKFLOWS["lock_workflow"], key)
+        if locked:
+            old = locked[0]
+            (found,) = await run(connection, WORKFLOWS["count_unfinished_jobs_of_workflow"], {"id": old["id"]})
+            if found["jobs"]:
+                raise _changed_error(old["definition"], document, found["jobs"])
+            retired = {"id": old["id"], "retired_version": _retired_version(old["definition"]), "now": now}
+            await run(connection, WORKFLOWS["retire_workflow"], retired)
+            moved = {**key, "retired_version": _retired_version(document), "registered_at": old["registered_at"]}
+            restored = await run(connection, WORKFLOWS["restore_workflow"], moved)
+            if restored:
+                id_: UUID = restored[0]["id"]
+                return id_
+            inserted = await _insert_workflow(connection, document, registered_at=old["registered_at"])
+            if inserted is not None:
+                return inserted
+    # another process has replaced it in the meantime
+    return await put_workflow(connection, document, replace=True, now=now)
+
+
+def _key(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": document["name"], "version": str(document["version"]), "definition": as_json(dict(document))}
+
+
+def _retired_version(definition: Mapping[str, Any]) -> str:
+    return f"{definition['version'][: MAX_VERSION_LENGTH - VERSION_LENGTH - 1]}+{derive_version(definition)}"
+
+
+def _changed_error(
+    stored: Mapping[str, Any], declared: Mapping[str, Any], unfinished_jobs: int | None = None
+) -> DefinitionChangedError:
+    advice = "in development, --dev replaces the stored one"
+    if unfinished_jobs is not None:
+        advice = f"--dev does not replace the stored one: unfinished jobs use it, {unfinished_jobs} of them"
+    return DefinitionChangedError(
+        f"workflow {declared['name']!r} version {declared['version']!r} is stored with another definition: "
+        f"{describe_differences(stored, declared)}; give the changed definition another version ({advice})"
+    )
 
 
 async def read_workflow(connection: Connection, name: str, version: str | None = None) -> StoredWorkflow | None:
@@ -87,35 +165,56 @@ def _header_columns(document: Mapping[str, Any], steps: Sequence[dict[str, Any]]
     roots = [step for step in steps if step["edges"] == 0]
     return {
         "namespace": document.get("namespace") or "default",
-        "root_namespaces": sorted({step["namespace"] for step in roots}),
-        "plain_roots": all(step["kind"] in SINGLE_TASK_KINDS for step in roots),
+        # the other kinds need no worker
+        "root_namespaces": sorted({step["namespace"] for step in roots if step["kind"] in KINDS_WITH_HANDLER}),
+        "plain_roots": all(step["kind"] in SINGLE_TASK_KINDS and step["condition"] is None for step in roots),
         "timeout_seconds": document.get("timeout"),
+        "tags": document.get("tags"),
+        "attributes": as_json(document.get("attributes")),
+        "callback_url": document.get("callback_url"),
+        "key": document.get("key"),
+        "on_conflict": document.get("on_conflict"),
     }
 
 
 def step_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Make the rows of `workflow_steps`."""
     upstreams: dict[str, list[str]] = {step["name"]: [] for step in document["steps"]}
+    counts: Counter[str] = Counter()
     downstream_counts: Counter[str] = Counter()
-    after_failure: set[str] = set()
+    handlers: set[str] = set()  # steps with other dependencies than `after`, or with recovered ones
     for edge in edges(document):
-        upstreams[edge.downstream].append(edge.upstream)
-        downstream_counts[edge.upstream] += 1
-        if edge.condition == "failure":
-            after_failure.add(edge.downstream)
+        counts[edge.downstream] += 1
+        downstream_counts[edge.upstream] += edge.condition == AFTER
+        if edge.condition != RECOVERY:
+            upstreams[edge.downstream].append(edge.upstream)
+        if edge.condition != AFTER:
+            handlers.add(edge.downstream)
+    joins = compile_joins(document)
+    outputs = _output_names(document, [name for name in upstreams if not downstream_counts[name]])
     maps = {step["name"] for step in document["steps"] if step.get("kind") == MAP}
     return [
         {
             **_option_columns(step, document.get("namespace") or "default"),
-            "simple": step["name"] not in after_failure and _has_simple_inputs(step, upstreams[step["name"]], maps),
+            **joins[step["name"]]._asdict(),
+            "simple": step["name"] not in handlers and _has_simple_inputs(step, upstreams[step["name"]], maps),
             "handed": _handed_document(step, document),
             "position": position,
-            "edges": len(upstreams[step["name"]]),
-            "sink": not downstream_counts[step["name"]],
+            "edges": counts[step["name"]],
+            "outputs": outputs.get(step["name"]),
             "waits_for": _describe_wait(upstreams[step["name"]]),
         }
         for position, step in enumerate(document["steps"])
     ]
+
+
+def _output_names(document: Mapping[str, Any], final_steps: Sequence[str]) -> dict[str, list[str]]:
+    """Map the steps whose results are in the job's output to their names there; without a name, it is the output."""
+    declared = output_steps(document.get("output")) or zip(final_steps, final_steps, strict=True)
+    names: dict[str, list[str]] = {}
+    for name, step in declared:
+        names.setdefault(step, []).extend([] if name is None else [name])
+    return names
 
 
 def _has_simple_inputs(step: Mapping[str, Any], upstreams: Sequence[str], maps: set[str]) -> bool:
@@ -144,7 +243,8 @@ def _option_columns(step: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         "kind": kind,
         "type": step.get("type"),
         "namespace": step.get("namespace") or namespace,
-        "join_rule": required_share(step.get("join")),
+        "condition": step.get("when"),
+        "cancel_rest": bool(step.get("cancel_rest")),
         "strategy": required_share(step.get("strategy")) if kind == MAP else None,
         "compensate": step.get("compensate"),
         "priority": step.get("priority") or 0,

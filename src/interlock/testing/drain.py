@@ -25,7 +25,8 @@ from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.outcome import failed_outside_handler
 from interlock.worker.settler import settle
 from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiting_jobs
-from interlock.workflow.signals import expire_overdue_signals
+from interlock.workflow.queued_jobs import cancel_replaced_jobs, start_queued_jobs, validate_submitted_jobs
+from interlock.workflow.signals import end_due_waits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -37,6 +38,14 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 LEASE = timedelta(minutes=5)
+_JOB_SWEEPS = (
+    cancel_replaced_jobs,
+    validate_submitted_jobs,
+    start_queued_jobs,
+    start_waiting_jobs,
+    cancel_overdue_jobs,
+    end_due_waits,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +113,7 @@ class _Runner:
         async with self._app.connection() as connection:
             done = (await admit_limited_tasks(connection, **common)).released
             if self._app.workflows:
-                for duty in (start_waiting_jobs, cancel_overdue_jobs, expire_overdue_signals):
+                for duty in _JOB_SWEEPS:
                     done += await duty(connection, **common)
                 done += (await advance(connection, **common)).received
         return done > 0

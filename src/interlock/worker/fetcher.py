@@ -106,6 +106,6 @@ class Fetcher:
 
 
 def poll_interval(settings: WorkerSettings, empty_polls: int) -> float:
-    """Return the seconds to wait after so many empty polls: exponential up to `poll_cap`, with 20 % jitter."""
+    """Return the seconds to wait after so many empty polls: exponential up to `poll_cap`, up to 20 % less by jitter."""
     interval: float = settings.poll_base * 2 ** min(empty_polls, 20)
-    return min(interval, settings.poll_cap) * random.uniform(0.8, 1.2)  # noqa: S311 - jitter
+    return min(interval, settings.poll_cap) * random.uniform(0.8, 1.0)  # noqa: S311 - jitter

@@ -19,6 +19,7 @@ from interlock.store.tasks import Outcome
 from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError
 
 if TYPE_CHECKING:
+    from interlock.client.step_context import StepExecutionResult
     from interlock.worker.attempt import TaskStateMachine
 
 MAX_TRACEBACK_LINES = 50
@@ -143,7 +144,7 @@ def _truncate(text: str) -> str:
     return storable_text(text[:MAX_MESSAGE_LENGTH] + cut)
 
 
-def _step_document(attempt: TaskStateMachine, error: dict[str, Any] | None) -> dict[str, Any]:
+def _step_document(attempt: TaskStateMachine, error: dict[str, Any] | None) -> StepExecutionResult:
     """Return the StepExecutionResult that the orchestrator and dependent steps read."""
     context = attempt.context if attempt.has_context else None
     metadata: dict[str, Any] = dict(context.orchestration_metadata) if isinstance(context, StepContext) else {}
@@ -162,7 +163,7 @@ def _step_document(attempt: TaskStateMachine, error: dict[str, Any] | None) -> d
     )
 
 
-def _bare_step_document(attempt: TaskStateMachine, error: dict[str, Any]) -> dict[str, Any]:
+def _bare_step_document(attempt: TaskStateMachine, error: dict[str, Any]) -> StepExecutionResult:
     """Return the StepExecutionResult of a failed step without the handler's result and metadata."""
     return step_result(
         attempt.step,

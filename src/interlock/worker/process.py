@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 SLOT_GATHER_S = 0.002
 NOTIFICATION_WAIT_S = 0.01  # before asking for the next due time: the next step of a job follows within it
 CANCEL_STEP_AFTER_S = 2.0  # for the current step of the loop, after a shutdown was requested
-EVENTS_POLL_FACTOR = 12  # in mode "events" polling is a safety net only
 FATAL_ERRORS = (MigrationError, InvariantError)  # a new connection does not help
 
 
@@ -318,7 +317,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self.context.backoff_count += 1
         pause = poll_interval(self.settings, self.context.backoff_count)
         if self.settings.mode is WakeMode.EVENTS and self.components.is_listening:
-            pause = self.settings.poll_cap * EVENTS_POLL_FACTOR
+            pause = self.settings.events_poll
         await wait_for_event(self.wake, min(pause, NOTIFICATION_WAIT_S))
         if self._accepts_tasks and not self.wake.is_set():
             pause = await self.components.fetcher.seconds_until_due(self.context.connection, pause)

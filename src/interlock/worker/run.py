@@ -43,7 +43,8 @@ def _make_worker(config: Config, assignment: Assignment | None) -> WorkerStateMa
     config = replace(config, metrics_port=None)  # the processes of one supervisor cannot share a port
     app = _load_app_and_serve_metrics(config)
     # The row is in the supervisor's database, whatever the app's own configuration says.
-    app.config = replace(app.config, database_url=config.database_url, data_dir=config.data_dir)
+    dev = config.dev or app.config.dev
+    app.config = replace(app.config, database_url=config.database_url, data_dir=config.data_dir, dev=dev)
     settings = replace(WorkerSettings.of(config), row=assignment.row, generation=assignment.generation)
     return WorkerStateMachine(assignment.instance, app, settings)
 

@@ -21,7 +21,7 @@ from interlock.postgres.connection import connect, translated
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.executors.dispatch import Executors, contain_error
-from interlock.worker.executors.events import HandlerEvents
+from interlock.worker.executors.events import HandlerEvents, StepExecutionCompletionEvent
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
 from interlock.worker.leases import LeaseKeeper
 from interlock.worker.outcome import Interruption, failed_outside_handler
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.client.app import Interlock
-    from interlock.client.task import Task
     from interlock.postgres.connection import Connection
     from interlock.store.tasks import ClaimedTask
+    from interlock.worker.executors.events import StepExecutionEvent
     from interlock.worker.loop_thread import LoopThread
     from interlock.worker.process import WorkerStateMachine
 
@@ -167,19 +167,19 @@ class Runner:
             raise RuntimeError("an attempt that was never claimed has no handler")
         job, given = attempt.job, attempt.claimed.input
         arguments = definition.decode(given) if job is None else bind(definition, given, job)
-        correlation_id = self.events.publish(attempt, definition, arguments)
+        event = self.events.publish(attempt, definition, arguments)
         try:
             if definition.needs_context:
-                output = await self._run_with_context(attempt, definition, arguments)
+                output = await self._run_with_context(event)
             else:
                 output = await definition.function(**arguments)
+            completion = StepExecutionCompletionEvent(event.correlation_id, output)
         except BaseException as error:  # noqa: BLE001 - complete() raises it again
-            return self.events.complete(correlation_id, error=contain_error(error))
-        return self.events.complete(correlation_id, output)
+            completion = StepExecutionCompletionEvent(event.correlation_id, error=contain_error(error))
+        return self.events.complete(completion)
 
-    async def _run_with_context(
-        self, attempt: TaskStateMachine, definition: Task[..., Any], arguments: dict[str, Any]
-    ) -> Any:
+    async def _run_with_context(self, event: StepExecutionEvent) -> Any:
+        _, attempt, definition, arguments = event
         if definition.transactional:
             transaction = self._transactions[attempt.key] = HandlerTransaction()
             attempt.context.connection = await transaction.begin(self._url)
@@ -262,12 +262,17 @@ class Runner:
     # --- stopping
 
     def cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
-        """Ask a handler to stop, and stop it after the cancel grace."""
-        if attempt.request_cancel(reason):
-            if attempt.definition is not None:
-                self._executors.get(attempt.definition).cancel(attempt.context)
-            later = asyncio.get_running_loop().call_later
-            later(self._worker.settings.cancel_grace, attempt.interrupt, Interruption.CANCELED, reason)
+        """Ask a handler to stop, and stop it after the cancel grace; at once if it cannot see the request."""
+        if not attempt.request_cancel(reason):
+            return
+        definition = attempt.definition
+        if definition is not None:
+            self._executors.get(definition).cancel(attempt.context)
+            if definition.executor == "coroutine" and definition.context_parameter is None:
+                attempt.interrupt(Interruption.CANCELED, reason)
+                return
+        later = asyncio.get_running_loop().call_later
+        later(self._worker.settings.cancel_grace, attempt.interrupt, Interruption.CANCELED, reason)
 
     async def close(self) -> None:
         """Roll back the transactions that are left, and close the executors."""

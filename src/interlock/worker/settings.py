@@ -32,8 +32,11 @@ class WorkerSettings:
     # from a cooperative cancellation request until the handler is stopped
     cancel_grace: float = 5.0
     mode: WakeMode = WakeMode.HYBRID
+    # polling interval while the queue is empty: from the first to the second, growing with every empty poll
     poll_base: float = 0.1
-    poll_cap: float = 5.0
+    poll_cap: float = 0.5
+    # polling interval in events mode, while notifications arrive
+    events_poll: float = 30.0
     recovery_interval: float = 5.0
     # bytes of JSON
     largest_result: int = DEFAULT_MAX_RESULT_BYTES
@@ -54,6 +57,8 @@ class WorkerSettings:
             ("grace", self.grace, 0),
             ("shutdown_limit", self.shutdown_limit, 0.1),
             ("poll_base", self.poll_base, 0.001),
+            ("poll_cap", self.poll_cap, 0.001),
+            ("events_poll", self.events_poll, 0.001),
         ):
             if value < minimum:
                 raise ValueError(f"{name} must be at least {minimum}, got {value}")

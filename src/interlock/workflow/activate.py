@@ -8,15 +8,45 @@ written in the same transaction that takes the end.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
+from interlock.errors import PermanentError
 from interlock.lifecycle import TaskRowState
-from interlock.model.graph import MAP, MAP_SOURCE_ERROR, MAX_MAP_PARTS, SINGLE_TASK_KINDS, too_many_parts_error
-from interlock.model.options import MAX_JOB_DEPTH
+from interlock.model.conditions import parse_condition
+from interlock.model.graph import (
+    INPUT_PATH_PREFIX,
+    MAP,
+    MAP_SOURCE_ERROR,
+    MAX_MAP_PARTS,
+    SIGNAL_KINDS,
+    SINGLE_TASK_KINDS,
+    require_approval,
+    signal_name,
+    too_many_parts_error,
+)
+from interlock.model.joins import (
+    BRANCH_NOT_CHOSEN,
+    MAX_NAMED_PARTS,
+    Ruling,
+    StepEnd,
+    UpstreamEnd,
+    decide,
+    describe_failed_parts,
+    describe_unmet,
+    is_share_met,
+    names_in,
+)
+from interlock.model.options import MAX_JOB_DEPTH, check_text
 from interlock.model.timing import later, wake_at
 from interlock.postgres.query import run, run_in_order
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
+from interlock.store.signals import SIGNALS
+from interlock.store.step_results import SimpleStepMessage
+from interlock.store.task_admin import cancel_unfinished_tasks, request_cancel_of_running_tasks
 from interlock.store.workflows import WORKFLOWS
 from interlock.workflow.batch import Activation, lock_jobs
 from interlock.workflow.finalize import complete_jobs, finalize_jobs, jobs_without_open_steps
@@ -28,10 +58,10 @@ from interlock.workflow.new_job import (
     job_depth_error,
     prepare_job,
 )
-from interlock.workflow.resolve import EndedStep, SkippedStep, WaitingStep
+from interlock.workflow.resolve import EndedStep, SkippedStep, WaitingStep, chosen_names, step_end
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
@@ -43,6 +73,10 @@ async def apply_batch(connection: Connection, batch: Batch, messages: Sequence[i
     """Activate the ready steps of a batch, finalize its jobs, write all of it and delete the handled messages."""
     await _activate_ready_steps(connection, batch)
     writes = batch.take_step_writes()
+    if batch.racing:
+        await run_in_order(connection, writes)
+        await _cancel_rest(connection, batch)
+        writes = []
     if _needs_reads(batch):
         # the reads that follow must see the writes so far
         await run_in_order(connection, writes)
@@ -67,6 +101,34 @@ def _needs_reads(batch: Batch) -> bool:
     )
 
 
+async def _cancel_rest(connection: Connection, batch: Batch) -> None:
+    """Cancel the unfinished dependencies of ready steps with `cancel_rest`; their ends come as messages."""
+    names = {step.id: step.step for step in batch.racing}
+    batch.racing = []
+    rest = [row["id"] for row in await run(connection, STEPS["supersede_upstream_steps"], {"ids": list(names)})]
+    reason = f"step {', '.join(sorted(set(names.values())))} has what it needs"
+    await cancel_steps(connection, batch, rest, reason=reason)
+
+
+async def cancel_steps(connection: Connection, batch: Batch, ids: Sequence[UUID], *, reason: str) -> None:
+    """Cancel waiting and pending steps of locked jobs, with the parts of maps, and ask running ones to stop.
+
+    A step that waits for its child job ends when that has been canceled. The child gets a message: a transaction that
+    locked a job and then its parent or child could deadlock. The message has ids only: the child is canceled because
+    its parent or its step is.
+    """
+    if not ids:
+        return
+    parts = [row["id"] for row in await run(connection, STEPS["read_unfinished_parts"], {"ids": list(ids)})]
+    ids = list(dict.fromkeys([*ids, *parts]))
+    children = await run(connection, ORCHESTRATION["read_children_of_steps"], {"ids": ids})
+    batch.messages += [SimpleStepMessage(child["id"]) for child in children]
+    waiting = {child["parent_task_id"] for child in children}
+    others = [id_ for id_ in ids if id_ not in waiting]
+    await cancel_unfinished_tasks(connection, others, actor=batch.actor, reason=reason, now=batch.now)
+    await request_cancel_of_running_tasks(connection, others, reason=reason, now=batch.now)
+
+
 # --- From ended steps to ready ones -----------------------------------------------------------------------------
 
 
@@ -88,6 +150,7 @@ def distinct_ended_steps(rows: Iterable[dict[str, Any]]) -> list[EndedStep]:
             row["state"],
             part_of=row["part_of"],
             chosen=row["chosen"],
+            superseded=row["superseded"],
         )
         for row in rows
     }
@@ -106,24 +169,60 @@ async def resolve_ended_steps(
     while frontier:
         if rows is None:
             rows = await take_ended_steps(connection, skipped=list(frontier))
-        known = len(batch.resolution.skipped)
         frontier = batch.resolution.resolve(frontier, rows)
+        frontier |= await _apply_rules(connection, batch)
         rows = None
         batch.count_ended(frontier.values())
-        batch.count_failed_skips(batch.resolution.skipped[known:])
     await _add_skip_reasons(connection, batch)
 
 
+async def _apply_rules(connection: Connection, batch: Batch) -> dict[UUID, EndedStep]:
+    """Decide steps by their stored rules; return those that are skipped."""
+    resolution = batch.resolution
+    ruled, resolution.ruled = resolution.ruled, {}
+    if not ruled:
+        return {}
+    wanted = [(step, name) for step in ruled.values() for name in names_in(step.rule or {})]
+    parameters = {
+        "ids": [step.id for step, _ in wanted],
+        "job_ids": [step.job_id for step, _ in wanted],
+        "upstreams": [name for _, name in wanted],
+    }
+    ends: dict[UUID, dict[str, UpstreamEnd]] = {id_: {} for id_ in ruled}
+    for row in await run(connection, STEPS["read_upstream_ends"], parameters):
+        end = step_end(
+            row["state"],
+            skipped_by_failure=row["skipped_by_failure"],
+            superseded=row["superseded"],
+            reused=row["reused"],
+        )
+        ends[row["id"]][row["step"]] = UpstreamEnd(end, chosen_names(row["chosen"]))
+    for step, name in wanted:
+        # decided in this batch, and perhaps not written yet
+        known = resolution.ends.get((step.job_id, name))
+        if known is not None:
+            ends[step.id][name] = known
+    skipped = {}
+    for step in ruled.values():
+        skip = resolution.apply(step, decide(step.rule or {}, ends[step.id]))
+        if skip is not None:
+            skipped[step.id] = skip.as_ended()
+    return skipped
+
+
 async def _add_skip_reasons(connection: Connection, batch: Batch) -> None:
-    """Name the failed upstream step of skipped steps where it failed in an earlier batch."""
+    """Name the upstream step because of which a step is skipped, where that ended in an earlier batch."""
     ids = [skip.step.id for skip in batch.resolution.skipped if skip.reason is None]
-    if ids:
-        rows = await run(connection, ORCHESTRATION["read_failed_upstreams"], {"ids": ids})
-        found = {row["id"]: row["step"] for row in rows}
-        batch.resolution.skipped = [
-            skip._replace(reason=f"step {found[skip.step.id]} failed") if skip.step.id in found else skip
-            for skip in batch.resolution.skipped
-        ]
+    if not ids:
+        return
+    reasons = {}
+    for row in await run(connection, ORCHESTRATION["read_unmet_dependencies"], {"ids": ids}):
+        end = StepEnd.FAILED if row["has_failed"] else StepEnd.PASSED_OVER
+        reasons[row["id"]] = describe_unmet(row["step"], row["condition"], end)
+    batch.resolution.skipped = [
+        skip if skip.reason is not None else skip._replace(reason=reasons.get(skip.step.id, BRANCH_NOT_CHOSEN))
+        for skip in batch.resolution.skipped
+    ]
 
 
 # --- Root steps of a job that starts ----------------------------------------------------------------------------
@@ -141,12 +240,14 @@ async def start_pending_jobs(connection: Connection, ids: Collection[UUID], *, a
 async def activate_root_steps(
     connection: Connection, ids: Iterable[UUID], *, actor: str, now: datetime | None
 ) -> Batch:
-    """Activate the root steps of jobs that have started, and skip steps with reused results. In a transaction."""
+    """Activate the root steps of jobs that have started; skip steps that a retry does not run. In a transaction."""
     batch = await lock_jobs(connection, ids, actor=actor, now=now)
     await _resolve_steps_ended_before_start(connection, batch)
     roots = await run(connection, STEPS["read_root_steps"], {"ids": list(batch.jobs)})
-    await _skip_reused_steps(connection, batch, [row for row in roots if row["reused"]])
-    batch.resolution.ready += [_root_step(row) for row in roots if not row["reused"]]
+    kept = [row for row in roots if row["reused"] or row["left_out"] is not None]
+    await _skip_kept_steps(connection, batch, kept)
+    kept_ids = {row["id"] for row in kept}
+    batch.resolution.ready += [_root_step(row) for row in roots if row["id"] not in kept_ids]
     for job in batch.jobs.values():
         job.changed = True
     await apply_batch(connection, batch)
@@ -161,27 +262,37 @@ async def _resolve_steps_ended_before_start(connection: Connection, batch: Batch
         await resolve_ended_steps(connection, batch, distinct_ended_steps(rows), rows)
 
 
-async def _skip_reused_steps(connection: Connection, batch: Batch, rows: Sequence[dict[str, Any]]) -> None:
-    """Skip steps whose results the job takes over from an earlier job."""
+async def _skip_kept_steps(connection: Connection, batch: Batch, rows: Sequence[dict[str, Any]]) -> None:
+    """Skip steps whose ends the job takes over from an earlier job: with a result, failed, or passed over."""
     if not rows:
         return
     # written before they are resolved, so that none of them is read as waiting for another
-    batch.resolution.skipped += [
-        SkippedStep(
-            _root_step(row), poisoned=False, reason=f"result reused from job {batch.jobs[row['job_id']].retried_from}"
+    for row in rows:
+        source = batch.jobs[row["job_id"]].retried_from
+        reason = (
+            f"result reused from job {source}" if row["reused"] else f"not run again: it was not needed in job {source}"
         )
-        for row in rows
-    ]
+        batch.resolution.skipped.append(
+            SkippedStep(_root_step(row), skipped_by_failure=bool(row["left_out"]), reason=reason)
+        )
     await run_in_order(connection, batch.take_step_writes())
     ended = [
-        EndedStep(row["id"], row["job_id"], row["step"], TaskRowState.SKIPPED, chosen=row["chosen"], reused=True)
+        EndedStep(
+            row["id"],
+            row["job_id"],
+            row["step"],
+            TaskRowState.SKIPPED,
+            chosen=row["chosen"],
+            skipped_by_failure=bool(row["left_out"]),
+            reused=row["reused"],
+        )
         for row in rows
     ]
     await resolve_ended_steps(connection, batch, ended)
 
 
 def _root_step(row: dict[str, Any]) -> WaitingStep:
-    names = ("id", "job_id", "step", "kind", "namespace", "priority", "limit_key")
+    names = ("id", "job_id", "step", "kind", "namespace", "priority", "limit_key", "condition")
     return WaitingStep(**{name: row[name] for name in names})
 
 
@@ -189,11 +300,15 @@ def _root_step(row: dict[str, Any]) -> WaitingStep:
 
 
 async def _activate_ready_steps(connection: Connection, batch: Batch) -> None:
-    while batch.resolution.ready:  # a special step that fails can make others ready
+    while batch.resolution.ready:  # a step that ends at once can make others ready
         ready, batch.resolution.ready = batch.resolution.ready, []
+        if any(step.condition is not None for step in ready):
+            ready = await _check_conditions(connection, batch, ready)
         special = {}
         for step in ready:
-            if step.kind in SINGLE_TASK_KINDS or step.waits_for_parts:
+            if step.cancel_rest:
+                batch.racing.append(step)
+            if step.kind in SINGLE_TASK_KINDS:
                 batch.activate(step)
             else:
                 special[step.id] = step
@@ -201,80 +316,163 @@ async def _activate_ready_steps(connection: Connection, batch: Batch) -> None:
             await _activate_special_steps(connection, batch, special)
 
 
+async def _check_conditions(connection: Connection, batch: Batch, ready: Sequence[WaitingStep]) -> list[WaitingStep]:
+    """Pass over the steps whose condition is false, and return the others."""
+    await run_in_order(connection, batch.take_step_writes())  # a result of this batch must be readable
+    ids = [step.id for step in ready if step.condition is not None]
+    inputs = {row["id"]: row["inputs"] for row in await run(connection, STEPS["read_condition_values"], {"ids": ids})}
+    met, ended = [], []
+    for step in ready:
+        values = inputs.get(step.id)
+        if step.condition is None or values is None:
+            met.append(step)
+        elif values.get("refused") is not None:
+            ended.append(batch.fail(step, str(values["refused"])))
+        elif parse_condition(step.condition).is_met({**values["results"], "input": values["job_input"]}):
+            met.append(step)
+        else:
+            ruling = Ruling(StepEnd.PASSED_OVER, cause=f"its condition is false: {step.condition}")
+            ended.append(batch.resolution.skip(step, ruling).as_ended())
+    await resolve_ended_steps(connection, batch, ended)
+    return met
+
+
 async def _activate_special_steps(connection: Connection, batch: Batch, steps: dict[UUID, WaitingStep]) -> None:
-    """Start the wait of steps that have no handler of their own."""
-    known = len(batch.resolution.skipped)
+    """Start the wait of steps that have no handler of their own, or end them at once."""
+    await run_in_order(connection, batch.take_step_writes())  # a result of this batch must be readable
+    ended = await _end_maps(connection, batch, {id_: step for id_, step in steps.items() if step.waits_for_parts})
     children = []
-    for row in await run(connection, STEPS["read_special_steps"], {"ids": list(steps)}):
+    ids = [id_ for id_, step in steps.items() if not step.waits_for_parts]
+    rows = await run(connection, STEPS["read_special_steps"], {"ids": ids}) if ids else []
+    signals = await _read_signals(connection, [row for row in rows if row["kind"] in SIGNAL_KINDS])
+    for row in rows:
         if row["kind"] == "child":
             children.append(row)
+        elif row["kind"] in SIGNAL_KINDS:
+            ended.append(_activate_signal(batch, steps[row["id"]], row, signals.get(row["id"])))
         else:
-            _ACTIVATE_BY_KIND[row["kind"]](batch, steps[row["id"]], row)
+            ended.append(_ACTIVATE_BY_KIND[row["kind"]](batch, steps[row["id"]], row))
     if children:
-        await _activate_children(connection, batch, steps, children)
-    failed = batch.resolution.skipped[known:]
-    if failed:
-        batch.count_failed_skips(failed)
-        await resolve_ended_steps(connection, batch, [skip.as_ended() for skip in failed])
+        ended += await _activate_children(connection, batch, steps, children)
+    await resolve_ended_steps(connection, batch, [step for step in ended if step is not None])
 
 
-def _fail_on_activation(batch: Batch, step: WaitingStep, reason: str) -> None:
-    """Skip a step that cannot be activated, and count it as failed."""
-    error = {"type": "InputError", "message": reason, "traceback": None, "retryable": False}
-    batch.resolution.skipped.append(SkippedStep(step, poisoned=True, reason=reason, error=error))
+async def _end_maps(connection: Connection, batch: Batch, maps: Mapping[UUID, WaitingStep]) -> list[EndedStep | None]:
+    """End maps whose parts have all ended: done if enough parts are, in error otherwise."""
+    if not maps:
+        return []
+    parameters = {"ids": list(maps), "names": MAX_NAMED_PARTS}
+    parts = {row["id"]: row for row in await run(connection, STEPS["read_ended_parts"], parameters)}
+    ended: list[EndedStep | None] = []
+    for id_, step in maps.items():
+        row = parts[id_]
+        if is_share_met(row["strategy"], row["done"], row["parts"]):
+            ended.append(batch.succeed(step))
+        else:
+            failed = row["parts"] - row["done"]
+            message = describe_failed_parts(row["failed"], failed, row["parts"])
+            ended.append(batch.fail(step, message, "PartsFailed"))
+    return ended
 
 
-def _activate_map(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> None:
+def _activate_map(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> EndedStep | None:
     """Insert the parts of a map, and let the map wait for them; a map without parts ends at once."""
     parts: int | None = row["parts"]
     if parts is None:
-        _fail_on_activation(batch, step, MAP_SOURCE_ERROR)
-    elif parts > MAX_MAP_PARTS:
-        _fail_on_activation(batch, step, too_many_parts_error(parts))
-    elif parts == 0:
-        batch.activate(step)
-    else:
-        reason = f"waits for {parts} part{'s' if parts > 1 else ''}"
-        rest = None if row["input_without_source"] is None else {"job_input": row["input_without_source"]}
-        batch.keep_waiting(step.id, unresolved=parts, taken=0, failed=0, held_by="parts", reason=reason, input=rest)
-        batch.maps.append(step.id)
-        batch.created_count += parts
-        job = batch.jobs[step.job_id]
-        job.open_steps += parts
-        job.changed = True
+        return batch.fail(step, MAP_SOURCE_ERROR)
+    if parts > MAX_MAP_PARTS:
+        return batch.fail(step, too_many_parts_error(parts))
+    if parts == 0:
+        return batch.succeed(step)
+    reason = f"waits for {parts} part{'s' if parts > 1 else ''}"
+    rest = None if row["input_without_source"] is None else {"job_input": row["input_without_source"]}
+    batch.keep_waiting(step.id, unresolved=parts, taken=0, failed=0, held_by="parts", reason=reason, input=rest)
+    batch.maps.append(step.id)
+    batch.created_count += parts
+    job = batch.jobs[step.job_id]
+    job.open_steps += parts
+    job.changed = True
+    return None
 
 
-def _activate_sleep(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> None:
+def _activate_sleep(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> EndedStep | None:
+    now = batch.moment or datetime.now(UTC)
     try:
-        until = wake_at(row["spec"], row["until"], batch.moment or datetime.now(UTC))
+        until = wake_at(row["spec"], row["until"], now)
     except ValueError as error:
-        _fail_on_activation(batch, step, str(error))
-    else:
-        batch.activate(step, run_at=until)
+        return batch.fail(step, str(error))
+    if until <= now:
+        return batch.succeed(step)
+    batch.keep_waiting(step.id, held_by="sleep", reason=f"sleeps until {until:%Y-%m-%d %H:%M:%S %Z}", wait_until=until)
+    return None
 
 
-def _activate_signal(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> None:
+async def _read_signals(connection: Connection, rows: Sequence[dict[str, Any]]) -> dict[UUID, dict[str, Any]]:
+    """Find a signal for each of these steps, which are in the order of the definition: the oldest unconsumed one."""
+    if not rows:
+        return {}
+    counts = Counter((row["job_id"], signal_name(row["spec"])) for row in rows)
+    parameters = {
+        "job_ids": [job_id for job_id, _ in counts],
+        "names": [name for _, name in counts],
+        "counts": list(counts.values()),
+    }
+    queues: dict[tuple[UUID, str], deque[dict[str, Any]]] = {key: deque() for key in counts}
+    for signal in await run(connection, SIGNALS["read_unconsumed_signals"], parameters):
+        queues[signal["job_id"], signal["name"]].append(signal)
+    found = {}
+    for row in rows:
+        queue = queues[row["job_id"], signal_name(row["spec"])]
+        if queue:
+            found[row["id"]] = queue.popleft()
+    return found
+
+
+def _activate_signal(
+    batch: Batch, step: WaitingStep, row: dict[str, Any], signal: dict[str, Any] | None
+) -> EndedStep | None:
     """Let a signal or approval step wait, with its timeout, unless the signal has been sent."""
-    if row["signaled"]:
-        batch.activate(step)
-        return
+    if signal is not None:
+        return consume_signal(batch, step, signal)
+    now = batch.moment or datetime.now(UTC)
     spec = row["spec"]
+    try:
+        assignee = _assignee(spec, row["assignee"])
+        until = None if spec.get("timeout") is None else later(now, spec["timeout"])
+    except ValueError as error:
+        return batch.fail(step, str(error))
     reason = f"waits for signal {spec['signal']!r}" if row["kind"] == "signal" else "waits for approval"
-    until = None
-    if spec.get("timeout") is not None:
+    if assignee is not None:
+        reason += f" {'from' if row['kind'] == 'signal' else 'by'} {assignee}"
+    batch.keep_waiting(
+        step.id, held_by="signal", reason=reason, wait_until=until, wait_started_at=now, assignee=assignee
+    )
+    return None
+
+
+def _assignee(spec: dict[str, Any], given: Any) -> str | None:
+    """Return who is to send the signal: a name, or the `given` value of the job's input; None is anyone."""
+    named: str | None = spec.get("assignee")
+    if named is None or not named.startswith(INPUT_PATH_PREFIX):
+        return named
+    return None if given is None else check_text(f"assignee: {named}", given)
+
+
+def consume_signal(batch: Batch, step: WaitingStep, signal: Mapping[str, Any]) -> EndedStep:
+    """Complete a signal step with the payload, and an approval step with the answer; a rejection fails it."""
+    batch.consumed[signal["id"]] = step.step
+    payload = signal["payload"]
+    if step.kind == "approval":
         try:
-            until = later(batch.moment or datetime.now(UTC), spec["timeout"])
-        except ValueError as error:
-            _fail_on_activation(batch, step, str(error))
-            return
-    batch.keep_waiting(step.id, held_by="signal", reason=reason, wait_until=until)
+            require_approval({"by": signal["sent_by"], **payload} if isinstance(payload, dict) else payload)
+        except PermanentError as error:
+            return batch.fail(step, str(error), "PermanentError")
+    return batch.succeed(step, payload)
 
 
 _ACTIVATE_BY_KIND = {
     MAP: _activate_map,
     "sleep": _activate_sleep,
-    "signal": _activate_signal,
-    "approval": _activate_signal,
 }
 
 
@@ -291,27 +489,45 @@ async def _admit_by_worker_count(connection: Connection, batch: Batch) -> None:
 # --- Child jobs -------------------------------------------------------------------------------------------------
 
 
+async def repeat_children(connection: Connection, batch: Batch, rows: Sequence[dict[str, Any]]) -> list[EndedStep]:
+    """Start the next child jobs of steps that repeat theirs; return the steps whose next child is refused.
+
+    The next job gets the input of the last one, updated with the fields of its output.
+    """
+    given = []
+    steps = {}
+    for row in rows:
+        output = orjson.loads(row["output"]) if row["output"] is not None else None
+        update = output if isinstance(output, dict) else {}
+        given.append({**row, "inputs": {}, "iteration": row["iteration"] + 1, "next_input": {**row["input"], **update}})
+        names = ("id", "job_id", "step", "namespace")
+        steps[row["id"]] = WaitingStep(**{name: row[name] for name in names}, kind="child")
+    return await _activate_children(connection, batch, steps, given) if given else []
+
+
 async def _activate_children(
     connection: Connection, batch: Batch, steps: dict[UUID, WaitingStep], rows: Sequence[dict[str, Any]]
-) -> None:
-    """Insert the child jobs of these steps; a step whose child is refused runs at once, and fails with the reason."""
-    children = []
-    for row, child in zip(rows, await _prepare_children(connection, batch, rows), strict=True):
+) -> list[EndedStep]:
+    """Insert the child jobs of these steps; return the steps that do not wait, or whose child is refused."""
+    prepared = await _prepare_children(connection, batch, rows)
+    children = [child for child in prepared if not isinstance(child, str)]
+    inserted = await insert_jobs(connection, children, actor=batch.actor, now=batch.now) if children else []
+    jobs = dict(zip((child.id for child in children), inserted, strict=True))
+    ended = []
+    for row, child in zip(rows, prepared, strict=True):
         step = steps[row["id"]]
-        if isinstance(child, str):
-            batch.activate(step, refused=child)
-            continue
-        children.append(child)
-        if row["spec"].get("wait", True):
+        refusal = child if isinstance(child, str) else jobs[child.id].refusal
+        if isinstance(child, str) or refusal is not None:
+            ended.append(batch.fail(step, str(refusal)))
+        elif row["spec"].get("wait", True):
             batch.keep_waiting(step.id, held_by="job", reason=f"waits for job {child.id}")
         else:
-            batch.activate(step)
-    if children:
-        batch.created_count += len(children)
-        await insert_jobs(connection, children, actor=batch.actor, now=batch.now)
-        ids = [child.id for child in children if child.needs_activation]
-        if ids:
-            await activate_root_steps(connection, ids, actor=batch.actor, now=batch.now)
+            ended.append(batch.succeed(step, {"job_id": str(child.id)}))
+    batch.created_count += sum(job.created for job in inserted)
+    ids = [job.id for job in inserted if job.needs_activation]
+    if ids:
+        await activate_root_steps(connection, ids, actor=batch.actor, now=batch.now)
+    return ended
 
 
 async def _prepare_children(
@@ -345,12 +561,12 @@ def _prepare_child(
 ) -> PreparedJob | str:
     job = batch.jobs[row["job_id"]]
     workflow = row["spec"]["workflow"]
-    input_ = child_input(row["spec"].get("input"), row["inputs"])
+    input_ = row["next_input"] if "next_input" in row else child_input(row["spec"].get("input"), row["inputs"])
     if schema is not None:
         # not at the top: the schema library is slow to import, and most programs do not need it
         from interlock.model.json_schema import find_fault  # noqa: PLC0415 - heavy, and seldom needed
 
-        fault = find_fault(workflow, schema, input_)
+        fault = find_fault(f"workflow {workflow}: input", schema, input_)
         if fault is not None:
             return fault
     new = NewJob(
@@ -359,6 +575,7 @@ def _prepare_child(
         version=found.version,
         parent_job_id=job.id,
         parent_task_id=row["id"],
+        iteration=row.get("iteration", 1),
         correlation_id=job.correlation_id,
     )
     return prepare_job(new, found, depth=job.depth + 1)

@@ -1,30 +1,34 @@
-"""Advances jobs: takes step results from the queue, activates the next steps, and starts or cancels jobs by time.
+"""Advances jobs: takes step results from the queue, activates the next steps, and does what is due at a time.
 
 A batch takes the first of three ways that works: the SQL function `advance_plain_steps`, which handles the common case
 in one statement; `_advance_batch`, which handles every case; and one message at a time, so that a bad message does not
 hold up the others.
 
-Invariant: a batch is one transaction, with its effects and the deletion of its messages. A message that comes twice,
-late or out of order changes nothing. A message that keeps failing is archived (dead letter); one whose job is
-locked by another transaction is deferred.
+Invariant: a batch is one transaction, with its effects and the deletion of its messages. A message has ids only and
+decides nothing: what it leads to follows from the rows. One that comes twice, late or out of order changes nothing. One
+that keeps failing is archived (dead letter); one whose job is locked by another transaction is deferred.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import UUID
+
+import orjson
 
 from interlock.errors import DisconnectedError, InputError, StatementError
-from interlock.lifecycle import TaskRowState
+from interlock.lifecycle import JobState, TaskRowState
+from interlock.model.conditions import parse_condition
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, run, run_in_order, run_prepared
-from interlock.store.jobs import ORCHESTRATION
+from interlock.store.jobs import ORCHESTRATION, STEPS
+from interlock.store.step_results import SimpleStepMessage, parse_ids, send_messages
 from interlock.telemetry import log
 from interlock.workflow.activate import (
     apply_batch,
+    cancel_steps,
     distinct_ended_steps,
+    repeat_children,
     resolve_ended_steps,
     start_pending_jobs,
     take_ended_steps,
@@ -44,12 +48,12 @@ from interlock.workflow.resolve import WaitingStep
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
     from datetime import datetime
+    from uuid import UUID
 
     from interlock.postgres.connection import Connection
     from interlock.workflow.resolve import EndedStep
 
 
-MALFORMED_MESSAGE = 'it is not {"job_id": …, "task_id": …}'
 MAX_MESSAGE_READS = 5  # of a message that fails, before it is archived
 MAX_JOBS_PER_TRANSACTION = 100  # that one transaction starts or cancels
 SINGLE_MESSAGE_LOCK_TIMEOUT = "200ms"  # shorter: the batch has waited for the same locks before
@@ -68,24 +72,19 @@ class Advanced(NamedTuple):
     failed: int = 0  # messages that could not be handled
 
 
-@dataclass(frozen=True, slots=True)
-class SimpleStepMessage:
-    """One parsed message of the queue of step results: ids only, the result stays in the row of the task."""
-
-    id: int
-    job_id: UUID
-    task_id: UUID | None  # a step that has ended, or the parent step of a child job that has
-    cancel: str | None  # the reason for which the job is to be canceled
-    failure: int | None  # the id under which it was archived before
-    admit: bool = False  # a step may fit into the job's worker_count again
-
-
 async def advance(
-    connection: Connection, *, actor: str, limit: int = 100, visibility: float = 30.0, now: datetime | None = None
+    connection: Connection,
+    *,
+    actor: str,
+    limit: int = 100,
+    msg_id: int | None = None,
+    visibility: float = 30.0,
+    now: datetime | None = None,
 ) -> Advanced:
-    """Take up to `limit` messages and advance their jobs; if the batch fails, one message at a time."""
+    """Take up to `limit` messages, or the one of `msg_id`, and advance their jobs; if that fails, one at a time."""
     parameters = {
         "limit": limit,
+        "msg_id": msg_id,
         "visibility": math.ceil(visibility),
         "actor": actor,
         "now": now,
@@ -124,26 +123,25 @@ async def _advance_batch(
     batch = Batch(actor, now)
     if "id" in rows[0]:
         batch.add_locked_jobs(rows)
-    messages, failed = [], 0
+    messages: dict[int, SimpleStepMessage] = {}
     for row in rows:
         try:
-            messages.append(_parse_message(row))
+            messages[row["msg_id"]] = SimpleStepMessage.parse(row["message"])
         except InputError as error:
             await _fail_message(connection, row, str(error), now)
-            failed += 1
     # cancellations first: steps of a job that is canceled activate no others
-    canceled = await _cancel_jobs(connection, batch, messages)
-    ids = [message.task_id for message in messages if message.task_id is not None]
-    job_ids = sorted({message.job_id for message in messages})
+    effective = await _look_at_jobs(connection, batch, messages.values())
+    ids = [message.task_id for message in messages.values() if message.task_id is not None]
+    job_ids = sorted({message.job_id for message in messages.values()})
     taken = await take_ended_steps(connection, ids=ids, job_ids=job_ids)
     ended = distinct_ended_steps(taken)
     await resolve_ended_steps(connection, batch, ended, taken)
-    effective = len(ended) + canceled + _recheck_worker_counts(batch, messages)
+    effective += len(ended)
     if effective < len(messages):
-        effective += await _activate_parent_steps(connection, batch, messages, {step.id for step in ended})
-    await _cancel_children_of_canceled_steps(connection, batch, ended)
-    await apply_batch(connection, batch, [message.id for message in messages])
-    await _delete_failures(connection, messages)
+        effective += await _end_child_steps(connection, batch, messages.values(), {step.id for step in ended})
+    await _cancel_below_canceled_steps(connection, batch, ended)
+    await apply_batch(connection, batch, list(messages))
+    await _delete_failures(connection, messages.values())
     return Advanced(
         received=len(rows),
         advanced=effective,
@@ -152,52 +150,87 @@ async def _advance_batch(
         skipped=batch.skipped_count,
         created=batch.created_count,
         finalized=batch.finalized_count,
-        failed=failed,
+        failed=len(rows) - len(messages),
     )
 
 
-async def _cancel_jobs(connection: Connection, batch: Batch, messages: Iterable[SimpleStepMessage]) -> int:
-    """Cancel the jobs of messages that ask for it, such as children of a canceled job."""
-    canceled = 0
-    for message in messages:
-        job = batch.jobs.get(message.job_id)
-        if message.cancel is not None and job is not None:
-            canceled += await cancel_locked_job(connection, batch, job, reason=message.cancel)
-    return canceled
+async def _look_at_jobs(connection: Connection, batch: Batch, messages: Iterable[SimpleStepMessage]) -> int:
+    """Handle messages without a step, and return how many: the parent was canceled, a child ended, or steps may run.
 
-
-def _recheck_worker_counts(batch: Batch, messages: Iterable[SimpleStepMessage]) -> int:
-    """Mark jobs in which a step may fit into `worker_count` again, as after the resumption of a namespace; count them.
-
-    A job that is about to end admits no steps: its compensations run one after the other.
+    A job whose parent is being canceled, or whose parent step was canceled, is canceled. A job that waits for its
+    children may be able to end. In a job with a `worker_count`, another step may fit in again.
     """
-    jobs = [batch.jobs[message.job_id] for message in messages if message.admit and message.job_id in batch.jobs]
-    for job in jobs:
-        job.changed = job.changed or job.is_advancing
-    return len(jobs)
+    asked = [message.job_id for message in messages if message.task_id is None and message.job_id in batch.jobs]
+    ids = [id_ for id_ in asked if batch.jobs[id_].parent_job_id is not None]
+    if ids:
+        for row in await run(connection, ORCHESTRATION["read_reasons_to_cancel"], {"ids": ids}):
+            await cancel_locked_job(connection, batch, batch.jobs[row["id"]], reason=row["reason"])
+    for job in batch.jobs.values():
+        job.changed = job.changed or job.is_ending or (job.id in asked and job.is_advancing)
+    return len(asked)
 
 
-async def _activate_parent_steps(
+async def _end_child_steps(
     connection: Connection, batch: Batch, messages: Iterable[SimpleStepMessage], taken: set[UUID]
 ) -> int:
-    """Activate child steps whose child job has ended; return how many."""
-    ids = [message.task_id for message in messages if message.task_id is not None and message.task_id not in taken]
-    job_ids = [job.id for job in batch.jobs.values() if job.is_advancing]
-    if not ids or not job_ids:
+    """End child steps whose child job has ended, or start the next one of a repeat; return how many."""
+    wanted = {message.task_id for message in messages if message.job_id in batch.jobs} - taken - {None}
+    if not wanted:
         return 0
-    rows = await run(connection, ORCHESTRATION["read_parent_steps"], {"ids": ids, "job_ids": job_ids})
+    parameters = {"ids": list(wanted), "job_ids": list(batch.jobs)}
+    rows = await run(connection, ORCHESTRATION["read_parent_steps"], parameters)
+    repeated = [row for row in rows if batch.jobs[row["job_id"]].is_advancing and _is_to_be_repeated(row)]
+    ended = await repeat_children(connection, batch, repeated)
     for row in rows:
-        batch.activate(WaitingStep(**row, kind="child"))
+        if row in repeated:
+            continue
+        if row["status"] != JobState.COMPLETED and (row["superseded"] or batch.jobs[row["job_id"]].is_ending):
+            await cancel_steps(connection, batch, [row["id"]], reason="its child job was canceled")
+        else:
+            ended.append(_end_child_step(batch, row))
+    await resolve_ended_steps(connection, batch, ended)
     return len(rows)
 
 
-async def _cancel_children_of_canceled_steps(connection: Connection, batch: Batch, ended: Iterable[EndedStep]) -> None:
-    """Send cancellations to the child jobs of canceled steps; those of a canceled job have been sent with it."""
+def _is_to_be_repeated(row: dict[str, Any]) -> bool:
+    return _lacks_repeat_condition(row) and bool(row["iteration"] < row["spec"]["max_repeats"])
+
+
+def _lacks_repeat_condition(row: dict[str, Any]) -> bool:
+    """Tell whether the `repeat_until` of a step is not true of the output of its completed child job."""
+    condition = row["spec"].get("repeat_until")
+    if condition is None or row["status"] != JobState.COMPLETED:
+        return False
+    output = None if row["output"] is None else orjson.loads(row["output"])
+    values = {"output": output, "input": row["input"], "iteration": row["iteration"]}
+    return not parse_condition(condition).is_met(values)
+
+
+def _end_child_step(batch: Batch, row: dict[str, Any]) -> EndedStep:
+    """Complete a child step with the output of its child job, or fail it."""
+    step = WaitingStep(**{name: row[name] for name in ("id", "job_id", "step", "namespace")}, kind="child")
+    if _lacks_repeat_condition(row) and batch.jobs[step.job_id].is_advancing:
+        until = row["spec"]["repeat_until"]
+        return batch.fail(step, f"{until!r} is not true after {row['iteration']} runs", "RepeatLimitReached")
+    if row["status"] == JobState.COMPLETED:
+        return batch.succeed(step, json=row["output"])
+    reason = f": {row['reason']}" if row["reason"] else ""
+    return batch.fail(step, f"child job {row['child_id']} {row['status'].lower()}{reason}", "ChildFailed")
+
+
+async def _cancel_below_canceled_steps(connection: Connection, batch: Batch, ended: Iterable[EndedStep]) -> None:
+    """Cancel the parts of canceled maps, and let the child jobs of canceled steps be canceled.
+
+    Those of a canceled job have been canceled with it.
+    """
     canceled = [step for step in ended if step.state == TaskRowState.CANCELED]
     ids = [step.id for step in canceled if batch.jobs[step.job_id].is_advancing]
-    if ids:
-        for child in await run(connection, ORCHESTRATION["read_children_of_steps"], {"ids": ids}):
-            batch.messages.append({"job_id": child["id"], "cancel": "the step that waited for it was canceled"})
+    if not ids:
+        return
+    parts = [row["id"] for row in await run(connection, STEPS["read_unfinished_parts"], {"ids": ids})]
+    await cancel_steps(connection, batch, parts, reason="the map was canceled")
+    for child in await run(connection, ORCHESTRATION["read_children_of_steps"], {"ids": ids}):
+        batch.messages.append(SimpleStepMessage(child["id"]))
 
 
 async def _delete_failures(connection: Connection, messages: Iterable[SimpleStepMessage]) -> None:
@@ -215,13 +248,13 @@ async def _advance_message(
 ) -> Advanced:
     """Handle one message; a failure is recorded with it, and a message whose job is locked is deferred."""
     try:
-        message = _parse_message(row)
+        message = SimpleStepMessage.parse(row["message"])
         done = None
         if message.job_id not in locked:
             done = await _advance_unlocked(connection, row, message, actor=actor, now=now)
         if done is None:
             locked.add(message.job_id)
-            await run(connection, ORCHESTRATION["defer_message"], {"msg_id": message.id, "reads": row["read_ct"]})
+            await run(connection, ORCHESTRATION["defer_message"], {"msg_id": row["msg_id"], "reads": row["read_ct"]})
             return Advanced()
     except DisconnectedError:
         raise
@@ -258,41 +291,14 @@ async def _fail_message(connection: Connection, row: dict[str, Any], error: str,
     log.warning("orchestration_message_failed", msg_id=row["msg_id"], reads=row["read_ct"], error=error)
     if row["read_ct"] < MAX_MESSAGE_READS:
         return
-    content = row["message"] if isinstance(row["message"], dict) else {}
     parameters = {
+        **parse_ids(row["message"]),
         "msg_id": row["msg_id"],
-        "job_id": _parse_uuid(content.get("job_id")),
-        "task_id": _parse_uuid(content.get("task_id")),
         "message": as_json(row["message"] if row["message"] is not None else {}),
         "error": error,
-        "failure": _parse_failure(content),
         "now": now,
     }
     await run(connection, ORCHESTRATION["archive_message"], parameters)
-
-
-def _parse_message(row: dict[str, Any]) -> SimpleStepMessage:
-    content = row["message"]
-    if not isinstance(content, dict):
-        raise InputError(MALFORMED_MESSAGE)
-    job_id, task_id = _parse_uuid(content.get("job_id")), _parse_uuid(content.get("task_id"))
-    cancel, admit = content.get("cancel"), content.get("admit") is True
-    if job_id is None or (task_id is None and cancel is None and not admit):
-        raise InputError(MALFORMED_MESSAGE)
-    reason = None if cancel is None else str(cancel)
-    return SimpleStepMessage(row["msg_id"], job_id, task_id, reason, _parse_failure(content), admit)
-
-
-def _parse_failure(content: dict[str, Any]) -> int | None:
-    failure = content.get("failure")
-    return failure if type(failure) is int and 0 <= failure < 1 << 63 else None
-
-
-def _parse_uuid(value: Any) -> UUID | None:
-    try:
-        return UUID(value)
-    except (AttributeError, TypeError, ValueError):
-        return None
 
 
 # --- Jobs that are due ------------------------------------------------------------------------------------------
@@ -331,3 +337,11 @@ async def cancel_overdue_jobs(connection: Connection, *, actor: str, now: dateti
 
     # one job per transaction: a transaction that requests many cancellations would hold up the workers of those steps
     return await run_each_job(connection, seconds, cancel, name="canceled for its timeout", now=now)
+
+
+async def resend_cancellations(connection: Connection, *, limit: int = 100, now: datetime | None = None) -> int:  # noqa: ARG001 - the signature of a sweep
+    """Ask again for the cancellation of child jobs whose parent is being canceled, in case a message was lost."""
+    rows = await run(connection, ORCHESTRATION["read_children_of_canceled_jobs"], {"limit": limit})
+    if rows:
+        await run(connection, *send_messages(SimpleStepMessage(row["id"]) for row in rows))
+    return len(rows)

@@ -18,9 +18,11 @@ from interlock.model.graph import COMPENSATION_PREFIX
 from interlock.postgres.connection import DEADLOCK_DETECTED, LOCK_NOT_AVAILABLE, is_in_transaction, translated
 from interlock.postgres.query import as_json, run
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
+from interlock.store.signals import SIGNALS
+from interlock.store.step_results import SimpleStepMessage, send_messages
 from interlock.store.tasks import TASKS
 from interlock.telemetry import log
-from interlock.workflow.resolve import FAILED_STATES, Resolution
+from interlock.workflow.resolve import EndedStep, Resolution
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
     from interlock.postgres.query import StatementCall
-    from interlock.workflow.resolve import EndedStep, SkippedStep, WaitingStep
+    from interlock.workflow.resolve import WaitingStep
 
 T = TypeVar("T")
 
@@ -67,6 +69,16 @@ class LockedJob:
         return self.status == JobState.RUNNING and self.ending is None
 
     @property
+    def has_started(self) -> bool:
+        """Whether it has ever run; a job that has not started compensates nothing."""
+        return self.status not in {JobState.SUBMITTED, JobState.PENDING}
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it is about to fail or to be canceled, and has not."""
+        return self.ending is not None and self.status not in JOB.final
+
+    @property
     def is_over(self) -> bool:
         """Whether it has ended or is about to fail or to be canceled."""
         return self.status in JOB.final or self.ending is not None
@@ -79,12 +91,10 @@ _updated_values = attrgetter(*_UPDATED_COLUMNS)
 
 
 class Activation(NamedTuple):
-    """A step that becomes pending. A `run_at` or an `input` of None leaves the stored one."""
+    """A step that becomes pending."""
 
     id: UUID
     namespace: str
-    run_at: datetime | None = None
-    input: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -98,10 +108,13 @@ class Batch:
     paused: frozenset[str] = frozenset()  # namespaces
     resolution: Resolution = field(default_factory=Resolution)
     activations: list[Activation] = field(default_factory=list)
+    succeeded: dict[UUID, str | None] = field(default_factory=dict)  # steps without a handler: results as JSON texts
+    failures: dict[UUID, dict[str, Any]] = field(default_factory=dict)  # steps without a handler: errors
     waits: dict[UUID, dict[str, Any]] = field(default_factory=dict)
+    consumed: dict[int, str] = field(default_factory=dict)  # signals: the steps that consume them
     maps: list[UUID] = field(default_factory=list)
-    canceled_compensations: set[UUID] = field(default_factory=set)  # jobs; it may have been canceled before its turn
-    messages: list[dict[str, Any]] = field(default_factory=list)
+    racing: list[WaitingStep] = field(default_factory=list)  # ready steps with `cancel_rest`
+    messages: list[SimpleStepMessage] = field(default_factory=list)
     completed: list[LockedJob] = field(default_factory=list)
     failed: list[LockedJob] = field(default_factory=list)
     canceled: list[LockedJob] = field(default_factory=list)
@@ -129,38 +142,36 @@ class Batch:
             job = self.jobs[step.job_id]
             job.open_steps -= 1
             job.changed = True
-            if step.step.startswith(COMPENSATION_PREFIX):
-                if step.state == TaskRowState.CANCELED:
-                    self.canceled_compensations.add(job.id)
-            elif step.state in FAILED_STATES and step.part_of is None:
+            if step.has_failed_itself and not step.step.startswith(COMPENSATION_PREFIX):
                 job.failed_steps += 1
 
-    def count_failed_skips(self, skipped: Iterable[SkippedStep]) -> None:
-        """Count skipped steps that failed by themselves, such as a map whose parts failed."""
-        for skip in skipped:
-            self.jobs[skip.step.job_id].failed_steps += skip.error is not None
+    def succeed(self, step: WaitingStep, result: Any = None, *, json: str | None = None) -> EndedStep:
+        """Complete a step that needs no worker, with a result, or with the JSON text of one."""
+        self.succeeded[step.id] = (
+            json if json is not None else None if result is None else orjson.dumps(result).decode()
+        )
+        return EndedStep(step.id, step.job_id, step.step, TaskRowState.DONE)
 
-    def activate(self, step: WaitingStep, *, run_at: datetime | None = None, refused: str | None = None) -> None:
-        """Activate a step; in a job with a `worker_count`, it waits for that first.
+    def fail(self, step: WaitingStep, message: str, error_type: str = "InputError") -> EndedStep:
+        """Fail a step that needs no worker."""
+        self.failures[step.id] = {"type": error_type, "message": message, "traceback": None, "retryable": False}
+        return EndedStep(step.id, step.job_id, step.step, TaskRowState.ERROR)
 
-        `refused` is the reason for which the built-in handler fails the step. A step with a later `run_at` sleeps, and
-        does not count against `worker_count`.
-        """
+    def activate(self, step: WaitingStep) -> None:
+        """Activate a step that a worker runs; in a job with a `worker_count`, it waits for that first."""
         job = self.jobs[step.job_id]
-        input_ = None if refused is None else {"refused": refused}
-        sleeps = run_at is not None and self.moment is not None and run_at > self.moment
-        if job.worker_count is not None and not sleeps:
-            self.keep_waiting(step.id, held_by="worker_count", run_at=run_at, input=input_)
+        if job.worker_count is not None:
+            self.keep_waiting(step.id, held_by="worker_count")
             job.changed = True
         else:
-            self.activate_unless_held(Activation(step.id, step.namespace, run_at, input_), step.limit_key)
+            self.activate_unless_held(Activation(step.id, step.namespace), step.limit_key)
 
     def activate_unless_held(self, activation: Activation, limit_key: str | None) -> None:
         """Make a step pending, unless its namespace is paused or a limit admits it later."""
         if activation.namespace in self.paused:
-            self.keep_waiting(activation.id, held_by="namespace", run_at=activation.run_at, input=activation.input)
+            self.keep_waiting(activation.id, held_by="namespace")
         elif limit_key is not None:
-            self.keep_waiting(activation.id, held_by="limit", run_at=activation.run_at, input=activation.input)
+            self.keep_waiting(activation.id, held_by="limit")
         else:
             self.activations.append(activation)
 
@@ -175,8 +186,15 @@ class Batch:
         """Return the statements that write the gathered changes of steps, and clear them."""
         for step in self.resolution.still_waiting:
             self.keep_waiting(step.id, unresolved=step.unresolved, taken=step.taken, failed=step.failed)
-        calls = [*self._take_skips(), *self._take_waits(), *self._take_maps(), *self._take_activations()]
-        self.resolution = Resolution(ready=self.resolution.ready)
+        calls = [
+            *self._take_skips(),
+            *self._take_ends(),
+            *self._take_signals(),
+            *self._take_waits(),
+            *self._take_maps(),
+            *self._take_activations(),
+        ]
+        self.resolution = Resolution(ready=self.resolution.ready, decided=self.resolution.decided)
         return calls
 
     def take_job_writes(self, messages: Sequence[int] = ()) -> list[StatementCall]:
@@ -184,7 +202,12 @@ class Batch:
         ended = [*self.completed, *self.failed, *self.canceled]
         for job in ended:
             job.changed = False
-        self.messages += [_parent_message(job) for job in ended if job.parent_task_id is not None]
+        # a child step goes on, or the parent can end
+        self.messages += [
+            SimpleStepMessage(job.parent_job_id, job.parent_task_id, job.correlation_id)
+            for job in ended
+            if job.parent_job_id is not None
+        ]
         return [*self._job_updates(messages), *self._job_ends(), *self._take_messages()]
 
     def complete_statement(self) -> StatementCall:
@@ -205,11 +228,22 @@ class Batch:
         parameters = {
             "ids": [skip.step.id for skip in skipped],
             "reasons": [skip.reason for skip in skipped],
-            "poisoned": [skip.poisoned for skip in skipped],
-            "errors": [as_json(skip.error) for skip in skipped],
+            "skipped_by_failure": [skip.skipped_by_failure for skip in skipped],
             **self._common(),
         }
         return [(TASKS["skip_waiting_tasks"], parameters)]
+
+    def _take_ends(self) -> list[StatementCall]:
+        succeeded, self.succeeded = self.succeeded, {}
+        failures, self.failures = self.failures, {}
+        calls: list[StatementCall] = []
+        if succeeded:
+            parameters = {"ids": list(succeeded), "results": list(succeeded.values()), **self._common()}
+            calls.append((TASKS["succeed_waiting_tasks"], parameters))
+        if failures:
+            errors = [as_json(error) for error in failures.values()]
+            calls.append((TASKS["fail_waiting_tasks"], {"ids": list(failures), "errors": errors, **self._common()}))
+        return calls
 
     def _take_waits(self) -> list[StatementCall]:
         waits, self.waits = self.waits, {}
@@ -225,17 +259,18 @@ class Batch:
         maps, self.maps = self.maps, []
         return [(STEPS["insert_parts"], {"ids": maps, "now": self.now})] if maps else []
 
+    def _take_signals(self) -> list[StatementCall]:
+        consumed, self.consumed = self.consumed, {}
+        parameters = {"ids": list(consumed), "steps": list(consumed.values()), "now": self.now}
+        return [(SIGNALS["consume_signals"], parameters)] if consumed else []
+
     def _take_activations(self) -> list[StatementCall]:
         activations, self.activations = self.activations, []
         if not activations:
             return []
         self.activated_count += len(activations)
-        # empty arrays leave run_at and input as they are
-        plain = all(activation.run_at is None and activation.input is None for activation in activations)
         parameters = {
             "ids": [activation.id for activation in activations],
-            "run_ats": [] if plain else [activation.run_at for activation in activations],
-            "inputs": [] if plain else [as_json(activation.input) for activation in activations],
             **self._common(reason=None, held_by=None),
         }
         return [(TASKS["release_waiting_tasks"], parameters)]
@@ -265,15 +300,10 @@ class Batch:
 
     def _take_messages(self) -> list[StatementCall]:
         messages, self.messages = self.messages, []
-        return [(ORCHESTRATION["send_messages"], {"messages": orjson.dumps(messages).decode()})] if messages else []
+        return [send_messages(messages)] if messages else []
 
     def _common(self, **more: Any) -> dict[str, Any]:
         return {"actor": self.actor, "now": self.now, **more}
-
-
-def _parent_message(job: LockedJob) -> dict[str, Any]:
-    """Make the message that activates the parent step of an ended child job."""
-    return {"job_id": job.parent_job_id, "task_id": job.parent_task_id, "correlation_id": job.correlation_id}
 
 
 def _job_rows(jobs: Iterable[LockedJob]) -> str:

@@ -8,8 +8,8 @@ from interlock.lifecycle import JobState
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import run
 from interlock.store.jobs import ORCHESTRATION, STEPS
-from interlock.store.task_admin import cancel_unfinished_tasks, request_cancel_of_running_tasks
-from interlock.workflow.activate import apply_batch
+from interlock.store.step_results import SimpleStepMessage
+from interlock.workflow.activate import apply_batch, cancel_steps
 from interlock.workflow.batch import INTERACTIVE_LOCK_TIMEOUT, lock_jobs, run_interactive
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ async def cancel_locked_job(connection: Connection, batch: Batch, job: LockedJob
         return False
     job.ending_reason = reason or f"canceled by {batch.actor}"
     unfinished = await run(connection, STEPS["lock_unfinished_steps"], {"ids": [job.id]})
-    ids = [row["id"] for row in unfinished]
     step_reason = f"the job was canceled: {job.ending_reason}"
-    await cancel_unfinished_tasks(connection, ids, actor=batch.actor, reason=step_reason, now=batch.now)
-    await request_cancel_of_running_tasks(connection, ids, reason=step_reason, now=batch.now)
-    if job.status == JobState.RUNNING:
+    ids = [row["id"] for row in unfinished]
+    await cancel_steps(connection, batch, ids, reason=step_reason)
+    children = await run(connection, ORCHESTRATION["read_unfinished_children"], {"ids": [job.id]})
+    if job.has_started or children:
         job.ending = JobState.CANCELED
         job.reason = f"is being canceled: {job.ending_reason}"
         job.changed = True
@@ -60,7 +60,6 @@ async def cancel_locked_job(connection: Connection, batch: Batch, job: LockedJob
         job.reason = job.ending_reason
         job.status = JobState.CANCELED
         batch.canceled.append(job)
-    # by messages: a transaction that locked a job and then its parent or child could deadlock
-    for child in await run(connection, ORCHESTRATION["read_unfinished_descendants"], {"ids": [job.id]}):
-        batch.messages.append({"job_id": child["id"], "cancel": f"job {job.id}, which it belongs to, was canceled"})
+    asked = [message.job_id for message in batch.messages]
+    batch.messages += [SimpleStepMessage(child["id"]) for child in children if child["id"] not in asked]
     return True

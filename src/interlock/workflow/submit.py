@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from interlock.errors import InputError
+from interlock.errors import InputError, JobConflictError
 from interlock.postgres.connection import transaction
-from interlock.postgres.query import as_json, run
+from interlock.postgres.query import run_in_order
 from interlock.store.jobs import JOBS
 from interlock.workflow.activate import activate_root_steps
 from interlock.workflow.batch import lock_jobs
@@ -24,6 +24,7 @@ from interlock.workflow.new_job import (
     find_workflows,
     insert_jobs,
     prepare_job,
+    reject_statement,
 )
 
 if TYPE_CHECKING:
@@ -43,15 +44,25 @@ async def submit_job(connection: Connection, job: NewJob, *, actor: str, now: da
 async def submit_jobs(
     connection: Connection, jobs: Sequence[NewJob], *, actor: str, now: datetime | None = None
 ) -> list[Submitted]:
-    """Insert many jobs, all or none."""
+    """Insert many jobs, all or none, and return one answer for each in the same order."""
+    if not jobs:
+        return []
     async with transaction(connection):
         prepared = await _prepare_jobs(connection, jobs, actor=actor, now=now)
         inserted = await insert_jobs(connection, prepared, actor=actor, now=now)
-        ids = [job.id for job in prepared if job.needs_activation and job.id in inserted]
+        for job in inserted:
+            if job.refusal is not None and job.is_conflict:
+                raise JobConflictError(job.refusal, job_id=job.id)
+            if job.refusal is not None:
+                raise InputError(job.refusal)
+        ids = [job.id for job in inserted if job.needs_activation]
         if ids:
             await activate_root_steps(connection, ids, actor=actor, now=now)
-        existing = await find_submitted_jobs(connection, [job for job in prepared if job.id not in inserted])
-    return [Submitted(existing.get(job.id, job.id), job.id in inserted) for job in prepared]
+        repeated = [job for job, made in zip(prepared, inserted, strict=True) if not made.created]
+        existing = await find_submitted_jobs(connection, repeated)
+    return [
+        Submitted(existing.get(job.id, made.id), made.created) for job, made in zip(prepared, inserted, strict=True)
+    ]
 
 
 async def reject_job(
@@ -62,27 +73,30 @@ async def reject_job(
     if found.id is None:
         return None
     prepared = prepare_job(job, found)
-    error = {"type": "InputError", "message": reason, "traceback": None, "retryable": False}
     common = {"actor": actor, "now": now}
+    insert = (JOBS["insert_jobs"], {"jobs": orjson.dumps([prepared.row]).decode(), **common})
     async with transaction(connection):
-        await run(connection, JOBS["insert_jobs"], {"jobs": orjson.dumps([prepared.row]).decode(), **common})
-        rejected = {"ids": [prepared.id], "reason": reason, "error": as_json(error), **common}
-        await run(connection, JOBS["reject_submitted_jobs"], rejected)
+        await run_in_order(connection, [insert, reject_statement(prepared.id, reason, common)])
     return prepared.id
 
 
 async def _prepare_jobs(
     connection: Connection, jobs: Sequence[NewJob], *, actor: str, now: datetime | None
 ) -> list[PreparedJob]:
-    found = await find_workflows(connection, [(job.workflow, job.version) for job in jobs], now=now)
-    for job, workflow in zip(jobs, found, strict=True):
+    wanted = list(dict.fromkeys((job.workflow, job.version) for job in jobs))
+    found = dict(zip(wanted, await find_workflows(connection, wanted, now=now), strict=True))
+    for (name, version), workflow in found.items():
         if workflow.id is None:
-            raise InputError(await describe_unknown_workflow(connection, job.workflow, job.version))
+            raise InputError(await describe_unknown_workflow(connection, name, version))
     parents = {job.parent_job_id for job in jobs if job.parent_job_id is not None}
     depths = await _lock_parents(connection, parents, actor=actor, now=now)
     return [
-        prepare_job(job, workflow, depth=0 if job.parent_job_id is None else depths[job.parent_job_id] + 1)
-        for job, workflow in zip(jobs, found, strict=True)
+        prepare_job(
+            job,
+            found[job.workflow, job.version],
+            depth=0 if job.parent_job_id is None else depths[job.parent_job_id] + 1,
+        )
+        for job in jobs
     ]
 
 

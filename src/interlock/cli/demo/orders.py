@@ -6,7 +6,7 @@ Invariant: each demo has its own version and namespace, so that several can run 
 import asyncio
 from dataclasses import dataclass
 
-from interlock import Interlock, PermanentError
+from interlock import Interlock, PermanentError, StepContext
 
 
 @dataclass
@@ -78,6 +78,8 @@ async def standard() -> str:
 async def pack(item: str, index: int) -> str:
     """Run once for each element of the result of reserve, each as a separate task."""
     await asyncio.sleep(0.8)
+    if "piano" in item:
+        raise PermanentError("a piano does not fit into a parcel")
     return f"parcel {index + 1}: {item}"
 
 
@@ -86,6 +88,12 @@ async def ship(pack: list[str], express: str | None = None, standard: str | None
     """Run after all parcels and the chosen branch are done."""
     await asyncio.sleep(0.4)
     return f"{len(pack)} parcels are on {express or standard}"
+
+
+@wf.step(on_failure=[ship])
+async def tell_support(ctx: StepContext, number: int) -> str:
+    """Run when ship failed, or was skipped because of a failure; the job still fails and is compensated."""
+    return f"order {number} was not shipped: {ctx.get_dependency_error('ship')['message']}"
 
 
 @wf.step(after=[ship, price])

@@ -39,7 +39,7 @@ STYLES = {
 }
 BAR_CHARACTERS = ("━", "=")  # Unicode, ASCII
 MIN_BAR_WIDTH, MAX_BAR_WIDTH = 10, 40
-OTHER_COLUMNS_WIDTH = 62
+OTHER_COLUMNS_WIDTH = 46  # without the names of the steps
 
 StepState = tuple[str, int, str | None]
 
@@ -96,7 +96,9 @@ class LineView:
             now = step.state, step.attempt, step.held_by
             before = self._seen.get(step.step, ("waiting", 0, None))
             if now != before and now[:2] != ("pending", 0):  # a pending step starts at once: not worth a line
-                self._console.print(f"{self._clock}  {escape(f'{step.step:9}')} {_describe_step(step)}", soft_wrap=True)
+                self._console.print(
+                    f"{self._clock}  {escape(f'{step.step:12}')} {_describe_step(step)}", soft_wrap=True
+                )
             self._seen[step.step] = now
 
     def print_event(self, text: str) -> None:
@@ -147,7 +149,7 @@ def _describe_step(step: StepStatus) -> str:
     if step.state == TaskRowState.RUNNING:
         return f"{state} on {short_name(step.worker_id)}, attempt {step.attempt}"
     if step.state == TaskRowState.DONE:
-        return f"{state} by {short_name(step.worker_id or _settled_by(step))}"
+        return f"{state} by {short_name(step.worker_id or _settled_by(step)) or 'the orchestrator'}"
     return f"{state}: {escape(step.reason)}" if step.reason else state
 
 
@@ -194,7 +196,8 @@ def make_timeline_table(console: Console, timeline: JobTimeline) -> Table:
     for name in ("attempt", "start", "took"):
         table.add_column(name, no_wrap=True, justify="right")
     table.add_column("")
-    width = max(MIN_BAR_WIDTH, min(MAX_BAR_WIDTH, console.width - OTHER_COLUMNS_WIDTH))
+    names = max(len(attempt.step.step) for attempt in timeline.attempts)
+    width = max(MIN_BAR_WIDTH, min(MAX_BAR_WIDTH, console.width - OTHER_COLUMNS_WIDTH - names))
     character = BAR_CHARACTERS[console.options.ascii_only]
     for attempt in timeline.attempts:
         table.add_row(*_attempt_cells(attempt, timeline), _make_bar(attempt, timeline, width, character))

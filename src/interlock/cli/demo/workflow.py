@@ -1,5 +1,7 @@
 """The second part of the demo: a workflow on several real processes, one of which is killed while it runs a step.
 
+Then a job of the same workflow fails: a failure handler runs, and the completed steps are compensated.
+
 Invariant: an interrupted demo cancels its job, so that no unfinished job stays in the database.
 """
 
@@ -8,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import signal
-from contextlib import suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -29,7 +31,7 @@ from interlock.workflow.new_job import NewJob
 from interlock.workflow.submit import submit_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
     from interlock.cli.demo.processes import DemoProcess
     from interlock.cli.demo.timeline import JobTimeline, Recovery
+    from interlock.cli.demo.views import View
     from interlock.client.job_handle import StepStatus
     from interlock.postgres.connection import Connection
 
@@ -47,8 +50,9 @@ ORDER = {"number": 7, "items": ITEMS, "days": 2}
 SHAPE = r"""
            / reserve \           / express  \
 validate -<           >- route -<            >- pack x 6 -- ship -- notify
-           \ price   /           \ standard /
+           \ price   /           \ standard /                 \.. tell_support
 """
+IMPOSSIBLE_ORDER = {"number": 8, "items": ("cups", "a piano"), "days": 9}
 WORKERS = 3
 JOB_TIMEOUT_S = 60.0
 CANCEL_TIMEOUT_S = 10.0  # for the job of an interrupted demo to end; it takes about a second
@@ -74,29 +78,34 @@ async def show_workflow(console: Console, connection: Connection, url: str) -> N
         await processes.wait_until_registered(connection)
         job_id = (await submit_job(connection, NewJob(WORKFLOW, ORDER, version=namespace), actor="you")).id
         console.print(f"[green]submitted[/green] an order of {len(ITEMS)} items, as job {job_id}")
-        try:
-            kill = await JobWatch(console, connection, processes, job_id).run()
-        except BaseException:
-            await _cancel_job(console, url, job_id)
-            raise
+        async with _canceled_if_interrupted(console, url, job_id):
+            kill = await JobWatch(connection, processes, job_id, make_view(console)).run()
         _show_timeline(console, await read_timeline(connection, job_id), kill)
+        console.rule("[bold]A workflow fails and is undone")
+        job_id = (await submit_job(connection, NewJob(WORKFLOW, IMPOSSIBLE_ORDER, version=namespace), actor="you")).id
+        console.print(f"[green]submitted[/green] an order with a piano, which fits into no parcel, as job {job_id}")
+        async with _canceled_if_interrupted(console, url, job_id):
+            await JobWatch(connection, processes, job_id).run()
+        _show_compensation(console, await read_timeline(connection, job_id))
 
 
 class JobWatch:
-    """Polls the job until it has ended, and kills the first worker that runs a part of the map."""
+    """Polls the job until it has ended; with a view, shows it, and kills the first worker that runs a part of a map."""
 
-    def __init__(self, console: Console, connection: Connection, processes: DemoProcesses, job_id: UUID) -> None:
+    def __init__(
+        self, connection: Connection, processes: DemoProcesses, job_id: UUID, view: View | None = None
+    ) -> None:
         self._connection = connection
         self._processes = processes
         self._job_id = job_id
-        self._view = make_view(console)
+        self._view = view
         self._kill: KilledWorker | None = None
         self._is_recovered = False
 
     async def run(self) -> KilledWorker | None:
         """Watch the job to its end; return the kill."""
         try:
-            with self._view:
+            with self._view or nullcontext():
                 async with asyncio.timeout(JOB_TIMEOUT_S):
                     while not await self._poll():  # noqa: ASYNC110 - other processes change it
                         await asyncio.sleep(POLL_INTERVAL_S)
@@ -106,15 +115,16 @@ class JobWatch:
 
     async def _poll(self) -> bool:
         snapshot = await read_snapshot(self._connection, self._job_id)
-        self._view.show(snapshot, self._processes)
         self._processes.check()
-        if self._kill is None:
-            await self._kill_worker_of_part(snapshot.steps)
-        elif not self._is_recovered:
-            self._detect_recovery(self._kill, snapshot.steps)
+        if self._view is not None:
+            self._view.show(snapshot, self._processes)
+            if self._kill is None:
+                await self._kill_worker_of_part(snapshot.steps, self._view)
+            elif not self._is_recovered:
+                self._detect_recovery(self._kill, snapshot.steps, self._view)
         return snapshot.job.has_ended
 
-    async def _kill_worker_of_part(self, steps: Sequence[StepStatus]) -> None:
+    async def _kill_worker_of_part(self, steps: Sequence[StepStatus], view: View) -> None:
         for step in steps:
             if step.kind != "part" or step.state != TaskRowState.RUNNING:
                 continue
@@ -122,7 +132,7 @@ class JobWatch:
             if process is not None and (at := await self._kill_process(process, step)) is not None:
                 self._kill = KilledWorker(process, step, at)
                 killed = f"[bold red]kill -9[/bold red] {process.name} [dim](pid {process.pid})[/dim]"
-                self._view.print_event(f"{killed}, which holds {escape(step.step)}")
+                view.print_event(f"{killed}, which holds {escape(step.step)}")
                 return
 
     async def _kill_process(self, process: DemoProcess, step: StepStatus) -> datetime | None:
@@ -140,12 +150,21 @@ class JobWatch:
             process.group.send_signal(signal.SIGCONT)
         return at
 
-    def _detect_recovery(self, kill: KilledWorker, steps: Sequence[StepStatus]) -> None:
+    def _detect_recovery(self, kill: KilledWorker, steps: Sequence[StepStatus], view: View) -> None:
         for step in steps:
             if step.id == kill.step.id and step.attempt > kill.step.attempt:
                 self._is_recovered = True
                 again = f"{escape(step.step)} runs again, as attempt {step.attempt}"
-                self._view.print_event(f"[bold yellow]recovered[/bold yellow]: {again}")
+                view.print_event(f"[bold yellow]recovered[/bold yellow]: {again}")
+
+
+@asynccontextmanager
+async def _canceled_if_interrupted(console: Console, url: str, job_id: UUID) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException:
+        await _cancel_job(console, url, job_id)
+        raise
 
 
 async def _cancel_job(console: Console, url: str, job_id: UUID) -> None:
@@ -180,6 +199,20 @@ def _show_timeline(console: Console, timeline: JobTimeline, kill: KilledWorker |
         f"[green]{escape(str((job.output or {}).get('notify')))}[/green]\n\n"
         f"[bold]interlock jobs show {job.id}[/bold] shows the job; "
         "examples/order_workflow.py is the code, docs/workflows.md the guide."
+    )
+
+
+def _show_compensation(console: Console, timeline: JobTimeline) -> None:
+    console.print(make_timeline_table(console, timeline))
+    job = timeline.job
+    if job.status != JobState.FAILED:
+        raise JobFailedError(f"job {job.id} ended {job.status}: {job.reason}", status=job.status, error=job.error)
+    (observed,) = [attempt.step.result for attempt in timeline.attempts if attempt.step.step == "tell_support"]
+    console.print(
+        f"\nThe job went {', '.join(timeline.states)}: {escape(str(job.reason))}.\n"
+        f"tell_support has on_failure, so it ran and changed nothing else: [green]{escape(str(observed))}[/green].\n"
+        "reserve has a compensation, which ran after everything else had ended.\n\n"
+        f"[bold]interlock diagram {job.id}[/bold] draws the job."
     )
 
 

@@ -30,16 +30,16 @@ def _run() -> None:
     # Imports are inside this function, so that Ctrl-C during an import finds `main` running.
     arguments = sys.argv[1:]
     if arguments[:1] != ["run"]:
-        from interlock.cli.sort.command import run  # noqa: PLC0415
+        from interlock.cli.sort.command import run  # noqa: PLC0415 - see the comment above
 
         run()
         return
-    from interlock.sort.engines import prefork  # noqa: PLC0415
+    from interlock.sort.engines import prefork  # noqa: PLC0415 - see the comment above
 
     gc.set_threshold(GC_THRESHOLD)
     prefork.start_workers(arguments[1:])
     try:
-        from interlock.cli.sort.command import run  # noqa: PLC0415
+        from interlock.cli.sort.command import run  # noqa: PLC0415 - see the comment above
 
         run()
     finally:

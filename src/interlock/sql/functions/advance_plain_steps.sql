@@ -1,11 +1,12 @@
--- Takes a batch of messages and advances their jobs inside the database, in one call, if the whole batch is plain:
---   - every message is the end of a step, without "cancel", "admit" or "failure", and no step is reported twice;
+-- Takes a batch of messages, or one by its id, and advances their jobs inside the database, in one call, if the whole batch
+-- is plain:
+--   - every message is the end of a step, without "failure", and no step is reported twice;
 --   - every job is RUNNING, is not about to end, does not compensate and has no worker_count;
 --   - every step is done;
---   - no edge that leads on is a branch of a decision or has the condition "failure";
---   - every step that becomes ready has no failed upstream, no limit, a handler of its own and a namespace that is not
---     paused; every map that becomes ready has no failed part;
---   - every job that completes has no failed step, no parent step and an output that can be stored.
+--   - no edge that leads on is a branch of a decision or of a failure handler;
+--   - every step that becomes ready has all dependencies met, no partial join, no condition, no limit, a handler of its own
+--     and a namespace that is not paused; no map has all of its parts ended;
+--   - every job that completes has no failed step, no parent job and an output that can be stored.
 -- Otherwise it changes nothing and returns nulls; the orchestrator takes the batch with take_messages and applies the full
 -- rules (workflow/resolve.py). A test compares both paths.
 --
@@ -14,7 +15,7 @@
 -- ends no job commits asynchronously, since its messages would repeat it. Plans are kept for the life of a session, so
 -- none of them may scan a table.
 create or replace function interlock.advance_plain_steps(
-    acting text, max_messages int, max_lock_wait text, moment timestamptz,
+    acting text, max_messages int, only_message bigint, max_lock_wait text, moment timestamptz,
     out received int, out released int, out finalized int
 ) language plpgsql as $$
 declare
@@ -40,6 +41,8 @@ begin
                 select msg_id
                 from interlock.orchestration_messages
                 where vt <= clock_timestamp()
+                    -- a range, which the generic plan can use
+                    and msg_id between coalesce(only_message, 0) and coalesce(only_message, 9223372036854775807)
                 order by msg_id
                 limit max_messages
                 for update skip locked
@@ -48,7 +51,7 @@ begin
     )
     select count(*), array_agg((message ->> 'task_id')::uuid), array_agg((message ->> 'job_id')::uuid),
         array_agg(distinct (message ->> 'job_id')::uuid),
-        bool_and(message ?& '{job_id,task_id}' and not message ?| '{cancel,admit,failure}')
+        bool_and(message ?& '{job_id,task_id}' and not message ? 'failure')
     into received, ended_ids, message_job_ids, locked_job_ids, is_plain
     from given;
     if received = 0 then
@@ -66,7 +69,7 @@ begin
     into is_plain, finished_ids, finished_workflow_ids, unfinished_ids, unfinished_counts
     from (
         select jobs.id, jobs.workflow_id, reported.steps, jobs.open_steps = reported.steps as is_finished,
-            jobs.failed_steps = 0 and jobs.parent_task_id is null as can_complete,
+            jobs.failed_steps = 0 and jobs.parent_job_id is null as can_complete,
             jobs.status = 'RUNNING' and jobs.ending is null and not jobs.compensating and jobs.worker_count is null
                 as is_advancing
         from interlock.jobs
@@ -94,12 +97,13 @@ begin
     ), waiting as materialized (
         -- steps downstream of ended ones
         select found.id, found.namespace, resolved.edges, found.unresolved <= resolved.edges as is_ready,
-            resolved.is_conditional or found.unresolved <= resolved.edges and (
-                found.failed > 0 or found.limit_key is not null or steps.kind not in ('plain', 'decision')
+            resolved.is_conditional or steps.needed is not null or found.unresolved <= resolved.edges and (
+                found.taken + resolved.edges < steps.edges or steps.condition is not null
+                or found.limit_key is not null or steps.kind not in ('plain', 'decision')
             ) as needs_full_rules
         from (
                 select ended.job_id, ended.workflow_id, edges.downstream, count(*)::int as edges,
-                    bool_or(edges.branch or edges.condition <> 'success') as is_conditional
+                    bool_or(edges.branch or edges.condition <> 'after') as is_conditional
                 from ended
                     cross join lateral (
                         select downstream, condition, branch
@@ -111,25 +115,25 @@ begin
                 group by ended.job_id, ended.workflow_id, edges.downstream
             ) as resolved
             cross join lateral (
-                select kind
+                select kind, edges, needed, condition
                 from interlock.workflow_steps
                 where workflow_id = resolved.workflow_id and step = resolved.downstream
                 limit 1
             ) as steps
             cross join lateral (
-                select id, namespace, limit_key, unresolved, failed
+                select id, namespace, limit_key, unresolved, taken
                 from interlock.tasks
-                where job_id = resolved.job_id and step = resolved.downstream and state = 'waiting' and unresolved > 0
+                where job_id = resolved.job_id and step = resolved.downstream and state = 'waiting' and held_by = 'dependency'
                 limit 1
                 for no key update
             ) as found
         union all
         -- maps whose parts have ended
         select found.id, found.namespace, resolved.parts, found.unresolved <= resolved.parts,
-            found.unresolved <= resolved.parts and found.failed > 0
+            found.unresolved <= resolved.parts
         from (select part_of, count(*)::int as parts from ended where part_of is not null group by part_of) as resolved
             cross join lateral (
-                select id, namespace, unresolved, failed
+                select id, namespace, unresolved
                 from interlock.tasks
                 where id = resolved.part_of and state = 'waiting' and held_by = 'parts'
                 limit 1
@@ -156,8 +160,8 @@ begin
         raise sqlstate 'IL010';
     end if;
     released := coalesce(cardinality(ready_ids), 0);
-    perform from interlock.release_waiting_tasks(acting, coalesce(ready_ids, '{}'), '{}', '{}', null, null, moment,
-        counted_ids, counted_edges);
+    perform from interlock.release_waiting_tasks(acting, coalesce(ready_ids, '{}'), null, null, moment, counted_ids,
+        counted_edges);
 
     if cardinality(unfinished_ids) > 0 then
         update interlock.jobs

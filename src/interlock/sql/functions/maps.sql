@@ -40,14 +40,14 @@ begin
     return (
         select interlock.step_result(steps.kind, over.id, over.reused, over.output)
         from interlock.jobs
+            cross join lateral interlock.standing_task(jobs.id, jobs.workflow_id, map ->> 'over') as over
             cross join lateral (
                 select kind
                 from interlock.workflow_steps
-                where workflow_id = jobs.workflow_id and step = map ->> 'over'
+                where workflow_id = jobs.workflow_id and step = over.step
                 limit 1
             ) as steps
-            join interlock.tasks as over on over.job_id = map_job_id and over.step = map ->> 'over'
-        where jobs.id = map_job_id and (over.state = 'done' or over.reused)
+        where jobs.id = map_job_id and over.id is not null
     );
 exception when program_limit_exceeded then
     return null;

@@ -19,6 +19,6 @@ begin
             queue_table);
     end if;
     execute format('create or replace view interlock.orchestration_messages as '
-        'select msg_id, vt, message from pgmq.%I', queue_table);
+        'select msg_id, vt, message, read_ct from pgmq.%I', queue_table);
 end
 $$;

@@ -1,14 +1,13 @@
 -- moves: task waiting -release-> pending
 -- Makes waiting tasks pending, and notifies the workers of each namespace once. Returns their ids, in one row per
--- namespace. A task can get a later run_at or an input; arrays shorter than the ids leave both unchanged. With
--- `only_held_by`, a task that waits for another cause by now is not released. Called by the statement of the same name and
--- by advance_plain_steps().
+-- namespace. With `only_held_by`, a task that waits for another cause by now is not released. Called by the statement of
+-- the same name and by advance_plain_steps().
 --
 -- advance_plain_steps() also passes tasks that are not released, with the number of their edges or parts that are resolved:
 -- 0 marks an ended step as advanced. One UPDATE for both saves the triggers of a second one, a tenth of an advance.
 create or replace function interlock.release_waiting_tasks(
-    acting text, task_ids uuid[], run_ats timestamptz[], inputs jsonb[], only_held_by text, new_reason text,
-    moment timestamptz, counted_ids uuid[] default '{}', counted_edges int[] default '{}'
+    acting text, task_ids uuid[], only_held_by text, new_reason text, moment timestamptz, counted_ids uuid[] default '{}',
+    counted_edges int[] default '{}'
 ) returns table (ids uuid[]) language plpgsql as $$
 begin
     perform set_config('interlock.actor', acting, true);
@@ -21,14 +20,11 @@ begin
             held_by = case when given.edges is null then null else tasks.held_by end,
             unresolved = case when given.edges is null then 0 else tasks.unresolved - given.edges end,
             taken = tasks.taken + coalesce(given.edges, 0), advanced = tasks.advanced or given.edges is not distinct from 0,
-            run_at = coalesce(given.run_at, tasks.run_at), input = coalesce(given.input, tasks.input),
             updated_at = case when given.edges is null then coalesce(moment, now()) else tasks.updated_at end
         from (
-            select released.id, released.run_at, released.input, null::int as edges
-            from unnest(task_ids, run_ats, inputs) as released (id, run_at, input)
+            select released.id, null::int as edges from unnest(task_ids) as released (id)
             union all
-            select counted.id, null, null, counted.edges
-            from unnest(counted_ids, counted_edges) as counted (id, edges)
+            select counted.id, counted.edges from unnest(counted_ids, counted_edges) as counted (id, edges)
         ) as given
         where tasks.id = any (task_ids || counted_ids) and tasks.id = given.id
             and case

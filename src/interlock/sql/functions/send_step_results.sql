@@ -7,7 +7,7 @@ create or replace function interlock.send_step_results() returns trigger languag
     security definer set search_path = pg_catalog, pg_temp as $$
 declare
     messages jsonb[];
-    latest bigint;
+    sent_ids bigint[];
 begin
     if tg_relid <> 'interlock.tasks'::regclass then
         raise exception 'send_step_results() is a trigger of interlock.tasks only' using errcode = 'IL004';
@@ -22,8 +22,9 @@ begin
             select clock_timestamp(), message from unnest(messages) as message
             returning msg_id
         )
-        select max(msg_id) into latest from sent;
-        perform pg_notify('interlock_orchestration', latest::text);
+        select array_agg(msg_id) into sent_ids from sent;
+        perform pg_notify('interlock_orchestration',
+            case cardinality(sent_ids) when 1 then sent_ids[1]::text else 'messages' end);
     end if;
     return null;
 end

@@ -57,7 +57,9 @@ select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, j
             where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
                 and root.namespace = any (workers.namespaces)
         )
-    ) as unserved
+    ) as unserved,
+    interlock.hold_reason('key', jobs.key, interlock.job_ahead(jobs)::text) as key_hold,
+    jobs.status = 'SUBMITTED' and jobs.not_before > coalesce(%(now)s::timestamptz, now()) as is_debounced
 from interlock.jobs
     left join interlock.workflows on workflows.id = jobs.workflow_id
     left join lateral (
@@ -165,7 +167,14 @@ from interlock.tasks as asked
             limit %(limit)s
         )
         union all
-        select 'job', id from interlock.jobs where asked.held_by = 'job' and parent_task_id = asked.id
+        (
+            -- the latest one: a step can repeat its child job
+            select 'job', id
+            from interlock.jobs
+            where asked.held_by = 'job' and parent_task_id = asked.id
+            order by iteration desc
+            limit 1
+        )
         union all
         select 'job', asked.job_id where asked.held_by = 'start' and asked.job_id is not null
     ) as found

@@ -4,32 +4,30 @@
 -- job first, in the order of the ids.
 
 -- name: insert_jobs
-insert into interlock.jobs (id, parent_job_id, parent_task_id, depth, worker_count, task_description, namespace, input,
-    workflow_id, request_id, correlation_id, actor, root_namespaces, timeout_seconds, deadline_at, open_steps,
-    retried_from, reused, created_at, updated_at)
-select given.id, given.parent_job_id, given.parent_task_id, coalesce(given.depth, 0), given.worker_count,
-    given.workflow, given.namespace, coalesce(given.input, '{}'), given.workflow_id, given.request_id,
-    coalesce(given.correlation_id, given.id), %(actor)s, given.root_namespaces, given.timeout_seconds,
-    -- `least` ignores nulls, hence the case
-    case
-        when given.timeout_seconds is not null
-        then coalesce(%(now)s::timestamptz, now()) + make_interval(secs => least(given.timeout_seconds, 3155760000))
-    end,
-    (select count(*) from interlock.workflow_steps where workflow_steps.workflow_id = given.workflow_id),
-    given.retried_from, given.reused, coalesce(%(now)s::timestamptz, now()), coalesce(%(now)s::timestamptz, now())
-from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, parent_job_id uuid, parent_task_id uuid, depth int,
-    worker_count int, workflow text, namespace text, input jsonb, workflow_id uuid, request_id text,
-    correlation_id uuid, root_namespaces text[], timeout_seconds float8, retried_from uuid, reused jsonb)
-where (select set_config('interlock.actor', %(actor)s, true)) is not null
-on conflict do nothing
-returning id
+select id
+from interlock.insert_jobs(%(jobs)s::jsonb, %(actor)s, %(now)s::timestamptz) as inserted (id)
+
+-- name: insert_keyed_jobs
+-- Inserts jobs of which some have a key, and returns the outcome for each.
+select given_id, outcome, job_id, reason
+from interlock.insert_keyed_jobs(%(jobs)s::jsonb, %(actor)s, %(now)s::timestamptz)
+
+-- name: submit_as_text
+select id, created
+from interlock.submit(workflow => cast(%(workflow)s as text), input => cast(cast(%(input)s as text) as jsonb),
+    version => cast(%(version)s as text), request_id => cast(%(request_id)s as text), key => cast(%(key)s as text),
+    on_conflict => cast(%(on_conflict)s as text), debounce => cast(cast(%(debounce)s as text) as interval),
+    debounce_max => cast(cast(%(debounce_max)s as text) as interval),
+    worker_count => cast(cast(%(worker_count)s as text) as int),
+    timeout_seconds => cast(cast(%(timeout)s as text) as double precision),
+    correlation_id => cast(cast(%(correlation_id)s as text) as uuid), tags => cast(cast(%(tags)s as text) as text[]),
+    attributes => cast(cast(%(attributes)s as text) as jsonb), callback_url => cast(%(callback_url)s as text),
+    actor => cast(%(actor)s as text))
 
 -- name: find_submitted_jobs
--- Finds existing jobs by request id.
-select jobs.id, jobs.request_id, workflows.name as workflow
-from interlock.jobs
-    left join interlock.workflows on workflows.id = jobs.workflow_id
-where request_id = any (%(request_ids)s::text[]) and request_id is not null
+-- Finds existing jobs by the request ids of given ones, and in what they differ.
+select given_id, id, request_id, differing
+from interlock.find_submitted_jobs(%(jobs)s::jsonb)
 
 -- name: validate_submitted_jobs
 -- moves: job SUBMITTED -validate-> PENDING
@@ -114,25 +112,41 @@ select (select count(*) from counted) as counted,
 select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.event, jobs.reason,
     jobs.input, jobs.output, jobs.error, jobs.worker_count, jobs.depth, jobs.parent_job_id, jobs.parent_task_id,
     jobs.retried_from, jobs.request_id, jobs.correlation_id, jobs.actor, jobs.ending, jobs.open_steps,
-    jobs.timeout_seconds, jobs.deadline_at, jobs.created_at, jobs.started_at, jobs.completed_at, jobs.updated_at
+    jobs.timeout_seconds, jobs.deadline_at, jobs.created_at, jobs.started_at, jobs.completed_at, jobs.updated_at,
+    jobs.tags, jobs.attributes, jobs.callback_url, jobs.key, jobs.on_conflict, notice.callback
 from interlock.jobs
     left join interlock.workflows on workflows.id = jobs.workflow_id
+    left join lateral (
+        select jsonb_build_object('tries', tries, 'next_try_at', next_try_at, 'given_up_at', given_up_at,
+            'error', callbacks.error) as callback
+        from interlock.callbacks
+        where callbacks.job_id = jobs.id
+    ) as notice on jobs.callback_url is not null
 where jobs.id = any (%(ids)s::uuid[])
 order by jobs.id
 
 -- name: find_jobs
--- Finds jobs, newest first, with cursor pagination: `before` is the last id of the page before. Null means "any".
+-- Finds jobs, newest first, with cursor pagination: `before` is the last id of the page before. Null means "any". Not
+-- prepared, so that the planner knows which filters are null and takes an index for the others.
 select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.event, jobs.reason,
     jobs.depth, jobs.parent_job_id, jobs.retried_from, jobs.request_id, jobs.correlation_id, jobs.actor, jobs.ending,
-    jobs.open_steps, jobs.deadline_at, jobs.created_at, jobs.started_at, jobs.completed_at, jobs.updated_at
+    jobs.open_steps, jobs.deadline_at, jobs.created_at, jobs.started_at, jobs.completed_at, jobs.updated_at, jobs.tags,
+    jobs.attributes, jobs.key
 from interlock.jobs
     left join interlock.workflows on workflows.id = jobs.workflow_id
-where (%(status)s::text is null or jobs.status = %(status)s::text)
+where (%(statuses)s::text[] is null or jobs.status = any (%(statuses)s::text[]))
     and (%(workflow)s::text is null or jobs.workflow_id = any (array(
-        select id from interlock.workflows where name = %(workflow)s::text
+        select id
+        from interlock.workflows
+        where name = %(workflow)s::text and version = coalesce(%(version)s::text, version)
     )))
     and (%(namespace)s::text is null or jobs.namespace = %(namespace)s::text)
     and (%(parent)s::uuid is null or jobs.parent_job_id = %(parent)s::uuid)
+    and (%(key)s::text is null or jobs.key = %(key)s::text)
+    and (%(tags)s::text[] is null or jobs.tags @> %(tags)s::text[])
+    and (%(attributes)s::jsonb is null or jobs.attributes @> %(attributes)s::jsonb)
+    and (%(created_after)s::timestamptz is null or jobs.created_at >= %(created_after)s::timestamptz)
+    and (%(created_before)s::timestamptz is null or jobs.created_at < %(created_before)s::timestamptz)
     and (%(before)s::uuid is null or jobs.id < %(before)s::uuid)
 order by jobs.id desc
 limit %(limit)s
@@ -147,3 +161,98 @@ order by id
 select pg_notify('interlock_done', id::text)
 from unnest(%(ids)s::uuid[]) as ended (id)
 where exists (select from interlock.waiters where task_id = ended.id)
+
+-- name: read_submitted_jobs
+-- Reads jobs that are due and were stored without being validated: by SQL, or debounced. Here and below, locked jobs are
+-- left to the next call.
+select jobs.id, jobs.task_description as workflow, jobs.input,
+    nullif(workflows.definition -> 'input_schema', 'null') as schema,
+    interlock.hold_reason('key', jobs.key, interlock.job_ahead(jobs)::text) as hold, array(
+        select root.namespace
+        from unnest(jobs.root_namespaces) as root (namespace)
+        where not exists (
+            select from interlock.workers
+            where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
+                and root.namespace = any (workers.namespaces)
+        )
+    ) as unserved
+from interlock.jobs
+    join interlock.workflows on workflows.id = jobs.workflow_id
+where jobs.status = 'SUBMITTED' and jobs.ending is null
+    and coalesce(jobs.not_before, jobs.created_at) <= coalesce(%(now)s::timestamptz, now())
+    and (jobs.key is null or interlock.replaced_by(jobs) is null)
+order by coalesce(jobs.not_before, jobs.created_at)
+limit %(limit)s
+for no key update of jobs skip locked
+
+-- name: read_queued_jobs
+-- Reads the PENDING jobs that are first in the queue of their key, while no job with that key runs, all of whose root
+-- namespaces have a live worker.
+with live as materialized (
+    select coalesce(array_agg(distinct served.namespace), '{}') as namespaces
+    from interlock.workers
+        cross join lateral unnest(workers.namespaces) as served (namespace)
+    where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
+), firsts as materialized (
+    select distinct on (task_description, key) id, task_description, key, workflow_id
+    from interlock.jobs
+    where key is not null and status in ('SUBMITTED', 'PENDING')
+    order by task_description, key, key_order
+)
+select jobs.id
+from firsts
+    join interlock.workflows on workflows.id = firsts.workflow_id
+    cross join lateral (
+        select id
+        from interlock.jobs
+        where jobs.id = firsts.id and status = 'PENDING' and ending is null and interlock.replaced_by(jobs) is null
+            and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
+        limit 1
+        for no key update skip locked
+    ) as jobs
+where workflows.root_namespaces <@ (select namespaces from live)
+    and not exists (
+        select from interlock.jobs as running
+        where running.task_description = firsts.task_description and running.key = firsts.key
+            and running.key is not null and running.status = 'RUNNING'
+    )
+limit %(limit)s
+
+-- name: read_replaced_jobs
+-- Reads unfinished jobs that a later one with the same key replaces, and that one.
+select replaced.id, replacing.id as replaced_by
+from (
+        select distinct task_description, key
+        from interlock.jobs
+        where key is not null and status in ('SUBMITTED', 'PENDING')
+            and (on_conflict = 'cancel_in_progress' or debounced_since is not null)
+    ) as keys
+    cross join lateral (
+        select jobs.*
+        from interlock.jobs
+        where jobs.task_description = keys.task_description and jobs.key = keys.key and jobs.key is not null
+            and jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') and jobs.ending is null
+        for no key update skip locked
+    ) as replaced
+    cross join lateral (select interlock.replaced_by(replaced::interlock.jobs) as id offset 0) as replacing
+where replacing.id is not null
+limit %(limit)s
+
+-- name: refresh_key_reasons
+-- Updates the reason of jobs that wait for their key: the job ahead may be another one now, or none.
+update interlock.jobs
+set reason = found.reason, updated_at = coalesce(%(now)s::timestamptz, now())
+from (
+        select waiting.id, held.reason
+        from interlock.jobs as waiting
+            cross join lateral (
+                select coalesce(interlock.hold_reason('key', waiting.key, interlock.job_ahead(waiting)::text),
+                    format('is the next job with key %%L', waiting.key)) as reason
+            ) as held
+        where waiting.key is not null and waiting.status in ('SUBMITTED', 'PENDING') and waiting.status = 'PENDING'
+            and waiting.reason like 'waits for job %%' and waiting.reason <> held.reason
+        limit %(limit)s
+        for no key update of waiting skip locked
+    ) as found
+where jobs.id = found.id
+returning jobs.id

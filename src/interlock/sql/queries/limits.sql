@@ -199,20 +199,14 @@ limit %(batch)s
 select id
 from interlock.tasks
 where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null
-    -- A job with a worker_count admits its steps itself, except sleeping steps and compensations.
-    and not (capped and step not like 'compensate:%%'
-        and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now()) or 'sleep' <> (
-            select steps.kind
-            from interlock.jobs
-                join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
-            where jobs.id = tasks.job_id and steps.step = tasks.step
-        )))
+    -- A job with a worker_count admits its steps itself, except compensations.
+    and not (capped and step not like 'compensate:%%')
 order by namespace, id
 limit %(batch)s
 
 -- name: move_hold_from_namespace_to_job
--- Steps of jobs with a worker_count, which admits them when it has room. Sleeping steps and compensations do not count
--- against it: `read_held_of_namespace` releases them.
+-- Steps of jobs with a worker_count, which admits them when it has room. Compensations do not count against it:
+-- `read_held_of_namespace` releases them.
 update interlock.tasks
 set held_by = 'worker_count', reason = (
         select interlock.hold_reason('worker_count', worker_count::text)
@@ -224,12 +218,6 @@ where id = any (array(
         from interlock.tasks
         where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and capped
             and step not like 'compensate:%%'
-            and (type <> 'interlock.pass' or run_at <= coalesce(%(now)s::timestamptz, now()) or 'sleep' <> (
-                select steps.kind
-                from interlock.jobs
-                    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
-                where jobs.id = tasks.job_id and steps.step = tasks.step
-            ))
         order by namespace, id
         limit %(batch)s
     ))

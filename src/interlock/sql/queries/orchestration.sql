@@ -25,10 +25,11 @@ where set_config('interlock.actor', %(actor)s, true) is not null
 -- name: advance_plain_steps
 -- Advances a whole batch, if every message in it is a plain case; otherwise changes nothing and returns nulls.
 select received, released, finalized
-from interlock.advance_plain_steps(%(actor)s, %(limit)s::int, %(lock_timeout)s, %(now)s::timestamptz)
+from interlock.advance_plain_steps(%(actor)s, %(limit)s::int, %(msg_id)s::bigint, %(lock_timeout)s,
+    %(now)s::timestamptz)
 
 -- name: take_messages
--- Reads messages, which become invisible to other readers, and locks their jobs. Later statements of the transaction see
+-- Reads the next messages, or the one of `msg_id`, which become invisible to other readers, and locks their jobs. Later statements of the transaction see
 -- the writes of the transactions that held the locks before. A lock is waited for at most `lock_timeout`.
 with taken as materialized (
     select given.msg_id, given.read_ct, given.message, case
@@ -37,7 +38,15 @@ with taken as materialized (
                 then (given.message ->> 'job_id')::uuid
         end as job_id
     from interlock.settings
-        cross join lateral pgmq.read(settings.orchestration_queue, %(visibility)s::int, %(limit)s::int) as given
+        cross join lateral (
+            select msg_id, read_ct, message
+            from pgmq.read(settings.orchestration_queue, %(visibility)s::int, %(limit)s::int)
+            where %(msg_id)s::bigint is null
+            union all
+            select msg_id, read_ct, message
+            from interlock.read_specific_message(%(msg_id)s::bigint, %(visibility)s::int)
+            where %(msg_id)s::bigint is not null
+        ) as given
     where (select set_config('lock_timeout', %(lock_timeout)s, true)) is not null
 ), jobs as materialized (
     select * from interlock.lock_jobs(array(select distinct job_id from taken))
@@ -117,7 +126,7 @@ with due as (
     from interlock.settings
     where exists (select from due)
 )
-select count(*) as sent, case when count(*) > 0 then pg_notify('interlock_orchestration', max(msg_id)::text) end
+select count(*) as sent, case when count(*) > 0 then pg_notify('interlock_orchestration', 'messages') end
 from sent
 
 -- name: resend_lost_results
@@ -176,12 +185,12 @@ where id = any (array(select job_id from deleted)) and status in ('PENDING', 'RU
     and reason like 'a step result was set aside: %%'
 
 -- name: send_messages
--- Sends messages other than the ends of steps, which a trigger sends: a child job has ended, or is to be canceled.
+-- Sends messages other than the ends of steps, which a trigger sends: a child job has ended, or a job is to be looked at.
 with sent as (
     select pgmq.send_batch(orchestration_queue, array(select jsonb_array_elements(%(messages)s::jsonb))) as msg_id
     from interlock.settings
 )
-select pg_notify('interlock_orchestration', max(msg_id)::text)
+select pg_notify('interlock_orchestration', case count(*) when 1 then max(msg_id)::text else 'messages' end)
 from sent
 having count(*) > 0
 
@@ -222,19 +231,22 @@ with taken as (
                 ))
             else false
         end
-    returning id, job_id, step, state, part_of, output -> 'orchestration_metadata' -> 'chosen' as chosen
+    returning id, job_id, step, state, part_of, superseded, output -> 'orchestration_metadata' -> 'chosen' as chosen
 ), ended as materialized (
     select taken.*, jobs.workflow_id
     from (
-            select id, job_id, step, state, part_of, chosen from taken
+            select id, job_id, step, state, part_of, superseded, chosen from taken
             union all
-            select id, job_id, step, null, part_of, null from interlock.tasks where id = any (%(skipped)s::uuid[])
+            select id, job_id, step, null, part_of, false, null
+            from interlock.tasks
+            where id = any (%(skipped)s::uuid[])
         ) as taken
         cross join lateral (select workflow_id from interlock.jobs where jobs.id = taken.job_id limit 1) as jobs
 )
 select ended.id as upstream_id, ended.job_id as upstream_job_id, ended.step as upstream, ended.state, ended.part_of,
-    ended.chosen, edges.condition, edges.branch, steps.kind, steps.join_rule as rule, found.id, found.job_id,
-    found.step, found.namespace, found.priority, found.limit_key, found.unresolved, found.taken, found.failed
+    ended.superseded, ended.chosen, edges.condition as on_condition, edges.branch, steps.kind, steps.edges, steps.needed,
+    steps.rule, steps.condition, steps.cancel_rest, found.id, found.job_id, found.step, found.namespace, found.priority,
+    found.limit_key, found.unresolved, found.taken, found.failed
 from ended
     left join lateral (
         select downstream, condition, branch
@@ -243,7 +255,7 @@ from ended
         offset 0
     ) as edges on true
     left join lateral (
-        select kind, join_rule
+        select kind, edges, needed, rule, condition, cancel_rest
         from interlock.workflow_steps
         where workflow_id = ended.workflow_id and step = edges.downstream
         limit 1
@@ -251,14 +263,14 @@ from ended
     left join lateral (
         select id, job_id, step, namespace, priority, limit_key, unresolved, taken, failed
         from interlock.tasks
-        where job_id = ended.job_id and step = edges.downstream and state = 'waiting' and unresolved > 0
+        where job_id = ended.job_id and step = edges.downstream and state = 'waiting' and held_by = 'dependency'
         limit 1
         for no key update
     ) as found on true
 where ended.part_of is null
 union all
-select ended.id, ended.job_id, ended.step, ended.state, ended.part_of, null, 'part', false, steps.kind,
-    steps.strategy, found.id, found.job_id, found.step, found.namespace, found.priority, null, found.unresolved,
+select ended.id, ended.job_id, ended.step, ended.state, ended.part_of, ended.superseded, null, 'part', false, 'map', 0,
+    null, null, null, false, found.id, found.job_id, found.step, found.namespace, found.priority, null, found.unresolved,
     found.taken, found.failed
 from ended
     left join lateral (
@@ -268,42 +280,55 @@ from ended
         limit 1
         for no key update
     ) as found on true
-    left join lateral (
-        select kind, strategy
-        from interlock.workflow_steps
-        where workflow_id = ended.workflow_id and step = found.step
-        limit 1
-    ) as steps on true
 where ended.part_of is not null
 
--- name: read_failed_upstreams
--- Reads, for steps that are skipped because of an upstream step that failed in an earlier batch, the first such step.
-select tasks.id, found.step
+-- name: read_unmet_dependencies
+-- Reads, for steps that are skipped because of upstream steps that ended in earlier batches, the first such step; failures
+-- come first.
+select tasks.id, found.step, found.condition, found.has_failed
 from interlock.tasks
     cross join lateral (select workflow_id from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
     cross join lateral (
-        select upstream.step
+        select upstream.step, edges.condition, upstream.finished_at, edges.condition = 'after'
+                and (upstream.skipped_by_failure or upstream.state in ('error', 'canceled') and not upstream.superseded)
+                as has_failed
         from interlock.workflow_edges as edges
             cross join lateral (
-                select step, state, poisoned, finished_at
+                select step, state, skipped_by_failure, superseded, reused, finished_at
                 from interlock.tasks as ended
                 where ended.job_id = tasks.job_id and ended.step = edges.upstream
+                    and state in ('done', 'error', 'canceled', 'skipped')
                 limit 1
             ) as upstream
-        where edges.workflow_id = jobs.workflow_id and edges.downstream = tasks.step and edges.condition = 'success'
-            and (upstream.state in ('error', 'canceled') or upstream.poisoned)
-        order by upstream.finished_at, upstream.step
+        where edges.workflow_id = jobs.workflow_id and edges.downstream = tasks.step
+            and case edges.condition
+                when 'after' then upstream.state <> 'done' and not upstream.reused
+                else edges.condition in ('on_failure', 'recovers') and not upstream.skipped_by_failure
+                    and (upstream.state not in ('error', 'canceled') or upstream.superseded)
+            end
+        order by 4 desc, upstream.finished_at, upstream.step
         limit 1
     ) as found
 where tasks.id = any (%(ids)s::uuid[])
 
 -- name: read_parent_steps
--- Reads child steps that wait for their child job, where that has ended.
-select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority
+-- Reads child steps that wait for their child job, where that has ended, with the end of that job.
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.superseded, child.id as child_id, child.status,
+    child.output::text as output, child.reason, child.iteration, child.input, steps.spec
 from interlock.tasks
+    cross join lateral (select workflow_id from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
     cross join lateral (
-        select from interlock.jobs
-        where jobs.parent_task_id = tasks.id and jobs.status in ('COMPLETED', 'FAILED', 'CANCELED')
+        select spec
+        from interlock.workflow_steps
+        where workflow_steps.workflow_id = jobs.workflow_id and workflow_steps.step = tasks.step
+        limit 1
+    ) as steps
+    cross join lateral (
+        -- the latest one: a step can repeat its child job
+        select id, status, output, reason, iteration, input
+        from interlock.jobs as latest
+        where latest.parent_task_id = tasks.id and latest.parent_task_id is not null
+        order by iteration desc
         limit 1
     ) as child
 where tasks.id = any (%(ids)s::uuid[])
@@ -311,65 +336,89 @@ where tasks.id = any (%(ids)s::uuid[])
         when tasks.state = 'waiting' and tasks.held_by = 'job' then tasks.job_id = any (%(job_ids)s::uuid[])
         else false
     end
+    and child.status in ('COMPLETED', 'FAILED', 'CANCELED')
+for no key update of tasks
 
--- name: read_failed_steps
--- Reads the failed steps of jobs without open steps, and whether each is handled: a step directly downstream ran in spite
--- of the failure. A map with too many failed parts is one failed step; its parts are left out.
-select tasks.job_id, tasks.step, tasks.state, tasks.reason, tasks.finished_at,
-    coalesce(tasks.error, jsonb_build_object('type', tasks.state, 'message', tasks.reason)) as error,
-    exists (
-        select from interlock.workflow_edges as edges
-            cross join lateral (
-                select id, state, reused, unresolved
-                from interlock.tasks as found
-                where found.job_id = tasks.job_id and found.step = edges.downstream
-                limit 1
-            ) as downstream
-        where edges.workflow_id = jobs.workflow_id and edges.upstream = tasks.step
-            and (
-                downstream.reused or downstream.state not in ('canceled', 'skipped')
-                -- canceled after its activation, and not while it waited for its dependencies
-                or downstream.state = 'canceled' and (downstream.unresolved = 0 or exists (
-                    select from interlock.tasks as part where part.part_of = downstream.id
-                ))
-            )
-    ) as handled
-from interlock.jobs
+-- name: read_ends_of_jobs
+-- Reads the ends of all steps of jobs without open steps, and, with the first step of each job, its definition. Parts and
+-- compensations are left out: a map stands for its parts.
+select tasks.job_id, tasks.step, tasks.state, tasks.skipped_by_failure, tasks.superseded, tasks.reused, tasks.reason,
+    -- a step that was canceled by SQL may have no time
+    coalesce(tasks.finished_at, tasks.updated_at) as finished_at, case
+        when row_number() over (partition by tasks.job_id order by tasks.step) = 1
+            then workflows.definition
+    end as definition,
+    case
+        when tasks.state in ('error', 'canceled')
+            then coalesce(tasks.error, jsonb_build_object('type', tasks.state, 'message', tasks.reason))
+    end as error
+from unnest(%(ids)s::uuid[]) as wanted (id)
+    cross join lateral (select id, workflow_id from interlock.jobs where jobs.id = wanted.id limit 1) as jobs
     cross join lateral (
-        select job_id, step, state, reason, finished_at, error
+        select definition from interlock.workflows where workflows.id = jobs.workflow_id limit 1
+    ) as workflows
+    cross join lateral (
+        select job_id, step, state, skipped_by_failure, superseded, reused, reason, finished_at, updated_at, error
         from interlock.tasks
-        where tasks.job_id = jobs.id and part_of is null and step not like 'compensate:%%'
-            and (state in ('error', 'canceled') or state = 'skipped' and poisoned and tasks.error is not null)
+        where tasks.job_id = jobs.id and part_of is null and compensates is null
         offset 0
     ) as tasks
-where jobs.id = any (%(ids)s::uuid[])
-order by tasks.finished_at, tasks.step
+order by tasks.job_id, tasks.step
 
--- name: read_unfinished_descendants
--- Reads the whole tree of child jobs, so that a cancellation reaches all levels at once.
-with recursive below as (
-    select id, status
-    from interlock.jobs
-    where parent_job_id = any (%(ids)s::uuid[]) and parent_job_id is not null
-    union all
-    select jobs.id, jobs.status
-    from below
-        cross join lateral (
-            select id, status from interlock.jobs where parent_job_id = below.id and parent_job_id is not null offset 0
-        ) as jobs
-)
-select id
-from below
-where status in ('SUBMITTED', 'PENDING', 'RUNNING')
-order by id
+-- name: read_unfinished_children
+select parent.id as parent_job_id, child.id
+from unnest(%(ids)s::uuid[]) as parent (id)
+    cross join lateral (
+        select jobs.id
+        from interlock.jobs
+        where jobs.parent_job_id = parent.id and jobs.parent_job_id is not null
+            -- CASE keeps the planner from walking the index of all open jobs
+            and case when jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') then true else false end
+        offset 0
+    ) as child
+order by child.id
 
 -- name: read_children_of_steps
--- Reads the unfinished child jobs of canceled steps.
-select id
+-- Reads the unfinished child jobs of steps.
+select child.id, starter.id as parent_task_id
+from unnest(%(ids)s::uuid[]) as starter (id)
+    cross join lateral (
+        select jobs.id
+        from interlock.jobs
+        where jobs.parent_task_id = starter.id and jobs.parent_task_id is not null
+            and case when jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') then true else false end
+        limit 1
+    ) as child
+order by child.id
+
+-- name: read_reasons_to_cancel
+-- Reads, for unfinished child jobs, why they must be canceled: the parent job is canceled, or the step that started them.
+select jobs.id, case
+        when parent.ending = 'CANCELED' or parent.status = 'CANCELED'
+            then format('job %%s, which it belongs to, was canceled', parent.id)
+        when starter.superseded then 'its result is not needed any more'
+        else 'the step that waited for it was canceled'
+    end as reason
 from interlock.jobs
-where parent_task_id = any (%(ids)s::uuid[]) and parent_task_id is not null
-    and status in ('SUBMITTED', 'PENDING', 'RUNNING')
-order by id
+    cross join lateral (
+        select id, status, ending from interlock.jobs as parent where parent.id = jobs.parent_job_id limit 1
+    ) as parent
+    left join lateral (
+        select state, superseded from interlock.tasks where tasks.id = jobs.parent_task_id limit 1
+    ) as starter on true
+where jobs.id = any (%(ids)s::uuid[])
+    and case when jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') then jobs.ending is null else false end
+    and (parent.ending = 'CANCELED' or parent.status = 'CANCELED' or starter.state = 'canceled' or starter.superseded)
+
+-- name: read_children_of_canceled_jobs
+-- Finds unfinished children of jobs that are being canceled, in case the message to a child was lost.
+select child.id
+from interlock.jobs
+    join interlock.jobs as child on child.parent_job_id = jobs.id
+        and child.status in ('SUBMITTED', 'PENDING', 'RUNNING') and child.ending is null
+where jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') and jobs.ending = 'CANCELED'
+    and child.parent_job_id is not null
+limit %(limit)s
 
 -- name: record_job_failure
 -- Records that the orchestrator could not start, cancel or advance a job, and hides it for 1 second to 1 hour, doubling
@@ -410,7 +459,7 @@ where jobs.workflow_id = unserved.id and jobs.id = any (array(
             cross join lateral (
                 select id
                 from interlock.jobs
-                where workflow_id = unserved.id and status = 'PENDING' and not_before is null
+                where workflow_id = unserved.id and status = 'PENDING' and key is null and not_before is null
                     and reason is distinct from unserved.reason
                 limit %(limit)s
                 for no key update skip locked
@@ -419,8 +468,9 @@ where jobs.workflow_id = unserved.id and jobs.id = any (array(
 returning jobs.id
 
 -- name: read_startable_jobs
--- Reads PENDING jobs all of whose root namespaces have a live worker now. By workflow, so that the jobs of unserved
--- workflows, of which there may be many, are not read. Here and below, locked jobs are left to the next call.
+-- Reads PENDING jobs all of whose root namespaces have a live worker now; read_queued_jobs reads those with a key. By
+-- workflow, so that the jobs of unserved workflows, of which there may be many, are not read. Here and below, locked jobs
+-- are left to the next call.
 with live as materialized (
     select coalesce(array_agg(distinct served.namespace), '{}') as namespaces
     from interlock.workers
@@ -432,7 +482,7 @@ from interlock.workflows
     cross join lateral (
         select id
         from interlock.jobs
-        where workflow_id = workflows.id and status = 'PENDING'
+        where workflow_id = workflows.id and status = 'PENDING' and key is null and ending is null
             and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
         order by workflow_id, created_at, id
         limit %(limit)s
@@ -452,34 +502,54 @@ order by deadline_at
 limit %(limit)s
 for no key update skip locked
 
--- name: read_overdue_signals
-select tasks.id, tasks.job_id
+-- name: read_due_waits
+-- Reads steps whose sleep is over, or whose signal did not come in time.
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, steps.kind, steps.spec
 from interlock.tasks
     cross join lateral (
-        select from interlock.jobs
+        select workflow_id
+        from interlock.jobs
         where jobs.id = tasks.job_id
             and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
         limit 1
         for no key update skip locked
     ) as job
+    cross join lateral (
+        select kind, spec
+        from interlock.workflow_steps
+        where workflow_id = job.workflow_id and workflow_steps.step = tasks.step
+        limit 1
+    ) as steps
 where wait_until <= coalesce(%(now)s::timestamptz, now()) and wait_until is not null and state = 'waiting'
-    and held_by = 'signal'
+    and held_by in ('signal', 'sleep')
 order by wait_until
 limit %(limit)s
 
--- name: read_signal_steps
--- Reads the signal and approval steps of a job, and whether each waits now or has timed out.
-select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.state, steps.kind,
-    tasks.state = 'waiting' and tasks.held_by = 'signal' as is_waiting, tasks.input ? 'refused' as is_timed_out,
-    tasks.wait_until, steps.spec
-from interlock.jobs
-    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
-        and steps.kind in ('signal', 'approval')
-    join interlock.tasks on tasks.job_id = jobs.id and tasks.step = steps.step
-where jobs.id = %(job_id)s
-
--- name: insert_signal
-insert into interlock.signals (job_id, name, payload, sent_by, sent_at)
-values (%(job_id)s, %(name)s, %(payload)s, %(actor)s, coalesce(%(now)s::timestamptz, now()))
-on conflict (job_id, name) do nothing
-returning name
+-- name: until_next_due
+-- Returns the time until the next deadline of a job, end of a step's wait, or next try of a job that failed here. A time that
+-- has passed does not count: the sweeps have handled it, or left it because the job is locked. At most a day, also when
+-- nothing is due, because an interval cannot hold some far times.
+select least(min(due.due_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining
+from (
+        (
+            select deadline_at as due_at
+            from interlock.jobs
+            where deadline_at > coalesce(%(now)s::timestamptz, now()) and deadline_at is not null and ending is null
+                and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+            order by deadline_at
+            limit 1
+        ) union all (
+            select not_before
+            from interlock.jobs
+            where not_before > coalesce(%(now)s::timestamptz, now()) and not_before is not null
+                and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+            order by not_before
+            limit 1
+        ) union all (
+            select wait_until
+            from interlock.tasks
+            where wait_until > coalesce(%(now)s::timestamptz, now()) and wait_until is not null and state = 'waiting'
+            order by wait_until
+            limit 1
+        )
+    ) as due

@@ -1,20 +1,20 @@
--- Schedules of periodic tasks. Python computes the ticks; these statements find the schedules that are due.
+-- Schedules of tasks and jobs. Python computes the ticks; these statements find the schedules that are due.
 
 -- name: put_schedules
 -- A schedule whose cron or interval did not change keeps its next tick: declaring it again neither skips nor repeats
 -- one.
-insert into interlock.schedules (name, type, namespace, cron, timezone, every, missed, input, options, next_at,
-    updated_at)
-select name, type, namespace, cron, timezone, every, missed, input, options, next_at,
+insert into interlock.schedules (name, type, workflow, version, namespace, cron, timezone, every, missed, input, options,
+    next_at, updated_at)
+select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at,
     coalesce(%(now)s::timestamptz, now())
-from unnest(%(names)s::text[], %(types)s::text[], %(namespaces)s::text[], %(crons)s::text[], %(timezones)s::text[],
-    %(everies)s::interval[], %(misseds)s::text[], %(inputs)s::jsonb[], %(options)s::jsonb[],
-    %(next_ats)s::timestamptz[])
-    as wanted (name, type, namespace, cron, timezone, every, missed, input, options, next_at)
+from unnest(%(names)s::text[], %(types)s::text[], %(workflows)s::text[], %(versions)s::text[],
+    %(namespaces)s::text[], %(crons)s::text[], %(timezones)s::text[], %(everies)s::interval[], %(misseds)s::text[],
+    %(inputs)s::jsonb[], %(options)s::jsonb[], %(next_ats)s::timestamptz[])
+    as wanted (name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at)
 order by name
 on conflict (name) do update
-set type = excluded.type, namespace = excluded.namespace, cron = excluded.cron, timezone = excluded.timezone,
-    every = excluded.every, missed = excluded.missed, input = excluded.input, options = excluded.options,
+set type = excluded.type, workflow = excluded.workflow, version = excluded.version, namespace = excluded.namespace,
+    cron = excluded.cron, timezone = excluded.timezone, every = excluded.every, missed = excluded.missed, input = excluded.input, options = excluded.options,
     next_at = case
         when (schedules.cron, schedules.timezone, schedules.every)
             is not distinct from (excluded.cron, excluded.timezone, excluded.every)
@@ -22,10 +22,10 @@ set type = excluded.type, namespace = excluded.namespace, cron = excluded.cron, 
         else excluded.next_at
     end,
     error = null, updated_at = excluded.updated_at
-where (schedules.type, schedules.namespace, schedules.cron, schedules.timezone, schedules.every, schedules.missed,
-        schedules.input, schedules.options)
-    is distinct from (excluded.type, excluded.namespace, excluded.cron, excluded.timezone, excluded.every,
-        excluded.missed, excluded.input, excluded.options)
+where (schedules.type, schedules.workflow, schedules.version, schedules.namespace, schedules.cron, schedules.timezone,
+        schedules.every, schedules.missed, schedules.input, schedules.options)
+    is distinct from (excluded.type, excluded.workflow, excluded.version, excluded.namespace, excluded.cron,
+        excluded.timezone, excluded.every, excluded.missed, excluded.input, excluded.options)
 returning name
 
 -- name: delete_schedules
@@ -48,12 +48,20 @@ where schedules.name = resumed.name and paused_at is not null
 returning schedules.name
 
 -- name: list_schedules
-select name, type, namespace, cron, timezone, every, missed, input, options, next_at, last_at, paused_at, error
+select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
+    paused_at, error
 from interlock.schedules
 order by name
 
+-- name: read_schedules
+select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
+    paused_at, error
+from interlock.schedules
+where name = any (%(names)s::text[])
+
 -- name: read_due_schedules
-select name, type, namespace, cron, timezone, every, missed, input, options, next_at, last_at, paused_at, error
+select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
+    paused_at, error
 from interlock.schedules
 where paused_at is null and next_at <= coalesce(%(now)s::timestamptz, now())
 order by next_at

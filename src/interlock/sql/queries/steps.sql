@@ -24,7 +24,8 @@ select namespace, type, case when goes and paused is null and limit_key is null 
     priority, coalesce(%(now)s::timestamptz, now()), max_tries, timeout_seconds, backoff, limit_key, tags,
     callback_url, job_id, step, edges, correlation_id, worker_count is not null, reused is not null, reused
 from (
-    select steps.*, jobs.id as job_id, jobs.worker_count, jobs.correlation_id, jobs.reused -> steps.step as reused,
+    select steps.*, jobs.id as job_id, jobs.worker_count, jobs.correlation_id,
+        case when jobs.reused -> steps.step ? 'result' then jobs.reused -> steps.step end as reused,
         paused.name as paused, paused.reason as pause_reason, may_go.may_go,
         may_go.may_go and (jobs.worker_count is null or row_number() over (
             -- steps of a paused namespace do not count against worker_count
@@ -32,8 +33,8 @@ from (
         ) <= jobs.worker_count) as goes
     from interlock.jobs
         cross join lateral (
-            select step, position, namespace, priority, max_tries, edges, waits_for, backoff, kind,
-                case when kind in ('plain', 'decision') then type else 'interlock.pass' end as type,
+            select step, position, namespace, priority, max_tries, edges, waits_for, backoff, kind, condition,
+                case when kind in ('plain', 'decision') then type else 'interlock.' || kind end as type,
                 case when kind in ('plain', 'decision') then timeout_seconds end as timeout_seconds,
                 case when kind in ('plain', 'decision') then limit_key end as limit_key, tags,
                 case when kind in ('plain', 'decision') then callback_url end as callback_url
@@ -43,23 +44,24 @@ from (
         left join interlock.namespaces as paused on paused.name = steps.namespace and paused.paused_at is not null
         cross join lateral (
             select jobs.status = 'RUNNING' and jobs.reused is null and steps.edges = 0
-                and steps.kind in ('plain', 'decision') as may_go
+                and steps.kind in ('plain', 'decision') and steps.condition is null as may_go
         ) as may_go
     where jobs.id = any (%(ids)s::uuid[]) and jobs.status in ('PENDING', 'RUNNING')
 ) as made
 order by job_id, position
 
 -- name: read_root_steps
--- Reads and locks the root steps of jobs that start, and the steps whose results they reuse.
-select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.limit_key, steps.kind, tasks.reused,
-    tasks.output -> 'orchestration_metadata' -> 'chosen' as chosen
+-- Reads and locks the root steps of jobs that start, the steps whose results they reuse, and those that they leave out.
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.limit_key, steps.kind,
+    steps.condition, tasks.reused, tasks.output -> 'orchestration_metadata' -> 'chosen' as chosen,
+    (jobs.reused -> steps.step ->> 'skipped_by_failure')::boolean as left_out
 from interlock.jobs
     cross join lateral (
-        select step, kind
+        select step, kind, condition
         from interlock.workflow_steps
         where workflow_steps.workflow_id = jobs.workflow_id and edges = 0
         union
-        select step, kind
+        select step, kind, condition
         from interlock.workflow_steps
         where workflow_steps.workflow_id = jobs.workflow_id and jobs.reused ? step
     ) as steps
@@ -75,6 +77,7 @@ where jobs.id = any (%(ids)s::uuid[])
 
 -- name: read_special_steps
 -- Reads what the activation of steps without a handler of their own needs: map, sleep, signal, approval and child steps.
+-- LATERAL with LIMIT, here and below: a plan that is made while the tables are empty still goes by the keys.
 select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, steps.kind, steps.spec,
     case when steps.kind = 'map' then interlock.map_size(interlock.map_source(tasks.job_id, steps.spec)) end as parts,
     -- the job input of every part; without the mapped list, of which a part gets its item
@@ -82,17 +85,92 @@ select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, step
         as input_without_source,
     case when steps.kind = 'sleep' then jobs.input -> (steps.spec ->> 'until') end as until,
     case when steps.kind = 'child' then interlock.step_inputs(tasks) end as inputs,
+    -- `input.order.manager` is a path into the input of the job
     case
-        when steps.kind in ('signal', 'approval') then exists (
-            select from interlock.signals
-            where job_id = tasks.job_id
-                and name = case steps.kind when 'signal' then steps.spec ->> 'signal' else steps.step end
-        )
-    end as signaled
+        when starts_with(steps.spec ->> 'assignee', 'input.')
+            then jobs.input #> (string_to_array(steps.spec ->> 'assignee', '.'))[2:]
+    end as assignee
 from interlock.tasks
-    join interlock.jobs on jobs.id = tasks.job_id
-    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+    cross join lateral (select workflow_id, input from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
+    cross join lateral (
+        select step, position, kind, spec
+        from interlock.workflow_steps
+        where workflow_steps.workflow_id = jobs.workflow_id and workflow_steps.step = tasks.step
+        limit 1
+    ) as steps
 where tasks.id = any (%(ids)s::uuid[])
+order by steps.position
+
+-- name: read_condition_values
+-- Reads the values that the conditions of steps compare: the job's input and the results of upstream steps.
+select tasks.id, interlock.step_inputs(tasks) as inputs
+from interlock.tasks
+where tasks.id = any (%(ids)s::uuid[])
+
+-- name: read_upstream_ends
+-- Reads the ends of the steps that the rules of waiting steps name.
+select wanted.id, upstream.step, upstream.state, upstream.skipped_by_failure, upstream.superseded, upstream.reused,
+    upstream.output -> 'orchestration_metadata' -> 'chosen' as chosen
+from unnest(%(ids)s::uuid[], %(job_ids)s::uuid[], %(upstreams)s::text[]) as wanted (id, job_id, step)
+    cross join lateral (
+        select step, state, skipped_by_failure, superseded, reused, output
+        from interlock.tasks
+        where tasks.job_id = wanted.job_id and tasks.step = wanted.step
+        limit 1
+    ) as upstream
+where upstream.state in ('done', 'error', 'canceled', 'skipped')
+
+-- name: read_ended_parts
+-- Reads how many parts of maps are done, the first names of the others, and the share that must be done.
+select map.id, steps.strategy, parts.parts, parts.done, parts.failed
+from interlock.tasks as map
+    cross join lateral (select workflow_id from interlock.jobs where jobs.id = map.job_id limit 1) as jobs
+    cross join lateral (
+        select strategy
+        from interlock.workflow_steps
+        where workflow_steps.workflow_id = jobs.workflow_id and workflow_steps.step = map.step
+        limit 1
+    ) as steps
+    cross join lateral (
+        select count(*) as parts, count(*) filter (where state = 'done') as done,
+            (array_agg(step order by part) filter (where state <> 'done'))[1:%(names)s::int] as failed
+        from interlock.tasks as part
+        where part.part_of = map.id
+    ) as parts
+where map.id = any (%(ids)s::uuid[])
+
+-- name: read_unfinished_parts
+select id
+from interlock.tasks
+where part_of = any (%(ids)s::uuid[]) and part_of is not null and state in ('waiting', 'pending', 'running')
+order by id
+
+-- name: supersede_upstream_steps
+-- Marks the unfinished dependencies of steps that have what they need: their end does not fail the job.
+update interlock.tasks
+set superseded = true
+where id = any (array(
+        select upstream.id
+        from interlock.tasks as met
+            cross join lateral (select workflow_id from interlock.jobs where jobs.id = met.job_id limit 1) as jobs
+            cross join lateral (
+                select workflow_edges.upstream
+                from interlock.workflow_edges
+                where workflow_id = jobs.workflow_id and downstream = met.step and condition <> 'recovery'
+                offset 0
+            ) as edges
+            cross join lateral (
+                select id
+                from interlock.tasks
+                where tasks.job_id = met.job_id and tasks.step = edges.upstream
+                    and state in ('waiting', 'pending', 'running')
+                limit 1
+                for no key update
+            ) as upstream
+        where met.id = any (%(ids)s::uuid[])
+        order by upstream.id
+    ))
+returning id, job_id, step
 
 -- name: insert_parts
 -- Inserts one task for each element of a map's source. The map's own row has their number already.
@@ -141,17 +219,18 @@ set unresolved = coalesce(given.unresolved, tasks.unresolved), taken = coalesce(
                 where jobs.id = tasks.job_id
             )
         end, tasks.reason),
-    wait_until = coalesce(given.wait_until, tasks.wait_until),
-    run_at = coalesce(given.run_at, tasks.run_at), input = coalesce(given.input, tasks.input)
+    wait_until = coalesce(given.wait_until, tasks.wait_until), input = coalesce(given.input, tasks.input),
+    wait_started_at = coalesce(given.wait_started_at, tasks.wait_started_at),
+    assignee = coalesce(given.assignee, tasks.assignee)
 from jsonb_to_recordset(%(steps)s::jsonb) as given (id uuid, unresolved int, taken int, failed int, held_by text,
-    reason text, wait_until timestamptz, run_at timestamptz, input jsonb)
+    reason text, wait_until timestamptz, input jsonb, wait_started_at timestamptz, assignee text)
 where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
     and case when tasks.state = 'waiting' then true else false end
 
 -- name: read_admissible_steps
 -- Reads, for jobs with a worker_count, the ready steps that may run now. A step that waits for a limit counts against
--- worker_count, since the limit admits it without asking the job. A step that sleeps or waits for a paused namespace does
--- not count. Of each paused namespace one step is returned, to wait for the namespace: its resumption leads to the job.
+-- worker_count, since the limit admits it without asking the job. A step that waits for a paused namespace does not count.
+-- Of each paused namespace one step is returned, to wait for the namespace: its resumption leads to the job.
 select found.id, found.namespace, found.limit_key
 from interlock.jobs
     cross join lateral (
@@ -159,12 +238,6 @@ from interlock.jobs
         from interlock.tasks
         where job_id = jobs.id and capped and (state in ('pending', 'running') or held_by = 'limit')
             and not advanced -- requeued after its end was advanced
-            -- it sleeps; other built-in steps with a later run_at are retries, and count
-            and not (type = 'interlock.pass' and run_at > coalesce(%(now)s::timestamptz, now()) and 'sleep' = (
-                select kind
-                from interlock.workflow_steps as steps
-                where steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
-            ))
     ) as active
     cross join lateral (
         (
@@ -193,10 +266,41 @@ from interlock.jobs
 where jobs.id = any (%(ids)s::uuid[]) and jobs.worker_count is not null
 
 -- name: insert_compensations
--- Inserts compensations in the order in which they run: the step that ended last first. Tries, backoff, timeout, limit,
--- tags and callback are those of the compensating task, where the definition has them.
+-- Inserts compensations in the order in which they run: the step that ended last first. Steps of a completed child job are
+-- undone at the place of the child step, after the compensation of that step itself and before steps that ended earlier.
+-- Tries, backoff, timeout, limit, tags and callback are those of the compensating task, where the definition has them.
+with recursive tree as (
+    select id as root_id, id, workflow_id, correlation_id, '{}'::numeric[] as place, '' as path
+    from interlock.jobs
+    where id = any (%(ids)s::uuid[])
+    union all
+    select tree.root_id, child.id, child.workflow_id, tree.correlation_id,
+        tree.place || array[extract(epoch from greatest(child.completed_at, starter.finished_at)),
+            coalesce(starter.position, -1), extract(epoch from child.completed_at), child.iteration],
+        tree.path || coalesce(starter.step, child.id::text)
+            || case when child.iteration > 1 then '#' || child.iteration else '' end || '/'
+    from tree
+        cross join lateral (
+            select id, workflow_id, parent_task_id, iteration, completed_at
+            from interlock.jobs
+            where parent_job_id = tree.id and parent_job_id is not null and status = 'COMPLETED'
+            offset 0
+        ) as child
+        left join lateral (
+            select tasks.step, tasks.finished_at, steps.position
+            from interlock.tasks
+                cross join lateral (
+                    select position
+                    from interlock.workflow_steps
+                    where workflow_steps.workflow_id = tree.workflow_id and workflow_steps.step = tasks.step
+                    limit 1
+                ) as steps
+            where tasks.id = child.parent_task_id
+            limit 1
+        ) as starter on true
+)
 insert into interlock.tasks (namespace, type, state, held_by, reason, run_at, max_tries, timeout_seconds, backoff,
-    limit_key, tags, callback_url, job_id, step, correlation_id, capped, part, input)
+    limit_key, tags, callback_url, job_id, step, compensates, correlation_id, capped, part, input)
 select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for the compensations before it',
     coalesce(%(now)s::timestamptz, now()), coalesce((steps.spec ->> 'compensate_tries')::int, steps.max_tries),
     coalesce((steps.spec ->> 'compensate_timeout')::float8, steps.timeout_seconds),
@@ -205,20 +309,23 @@ select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for t
         when steps.spec ? 'compensate_tags'
             then array(select jsonb_array_elements_text(steps.spec -> 'compensate_tags'))
     end,
-    steps.spec ->> 'compensate_callback_url', done.job_id,
-    'compensate:' || done.step, done.correlation_id, done.capped,
-    row_number() over (partition by done.job_id order by done.finished_at desc, done.id desc) - 1,
+    steps.spec ->> 'compensate_callback_url', tree.root_id, 'compensate:' || tree.path || done.step, done.id,
+    tree.correlation_id, (select worker_count is not null from interlock.jobs as root where root.id = tree.root_id),
+    row_number() over (
+        partition by tree.root_id
+        -- by time, then by the order of the definition; infinity: the compensation of a child step comes before those of
+        -- the child's steps
+        order by tree.place || array[extract(epoch from done.finished_at), steps.position, 'infinity'] desc
+    ) - 1,
     jsonb_build_object('result', interlock.step_result(steps.kind, done.id, done.reused, done.output))
-from interlock.jobs
-    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.compensate is not null
-    join interlock.tasks as done on done.job_id = jobs.id and done.step = steps.step and done.state = 'done'
-where jobs.id = any (%(ids)s::uuid[])
-order by done.job_id, done.finished_at desc, done.id desc
+from tree
+    join interlock.workflow_steps as steps on steps.workflow_id = tree.workflow_id and steps.compensate is not null
+    join interlock.tasks as done on done.job_id = tree.id and done.step = steps.step and done.state = 'done'
+order by tree.root_id, tree.place || array[extract(epoch from done.finished_at), steps.position, 'infinity'] desc
 returning id, job_id, part
 
 -- name: read_next_compensations
--- Reads the next compensation of each job. `open_steps` is set for jobs in which one was canceled, perhaps before its turn:
--- the next one runs only if all open steps are waiting compensations, so that no two run at once.
+-- Reads the next compensation of each job, if all of its open steps are waiting compensations: no two run at once.
 select found.id, found.namespace, found.limit_key
 from unnest(%(ids)s::uuid[], %(open_steps)s::int[]) as wanted (job_id, open_steps)
     cross join lateral (
@@ -228,8 +335,7 @@ from unnest(%(ids)s::uuid[], %(open_steps)s::int[]) as wanted (job_id, open_step
         order by held_by, priority desc, part, id
         limit 1
     ) as found
-where wanted.open_steps is null
-    or wanted.open_steps = (
+where wanted.open_steps = (
         select count(*)
         from interlock.tasks
         where tasks.job_id = wanted.job_id and state = 'waiting' and held_by = 'compensation'
@@ -254,8 +360,8 @@ for no key update
 select tasks.id, tasks.step, coalesce(steps.kind, case when tasks.part_of is null then 'compensation' else 'part' end)
         as kind,
     tasks.type, tasks.namespace, tasks.state, tasks.event, tasks.reason, tasks.held_by, tasks.priority, tasks.run_at,
-    tasks.attempt, tasks.tries, tasks.max_tries, tasks.worker_id, tasks.unresolved, tasks.poisoned, tasks.reused,
-    tasks.part, tasks.part_of, tasks.progress, tasks.input, tasks.error,
+    tasks.attempt, tasks.tries, tasks.max_tries, tasks.worker_id, tasks.unresolved, tasks.skipped_by_failure,
+    tasks.reused, tasks.part, tasks.part_of, tasks.progress, tasks.input, tasks.error,
     case
         when steps.kind = 'map' and tasks.state = 'done'
             then coalesce(tasks.output, '{}') || jsonb_build_object('result', interlock.map_result(tasks.id))
@@ -279,9 +385,10 @@ where jobs.id = %(job_id)s
 order by coalesce(steps.position, mapped.position), tasks.part_of is not null, tasks.part, tasks.id
 
 -- name: read_reusable_steps
--- Reads the results that a retry of this job can reuse: those of done steps. `undone` steps were compensated; a missing
--- step has been pruned.
-select steps.step, tasks.id is null as is_missing, compensation.undone,
+-- Reads the ends of the steps of a job, and the results that a retry can reuse: those of done steps. `undone` steps were
+-- compensated; a missing step has been pruned.
+select steps.step, tasks.id is null as is_missing, compensation.undone, tasks.state, tasks.skipped_by_failure,
+    tasks.superseded, tasks.reused, jobs.reused -> steps.step -> 'skipped_by_failure' is not null as is_left_out,
     case
         when (tasks.state = 'done' or tasks.reused)
             then coalesce(tasks.output, '{}') || jsonb_build_object('result',
@@ -293,14 +400,17 @@ from interlock.jobs
     cross join lateral (
         select exists (
             select from interlock.tasks as undo
-            where undo.job_id = jobs.id and undo.step = 'compensate:' || steps.step
+            where undo.job_id = jobs.id and (undo.step = 'compensate:' || steps.step
+                    -- a step of its child job
+                    or starts_with(undo.step, 'compensate:' || steps.step || '/')
+                    or starts_with(undo.step, 'compensate:' || steps.step || '#'))
         ) as undone
     ) as compensation
 where jobs.id = %(job_id)s
 order by steps.position
 
--- name: read_job_edges
-select upstream, downstream
+-- name: read_job_definition
+select definition
 from interlock.jobs
-    join interlock.workflow_edges on workflow_edges.workflow_id = jobs.workflow_id
+    join interlock.workflows on workflows.id = jobs.workflow_id
 where jobs.id = %(job_id)s

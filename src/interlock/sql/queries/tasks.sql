@@ -6,8 +6,7 @@
 -- name: release_waiting_tasks
 -- The function of the same name makes the move and notifies the workers.
 select ids
-from interlock.release_waiting_tasks(%(actor)s, %(ids)s::uuid[], %(run_ats)s::timestamptz[], %(inputs)s::jsonb[],
-    %(held_by)s::text, %(reason)s, %(now)s::timestamptz)
+from interlock.release_waiting_tasks(%(actor)s, %(ids)s::uuid[], %(held_by)s::text, %(reason)s, %(now)s::timestamptz)
 
 -- name: hold_pending_tasks
 -- moves: task pending -hold-> waiting
@@ -46,8 +45,7 @@ set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tr
     started_at = coalesce(%(now)s::timestamptz, now()),
     updated_at = coalesce(%(now)s::timestamptz, now()),
     -- Steps are created without an app: one without a webhook URL takes that of the app of the first worker.
-    callback_url = coalesce(callback_url,
-        case when job_id is not null and type <> 'interlock.pass' then %(callback_url)s::text end)
+    callback_url = coalesce(callback_url, case when job_id is not null then %(callback_url)s::text end)
 where tasks.id = any (array(select id from picked))
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries,
@@ -100,7 +98,7 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
                             and (tasks.part_of is null or edges.upstream is distinct from steps.spec ->> 'over')
                     ) as found on steps.edges > 0
                 where steps.simple and (steps.kind = 'map') = (tasks.part_of is not null)
-                    and not tasks.input ? 'refused' and coalesce(pg_column_size(given.input), 0) < 8000
+                    and coalesce(pg_column_size(given.input), 0) < 8000
                     and found.are_small is not false
             ), interlock.step_inputs(tasks)) end)
     end
@@ -109,14 +107,36 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
 -- Returns the time until the next pending task of these namespaces is due, by the server's clock. A task that became
 -- due within the last second counts: it was not due at the worker's latest claim, and no notification is sent for it.
 -- At most a day, because an interval cannot hold some far times.
+with recursive levels as (
+    -- The priorities in each namespace, one index look-up each: within one, the claim index is in the order of run_at.
+    select wanted.namespace, highest.priority
+    from unnest(%(namespaces)s::text[]) as wanted (namespace)
+        cross join lateral (
+            select priority
+            from interlock.tasks
+            where state = 'pending' and tasks.namespace = wanted.namespace
+            order by priority desc, run_at, id
+            limit 1
+        ) as highest
+    union all
+    select levels.namespace, lower.priority
+    from levels
+        cross join lateral (
+            select priority
+            from interlock.tasks
+            where state = 'pending' and tasks.namespace = levels.namespace and tasks.priority < levels.priority
+            order by priority desc, run_at, id
+            limit 1
+        ) as lower
+)
 select least(min(found.run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining
-from unnest(%(namespaces)s::text[]) as wanted (namespace)
+from levels
     cross join lateral (
         select run_at
         from interlock.tasks
-        where state = 'pending' and tasks.namespace = wanted.namespace and type = any (%(types)s::text[])
-            and run_at > coalesce(%(now)s::timestamptz, now()) - interval '1 second'
-        order by run_at
+        where state = 'pending' and tasks.namespace = levels.namespace and tasks.priority = levels.priority
+            and type = any (%(types)s::text[]) and run_at > coalesce(%(now)s::timestamptz, now()) - interval '1 second'
+        order by run_at, id
         limit 1
     ) as found
 
@@ -266,15 +286,42 @@ returning id, worker_id
 
 -- name: skip_waiting_tasks
 -- moves: task waiting -skip-> skipped
--- `poisoned` means skipped because of a failure, not because of a branch. The caller has resolved the steps after these
--- already: no message is sent.
+-- The caller has resolved the steps after these already: no message is sent.
 update interlock.tasks
-set state = 'skipped', event = 'skip', reason = unwanted.reason, held_by = null, poisoned = unwanted.poisoned,
-    error = coalesce(unwanted.error, tasks.error), advanced = true, unresolved = 0,
+set state = 'skipped', event = 'skip', reason = unwanted.reason, held_by = null,
+    skipped_by_failure = unwanted.skipped_by_failure, advanced = true, unresolved = 0,
     finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
-from unnest(%(ids)s::uuid[], %(reasons)s::text[], %(poisoned)s::boolean[], %(errors)s::jsonb[])
-    as unwanted (id, reason, poisoned, error)
+from unnest(%(ids)s::uuid[], %(reasons)s::text[], %(skipped_by_failure)s::boolean[])
+        as unwanted (id, reason, skipped_by_failure)
 where tasks.id = any (%(ids)s::uuid[]) and tasks.id = unwanted.id
+    and case when tasks.state = 'waiting' then true else false end
+    and (select set_config('interlock.actor', %(actor)s, true)) is not null
+returning tasks.id
+
+-- name: succeed_waiting_tasks
+-- moves: task waiting -succeed-> done
+-- Completes steps that need no worker: sleep, signal, approval, map and child steps. Results are JSON texts. The caller has
+-- resolved the steps after these already: no message is sent.
+update interlock.tasks
+set state = 'done', event = 'succeed', reason = null, held_by = null, wait_until = null, advanced = true, unresolved = 0,
+    output = interlock.engine_output(tasks.step, ended.result::jsonb, null, coalesce(%(now)s::timestamptz, now())),
+    finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+from unnest(%(ids)s::uuid[], %(results)s::text[]) as ended (id, result)
+where tasks.id = any (%(ids)s::uuid[]) and tasks.id = ended.id
+    and case when tasks.state = 'waiting' then true else false end
+    and (select set_config('interlock.actor', %(actor)s, true)) is not null
+returning tasks.id
+
+-- name: fail_waiting_tasks
+-- moves: task waiting -fail-> error
+-- Fails steps that need no worker, such as a map with too many failed parts or a rejected approval.
+update interlock.tasks
+set state = 'error', event = 'fail', reason = ended.error ->> 'message', held_by = null, wait_until = null,
+    advanced = true, unresolved = 0, error = ended.error,
+    output = interlock.engine_output(tasks.step, null, ended.error, coalesce(%(now)s::timestamptz, now())),
+    finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+from unnest(%(ids)s::uuid[], %(errors)s::jsonb[]) as ended (id, error)
+where tasks.id = any (%(ids)s::uuid[]) and tasks.id = ended.id
     and case when tasks.state = 'waiting' then true else false end
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id

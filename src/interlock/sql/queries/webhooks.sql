@@ -1,4 +1,5 @@
--- Outbox of webhooks: `insert_webhooks` writes them with the outcome, delivery deletes them.
+-- Outbox of webhooks: `insert_webhooks` writes those of tasks with the outcome, a trigger those of jobs; delivery deletes
+-- them.
 
 -- name: claim_due_webhooks
 -- The sender moves the next try forward before it sends: if its process dies, the webhook becomes due again.
@@ -12,7 +13,12 @@ where id = any (array(
     limit %(limit)s
     for update skip locked
 ))
-returning id, task_id, attempt, state, url, tries
+returning id, task_id, attempt, job_id, state, url, tries, (
+    select jsonb_build_object('workflow', workflows.name, 'version', workflows.version)
+    from interlock.jobs
+        join interlock.workflows on workflows.id = jobs.workflow_id
+    where jobs.id = callbacks.job_id
+) as definition
 
 -- name: delete_delivered_webhooks
 -- Fenced by the number of tries: a webhook that was claimed again belongs to the later sender.
@@ -39,7 +45,7 @@ order by next_try_at
 limit 1
 
 -- name: list_given_up_webhooks
-select id, task_id, attempt, state, url, tries, error, given_up_at
+select id, task_id, attempt, job_id, state, url, tries, error, given_up_at
 from interlock.callbacks
 where given_up_at is not null
 order by id

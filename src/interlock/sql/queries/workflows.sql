@@ -1,21 +1,25 @@
--- Workflow definitions with their steps and edges. A version is written once and never changed.
+-- Workflow definitions with their steps and edges. A definition is written once and never changed; a development setting
+-- can move a name and version to another definition (`retire_workflow`, `restore_workflow`).
 
 -- name: insert_workflow
 insert into interlock.workflows (name, version, namespace, definition, root_namespaces, plain_roots, timeout_seconds,
-    registered_at)
+    tags, attributes, callback_url, key, on_conflict, registered_at)
 values (%(name)s, %(version)s, %(namespace)s, %(definition)s, %(root_namespaces)s::text[], %(plain_roots)s,
-    %(timeout_seconds)s::float8, coalesce(%(now)s::timestamptz, now()))
+    %(timeout_seconds)s::float8, %(tags)s::text[], %(attributes)s::jsonb, %(callback_url)s, %(key)s,
+    %(on_conflict)s, coalesce(%(now)s::timestamptz, now()))
 on conflict (name, version) do nothing
 returning id
 
 -- name: insert_workflow_steps
-insert into interlock.workflow_steps (workflow_id, step, position, kind, type, namespace, join_rule, strategy, edges,
-    sink, compensate, waits_for, priority, max_tries, timeout_seconds, backoff, limit_key, tags, callback_url, spec,
-    simple, handed)
-select %(workflow_id)s, step, position, kind, type, namespace, join_rule, strategy, edges, sink, compensate, waits_for,
-    priority, max_tries, timeout_seconds, backoff, limit_key, tags, callback_url, spec, simple, handed
+insert into interlock.workflow_steps (workflow_id, step, position, kind, type, namespace, needed, rule, condition,
+    cancel_rest, strategy, edges, outputs, compensate, waits_for, priority, max_tries, timeout_seconds, backoff, limit_key,
+    tags, callback_url, spec, simple, handed)
+select %(workflow_id)s, step, position, kind, type, namespace, needed, rule, condition, cancel_rest, strategy, edges,
+    outputs, compensate, waits_for, priority, max_tries, timeout_seconds, backoff, limit_key, tags, callback_url, spec,
+    simple, handed
 from jsonb_to_recordset(%(steps)s::jsonb) as declared (step text, position int, kind text, type text, namespace text,
-    join_rule float8, strategy float8, edges int, sink boolean, compensate text, waits_for text, priority int,
+    needed int, rule jsonb, condition text, cancel_rest boolean, strategy float8, edges int, outputs text[],
+    compensate text, waits_for text, priority int,
     max_tries int, timeout_seconds float8, backoff jsonb, limit_key text, tags text[], callback_url text, spec jsonb,
     simple boolean, handed jsonb)
 
@@ -25,28 +29,55 @@ select %(workflow_id)s, upstream, downstream, condition, branch
 from jsonb_to_recordset(%(edges)s::jsonb) as declared (upstream text, downstream text, condition text, branch boolean)
 
 -- name: compare_workflow
-select id, definition = %(definition)s::jsonb as same
+select id, definition, definition = %(definition)s::jsonb as same
 from interlock.workflows
 where name = %(name)s and version = %(version)s
+
+-- name: lock_workflow
+-- The lock conflicts with the foreign keys of jobs: until the transaction ends, no job of the workflow is inserted.
+select id, definition, registered_at
+from interlock.workflows
+where name = %(name)s and version = %(version)s
+for update
+
+-- name: count_unfinished_jobs_of_workflow
+select count(*)::int as jobs
+from interlock.jobs
+where workflow_id = %(id)s and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+
+-- name: retire_workflow
+update interlock.workflows
+set version = %(retired_version)s, replaced_at = coalesce(%(now)s::timestamptz, now())
+where id = %(id)s
+returning id
+
+-- name: restore_workflow
+-- Returns nothing if the definition was not replaced before.
+update interlock.workflows
+set version = %(version)s, registered_at = %(registered_at)s, replaced_at = null
+where name = %(name)s and version = %(retired_version)s and definition = %(definition)s::jsonb
+    and replaced_at is not null
+returning id
 
 -- name: read_workflow
 -- Without a version, reads the one that was registered last.
 select id, name, version, namespace, definition, registered_at
 from interlock.workflows
-where name = %(name)s and version = coalesce(%(version)s::text, version)
+where name = %(name)s and case when %(version)s::text is null then replaced_at is null else version = %(version)s end
 order by registered_at desc, id desc
 limit 1
 
 -- name: list_workflows
 select id, name, version, namespace, definition, registered_at
 from interlock.workflows
+where replaced_at is null
 order by name, registered_at desc, id desc
 
 -- name: find_workflows
 -- Reads, for a submit, the workflows by name and version, which of their root namespaces have no live worker, and whether
 -- the queue exists.
 select wanted.place, found.id, found.version, found.namespace, found.root_namespaces, found.plain_roots,
-    found.timeout_seconds, array(
+    found.timeout_seconds, found.tags, found.attributes, found.callback_url, found.key, array(
         select namespace
         from unnest(found.root_namespaces) as root (namespace)
         where not exists (
@@ -59,9 +90,11 @@ select wanted.place, found.id, found.version, found.namespace, found.root_namesp
 from interlock.settings
     cross join unnest(%(names)s::text[], %(versions)s::text[]) with ordinality as wanted (name, version, place)
     left join lateral (
-        select id, version, namespace, root_namespaces, plain_roots, timeout_seconds
+        select id, version, namespace, root_namespaces, plain_roots, timeout_seconds, tags, attributes, callback_url,
+            key
         from interlock.workflows
-        where workflows.name = wanted.name and workflows.version = coalesce(wanted.version, workflows.version)
+        where workflows.name = wanted.name
+            and case when wanted.version is null then replaced_at is null else version = wanted.version end
         order by registered_at desc, id desc
         limit 1
     ) as found on true
@@ -75,5 +108,6 @@ where id = any (%(ids)s::uuid[]) and jsonb_typeof(definition -> 'input_schema') 
 -- name: list_workflow_versions
 select name, array_agg(version order by registered_at) as versions
 from interlock.workflows
+where replaced_at is null
 group by name
 order by name

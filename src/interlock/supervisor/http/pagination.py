@@ -55,6 +55,15 @@ def decode_id(cursor: str | None) -> UUID | None:
     return None if cursor is None else _decode(cursor, UUID)[0]
 
 
+def decode_time_and_uuid(cursor: str | None) -> tuple[datetime, UUID] | None:
+    """Decode a cursor that is a time and a UUID."""
+    found = decode_time_and_id(cursor)
+    try:
+        return None if found is None else (found[0], UUID(found[1]))
+    except ValueError:
+        raise _invalid_cursor() from None
+
+
 def decode_time_and_id(cursor: str | None) -> tuple[datetime, str] | None:
     """Decode a cursor that is a time and an id."""
     if cursor is None:

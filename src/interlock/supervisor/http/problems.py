@@ -1,8 +1,8 @@
 """Error responses as problem details (RFC 9457), each with a code for programs. Every 4xx and 5xx is made here.
 
-A 409 has one of two codes. `illegal_transition`: the lifecycle does not allow the move; made from the database's
+A 409 has one of three codes. `illegal_transition`: the lifecycle does not allow the move; made from the database's
 refusal (`IllegalTransition`), or by `illegal_transition_problem` where the engine reports that nothing was changed.
-`not_possible`: the endpoint itself raises `Problem`.
+`not_possible`: the endpoint itself raises `Problem`, or the workflow is blocked (`DefinitionChangedError`).
 
 Invariant: no response shows a stack trace, a statement or a secret; an unexpected error is `internal_error` only.
 """
@@ -19,10 +19,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from interlock.errors import (
+    DefinitionChangedError,
     DisconnectedError,
     IllegalTransition,
     InputError,
     InterlockError,
+    JobConflictError,
+    RequestReusedError,
     StatementError,
     UnknownJobError,
     UnknownTaskError,
@@ -57,6 +60,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "request_timeout": (408, "The request did not arrive in time"),
     "illegal_transition": (409, "The lifecycle does not allow this move"),
     "not_possible": (409, "That cannot be done now"),
+    "job_conflict": (409, "An unfinished job has the key"),
     "body_too_large": (413, "The body is too large"),
     "unsupported_media_type": (415, "The body must be JSON"),
     "unknown_host": (421, "The request is for another host"),
@@ -70,10 +74,14 @@ CODES: Mapping[str, tuple[int, str]] = {
     "database_unavailable": (503, "The database cannot be reached"),
 }
 _RETRY_AFTER = {"Retry-After": "1"}
-_NOT_FOUND_CODES: Mapping[type[InterlockError], str] = {
+# the first that fits counts
+_ERROR_CODES: Mapping[type[InterlockError], str] = {
     UnknownWorkerError: "unknown_worker",
     UnknownJobError: "unknown_job",
     UnknownTaskError: "unknown_task",
+    RequestReusedError: "key_reused",
+    InputError: "invalid_input",
+    DefinitionChangedError: "not_possible",
 }
 _HTTP_CODES = {404: "unknown_path", 405: "method_not_allowed", 415: "unsupported_media_type"}
 # SQLSTATE prefixes: transient errors, and values that PostgreSQL cannot store
@@ -148,11 +156,11 @@ def _from_interlock_error(error: InterlockError) -> Problem:
         return Problem("database_unavailable", "try again in a moment", headers=_RETRY_AFTER)
     if isinstance(error, StatementError):
         return _from_statement_error(error)
-    for kind, code in _NOT_FOUND_CODES.items():
+    if isinstance(error, JobConflictError):
+        return Problem("job_conflict", str(error), {"job_id": str(error.job_id)})
+    for kind, code in _ERROR_CODES.items():
         if isinstance(error, kind):
             return Problem(code, str(error))
-    if isinstance(error, InputError):
-        return Problem("invalid_input", str(error))
     return Problem("internal_error", _INTERNAL_DETAIL)
 
 

@@ -19,6 +19,8 @@ from interlock.model.options import (
     DELAY,
     DURATION,
     ID,
+    MAX_ATTRIBUTES,
+    MAX_TAGS,
     MAX_WORKER_COUNT,
     PRIORITY,
     TEXT,
@@ -26,6 +28,7 @@ from interlock.model.options import (
     TIME,
     TRIES,
     URL,
+    ConflictPolicy,
     Scope,
     ValueType,
     check_one_start_time,
@@ -91,6 +94,11 @@ NameLength = StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern
 Name = Annotated[str, NameLength, AfterValidator(_check_not_blank)]
 Document = Annotated[dict[str, Any], AfterValidator(_check_storable)]
 Moment = Annotated[datetime, AfterValidator(_check_time)]
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=MAX_URL_LENGTH)]
+AttributeValue = Annotated[
+    bool | Annotated[int, Field(ge=-(2**63), lt=2**63)] | float | Annotated[str, StringConstraints(max_length=500)],
+    AfterValidator(_check_storable),
+]
 Seconds = Annotated[float, Field(gt=DURATION.least, le=DURATION.most, allow_inf_nan=False)]
 
 WorkerId = Annotated[str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$", description="The worker.")]
@@ -155,12 +163,31 @@ class NewJobRequest(Command):
     )
     timeout: Seconds | None = Field(default=None, description="Seconds after which it is canceled.")
     correlation_id: UUID | None = None
+    tags: Annotated[list[Name], Field(max_length=MAX_TAGS)] | None = Field(
+        default=None, description="Tags to find it by; those of the workflow by default."
+    )
+    attributes: Annotated[dict[Name, AttributeValue], Field(max_length=MAX_ATTRIBUTES)] | None = Field(
+        default=None, description="Attributes to find it by; those of the workflow by default."
+    )
+    callback_url: Url | None = Field(default=None, description="Webhook: this URL receives a POST when it has ended.")
+    key: Name | None = Field(
+        default=None, description="One job of the workflow with this key runs at a time; by default the workflow's key."
+    )
+    on_conflict: ConflictPolicy | None = Field(
+        default=None, description="What to do while an unfinished job has the key: by default `queue`."
+    )
+    debounce: Seconds | None = Field(
+        default=None, description="Seconds after which it starts, unless it is submitted again before; needs a key."
+    )
+    debounce_max: Seconds | None = Field(
+        default=None, description="It starts so many seconds after the first submit at the latest."
+    )
 
 
 class RetryRequest(Command):
-    """The step from which to run a job again."""
+    """The step from which to run a job again; by default, the steps that failed."""
 
-    step: Name
+    step: Name | None = None
 
 
 class SignalSentRequest(Command):
@@ -193,8 +220,8 @@ class _NewTaskRequest(Command):
 # The type of a request field for each type of the option table.
 OPTION_TYPES: Mapping[ValueType, Any] = {
     TEXT: Name,
-    TEXTS: Annotated[list[Name], Field(max_length=100)],
-    URL: Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=MAX_URL_LENGTH)],
+    TEXTS: Annotated[list[Name], Field(max_length=MAX_TAGS)],
+    URL: Url,
     TIME: Moment,
     DURATION: Seconds,
     DELAY: Annotated[float, Field(ge=DELAY.least, le=DELAY.most, allow_inf_nan=False)],

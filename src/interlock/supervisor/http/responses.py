@@ -88,6 +88,9 @@ class JobSummaryResponse(ResponseModel):
     parent_job_id: UUID | None
     request_id: str | None
     actor: str | None
+    tags: list[str] | None
+    attributes: dict[str, Any] | None
+    key: str | None
     created_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
@@ -97,9 +100,11 @@ class JobResponse(JobSummaryResponse):
     """A job."""
 
     input: dict[str, Any]
-    output: dict[str, Any] | None
+    output: Any
     error: dict[str, Any] | None
     worker_count: int | None
+    callback_url: str | None
+    callback: dict[str, Any] | None = Field(description="Its webhook, from the end of the job until it is delivered.")
 
 
 class SubmittedJobResponse(JobResponse):
@@ -131,9 +136,38 @@ class StepResponse(ResponseModel):
 
 
 class SignaledResponse(ResponseModel):
-    """The outcome of a signal: only the first of a name counts."""
+    """The outcome of a signal or of the answer to an approval."""
 
-    outcome: str = Field(description="sent, or already sent")
+    outcome: str = Field(description="sent; already sent: nothing was stored, the first one counts")
+
+
+class SentSignalResponse(ResponseModel):
+    """A signal that was sent to a job; `consumed_by` is null while no step has consumed it."""
+
+    id: int
+    name: str
+    payload: Any
+    request_id: str | None
+    sent_by: str
+    sent_at: datetime
+    consumed_by: str | None
+    consumed_at: datetime | None
+
+
+class InboxItemResponse(ResponseModel):
+    """A step that waits for a signal or an approval."""
+
+    id: UUID
+    job_id: UUID
+    workflow: str
+    version: str
+    namespace: str
+    step: str
+    kind: str
+    signal: str = Field(description="the name to send; that of an approval is its step")
+    assignee: str | None = Field(description="null: it is for anyone")
+    wait_started_at: datetime
+    wait_until: datetime | None = Field(description="its timeout, if it has one")
 
 
 class TaskSummaryResponse(ResponseModel):

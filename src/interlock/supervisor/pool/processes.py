@@ -249,6 +249,7 @@ def make_environment(config: Config, spec: Mapping[str, Any]) -> dict[str, str]:
         "LOG_FORMAT": config.log_format,
         "WAKE_MODE": config.wake_mode,
         "APP": spec.get("app") or config.app,
+        "DEV": config.dev,
         "NAMESPACES": ",".join(map(str, namespaces)) if isinstance(namespaces, list | tuple) else namespaces,
         "CONCURRENCY": spec.get("concurrency", config.concurrency),
         "LEASE": spec.get("lease", config.lease),

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from interlock.client.task import Task
     from interlock.worker.attempt import TaskStateMachine
 
@@ -36,9 +34,6 @@ class StepExecutionCompletionEvent(NamedTuple):
     error: BaseException | None = None
 
 
-HandlerEvent = StepExecutionEvent | StepExecutionCompletionEvent
-
-
 @dataclass(slots=True)
 class HandlerEventStatistics:
     """Counts of events since the worker started."""
@@ -53,51 +48,37 @@ class HandlerEventStatistics:
 class HandlerEvents:
     """Publishes executions and matches completions to them."""
 
-    __slots__ = ("_numbers", "_observers", "_open", "statistics")
+    __slots__ = ("_numbers", "_open", "statistics")
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
-        self._open: dict[int, Task[..., Any]] = {}
-        self._observers: list[Callable[[HandlerEvent], None]] = []
+        self._open: dict[int, StepExecutionEvent] = {}
         self.statistics = HandlerEventStatistics()
 
-    def observe(self, observer: Callable[[HandlerEvent], None]) -> None:
-        """Call a function with every event. An observer cannot change the outcome: its errors are logged."""
-        self._observers.append(observer)
-
-    def publish(self, attempt: TaskStateMachine, definition: Task[..., Any], arguments: dict[str, Any]) -> int:
-        """Open an execution and return its correlation id."""
-        number = next(self._numbers)
-        self._open[number] = definition
+    def publish(
+        self, attempt: TaskStateMachine, definition: Task[..., Any], arguments: dict[str, Any]
+    ) -> StepExecutionEvent:
+        """Open an execution and return its event, with a new correlation id."""
+        event = StepExecutionEvent(next(self._numbers), attempt, definition, arguments)
+        self._open[event.correlation_id] = event
         self.statistics.dispatched += 1
-        if self._observers:
-            self._notify(StepExecutionEvent(number, attempt, definition, arguments))
-        return number
+        return event
 
-    def complete(self, correlation_id: int, output: Any = None, error: BaseException | None = None) -> Any:
+    def complete(self, completion: StepExecutionCompletionEvent) -> Any:
         """Close an execution: return the output encoded for JSON, or raise the handler's error."""
         self.statistics.received += 1
-        definition = self._open.pop(correlation_id, None)
-        if definition is None:
+        event = self._open.pop(completion.correlation_id, None)
+        if event is None:
             self.statistics.mismatched += 1
-            log.warning("correlation_mismatch", correlation_id=correlation_id)
+            log.warning("correlation_mismatch", correlation_id=completion.correlation_id)
             return None
-        if self._observers:
-            self._notify(StepExecutionCompletionEvent(correlation_id, output, error))
-        if error is not None:
+        if completion.error is not None:
             self.statistics.failed += 1
-            raise error
+            raise completion.error
         try:
-            stored = definition.encode_result(output)
+            stored = event.definition.encode_result(completion.output)
         except Exception:
             self.statistics.failed += 1
             raise
         self.statistics.completed += 1
         return stored
-
-    def _notify(self, event: HandlerEvent) -> None:
-        for observer in self._observers:
-            try:
-                observer(event)
-            except Exception as error:  # noqa: BLE001 - an observer must not change the outcome
-                log.error("observer_failed", error=repr(error))

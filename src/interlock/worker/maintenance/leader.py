@@ -20,10 +20,11 @@ from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.leader import LEADER_LEASE, acquire_leadership, resign_leadership, seconds_until
 from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_namespaces
 from interlock.store.retention import Retention
-from interlock.store.schedules import fire_due_schedules, next_schedule_at
+from interlock.store.schedules import next_schedule_at
 from interlock.telemetry import log
 from interlock.worker.maintenance.retention import RetentionDuty
 from interlock.worker.maintenance.webhooks import WebhooksDuty, WebhookSettings
+from interlock.workflow.fire_schedules import fire_due_schedules
 
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
@@ -74,7 +75,7 @@ class LimitsDuty:
 
 
 class SchedulesDuty:
-    """Enqueues the tasks of due schedules.
+    """Makes the tasks and jobs of due schedules.
 
     A schedule that cannot be fired records the error in its row and in the log, and holds up no other.
     """
@@ -90,7 +91,7 @@ class SchedulesDuty:
             if fired.error is not None:
                 log.error("schedule_failed", schedule=fired.name, error=fired.error)
             else:
-                log.debug("schedule_fired", schedule=fired.name, tasks=len(fired.tasks))
+                log.debug("schedule_fired", schedule=fired.name, made=len(fired.ids))
         due = await next_schedule_at(connection)
         return await seconds_until(connection, due, limit=SCHEDULE_POLL_INTERVAL_S, now=now)
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 import orjson
@@ -148,7 +148,7 @@ class WebhooksDuty:
         url, port = checked_url(webhook.url)
         host = url.raw_host.decode("ascii")
         addresses = await public_addresses(host, port, allow_private=self._settings.allow_private)
-        body = orjson.dumps({"task_id": str(webhook.task_id), "state": webhook.state, "attempt": webhook.attempt})
+        body = orjson.dumps(webhook.payload())
         headers = {"Content-Type": "application/json", "User-Agent": "interlock", **_host_headers(url)}
         if self._settings.secret is not None:
             headers["Interlock-Signature"] = signature(self._settings.secret, body, int(time.time()))
@@ -238,11 +238,15 @@ async def _status(transport: httpx.AsyncHTTPTransport, request: httpx.Request) -
 
 def _logged(failure: FailedDelivery) -> FailedDelivery:
     webhook = failure.notice
+    subject: dict[str, Any] = (
+        {"task_id": str(webhook.task_id), "attempt": webhook.attempt}
+        if webhook.job_id is None
+        else {"job_id": str(webhook.job_id)}
+    )
     log.warning(
         "callback_failed",
         callback_id=webhook.id,
-        task_id=str(webhook.task_id),
-        attempt=webhook.attempt,
+        **subject,
         tries=webhook.tries,
         error=failure.error,
         given_up=failure.delay is None,

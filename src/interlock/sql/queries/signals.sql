@@ -1,0 +1,78 @@
+-- Signals and answers to approvals, and the steps that wait for them. None of these statements changes a state. Writes run in
+-- a transaction that has locked the job.
+
+-- name: read_signal_steps
+-- Reads the signal and approval steps of a job in the order of the definition, and whether each waits now or has failed.
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, steps.kind, steps.spec,
+    tasks.state = 'waiting' and tasks.held_by = 'signal' as is_waiting, tasks.state = 'error' as has_failed,
+    steps.kind = 'approval' and exists (
+        select from interlock.signals where signals.job_id = jobs.id and signals.name = steps.step
+    ) as is_answered
+from interlock.jobs
+    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
+        and steps.kind in ('signal', 'approval')
+    join interlock.tasks on tasks.job_id = jobs.id and tasks.step = steps.step
+where jobs.id = %(job_id)s
+order by steps.position
+
+-- name: read_sent_signal
+-- Reads whether a request id was used in the job before, and whether for the same signal.
+select name = %(name)s and payload is not distinct from %(payload)s::jsonb as is_same
+from interlock.signals
+where job_id = %(job_id)s and request_id = %(request_id)s
+
+-- name: insert_signal
+insert into interlock.signals (job_id, name, payload, request_id, sent_by, sent_at)
+values (%(job_id)s, %(name)s, %(payload)s, %(request_id)s, %(actor)s, coalesce(%(now)s::timestamptz, now()))
+returning id
+
+-- name: read_unconsumed_signals
+-- Reads the oldest signals that no step has consumed, of each job and name as many as its steps can consume.
+select wanted.job_id, wanted.name, found.id, found.payload, found.sent_by
+from unnest(%(job_ids)s::uuid[], %(names)s::text[], %(counts)s::int[]) as wanted (job_id, name, steps)
+    cross join lateral (
+        select id, payload, sent_by
+        from interlock.signals
+        where signals.job_id = wanted.job_id and signals.name = wanted.name and consumed_by is null
+        order by id
+        limit wanted.steps
+    ) as found
+order by found.id
+
+-- name: consume_signals
+update interlock.signals
+set consumed_by = given.step, consumed_at = coalesce(%(now)s::timestamptz, now())
+from unnest(%(ids)s::bigint[], %(steps)s::text[]) as given (id, step)
+where signals.id = any (%(ids)s::bigint[]) and signals.id = given.id and signals.consumed_by is null
+
+-- name: read_signals
+-- Reads the signals of a job in the order in which they were sent.
+select id, name, payload, request_id, sent_by, sent_at, consumed_by, consumed_at
+from interlock.signals
+where job_id = %(job_id)s
+order by id
+
+-- name: read_inbox
+-- Reads the steps that wait for a signal or an approval, longest wait first, with cursor pagination: `after` and `after_id`
+-- belong to the last step of the page before. Null means "any". Not prepared, so that the planner knows which filters are
+-- null.
+select tasks.id, tasks.job_id, workflows.name as workflow, workflows.version, tasks.namespace, tasks.step, steps.kind,
+    case steps.kind when 'signal' then steps.spec ->> 'signal' else steps.step end as signal, tasks.assignee,
+    tasks.wait_started_at, tasks.wait_until
+from (
+        select id, job_id, namespace, step, assignee, wait_started_at, wait_until
+        from interlock.tasks
+        where state = 'waiting' and held_by = 'signal'
+            and (%(assignee)s::text is null or assignee = %(assignee)s::text)
+            and (%(after)s::timestamptz is null
+                or (wait_started_at, id) > (%(after)s::timestamptz, %(after_id)s::uuid))
+        order by wait_started_at, id
+        offset 0 -- read first, by the index of waiting steps, whatever the statistics say of the other tables
+    ) as tasks
+    join interlock.jobs on jobs.id = tasks.job_id
+    join interlock.workflows on workflows.id = jobs.workflow_id
+    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+where (%(workflow)s::text is null or workflows.name = %(workflow)s::text)
+    and (%(kind)s::text is null or steps.kind = %(kind)s::text)
+order by tasks.wait_started_at, tasks.id
+limit %(limit)s
