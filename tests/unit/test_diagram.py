@@ -151,6 +151,10 @@ class TestCommand:
         assert runner.invoke(app, ["--format", "svg", "--output", str(tmp_path / "pictures")]).exit_code == 0
         assert {path.name for path in (tmp_path / "pictures").iterdir()} == {f"{name}.svg" for name in MACHINES}
 
+    def test_one_picture_is_written_into_an_existing_directory_under_its_name(self, tmp_path: Path) -> None:
+        assert runner.invoke(app, ["job", "--format", "svg", "--output", str(tmp_path)]).exit_code == 0
+        assert (tmp_path / "job.svg").read_text(encoding="utf-8") == svg(MACHINES["job"])
+
     def test_output_goes_to_a_file(self, tmp_path: Path) -> None:
         path = tmp_path / "job.mmd"
         result = runner.invoke(app, ["job", "--output", str(path)])

@@ -475,6 +475,37 @@ def test_the_input_is_checked_against_the_parameters_of_the_first_steps() -> Non
     assert wf.document["input_schema"]["$comment"] == "derived from the parameters of the first steps"
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "fine"),
+    [
+        (int, str, False),
+        (list[int], str, False),
+        (Price, list[Price], False),
+        (int, float, True),
+        (int | str, str | None, True),
+        (Price, Receipt, True),  # an object can have the fields of both
+        (Any, int, True),
+    ],
+)
+def test_first_steps_that_no_input_can_satisfy_together_are_refused(one: Any, other: Any, *, fine: bool) -> None:
+    wf = new()
+
+    def first(number: None) -> None: ...
+
+    def also(number: None) -> None: ...
+
+    first.__annotations__, also.__annotations__ = {"number": one}, {"number": other}
+    wf.step(first)
+    wf.step(also)
+    if fine:
+        assert wf.document["input_schema"]["required"] == ["number"]
+        return
+    with pytest.raises(GraphError) as error:
+        _ = wf.document
+    assert "parameter 'number' of step 'also' is" in str(error.value)
+    assert "but parameter 'number' of step 'first' is" in str(error.value)
+
+
 def test_the_input_has_what_maps_and_sleeps_at_the_beginning_name() -> None:
     wf = new()
     wf.map(over_input="names", name="pack")(lambda item, other: (item, other))

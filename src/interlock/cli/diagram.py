@@ -70,7 +70,7 @@ def diagram(
     ] = DiagramFormat.MERMAID,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to this file; several SVG pictures go into this directory."),
+        typer.Option("--output", "-o", help="Write to this file, or SVG pictures into this directory."),
     ] = None,
     docs: Annotated[
         Path | None,
@@ -171,7 +171,7 @@ def _as_id(name: str) -> UUID | None:
 
 
 def _write_pictures(drawings: Sequence[Drawing], output: Path | None) -> None:
-    """Write one picture to the output, or several into the directory `output`."""
+    """Write one picture to the file `output`, or any number into the directory `output`."""
     try:
         pictures = {drawing.name: drawing.svg() for drawing in drawings}
     except ValueError as error:
@@ -181,7 +181,7 @@ def _write_pictures(drawings: Sequence[Drawing], output: Path | None) -> None:
         raise typer.BadParameter(f"{message}; there are: {', '.join(pictures)}")
     for name, drawn in pictures.items():
         path = output
-        if path is not None and len(pictures) > 1:
+        if path is not None and (len(pictures) > 1 or path.is_dir()):
             path /= f"{name.replace(', version ', '-')}.svg"
         _write(drawn, path)
 

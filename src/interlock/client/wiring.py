@@ -34,6 +34,7 @@ from interlock.model.json_types import (
     fits,
     schema_of_annotation,
     schemas_of_annotations,
+    share_a_type,
 )
 from interlock.model.json_values import NOTHING
 
@@ -97,8 +98,18 @@ class Wiring:
         )
         made = iter(schemas)
         derived: Schema = {"$comment": DERIVED_COMMENT, "type": "object"}
+        compared: dict[str, list[tuple[_InputUse, Schema]]] = {}
         for use in uses:
             schema = {**(use.schema if use.codec is None else next(made)), USED_BY: [use.origin]}
+            complete = {**schema, "$defs": definitions}
+            for earlier, wanted in compared.setdefault(use.name, []):
+                if not share_a_type(complete, wanted):
+                    raise self._error(
+                        list(self._steps).index(use.step),
+                        f"{use.origin} is {_use_type(use)}, but {earlier.origin} is {_use_type(earlier)}: "
+                        f"no value of the field {use.name!r} of the input fits both",
+                    )
+            compared[use.name].append((use, complete))
             if use.name == _WHOLE_INPUT:
                 derived.setdefault("allOf", []).append(schema)
                 continue
@@ -247,14 +258,16 @@ class Wiring:
             name = step["name"]
             if step.get("over_input") is not None:
                 schema = {"type": ["array", "object"]}
-                yield _InputUse(step["over_input"], schema, None, f"over_input of step {name!r}", is_required=True)
+                yield _InputUse(
+                    name, step["over_input"], schema, None, f"over_input of step {name!r}", is_required=True
+                )
             elif (until := _field_of_until(step)) is not None:
-                yield _InputUse(until, {"type": "string"}, None, f"until of step {name!r}", is_required=True)
+                yield _InputUse(name, until, {"type": "string"}, None, f"until of step {name!r}", is_required=True)
             elif step["kind"] in KINDS_WITH_HANDLER:
                 task = self._tasks[step["type"]]
                 for parameter, required in _parameters(task):
                     origin = f"parameter {parameter!r} of step {name!r}"
-                    yield _InputUse(parameter, UNKNOWN, task.codec(parameter), origin, required)
+                    yield _InputUse(name, parameter, UNKNOWN, task.codec(parameter), origin, required)
 
     # --- helpers
 
@@ -269,8 +282,9 @@ class Wiring:
 
 
 class _InputUse(NamedTuple):
-    """A use of a field of the input; its type is that of an annotation, or else a schema."""
+    """A use of a field of the input by a step; its type is that of an annotation, or else a schema."""
 
+    step: str
     name: str
     schema: Schema
     codec: Codec | None
@@ -305,6 +319,10 @@ def _type_name(codec: Codec) -> str:
         if codec.annotation is None or codec.annotation is NOTHING
         else inspect.formatannotation(codec.annotation)
     )
+
+
+def _use_type(use: _InputUse) -> str:
+    return _json_type(use.schema) if use.codec is None else _type_name(use.codec)
 
 
 def _json_type(schema: Schema) -> str:

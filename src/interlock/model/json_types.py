@@ -117,6 +117,15 @@ def fits(given: Schema, wanted: Schema) -> bool:
     return _Comparison(given.get("$defs", {}), wanted.get("$defs", {})).fits(given, wanted)
 
 
+def share_a_type(one: Schema, other: Schema) -> bool:
+    """Tell whether a value can have the JSON type of both schemas; the fields of objects are not compared."""
+    return any(
+        _type_fits(given.get("type"), wanted.get("type")) or _type_fits(wanted.get("type"), given.get("type"))
+        for given in _options(one, one.get("$defs", {}))
+        for wanted in _options(other, other.get("$defs", {}))
+    )
+
+
 def element_of(schema: Schema) -> Schema | None:
     """Return the schema of the elements that a map over such a value has; None if it cannot be mapped over."""
     definitions = schema.get("$defs", {})
@@ -157,7 +166,7 @@ class _Comparison:
         have, need = given.get("type"), wanted.get("type")
         if have is None or need is None:
             return True
-        if have != need and have not in _CONVERTED_FROM.get(need, ()):
+        if not _type_fits(have, need):
             return False
         if "enum" in given and "enum" in wanted:
             return any(value in wanted["enum"] for value in given["enum"])
@@ -173,6 +182,11 @@ class _Comparison:
             return False
         values, wanted_values = given.get("additionalProperties"), wanted.get("additionalProperties")
         return self.fits(values, wanted_values) if not fields and not wanted_fields else True
+
+
+def _type_fits(given: str | None, wanted: str | None) -> bool:
+    """Tell whether a value of one JSON type can be one of another; None is any type."""
+    return given is None or wanted is None or given == wanted or given in _CONVERTED_FROM.get(wanted, ())
 
 
 def _options(schema: Any, definitions: Schema, seen: frozenset[str] = frozenset()) -> Iterator[Schema]:
