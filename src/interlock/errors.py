@@ -168,11 +168,11 @@ class IllegalTransition(StoreError):  # noqa: N818 - the public name of the refu
 
 
 class ImmutableRecordError(StoreError):
-    """A client tried to change, delete or forge an immutable record (SQLSTATE IL004)."""
+    """A client tried to change, delete or forge a record, or to rewrite what is recorded (SQLSTATE IL004)."""
 
 
 class FenceError(StoreError):
-    """The attempt number (the fence) would go back, or a claim did not raise it (SQLSTATE IL005)."""
+    """A settle did not present the current attempt (the fence), or a claim did not raise it (SQLSTATE IL005)."""
 
 
 class UnfinishedWorkError(StoreError):

@@ -40,6 +40,17 @@ async def enqueue_by_sql(database: Connection, **columns: Any) -> UUID:
     return id_
 
 
+async def rewrite(database: Connection, table: str, assignments: str) -> None:
+    """Change recorded columns of all rows, as if they were older, which only the owner can do, without the guards."""
+    guards = ("guard_fixed", "guard_outcome", "guard_documents")
+    async with database.transaction():
+        for guard in guards:
+            await database.execute(f"alter table interlock.{table} disable trigger {guard}".encode())
+        await database.execute(f"update interlock.{table} set {assignments}".encode())
+        for guard in guards:
+            await database.execute(f"alter table interlock.{table} enable always trigger {guard}".encode())
+
+
 async def task_row(database: Connection, task: UUID) -> dict[str, Any]:
     """Read one task with the store's own statement."""
     return (await read_tasks(database, [task]))[0]

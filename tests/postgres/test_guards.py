@@ -60,6 +60,7 @@ def move(raw: psycopg.Connection, guard: Guard, row: str, target: str, event: st
     if guard is TASKS:
         extra += ", lease_expires_at = case when %(target)s = 'running' then now() end, worker_id = 'w'"
         extra += ", attempt = attempt + (%(target)s = 'running')::int"
+        extra += ", settled_attempt = case when state = 'running' then attempt else settled_attempt end"
     raw.execute(
         f"update interlock.{guard.table} set {guard.column} = %(target)s{extra} where id = %(row)s".encode(),
         {"target": target, "row": row, "event": event},
@@ -161,6 +162,7 @@ def test_records_cannot_be_changed_deleted_truncated_or_forged(raw: psycopg.Conn
     assert len(partitions) >= 5
     for table in [f"interlock.{guard.records}", *(name for (name,) in partitions)]:
         extra, value = (", attempt", ", 0") if guard is TASKS else ("", "")
+        extra, value = f"{extra}, database_role, recorded_at", f"{value}, 'me', now()"
         key = "'x'" if guard.table == "workers" else "interlock.new_id()"
         attempts = [
             f"insert into {table} ({guard.key}, to_state, event, actor{extra}) values ({key}, 'x', 'x', 'x'{value})",

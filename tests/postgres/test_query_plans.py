@@ -35,7 +35,8 @@ FILL = """
 insert into interlock.tasks (type) select 'x' from generate_series(1, 40000);
 update interlock.tasks set state = 'running', event = 'claim', attempt = 1, worker_id = 'w', lease_expires_at = now()
 where id in (select id from interlock.tasks limit 30000);
-update interlock.tasks set state = 'done', event = 'succeed', lease_expires_at = null, updated_at = clock_timestamp()
+update interlock.tasks
+set state = 'done', event = 'succeed', settled_attempt = 1, lease_expires_at = null, updated_at = clock_timestamp()
 where id in (select id from interlock.tasks where state = 'running' limit 28000);
 """
 

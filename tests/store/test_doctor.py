@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli_support import Shell
-from factories import add_live_worker, enqueue_by_sql, step
+from factories import add_live_worker, enqueue_by_sql, rewrite, step
 from interlock.store.doctor import DOCTOR, Finding, diagnose
 from interlock.store.step_results import read_orchestration_failures
 from interlock.store.tasks import claim_pending_tasks
@@ -87,7 +87,7 @@ async def test_open_jobs_without_an_orchestrator_are_reported(database: Connecti
     found = await wrong(database)
     assert found["orchestrators"].todo == "run `interlock orchestrator`"
     assert "jobs" not in found
-    await database.execute("update interlock.jobs set created_at = now() - interval '1 hour'")
+    await rewrite(database, "jobs", "created_at = now() - interval '1 hour'")
     pending = (await wrong(database))["jobs"]
     assert pending.found.startswith(f"1 job PENDING, the oldest is {job}, 3600 s old: no live worker serves")
     assert pending.todo == f"`interlock explain {job}`"
@@ -102,9 +102,8 @@ async def test_stuck_results_and_archived_messages_are_reported(database: Connec
     (claimed,) = await driver.claim()
     await driver.settle(claimed)
     assert await wrong(database) == {}
-    await database.execute(
-        "update interlock.tasks set finished_at = now() - interval '10 minutes', created_at = now() - interval '1 hour'"
-    )
+    ages = "finished_at = now() - interval '10 minutes', created_at = now() - interval '1 hour'"
+    await rewrite(database, "tasks", ages)
     await database.execute("update pgmq.q_orchestration_step_results set enqueued_at = now() - interval '10 minutes'")
     found = await wrong(database)
     assert set(found) == {"queue", "results"}

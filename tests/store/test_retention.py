@@ -30,9 +30,10 @@ pytestmark = pytest.mark.store
 NOW = datetime(2030, 1, 1, 12, tzinfo=UTC)
 DAY = timedelta(days=1)
 ENDS = {
-    "done": "update interlock.tasks set state = 'done', event = 'succeed', lease_expires_at = null",
-    "error": "update interlock.tasks set state = 'error', event = 'fail', lease_expires_at = null",
-    "canceled": "update interlock.tasks set state = 'canceled', event = 'cancel', lease_expires_at = null",
+    "done": "state = 'done', event = 'succeed', settled_attempt = 1, lease_expires_at = null",
+    "error": "state = 'error', event = 'fail', settled_attempt = 1, lease_expires_at = null",
+    "canceled": "state = 'canceled', event = 'cancel', lease_expires_at = null",
+    "skipped": "state = 'skipped', event = 'skip'",
 }
 CLAIM = (
     "update interlock.tasks set state = 'running', event = 'claim', attempt = 1, worker_id = 'w',"
@@ -55,8 +56,8 @@ async def ended(database: Connection, state: str, age: timedelta, task: UUID | N
     await database.execute(query.encode(), [id_, "x", start, *columns.values()])
     if state in ("done", "error"):
         await database.execute(f"{CLAIM} where id = %s".encode(), [id_])
-    end = ENDS.get(state, "update interlock.tasks set state = 'skipped', event = 'skip'")
-    await database.execute(f"{end}, finished_at = %s where id = %s".encode(), [NOW - age, id_])
+    end = f"update interlock.tasks set {ENDS[state]}, finished_at = %s where id = %s"
+    await database.execute(end.encode(), [NOW - age, id_])
     return id_
 
 

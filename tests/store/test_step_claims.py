@@ -38,7 +38,8 @@ pytestmark = pytest.mark.store
 
 # three of them are more than a JSON document of the database can hold; to copy one is faster than to make it
 DONE = (
-    "update interlock.tasks set state = 'done', event = 'succeed', lease_expires_at = null, finished_at = now(), output"
+    "update interlock.tasks set state = 'done', event = 'succeed', settled_attempt = attempt, lease_expires_at = null, "
+    "finished_at = now(), output"
 )
 LARGE = f"{DONE} = jsonb_build_object('result', repeat('x', 95000000)) where id = %s"
 AS_LARGE = f"{DONE} = (select output from interlock.tasks where id = %s) where id = any (%s)"

@@ -23,7 +23,8 @@ pytestmark = [pytest.mark.store, pytest.mark.lifecycle]
 COLUMNS = {"tasks": "type", "jobs": "task_description", "workers": "workspace_id"}
 T = TypeVar("T")
 FENCED = """, attempt = attempt + (%(target)s = 'running')::int, worker_id = 'w',
-    lease_expires_at = case when %(target)s = 'running' then now() end"""
+    lease_expires_at = case when %(target)s = 'running' then now() end,
+    settled_attempt = case when state = 'running' and %(target)s <> 'running' then attempt else settled_attempt end"""
 
 
 def pick(options: Sequence[T], choice: int) -> T:

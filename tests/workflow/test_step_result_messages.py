@@ -124,8 +124,8 @@ async def test_a_move_by_any_client_is_advanced(driver: JobDriver) -> None:
     job = await driver.submit(step("a"), step("b", "a"))
     (task,) = await driver.claim()
     await driver.connection.execute(
-        "update interlock.tasks set state = 'done', event = 'succeed', lease_expires_at = null, finished_at = now() "
-        "where id = %s",
+        "update interlock.tasks set state = 'done', event = 'succeed', settled_attempt = attempt, "
+        "lease_expires_at = null, finished_at = now() where id = %s",
         [task.id],
     )
     await driver.run()

@@ -65,7 +65,7 @@ LIST_HEADER = ("id", "status", "workflow", "version", "namespace", "open", "subm
 STEP_HEADER = ("step", "kind", "state", "tries", "took", "reason")
 INBOX_HEADER = ("job", "workflow", "step", "kind", "signal", "assignee", "since (UTC)", "until (UTC)")
 SIGNAL_HEADER = ("sent (UTC)", "signal", "by", "consumed by", "payload")
-HISTORY_HEADER = ("time (UTC)", "from", "event", "to", "actor", "reason")
+HISTORY_HEADER = ("time (UTC)", "from", "event", "to", "actor", "role", "reason")
 TIMES = ("created_at", "started_at", "completed_at", "deadline_at")
 PLAIN_FIELDS = ("worker_count", "parent_job_id", "retried_from", "request_id", "correlation_id", "key")
 MAX_SHOWN_STEPS = 200
@@ -349,7 +349,10 @@ def _format_job(
     if signals:
         parts.append(format_table(SIGNAL_HEADER, map(_signal_row, signals)))
     if moves:
-        rows = ((format_time(m.recorded_at), m.from_state, m.event, m.to_state, m.actor, m.reason) for m in moves)
+        rows = (
+            (format_time(m.recorded_at), m.from_state, m.event, m.to_state, m.actor, m.database_role, m.reason)
+            for m in moves
+        )
         parts.append(format_table(HISTORY_HEADER, rows))
     return parts
 

@@ -112,11 +112,14 @@ def history(
             raise await _unknown_task(app, handle.id, message)
         if in_json:
             return format_json([asdict(record) for record in records])
-        header = ("time (UTC)", "from", "event", "to", "attempt", "actor", "reason")
+        header = ("time (UTC)", "from", "event", "to", "attempt", "actor", "role", "reason")
         return format_table(
             header,
             (
-                (format_time(r.recorded_at), r.from_state, r.event, r.to_state, r.attempt, r.actor, r.reason)
+                (
+                    *(format_time(r.recorded_at), r.from_state, r.event, r.to_state),
+                    *(r.attempt, r.actor, r.database_role, r.reason),
+                )
                 for r in records
             ),
         )

@@ -50,7 +50,7 @@ app = typer.Typer(
 )
 
 LIST_HEADER = ("id", "role", "status", "live", "running", "namespaces", "last heartbeat", "reason")
-HISTORY_HEADER = ("time (UTC)", "from", "event", "to", "actor", "reason")
+HISTORY_HEADER = ("time (UTC)", "from", "event", "to", "actor", "role", "reason")
 TIMES = ("created_at", "updated_at", "heartbeat_at", "seen_until", "restart_at")
 PLAIN_FIELDS = (
     "workspace_id",
@@ -119,7 +119,10 @@ def show(context: typer.Context, worker_id: Id, in_json: InJson = False) -> None
             **{name: format_time_and_distance(row.get(name), now) for name in TIMES},
         }
         rows = (
-            (format_time(m["recorded_at"]), m["from_state"], m["event"], m["to_state"], m["actor"], m["reason"])
+            (
+                *(format_time(m["recorded_at"]), m["from_state"], m["event"], m["to_state"]),
+                *(m["actor"], m["database_role"], m["reason"]),
+            )
             for m in moves
         )
         fields = format_fields((name.replace("_", " "), value) for name, value in head.items())

@@ -135,6 +135,7 @@ class JobRecord:
     event: str
     reason: str | None
     actor: str
+    database_role: str
     recorded_at: datetime
 
     def __post_init__(self) -> None:

@@ -2,9 +2,11 @@
 
 Invariant: `sql/guards.sql` is exactly what `render()` returns for the tables in `lifecycle.py`.
 
-Cost: the trigger's WHEN clause accepts a legal move that names its event, in the executor. PL/pgSQL runs only for moves
-that are refused, and for moves of a client that did not name the event. The functions set their own search_path: an
-operator in the caller's search_path cannot change what they compare.
+Cost: the trigger's WHEN clause accepts a legal move that names its event and presents the fence, in the executor.
+PL/pgSQL runs only for writes that are refused, for moves of a client that did not name the event, and for a time that
+goes back. Columns that stay as recorded have triggers of their own, with a list of columns: an UPDATE that does not set
+one of these columns does not compare them. The functions set their own search_path: an operator in the caller's
+search_path cannot change what they compare.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from interlock.errors import DefinitionError
-from interlock.lifecycle import JOB, SUPERVISED_WORKER, TASK_ROW
+from interlock.lifecycle import JOB, SUPERVISED_WORKER, TASK_ROW, TaskRowEvent
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -25,20 +27,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A table whose state column obeys a machine, and the table that records its moves."""
+    """A table whose state column obeys a machine, the table that records its moves, and the columns that stay.
+
+    `fixed` columns never change. Columns of the `outcome` of an ended row change only with a move, which is recorded;
+    `documents` are those of them that hold JSON.
+    """
 
     machine: Machine[Any, Any]
     table: str
     column: str
     records: str
     key: str
-    fenced: bool = False
+    fixed: tuple[str, ...]
+    outcome: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
+    settling: tuple[str, ...] = ()  # events by which an attempt ends itself: they present it, as the fence
+
+    @property
+    def fenced(self) -> bool:
+        """Whether the rows have attempts."""
+        return bool(self.settling)
 
 
 GUARDS = (
-    Guard(TASK_ROW, "tasks", "state", "audit_logs", "task_id", fenced=True),
-    Guard(JOB, "jobs", "status", "job_state_transitions", "job_id"),
-    Guard(SUPERVISED_WORKER, "workers", "status", "worker_state_transitions", "worker_id"),
+    Guard(
+        TASK_ROW,
+        "tasks",
+        "state",
+        "audit_logs",
+        "task_id",
+        fixed=("type", "input", "job_id", "step", "part", "part_of", "compensates", "request_id", "created_at"),
+        outcome=("reason", "tries", "worker_id", "cost", "started_at", "finished_at"),
+        documents=("output", "error", "progress"),
+        settling=(TaskRowEvent.SUCCEED, TaskRowEvent.FAIL, TaskRowEvent.RETRY, TaskRowEvent.RETURN),
+    ),
+    Guard(
+        JOB,
+        "jobs",
+        "status",
+        "job_state_transitions",
+        "job_id",
+        fixed=(
+            "task_description",
+            "workflow_id",
+            "input",
+            "parent_job_id",
+            "parent_task_id",
+            "request_id",
+            "created_at",
+        ),
+        outcome=("reason", "failed_steps", "started_at", "completed_at"),
+        documents=("output", "error"),
+    ),
+    Guard(SUPERVISED_WORKER, "workers", "status", "worker_state_transitions", "worker_id", fixed=("created_at",)),
 )
 
 _HEAD = """\
@@ -54,6 +95,21 @@ begin
         using errcode = code,
             detail = jsonb_build_object('machine', machine, 'row', row_id, 'from', from_state, 'to', to_state,
                 'allowed', to_jsonb(allowed))::text;
+end
+$$;
+
+-- The arguments of the trigger are the name of the machine, why the columns stay, and the columns.
+create or replace function interlock.refuse_rewrite() returns trigger language plpgsql
+    set search_path = pg_catalog, pg_temp as $$
+declare
+    changed constant text := array_to_string(array(
+        select name
+        from unnest(tg_argv[2:]) as name
+        where to_jsonb(new) -> name is distinct from to_jsonb(old) -> name
+    ), ', ');
+begin
+    raise exception '% %: cannot change %: %', tg_argv[0], old.id, changed, tg_argv[1]
+        using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name;
 end
 $$;
 
@@ -114,13 +170,15 @@ $pairs
             end if;
         end if;
         if new.updated_at is not distinct from old.updated_at then
-            new.updated_at := now();
+            new.updated_at := clock_timestamp();
         end if;
     elsif new.event is distinct from old.event then
         perform interlock.refuse_move('$machine', old.id::text, old.$column, new.$column, array[]::text[], 'IL001',
             format('stays %L, so that its event cannot become %L', old.$column, new.event));
     end if;
 $fence
+    -- The later time stays: a transaction that began long ago and a clock that was set back do not fail for it.
+    new.updated_at := greatest(new.updated_at, old.updated_at);
     return new;
 end
 $$$$;
@@ -135,6 +193,7 @@ drop trigger if exists guard_update on interlock.$table;
 create trigger guard_update before update on interlock.$table for each row
     when (
         new.id is distinct from old.id
+        or new.updated_at < old.updated_at
         or old.$column is not distinct from new.$column and old.event is distinct from new.event
         or old.$column is distinct from new.$column and (
             ((old.$column || ' ' || new.event || ' ' || new.$column) = any (array[
@@ -145,7 +204,7 @@ $moves
     )
     execute function interlock.guard_$table();
 alter table interlock.$table enable always trigger guard_update;
-
+$rewrites
 drop trigger if exists guard_delete on interlock.$table;
 create trigger guard_delete before delete on interlock.$table for each row
     when ((old.$column = any (array[$final])) is not true)
@@ -173,19 +232,28 @@ create or replace function interlock.record_$table() returns trigger language pl
     security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$$$
 declare
     who constant text := interlock.actor();
+    session_role constant text := session_user;
+    moment constant timestamptz := clock_timestamp();
 begin
     if tg_relid <> 'interlock.$table'::regclass then
         raise exception 'record_$table() is a trigger of interlock.$table only' using errcode = 'IL004';
-    elsif tg_op = 'INSERT' then
-        insert into interlock.$records ($key, from_state, to_state, event, reason, actor$attempt_into)
-        select now_row.id, null, now_row.$column, 'create', now_row.reason, who$attempt_from
+    end if;
+    -- refuse_forgery() accepts an INSERT while this is set. An error sets it back, with its (sub)transaction.
+    perform set_config('interlock.recording', token, true) from interlock.record_token;
+    if tg_op = 'INSERT' then
+        insert into interlock.$records ($key, from_state, to_state, event, reason, actor, database_role,
+            recorded_at$attempt_into)
+        select now_row.id, null, now_row.$column, 'create', now_row.reason, who, session_role, moment$attempt_from
         from now_row;
     else
-        insert into interlock.$records ($key, from_state, to_state, event, reason, actor$attempt_into)
-        select now_row.id, was_row.$column, now_row.$column, now_row.event, now_row.reason, who$attempt_from
+        insert into interlock.$records ($key, from_state, to_state, event, reason, actor, database_role,
+            recorded_at$attempt_into)
+        select now_row.id, was_row.$column, now_row.$column, now_row.event, now_row.reason, who, session_role,
+            moment$attempt_from
         from now_row join was_row on was_row.id = now_row.id
         where was_row.$column <> now_row.$column;
     end if;
+    perform set_config('interlock.recording', '', true);
     return null;
 end
 $$$$;
@@ -204,21 +272,55 @@ create trigger record_update after update on interlock.$table
 alter table interlock.$table enable always trigger record_update;
 """)
 
-_FENCE = """\
+_REWRITE = Template("""
+drop trigger if exists $trigger on interlock.$table;
+create trigger $trigger before update of $columns on interlock.$table for each row
+    when ($condition)
+    execute function interlock.refuse_rewrite('$machine', '$why', $arguments);
+alter table interlock.$table enable always trigger $trigger;
+""")
+
+_FENCE = Template("""\
     if new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int then
-        perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL005',
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, coalesce(allowed, '{}'), 'IL005',
             format('attempt %s cannot follow attempt %s; the fence rises by one with every claim, and only then',
                 new.attempt, old.attempt));
-    end if;"""
+    end if;
+    if $breach then
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, coalesce(allowed, '{}'), 'IL005',
+            case
+                when old.state = 'running' and new.state is distinct from old.state
+                    then format('%L settles attempt %s: set "settled_attempt" to %s, not to %s; '
+                            'a worker that holds an earlier attempt has lost the task',
+                        new.event, old.attempt, old.attempt, coalesce(new.settled_attempt::text, 'null'))
+                else format('"settled_attempt" changes only when a running task moves, not from %s to %s',
+                        coalesce(old.settled_attempt::text, 'null'), coalesce(new.settled_attempt::text, 'null'))
+            end);
+    end if;""")
 
-_FENCE_WHEN = """
-        or new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int"""
+_FENCE_WHEN = Template("""
+        or new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int
+        or $breach""")
+
+# What an earlier settle left in the row is lower than the attempt that runs now: a writer that forgets to present its
+# attempt is refused like one that presents another one. Moves that others make (cancel, expire, exhaust) may present
+# it: a worker that cancels its own attempt does.
+_BREACH = Template("""\
+(case
+            when old.state = 'running' and new.state is distinct from old.state
+                then new.settled_attempt is distinct from old.attempt
+                    and (new.event = any (array[$settling])
+                        or new.settled_attempt is distinct from old.settled_attempt)
+            else new.settled_attempt is distinct from old.settled_attempt
+        end)""")
 
 _FENCE_INSERT = """
-    if tg_op = 'INSERT' and new.attempt <> 0 then
+    if tg_op = 'INSERT' and (new.attempt <> 0 or new.settled_attempt is not null) then
         perform interlock.refuse_move('task', new.id::text, null, new.state, array[]::text[], 'IL005',
-            format('begins at attempt 0, not %s', new.attempt));
+            format('begins at attempt 0, not %s, and without a settled attempt', new.attempt));
     end if;"""
+
+_FENCE_INSERT_WHEN = " or new.attempt <> 0 or new.settled_attempt is not null"
 
 
 def render() -> str:
@@ -239,6 +341,7 @@ def _render(guard: Guard) -> str:
     machine = guard.machine
     _check_stale_events_can_be_told_apart(machine)
     final = _in_order(machine, machine.final)
+    breach = _BREACH.substitute(settling=_quoted(guard.settling))
     return _BODY.substitute(
         machine=machine.name,
         table=guard.table,
@@ -252,13 +355,43 @@ def _render(guard: Guard) -> str:
         targets="\n".join(_target_cases(machine)),
         pairs="\n".join(_pair_cases(machine)),
         moves=",\n".join(f"                '{source} {event} {target}'" for source, event, target in machine.rows),
-        fence=_FENCE if guard.fenced else "",
-        fence_when=_FENCE_WHEN if guard.fenced else "",
+        rewrites="".join(_rewrite_triggers(guard)),
+        fence=_FENCE.substitute(breach=breach) if guard.fenced else "",
+        fence_when=_FENCE_WHEN.substitute(breach=breach) if guard.fenced else "",
         fence_insert=_FENCE_INSERT if guard.fenced else "",
-        fence_insert_when=" or new.attempt <> 0" if guard.fenced else "",
+        fence_insert_when=_FENCE_INSERT_WHEN if guard.fenced else "",
         attempt_into=", attempt" if guard.fenced else "",
         attempt_from=", now_row.attempt" if guard.fenced else "",
     )
+
+
+def _rewrite_triggers(guard: Guard) -> Iterator[str]:
+    """Render the triggers that refuse to change what is recorded.
+
+    Documents have a trigger of their own: comparing them means reading them, and they may be large.
+    """
+    column = guard.column
+    ended = (
+        f"old.{column} = any (array[{_quoted(_in_order(guard.machine, guard.machine.final))}])\n"
+        f"        and new.{column} is not distinct from old.{column} and ("
+    )
+    stays = f"the outcome of a {guard.machine.name} that has ended changes only with a move, which is recorded"
+    for trigger, columns, before, after, why in (
+        ("guard_fixed", guard.fixed, "", "", f"a {guard.machine.name} keeps what it was created with"),
+        ("guard_outcome", guard.outcome, ended, ")", stays),
+        ("guard_documents", guard.documents, ended, ")", stays),
+    ):
+        if columns:
+            changed = "\n            or ".join(f"new.{name} is distinct from old.{name}" for name in columns)
+            yield _REWRITE.substitute(
+                trigger=trigger,
+                table=guard.table,
+                columns=", ".join(columns),
+                condition=f"{before}{changed}{after}",
+                machine=guard.machine.name,
+                why=why,
+                arguments=_quoted(columns),
+            )
 
 
 def _in_order(machine: Machine[Any, Any], chosen: Collection[str]) -> list[str]:

@@ -13,6 +13,21 @@ begin
 end
 $$;
 
+-- The arguments of the trigger are the name of the machine, why the columns stay, and the columns.
+create or replace function interlock.refuse_rewrite() returns trigger language plpgsql
+    set search_path = pg_catalog, pg_temp as $$
+declare
+    changed constant text := array_to_string(array(
+        select name
+        from unnest(tg_argv[2:]) as name
+        where to_jsonb(new) -> name is distinct from to_jsonb(old) -> name
+    ), ', ');
+begin
+    raise exception '% %: cannot change %: %', tg_argv[0], old.id, changed, tg_argv[1]
+        using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name;
+end
+$$;
+
 create or replace function interlock.actor() returns text language sql stable parallel safe as $$
     select coalesce(nullif(pg_catalog.current_setting('interlock.actor', true), ''), session_user::text)
 $$;
@@ -30,9 +45,9 @@ declare
     events text[];
     allowed text[];
 begin
-    if tg_op = 'INSERT' and new.attempt <> 0 then
+    if tg_op = 'INSERT' and (new.attempt <> 0 or new.settled_attempt is not null) then
         perform interlock.refuse_move('task', new.id::text, null, new.state, array[]::text[], 'IL005',
-            format('begins at attempt 0, not %s', new.attempt));
+            format('begins at attempt 0, not %s, and without a settled attempt', new.attempt));
     end if;
     if tg_op = 'INSERT' then
         perform interlock.refuse_move('task', new.id::text, null, new.state, array['waiting', 'pending'],
@@ -89,24 +104,43 @@ begin
             end if;
         end if;
         if new.updated_at is not distinct from old.updated_at then
-            new.updated_at := now();
+            new.updated_at := clock_timestamp();
         end if;
     elsif new.event is distinct from old.event then
         perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL001',
             format('stays %L, so that its event cannot become %L', old.state, new.event));
     end if;
     if new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int then
-        perform interlock.refuse_move('task', old.id::text, old.state, new.state, array[]::text[], 'IL005',
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, coalesce(allowed, '{}'), 'IL005',
             format('attempt %s cannot follow attempt %s; the fence rises by one with every claim, and only then',
                 new.attempt, old.attempt));
     end if;
+    if (case
+            when old.state = 'running' and new.state is distinct from old.state
+                then new.settled_attempt is distinct from old.attempt
+                    and (new.event = any (array['succeed', 'fail', 'retry', 'return'])
+                        or new.settled_attempt is distinct from old.settled_attempt)
+            else new.settled_attempt is distinct from old.settled_attempt
+        end) then
+        perform interlock.refuse_move('task', old.id::text, old.state, new.state, coalesce(allowed, '{}'), 'IL005',
+            case
+                when old.state = 'running' and new.state is distinct from old.state
+                    then format('%L settles attempt %s: set "settled_attempt" to %s, not to %s; '
+                            'a worker that holds an earlier attempt has lost the task',
+                        new.event, old.attempt, old.attempt, coalesce(new.settled_attempt::text, 'null'))
+                else format('"settled_attempt" changes only when a running task moves, not from %s to %s',
+                        coalesce(old.settled_attempt::text, 'null'), coalesce(new.settled_attempt::text, 'null'))
+            end);
+    end if;
+    -- The later time stays: a transaction that began long ago and a clock that was set back do not fail for it.
+    new.updated_at := greatest(new.updated_at, old.updated_at);
     return new;
 end
 $$;
 
 drop trigger if exists guard_insert on interlock.tasks;
 create trigger guard_insert before insert on interlock.tasks for each row
-    when ((new.state = any (array['waiting', 'pending'])) is not true or new.attempt <> 0)
+    when ((new.state = any (array['waiting', 'pending'])) is not true or new.attempt <> 0 or new.settled_attempt is not null)
     execute function interlock.guard_tasks();
 alter table interlock.tasks enable always trigger guard_insert;
 
@@ -114,6 +148,7 @@ drop trigger if exists guard_update on interlock.tasks;
 create trigger guard_update before update on interlock.tasks for each row
     when (
         new.id is distinct from old.id
+        or new.updated_at < old.updated_at
         or old.state is not distinct from new.state and old.event is distinct from new.event
         or old.state is distinct from new.state and (
             ((old.state || ' ' || new.event || ' ' || new.state) = any (array[
@@ -138,9 +173,51 @@ create trigger guard_update before update on interlock.tasks for each row
             or new.updated_at is not distinct from old.updated_at
         )
         or new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int
+        or (case
+            when old.state = 'running' and new.state is distinct from old.state
+                then new.settled_attempt is distinct from old.attempt
+                    and (new.event = any (array['succeed', 'fail', 'retry', 'return'])
+                        or new.settled_attempt is distinct from old.settled_attempt)
+            else new.settled_attempt is distinct from old.settled_attempt
+        end)
     )
     execute function interlock.guard_tasks();
 alter table interlock.tasks enable always trigger guard_update;
+
+drop trigger if exists guard_fixed on interlock.tasks;
+create trigger guard_fixed before update of type, input, job_id, step, part, part_of, compensates, request_id, created_at on interlock.tasks for each row
+    when (new.type is distinct from old.type
+            or new.input is distinct from old.input
+            or new.job_id is distinct from old.job_id
+            or new.step is distinct from old.step
+            or new.part is distinct from old.part
+            or new.part_of is distinct from old.part_of
+            or new.compensates is distinct from old.compensates
+            or new.request_id is distinct from old.request_id
+            or new.created_at is distinct from old.created_at)
+    execute function interlock.refuse_rewrite('task', 'a task keeps what it was created with', 'type', 'input', 'job_id', 'step', 'part', 'part_of', 'compensates', 'request_id', 'created_at');
+alter table interlock.tasks enable always trigger guard_fixed;
+
+drop trigger if exists guard_outcome on interlock.tasks;
+create trigger guard_outcome before update of reason, tries, worker_id, cost, started_at, finished_at on interlock.tasks for each row
+    when (old.state = any (array['done', 'error', 'canceled', 'skipped'])
+        and new.state is not distinct from old.state and (new.reason is distinct from old.reason
+            or new.tries is distinct from old.tries
+            or new.worker_id is distinct from old.worker_id
+            or new.cost is distinct from old.cost
+            or new.started_at is distinct from old.started_at
+            or new.finished_at is distinct from old.finished_at))
+    execute function interlock.refuse_rewrite('task', 'the outcome of a task that has ended changes only with a move, which is recorded', 'reason', 'tries', 'worker_id', 'cost', 'started_at', 'finished_at');
+alter table interlock.tasks enable always trigger guard_outcome;
+
+drop trigger if exists guard_documents on interlock.tasks;
+create trigger guard_documents before update of output, error, progress on interlock.tasks for each row
+    when (old.state = any (array['done', 'error', 'canceled', 'skipped'])
+        and new.state is not distinct from old.state and (new.output is distinct from old.output
+            or new.error is distinct from old.error
+            or new.progress is distinct from old.progress))
+    execute function interlock.refuse_rewrite('task', 'the outcome of a task that has ended changes only with a move, which is recorded', 'output', 'error', 'progress');
+alter table interlock.tasks enable always trigger guard_documents;
 
 drop trigger if exists guard_delete on interlock.tasks;
 create trigger guard_delete before delete on interlock.tasks for each row
@@ -169,19 +246,28 @@ create or replace function interlock.record_tasks() returns trigger language plp
     security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
     who constant text := interlock.actor();
+    session_role constant text := session_user;
+    moment constant timestamptz := clock_timestamp();
 begin
     if tg_relid <> 'interlock.tasks'::regclass then
         raise exception 'record_tasks() is a trigger of interlock.tasks only' using errcode = 'IL004';
-    elsif tg_op = 'INSERT' then
-        insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, attempt)
-        select now_row.id, null, now_row.state, 'create', now_row.reason, who, now_row.attempt
+    end if;
+    -- refuse_forgery() accepts an INSERT while this is set. An error sets it back, with its (sub)transaction.
+    perform set_config('interlock.recording', token, true) from interlock.record_token;
+    if tg_op = 'INSERT' then
+        insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, database_role,
+            recorded_at, attempt)
+        select now_row.id, null, now_row.state, 'create', now_row.reason, who, session_role, moment, now_row.attempt
         from now_row;
     else
-        insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, attempt)
-        select now_row.id, was_row.state, now_row.state, now_row.event, now_row.reason, who, now_row.attempt
+        insert into interlock.audit_logs (task_id, from_state, to_state, event, reason, actor, database_role,
+            recorded_at, attempt)
+        select now_row.id, was_row.state, now_row.state, now_row.event, now_row.reason, who, session_role,
+            moment, now_row.attempt
         from now_row join was_row on was_row.id = now_row.id
         where was_row.state <> now_row.state;
     end if;
+    perform set_config('interlock.recording', '', true);
     return null;
 end
 $$;
@@ -259,13 +345,15 @@ begin
             end if;
         end if;
         if new.updated_at is not distinct from old.updated_at then
-            new.updated_at := now();
+            new.updated_at := clock_timestamp();
         end if;
     elsif new.event is distinct from old.event then
         perform interlock.refuse_move('job', old.id::text, old.status, new.status, array[]::text[], 'IL001',
             format('stays %L, so that its event cannot become %L', old.status, new.event));
     end if;
 
+    -- The later time stays: a transaction that began long ago and a clock that was set back do not fail for it.
+    new.updated_at := greatest(new.updated_at, old.updated_at);
     return new;
 end
 $$;
@@ -280,6 +368,7 @@ drop trigger if exists guard_update on interlock.jobs;
 create trigger guard_update before update on interlock.jobs for each row
     when (
         new.id is distinct from old.id
+        or new.updated_at < old.updated_at
         or old.status is not distinct from new.status and old.event is distinct from new.event
         or old.status is distinct from new.status and (
             ((old.status || ' ' || new.event || ' ' || new.status) = any (array[
@@ -297,6 +386,36 @@ create trigger guard_update before update on interlock.jobs for each row
     )
     execute function interlock.guard_jobs();
 alter table interlock.jobs enable always trigger guard_update;
+
+drop trigger if exists guard_fixed on interlock.jobs;
+create trigger guard_fixed before update of task_description, workflow_id, input, parent_job_id, parent_task_id, request_id, created_at on interlock.jobs for each row
+    when (new.task_description is distinct from old.task_description
+            or new.workflow_id is distinct from old.workflow_id
+            or new.input is distinct from old.input
+            or new.parent_job_id is distinct from old.parent_job_id
+            or new.parent_task_id is distinct from old.parent_task_id
+            or new.request_id is distinct from old.request_id
+            or new.created_at is distinct from old.created_at)
+    execute function interlock.refuse_rewrite('job', 'a job keeps what it was created with', 'task_description', 'workflow_id', 'input', 'parent_job_id', 'parent_task_id', 'request_id', 'created_at');
+alter table interlock.jobs enable always trigger guard_fixed;
+
+drop trigger if exists guard_outcome on interlock.jobs;
+create trigger guard_outcome before update of reason, failed_steps, started_at, completed_at on interlock.jobs for each row
+    when (old.status = any (array['COMPLETED', 'FAILED', 'CANCELED'])
+        and new.status is not distinct from old.status and (new.reason is distinct from old.reason
+            or new.failed_steps is distinct from old.failed_steps
+            or new.started_at is distinct from old.started_at
+            or new.completed_at is distinct from old.completed_at))
+    execute function interlock.refuse_rewrite('job', 'the outcome of a job that has ended changes only with a move, which is recorded', 'reason', 'failed_steps', 'started_at', 'completed_at');
+alter table interlock.jobs enable always trigger guard_outcome;
+
+drop trigger if exists guard_documents on interlock.jobs;
+create trigger guard_documents before update of output, error on interlock.jobs for each row
+    when (old.status = any (array['COMPLETED', 'FAILED', 'CANCELED'])
+        and new.status is not distinct from old.status and (new.output is distinct from old.output
+            or new.error is distinct from old.error))
+    execute function interlock.refuse_rewrite('job', 'the outcome of a job that has ended changes only with a move, which is recorded', 'output', 'error');
+alter table interlock.jobs enable always trigger guard_documents;
 
 drop trigger if exists guard_delete on interlock.jobs;
 create trigger guard_delete before delete on interlock.jobs for each row
@@ -325,19 +444,28 @@ create or replace function interlock.record_jobs() returns trigger language plpg
     security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
     who constant text := interlock.actor();
+    session_role constant text := session_user;
+    moment constant timestamptz := clock_timestamp();
 begin
     if tg_relid <> 'interlock.jobs'::regclass then
         raise exception 'record_jobs() is a trigger of interlock.jobs only' using errcode = 'IL004';
-    elsif tg_op = 'INSERT' then
-        insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor)
-        select now_row.id, null, now_row.status, 'create', now_row.reason, who
+    end if;
+    -- refuse_forgery() accepts an INSERT while this is set. An error sets it back, with its (sub)transaction.
+    perform set_config('interlock.recording', token, true) from interlock.record_token;
+    if tg_op = 'INSERT' then
+        insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor, database_role,
+            recorded_at)
+        select now_row.id, null, now_row.status, 'create', now_row.reason, who, session_role, moment
         from now_row;
     else
-        insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor)
-        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason, who
+        insert into interlock.job_state_transitions (job_id, from_state, to_state, event, reason, actor, database_role,
+            recorded_at)
+        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason, who, session_role,
+            moment
         from now_row join was_row on was_row.id = now_row.id
         where was_row.status <> now_row.status;
     end if;
+    perform set_config('interlock.recording', '', true);
     return null;
 end
 $$;
@@ -419,13 +547,15 @@ begin
             end if;
         end if;
         if new.updated_at is not distinct from old.updated_at then
-            new.updated_at := now();
+            new.updated_at := clock_timestamp();
         end if;
     elsif new.event is distinct from old.event then
         perform interlock.refuse_move('supervised worker', old.id::text, old.status, new.status, array[]::text[], 'IL001',
             format('stays %L, so that its event cannot become %L', old.status, new.event));
     end if;
 
+    -- The later time stays: a transaction that began long ago and a clock that was set back do not fail for it.
+    new.updated_at := greatest(new.updated_at, old.updated_at);
     return new;
 end
 $$;
@@ -440,6 +570,7 @@ drop trigger if exists guard_update on interlock.workers;
 create trigger guard_update before update on interlock.workers for each row
     when (
         new.id is distinct from old.id
+        or new.updated_at < old.updated_at
         or old.status is not distinct from new.status and old.event is distinct from new.event
         or old.status is distinct from new.status and (
             ((old.status || ' ' || new.event || ' ' || new.status) = any (array[
@@ -459,6 +590,12 @@ create trigger guard_update before update on interlock.workers for each row
     )
     execute function interlock.guard_workers();
 alter table interlock.workers enable always trigger guard_update;
+
+drop trigger if exists guard_fixed on interlock.workers;
+create trigger guard_fixed before update of created_at on interlock.workers for each row
+    when (new.created_at is distinct from old.created_at)
+    execute function interlock.refuse_rewrite('supervised worker', 'a supervised worker keeps what it was created with', 'created_at');
+alter table interlock.workers enable always trigger guard_fixed;
 
 drop trigger if exists guard_delete on interlock.workers;
 create trigger guard_delete before delete on interlock.workers for each row
@@ -487,19 +624,28 @@ create or replace function interlock.record_workers() returns trigger language p
     security definer set search_path = pg_catalog, pg_temp set enable_nestloop = off as $$
 declare
     who constant text := interlock.actor();
+    session_role constant text := session_user;
+    moment constant timestamptz := clock_timestamp();
 begin
     if tg_relid <> 'interlock.workers'::regclass then
         raise exception 'record_workers() is a trigger of interlock.workers only' using errcode = 'IL004';
-    elsif tg_op = 'INSERT' then
-        insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor)
-        select now_row.id, null, now_row.status, 'create', now_row.reason, who
+    end if;
+    -- refuse_forgery() accepts an INSERT while this is set. An error sets it back, with its (sub)transaction.
+    perform set_config('interlock.recording', token, true) from interlock.record_token;
+    if tg_op = 'INSERT' then
+        insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor, database_role,
+            recorded_at)
+        select now_row.id, null, now_row.status, 'create', now_row.reason, who, session_role, moment
         from now_row;
     else
-        insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor)
-        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason, who
+        insert into interlock.worker_state_transitions (worker_id, from_state, to_state, event, reason, actor, database_role,
+            recorded_at)
+        select now_row.id, was_row.status, now_row.status, now_row.event, now_row.reason, who, session_role,
+            moment
         from now_row join was_row on was_row.id = now_row.id
         where was_row.status <> now_row.status;
     end if;
+    perform set_config('interlock.recording', '', true);
     return null;
 end
 $$;

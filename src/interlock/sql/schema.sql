@@ -250,6 +250,9 @@ create table interlock.tasks (
     run_at timestamptz not null default now(),
     -- the fence: rises with every claim and never falls; max_tries limits tries, not attempts
     attempt int not null default 0,
+    -- the attempt whose outcome was written last: an UPDATE that settles a running task sets it, and the guard compares
+    -- it with `attempt`
+    settled_attempt int,
     tries int not null default 0,
     max_tries int not null default 5,
     worker_id text,
@@ -286,6 +289,7 @@ create table interlock.tasks (
     capped boolean not null default false,   -- its job has a worker_count
     part int,                                -- index among the parts of a map, or among compensations
     part_of uuid,                            -- row of the map
+    parts_job_input jsonb,                   -- of a map over a field of the job's input: that input without the field
     compensates uuid,                        -- row of the step that this one undoes, perhaps of a child job
     wait_until timestamptz,
     wait_started_at timestamptz,             -- of a signal or approval step
@@ -508,6 +512,15 @@ create unique index tokens_name_in_use on interlock.tokens (name) where revoked_
 
 -- Records of moves -----------------------------------------------------------------------------------------------
 
+-- A secret that only the owner can read. The functions that write records present it; see functions/records.sql.
+create table interlock.record_token (
+    id int primary key default 1,
+    token text not null default gen_random_uuid()::text || gen_random_uuid()::text,
+    constraint record_token_one_row check (id = 1)
+);
+
+insert into interlock.record_token default values;
+
 -- Append-only, in monthly partitions, which retention drops whole. No foreign keys: records outlive their rows.
 -- functions/records.sql creates the partitions and protects them.
 create table interlock.audit_logs (
@@ -517,9 +530,10 @@ create table interlock.audit_logs (
     to_state text not null,
     event text not null,
     reason text,
-    actor text not null,
+    actor text not null,                     -- as the client declares it
+    database_role text not null,             -- the role that the session logged in with
     attempt int not null,
-    recorded_at timestamptz not null default now()
+    recorded_at timestamptz not null
 ) partition by range (recorded_at);
 
 create index audit_logs_task on interlock.audit_logs (task_id, id);
@@ -532,7 +546,8 @@ create table interlock.job_state_transitions (
     event text not null,
     reason text,
     actor text not null,
-    recorded_at timestamptz not null default now()
+    database_role text not null,
+    recorded_at timestamptz not null
 ) partition by range (recorded_at);
 
 create index job_state_transitions_job on interlock.job_state_transitions (job_id, id);
@@ -548,7 +563,8 @@ create table interlock.worker_state_transitions (
     event text not null,
     reason text,
     actor text not null,
-    recorded_at timestamptz not null default now()
+    database_role text not null,
+    recorded_at timestamptz not null
 ) partition by range (recorded_at);
 
 create index worker_state_transitions_worker on interlock.worker_state_transitions (worker_id, id);

@@ -130,6 +130,7 @@ class TaskRecord:
     event: str
     reason: str | None
     actor: str
+    database_role: str
     attempt: int
     recorded_at: datetime
 

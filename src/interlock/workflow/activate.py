@@ -385,8 +385,10 @@ def _activate_map(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> Ended
     if parts == 0:
         return batch.succeed(step)
     reason = f"waits for {parts} part{'s' if parts > 1 else ''}"
-    rest = None if row["input_without_source"] is None else {"job_input": row["input_without_source"]}
-    batch.keep_waiting(step.id, unresolved=parts, taken=0, failed=0, held_by="parts", reason=reason, input=rest)
+    rest = row["input_without_source"]
+    batch.keep_waiting(
+        step.id, unresolved=parts, taken=0, failed=0, held_by="parts", reason=reason, parts_job_input=rest
+    )
     batch.maps.append(step.id)
     batch.created_count += parts
     job = batch.jobs[step.job_id]

@@ -165,7 +165,7 @@ begin
 
     if cardinality(unfinished_ids) > 0 then
         update interlock.jobs
-        set open_steps = jobs.open_steps - counted.steps, updated_at = coalesce(moment, now())
+        set open_steps = jobs.open_steps - counted.steps, updated_at = coalesce(moment, clock_timestamp())
         from unnest(unfinished_ids, unfinished_counts) as counted (id, steps)
         where jobs.id = any (unfinished_ids) and jobs.id = counted.id;
     end if;

@@ -12,7 +12,7 @@ begin
         update interlock.jobs
         set status = 'COMPLETED', event = 'success', reason = new_reason, open_steps = 0, output = made.output,
             failed_steps = given.failed_steps,
-            completed_at = coalesce(moment, now()), updated_at = coalesce(moment, now())
+            completed_at = coalesce(moment, clock_timestamp()), updated_at = coalesce(moment, clock_timestamp())
         from unnest(job_ids, workflow_ids, failed_counts) as given (id, workflow_id, failed_steps)
             -- offset 0: computed once, and not again for the condition
             cross join lateral (select interlock.job_output(given.id, given.workflow_id) as output offset 0) as made

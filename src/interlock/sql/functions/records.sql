@@ -9,24 +9,20 @@ begin
 end
 $$;
 
--- Only the functions record_tasks, record_jobs and record_workers insert records. The call stack shows the caller at
--- any depth. strpos, because a regular expression costs more per statement.
+-- Only the functions record_tasks, record_jobs and record_workers insert records: while they do, they present the
+-- token, which no role but the owner can read. Runs as the owner to compare it.
 create or replace function interlock.refuse_forgery() returns trigger language plpgsql
-    set search_path = pg_catalog, pg_temp as $$
-declare
-    stack text;
+    security definer set search_path = pg_catalog, pg_temp as $$
 begin
-    get diagnostics stack = pg_context;
-    if strpos(stack, 'function interlock.record_tasks() line') = 0
-        and strpos(stack, 'function interlock.record_jobs() line') = 0
-        and strpos(stack, 'function interlock.record_workers() line') = 0
-    then
+    if (current_setting('interlock.recording', true) = (select token from interlock.record_token)) is not true then
         raise exception '% is written by the database itself: INSERT is refused', tg_table_name
             using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name;
     end if;
     return null;
 end
 $$;
+
+revoke execute on function interlock.refuse_forgery() from public;
 
 -- Partitions inherit row triggers but not statement triggers: each partition gets its own.
 create or replace function interlock.protect_records(records regclass) returns void language plpgsql as $$

@@ -20,7 +20,10 @@ begin
             held_by = case when given.edges is null then null else tasks.held_by end,
             unresolved = case when given.edges is null then 0 else tasks.unresolved - given.edges end,
             taken = tasks.taken + coalesce(given.edges, 0), advanced = tasks.advanced or given.edges is not distinct from 0,
-            updated_at = case when given.edges is null then coalesce(moment, now()) else tasks.updated_at end
+            updated_at = case
+                when given.edges is null then coalesce(moment, clock_timestamp())
+                else tasks.updated_at
+            end
         from (
             select released.id, null::int as edges from unnest(task_ids) as released (id)
             union all

@@ -92,7 +92,7 @@ begin
     given := declared.input;
     if task.part_of is not null and declared.spec ->> 'over_input' is not null then
         -- The map stores the job's input without the list that it maps over.
-        select input -> 'job_input' into given from interlock.tasks where id = task.part_of;
+        select parts_job_input into given from interlock.tasks where id = task.part_of;
     end if;
     document := jsonb_build_object('workflow', declared.name, 'version', declared.version, 'job_input', given,
         'results', coalesce(declared.results, '{}'), 'errors', coalesce(declared.errors, '{}'),

@@ -32,7 +32,8 @@ from interlock.find_submitted_jobs(%(jobs)s::jsonb)
 -- name: validate_submitted_jobs
 -- moves: job SUBMITTED -validate-> PENDING
 update interlock.jobs
-set status = 'PENDING', event = 'validate', reason = given.reason, updated_at = coalesce(%(now)s::timestamptz, now())
+set status = 'PENDING', event = 'validate', reason = given.reason,
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from unnest(%(ids)s::uuid[], %(reasons)s::text[]) as given (id, reason)
 where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status = 'SUBMITTED'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
@@ -42,7 +43,8 @@ returning jobs.id
 -- moves: job SUBMITTED -reject-> FAILED
 update interlock.jobs
 set status = 'FAILED', event = 'reject', reason = %(reason)s, error = %(error)s, open_steps = 0,
-    completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    completed_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (%(ids)s::uuid[]) and status = 'SUBMITTED'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -51,7 +53,8 @@ returning id
 -- moves: job PENDING -allocate_resources-> RUNNING
 update interlock.jobs
 set status = 'RUNNING', event = 'allocate_resources', reason = %(reason)s,
-    started_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    started_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (%(ids)s::uuid[]) and status = 'PENDING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -67,7 +70,8 @@ from interlock.complete_running_jobs(%(actor)s, %(ids)s::uuid[], %(workflow_ids)
 update interlock.jobs
 set status = 'FAILED', event = 'error', reason = given.reason, error = given.error, open_steps = 0,
     failed_steps = coalesce(given.failed_steps, jobs.failed_steps),
-    completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    completed_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, reason text, error jsonb, failed_steps int)
 where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status = 'RUNNING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
@@ -80,7 +84,8 @@ returning jobs.id
 update interlock.jobs
 set status = 'CANCELED', event = 'cancel', reason = given.reason, error = coalesce(given.error, jobs.error),
     open_steps = 0, failed_steps = coalesce(given.failed_steps, jobs.failed_steps),
-    completed_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    completed_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, reason text, error jsonb, failed_steps int)
 where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status in ('SUBMITTED', 'PENDING', 'RUNNING')
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
@@ -95,7 +100,7 @@ with counted as (
         ending_reason = coalesce(given.ending_reason, jobs.ending_reason),
         compensating = jobs.compensating or coalesce(given.compensating, false),
         reason = coalesce(given.reason, jobs.reason), error = coalesce(given.error, jobs.error),
-        updated_at = coalesce(%(now)s::timestamptz, now())
+        updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
     from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, open_steps int, failed_steps int, ending text,
         ending_reason text, compensating boolean, reason text, error jsonb)
     where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id
@@ -152,7 +157,7 @@ order by jobs.id desc
 limit %(limit)s
 
 -- name: read_job_history
-select from_state, to_state, event, reason, actor, recorded_at
+select from_state, to_state, event, reason, actor, database_role, recorded_at
 from interlock.job_state_transitions
 where job_id = %(id)s
 order by id
@@ -241,7 +246,7 @@ limit %(limit)s
 -- name: refresh_key_reasons
 -- Updates the reason of jobs that wait for their key: the job ahead may be another one now, or none.
 update interlock.jobs
-set reason = found.reason, updated_at = coalesce(%(now)s::timestamptz, now())
+set reason = found.reason, updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from (
         select waiting.id, held.reason
         from interlock.jobs as waiting

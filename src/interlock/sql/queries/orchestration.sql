@@ -82,7 +82,8 @@ with archived as materialized (
     from interlock.settings
 ), noted as (
     update interlock.jobs
-    set reason = 'a step result was set aside: ' || %(error)s::text, updated_at = coalesce(%(now)s::timestamptz, now())
+    set reason = 'a step result was set aside: ' || %(error)s::text,
+        updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
     where id = (
             select id
             from interlock.jobs
@@ -152,7 +153,7 @@ with bound as materialized (
     for no key update of tasks skip locked
 ), resent as (
     update interlock.tasks
-    set advanced = lost.is_over, updated_at = coalesce(%(now)s::timestamptz, now())
+    set advanced = lost.is_over, updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
     from lost
     where tasks.id = any (array(select id from lost)) and tasks.id = lost.id
     returning tasks.advanced
@@ -164,7 +165,7 @@ from resent
 -- Resends the results of one job's steps that were not advanced, whatever their age.
 with resent as (
     update interlock.tasks
-    set updated_at = coalesce(%(now)s::timestamptz, now())
+    set updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
     where job_id = %(job_id)s and not advanced and state in ('done', 'error', 'canceled')
         and not exists (select from interlock.orchestration_failures as known where known.task_id = tasks.id)
     returning id
@@ -424,7 +425,8 @@ limit %(limit)s
 -- Records that the orchestrator could not start, cancel or advance a job, and hides it for 1 second to 1 hour, doubling
 -- each time, so that it holds up no other. A job that is locked is not changed: it is read again once the lock is gone.
 update interlock.jobs
-set advance_failures = advance_failures + 1, reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now()),
+set advance_failures = advance_failures + 1, reason = %(reason)s,
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
     not_before = coalesce(%(now)s::timestamptz, now())
         + least(interval '1 second' * 2 ^ least(advance_failures, 20), interval '1 hour')
 where id = (
@@ -451,7 +453,7 @@ with live as materialized (
     group by workflows.id
 )
 update interlock.jobs
-set reason = unserved.reason, updated_at = coalesce(%(now)s::timestamptz, now())
+set reason = unserved.reason, updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from unserved
 where jobs.workflow_id = unserved.id and jobs.id = any (array(
         select found.id

@@ -219,11 +219,12 @@ set unresolved = coalesce(given.unresolved, tasks.unresolved), taken = coalesce(
                 where jobs.id = tasks.job_id
             )
         end, tasks.reason),
-    wait_until = coalesce(given.wait_until, tasks.wait_until), input = coalesce(given.input, tasks.input),
+    wait_until = coalesce(given.wait_until, tasks.wait_until),
+    parts_job_input = coalesce(given.parts_job_input, tasks.parts_job_input),
     wait_started_at = coalesce(given.wait_started_at, tasks.wait_started_at),
     assignee = coalesce(given.assignee, tasks.assignee)
 from jsonb_to_recordset(%(steps)s::jsonb) as given (id uuid, unresolved int, taken int, failed int, held_by text,
-    reason text, wait_until timestamptz, input jsonb, wait_started_at timestamptz, assignee text)
+    reason text, wait_until timestamptz, parts_job_input jsonb, wait_started_at timestamptz, assignee text)
 where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
     and case when tasks.state = 'waiting' then true else false end
 

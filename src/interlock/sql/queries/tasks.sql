@@ -1,6 +1,8 @@
 -- Statements that write to `tasks`. Each move is written in one statement, whose header declares it.
 --
--- In all of them `now` is null in production and the clock of the test in tests. `actor` goes into the audit records;
+-- In all of them `now` is null in production and the clock of the test in tests. Times of moves are those of
+-- clock_timestamp(), since now() is the start of the transaction, which may be that of a handler; conditions use now(),
+-- since a volatile function there prevents the use of an index. `actor` goes into the audit records;
 -- it is set for the transaction only, so that a pooler such as PgBouncer can share the connection.
 
 -- name: release_waiting_tasks
@@ -14,7 +16,7 @@ update interlock.tasks
 set state = 'waiting', event = 'hold', held_by = %(held_by)s,
     reason = interlock.hold_reason(%(held_by)s::text,
         case %(held_by)s::text when 'namespace' then namespace else limit_key end, %(detail)s::text),
-    updated_at = coalesce(%(now)s::timestamptz, now())
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (%(ids)s::uuid[]) and state = 'pending'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -42,8 +44,8 @@ with picked as materialized (
 update interlock.tasks
 set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tries = tries + 1,
     worker_id = %(actor)s, lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
-    started_at = coalesce(%(now)s::timestamptz, now()),
-    updated_at = coalesce(%(now)s::timestamptz, now()),
+    started_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
     -- Steps are created without an app: one without a webhook URL takes that of the app of the first worker.
     callback_url = coalesce(callback_url, case when job_id is not null then %(callback_url)s::text end)
 where tasks.id = any (array(select id from picked))
@@ -78,7 +80,7 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
                         select case
                                 when tasks.part_of is null or steps.spec ->> 'over_input' is null then jobs.input
                                 -- The map stores the job's input without the list that it maps over.
-                                else (select input -> 'job_input' from interlock.tasks as map where id = tasks.part_of)
+                                else (select parts_job_input from interlock.tasks as map where id = tasks.part_of)
                             end as input
                     ) as given
                     left join lateral (
@@ -145,14 +147,14 @@ from levels
 update interlock.tasks
 set lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
     progress = coalesce(held.progress, tasks.progress),
-    updated_at = coalesce(%(now)s::timestamptz, now())
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from unnest(%(ids)s::uuid[], %(attempts)s::int[], %(progresses)s::jsonb[]) as held (id, attempt, progress)
 where tasks.id = held.id and tasks.attempt = held.attempt and state = 'running'
 returning tasks.id, tasks.cancel_requested_at, tasks.reason
 
 -- name: save_checkpoint
 update interlock.tasks
-set checkpoint = %(checkpoint)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set checkpoint = %(checkpoint)s, updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = %(id)s and attempt = %(attempt)s and state = 'running'
 returning id
 
@@ -178,12 +180,15 @@ with outcome as materialized (
             when 'succeed' then 'done' when 'fail' then 'error' when 'retry' then 'pending' when 'return' then 'pending'
         end,
         event = outcome.event, reason = outcome.reason, output = outcome.output, error = outcome.error,
+        settled_attempt = outcome.attempt,
         cost = coalesce(outcome.cost, tasks.cost), run_at = coalesce(
-            coalesce(%(now)s::timestamptz, now()) + make_interval(secs => outcome.delay), tasks.run_at),
+            coalesce(%(now)s::timestamptz, clock_timestamp()) + make_interval(secs => outcome.delay), tasks.run_at),
         tries = tasks.tries - (outcome.event = 'return')::int, lease_expires_at = null,
         progress = coalesce(outcome.progress, tasks.progress),
-        finished_at = case when outcome.event in ('succeed', 'fail') then coalesce(%(now)s::timestamptz, now()) end,
-        updated_at = coalesce(%(now)s::timestamptz, now())
+        finished_at = case
+            when outcome.event in ('succeed', 'fail') then coalesce(%(now)s::timestamptz, clock_timestamp())
+        end,
+        updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
     from outcome
     where tasks.id = any (array(select id from outcome)) and tasks.id = outcome.id
         and tasks.attempt = outcome.attempt and case when tasks.state = 'running' then true else false end
@@ -235,12 +240,12 @@ set state = case when tries < max_tries then 'pending' else 'error' end,
         'success', false, 'result', null, 'status', 'failed', 'error', jsonb_build_object('type', 'LeaseExpired',
             'traceback', null, 'message', 'the worker died or lost its database on the last try', 'retryable', true),
         'metadata', jsonb_build_object('started_at', started_at,
-            'completed_at', coalesce(%(now)s::timestamptz, now()), 'execution_ms', null, 'worker_id', worker_id,
-            'attempt', attempt, 'retryable', true),
+            'completed_at', coalesce(%(now)s::timestamptz, clock_timestamp()), 'execution_ms', null,
+            'worker_id', worker_id, 'attempt', attempt, 'retryable', true),
         'orchestration_metadata', jsonb_build_object()) end,
     lease_expires_at = null,
-    finished_at = case when tries < max_tries then null else coalesce(%(now)s::timestamptz, now()) end,
-    updated_at = coalesce(%(now)s::timestamptz, now())
+    finished_at = case when tries < max_tries then null else coalesce(%(now)s::timestamptz, clock_timestamp()) end,
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (array(
         select id
         from interlock.tasks
@@ -265,11 +270,14 @@ from interlock.lock_jobs(array(
 -- moves: task waiting -cancel-> canceled
 -- moves: task pending -cancel-> canceled
 -- moves: task running -cancel-> canceled
--- `attempt` is the fence; null cancels any attempt. Running tasks are canceled only with `running`.
+-- `attempt` is the fence, which the guard checks, too; null cancels any attempt. Running tasks are canceled only with
+-- `running`.
 update interlock.tasks
 set state = 'canceled', event = 'cancel', reason = coalesce(%(reason)s, 'canceled by ' || %(actor)s::text),
     held_by = null, lease_expires_at = null,
-    finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    settled_attempt = coalesce(case when state = 'running' then unwanted.attempt end, settled_attempt),
+    finished_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as unwanted (id, attempt)
 where tasks.id = unwanted.id and tasks.attempt = coalesce(unwanted.attempt, tasks.attempt)
     and (state in ('waiting', 'pending') or state = 'running' and %(running)s)
@@ -290,7 +298,8 @@ returning id, worker_id
 update interlock.tasks
 set state = 'skipped', event = 'skip', reason = unwanted.reason, held_by = null,
     skipped_by_failure = unwanted.skipped_by_failure, advanced = true, unresolved = 0,
-    finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    finished_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from unnest(%(ids)s::uuid[], %(reasons)s::text[], %(skipped_by_failure)s::boolean[])
         as unwanted (id, reason, skipped_by_failure)
 where tasks.id = any (%(ids)s::uuid[]) and tasks.id = unwanted.id
@@ -304,8 +313,10 @@ returning tasks.id
 -- resolved the steps after these already: no message is sent.
 update interlock.tasks
 set state = 'done', event = 'succeed', reason = null, held_by = null, wait_until = null, advanced = true, unresolved = 0,
-    output = interlock.engine_output(tasks.step, ended.result::jsonb, null, coalesce(%(now)s::timestamptz, now())),
-    finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    output = interlock.engine_output(tasks.step, ended.result::jsonb, null,
+        coalesce(%(now)s::timestamptz, clock_timestamp())),
+    finished_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from unnest(%(ids)s::uuid[], %(results)s::text[]) as ended (id, result)
 where tasks.id = any (%(ids)s::uuid[]) and tasks.id = ended.id
     and case when tasks.state = 'waiting' then true else false end
@@ -318,8 +329,10 @@ returning tasks.id
 update interlock.tasks
 set state = 'error', event = 'fail', reason = ended.error ->> 'message', held_by = null, wait_until = null,
     advanced = true, unresolved = 0, error = ended.error,
-    output = interlock.engine_output(tasks.step, null, ended.error, coalesce(%(now)s::timestamptz, now())),
-    finished_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    output = interlock.engine_output(tasks.step, null, ended.error,
+        coalesce(%(now)s::timestamptz, clock_timestamp())),
+    finished_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from unnest(%(ids)s::uuid[], %(errors)s::jsonb[]) as ended (id, error)
 where tasks.id = any (%(ids)s::uuid[]) and tasks.id = ended.id
     and case when tasks.state = 'waiting' then true else false end
@@ -333,7 +346,7 @@ returning tasks.id
 update interlock.tasks
 set state = 'pending', event = 'requeue', reason = %(reason)s, tries = 0, finished_at = null,
     cancel_requested_at = null,
-    run_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, now())
+    run_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (%(ids)s::uuid[]) and state in ('error', 'canceled') and job_id is null
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id, namespace, limit_key
@@ -386,7 +399,7 @@ select pg_notify('interlock_control', worker)
 from (select distinct unnest(%(workers)s::text[]) as worker) as told
 
 -- name: read_task_history
-select from_state, to_state, event, reason, actor, attempt, recorded_at
+select from_state, to_state, event, reason, actor, database_role, attempt, recorded_at
 from interlock.audit_logs
 where task_id = %(id)s
 order by id

@@ -10,7 +10,8 @@ returning id
 -- name: start_idle_worker
 -- moves: supervised worker IDLE -start_task-> RUNNING
 update interlock.workers
-set status = 'RUNNING', event = 'start_task', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set status = 'RUNNING', event = 'start_task', reason = %(reason)s,
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = %(id)s and status = 'IDLE'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -18,7 +19,8 @@ returning id
 -- name: pause_running_worker
 -- moves: supervised worker RUNNING -pause-> PAUSED
 update interlock.workers
-set status = 'PAUSED', event = 'pause', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set status = 'PAUSED', event = 'pause', reason = %(reason)s,
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = %(id)s and status = 'RUNNING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -26,7 +28,8 @@ returning id
 -- name: resume_paused_worker
 -- moves: supervised worker PAUSED -resume-> RUNNING
 update interlock.workers
-set status = 'RUNNING', event = 'resume', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set status = 'RUNNING', event = 'resume', reason = %(reason)s,
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = %(id)s and status = 'PAUSED'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -35,7 +38,7 @@ returning id
 -- moves: supervised worker RUNNING -complete_tasks-> COMPLETED
 update interlock.workers
 set status = 'COMPLETED', event = 'complete_tasks', reason = %(reason)s,
-    updated_at = coalesce(%(now)s::timestamptz, now())
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = %(id)s and status = 'RUNNING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -44,7 +47,7 @@ returning id
 -- moves: supervised worker RUNNING -error_unrecoverable-> FAILED
 update interlock.workers
 set status = 'FAILED', event = 'error_unrecoverable', reason = %(reason)s,
-    updated_at = coalesce(%(now)s::timestamptz, now())
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = %(id)s and status = 'RUNNING'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -56,7 +59,8 @@ returning id
 -- moves: supervised worker COMPLETED -terminate-> TERMINATED
 -- moves: supervised worker FAILED -terminate-> TERMINATED
 update interlock.workers
-set status = 'TERMINATED', event = 'terminate', reason = %(reason)s, updated_at = coalesce(%(now)s::timestamptz, now())
+set status = 'TERMINATED', event = 'terminate', reason = %(reason)s,
+    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = %(id)s and status <> 'TERMINATED'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
@@ -78,7 +82,7 @@ update interlock.workers
 set seen_until = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
     heartbeat_at = coalesce(%(now)s::timestamptz, now()), namespaces = %(namespaces)s::text[],
     types = %(types)s::text[],
-    metadata = metadata || %(metadata)s, updated_at = coalesce(%(now)s::timestamptz, now())
+    metadata = metadata || %(metadata)s, updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = %(id)s and status in ('IDLE', 'RUNNING', 'PAUSED')
     and generation = coalesce(%(generation)s::int, generation)
 returning status
@@ -131,14 +135,14 @@ order by created_at desc, id desc
 limit %(limit)s
 
 -- name: read_worker_moves
-select id, from_state, to_state, event, reason, actor, recorded_at
+select id, from_state, to_state, event, reason, actor, database_role, recorded_at
 from interlock.worker_state_transitions
 where worker_id = %(id)s and id > %(after)s
 order by id
 limit %(limit)s
 
 -- name: read_last_worker_move
-select from_state, to_state, event, reason, actor, recorded_at
+select from_state, to_state, event, reason, actor, database_role, recorded_at
 from interlock.worker_state_transitions
 where worker_id = %(id)s
 order by id desc

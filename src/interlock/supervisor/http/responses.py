@@ -64,6 +64,7 @@ class MoveResponse(ResponseModel):
     event: str
     reason: str | None
     actor: str
+    database_role: str = Field(description="The role of PostgreSQL that the client logged in with.")
     recorded_at: datetime
 
 
