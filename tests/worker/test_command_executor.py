@@ -13,9 +13,8 @@ import structlog
 
 import executor_handlers as handlers
 from executor_handlers import Definition, Kept, attempt_at, gone
-from interlock.errors import RetryableError
 from interlock.process_groups import ProcessGroups
-from interlock.worker.executors.base import HandlerError
+from interlock.worker.executors.base import EngineError, HandlerError
 from interlock.worker.executors.commands import CommandExecutor
 from processes import eventually
 
@@ -243,7 +242,7 @@ async def test_close_stops_running_programs_and_refuses_new_ones(executor: Comma
     with pytest.raises(HandlerError, match="was killed by SIGTERM"):
         await task
     assert gone(said["pid"])
-    with pytest.raises(RetryableError, match="closing"):
+    with pytest.raises(EngineError, match="closing"):
         await run(executor, "true")
 
 

@@ -17,7 +17,7 @@ import executor_handlers as handlers
 from executor_handlers import Definition, Kept, attempt_at, gone
 from interlock.errors import ConfigError, PermanentError, RetryableError
 from interlock.process_groups import ProcessGroups
-from interlock.worker.executors.base import HandlerError
+from interlock.worker.executors.base import EngineError, HandlerError
 from interlock.worker.executors.dispatch import Executors
 from processes import eventually
 
@@ -270,7 +270,7 @@ async def test_close_is_safe_before_the_first_run_and_twice() -> None:
     executors = Executors(threads=1, processes=1)
     await executors.close()
     await executors.close()
-    with pytest.raises(RetryableError, match="closing"):
+    with pytest.raises(EngineError, match="closing"):
         await run(executors, "process", handlers.add, first=1, second=2)
     executors = Executors(threads=1, processes=1)
     assert await run(executors, "process", handlers.add, first=1, second=2) == 3
@@ -278,7 +278,7 @@ async def test_close_is_safe_before_the_first_run_and_twice() -> None:
     await asyncio.gather(executors.close(), executors.close())
     await executors.close()
     for kind in ("process", "thread", "command"):
-        with pytest.raises(RetryableError, match="closing"):
+        with pytest.raises(EngineError, match="closing"):
             await run(executors, kind, handlers.add)
 
 

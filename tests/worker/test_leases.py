@@ -15,6 +15,7 @@ from fault_injection import FaultyProxy, NetworkMode, blocked_by, gated_app, loc
 from interlock import Interlock, TaskContext
 from interlock.lifecycle import TaskState, WorkerState
 from interlock.model.options import NewTask
+from interlock.postgres.connection import connect
 from interlock.store.enqueue import enqueue_task
 from interlock.store.tasks import notify_tasks
 from interlock.worker.run import serving
@@ -36,13 +37,14 @@ EXPIRE = "update interlock.tasks set state = 'pending', event = 'expire', lease_
 
 
 async def test_a_lease_runs_out_in_time_while_its_renewal_hangs(url: str, database: Connection) -> None:
-    """The renewal waits for a row lock; the expiry of the lease is noticed all the same."""
+    """The renewal waits for a lock of the table; the expiry of the lease is noticed all the same."""
     task = await enqueue(database, "gated")
     app, gate = gated_app(url)
     async with serving(app, WorkerSettings(duties=False, lease=6, recovery_interval=3600)) as worker:
         await gate.entered[1].wait()
         (attempt,) = worker.context.active.values()
-        async with locked(url, task) as holder:
+        async with connect(url) as holder, holder.transaction():
+            await holder.execute("lock table interlock.tasks in share mode")
             first = await blocked_by(database, holder)
             await blocked_by(database, holder, but=first)  # the first renewal was given up, and this is another
             await until(attempt.is_terminal)
@@ -50,6 +52,22 @@ async def test_a_lease_runs_out_in_time_while_its_renewal_hangs(url: str, databa
         assert not worker.context.active, "its slot is free"
         assert (await task_row(database, task))["state"] == "running"
     assert await task_events(database, task) == ["create", "claim"], "an attempt that lost its lease writes nothing"
+
+
+async def test_a_locked_row_does_not_cost_the_attempts_beside_it_their_leases(url: str, database: Connection) -> None:
+    task, other = await enqueue(database, "gated"), await enqueue(database, "gated")
+    app, gate = gated_app(url)
+    async with serving(app, WorkerSettings(duties=False, concurrency=2, lease=2, recovery_interval=3600)) as worker:
+        await until(lambda: len(worker.context.active) == 2)
+        attempts = {attempt.key[0]: attempt for attempt in worker.context.active.values()}
+        async with locked(url, task):
+            await until(attempts[task].is_terminal)
+            until_then = attempts[other].lease_until
+            await until(lambda: attempts[other].lease_until > until_then)
+        gate.opened[1].set()
+        await until(attempts[other].is_terminal)
+    assert attempts[task].state is TaskState.ABANDONED
+    assert attempts[other].state is TaskState.COMPLETED
 
 
 async def test_a_lease_runs_out_in_time_when_the_network_swallows_everything(url: str, database: Connection) -> None:

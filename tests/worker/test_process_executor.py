@@ -14,9 +14,8 @@ import structlog
 
 import executor_handlers as handlers
 from executor_handlers import Definition, Kept, attempt_at, gone
-from interlock.errors import RetryableError
 from interlock.process_groups import ProcessGroups
-from interlock.worker.executors.base import HandlerError
+from interlock.worker.executors.base import EngineError, HandlerError
 from interlock.worker.executors.processes import ProcessExecutor
 from processes import eventually
 
@@ -285,7 +284,7 @@ async def test_close_stops_running_handlers_and_refuses_new_ones() -> None:
         assert gone(said["pid"])
         with pytest.raises(HandlerError, match="killed by SIGKILL"):
             await task
-        with pytest.raises(RetryableError, match="closing"):
+        with pytest.raises(EngineError, match="closing"):
             await run(executor, handlers.add, first=1, second=1)
 
 

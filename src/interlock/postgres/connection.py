@@ -60,6 +60,16 @@ LOCK_NOT_AVAILABLE = "55P03"
 DEADLOCK_DETECTED = "40P01"
 UNIQUE_VIOLATION = "23505"
 DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS = "22", "23"
+IN_FAILED_TRANSACTION = "25P02"
+
+# Refusals that the values of a statement cause: data, constraint, check option, size, an exception of a trigger.
+_VALUE_CLASSES = frozenset({DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS, "44", "54", "P0"})
+# Refused before it was sent; a value for which the server cannot allocate memory.
+_VALUE_CODES = frozenset({"", "XX000"})
+# Refusals that another session may not give: of the connection and the transaction, a standby among them, and of a
+# prepared statement that is gone, exists twice or has another result type.
+_SESSION_CLASSES = frozenset({"08", "25"})
+_SESSION_CODES = frozenset({"26000", "42P05", "0A000"})
 
 _ILLEGAL_TRANSITIONS = frozenset({"IL001", "IL002", "IL003"})
 _GUARD_ERRORS: Mapping[str, type[InterlockError]] = {
@@ -132,11 +142,14 @@ def _describe_server(url: str) -> str:
 
 
 @asynccontextmanager
-async def connect(url: str, *, few_statements: bool = False) -> AsyncIterator[Connection]:
+async def connect(
+    url: str, *, few_statements: bool = False, lock_timeout: str | None = None
+) -> AsyncIterator[Connection]:
     """Open one autocommit connection.
 
     A connection for a few statements that run again and again, such as claim and settle, uses generic plans: planning
     a claim takes the server longer than running it. The EXPLAIN tests hold that one plan suits all parameters.
+    Neither that nor `lock_timeout` is set behind a pooler, which gives the session to others.
 
     No error of the driver leaves the context: those that are not caught inside become InterlockErrors.
     """
@@ -153,6 +166,8 @@ async def connect(url: str, *, few_statements: bool = False) -> AsyncIterator[Co
                 if few_statements and PGBOUNCER_FLAG not in url:
                     # enable_seqscan = off: a plan made while a table is small must not scan it once it has grown
                     await connection.execute("set plan_cache_mode = force_generic_plan; set enable_seqscan = off")
+                if lock_timeout is not None and PGBOUNCER_FLAG not in url:
+                    await connection.execute("select set_config('lock_timeout', %s, false)", [lock_timeout])
                 yield connection
 
 
@@ -211,6 +226,25 @@ def _in_one_line(error: psycopg.Error) -> str:
     primary, detail = error.diag.message_primary, error.diag.message_detail
     text = primary or str(error).strip().partition("\n")[0] or type(error).__name__
     return f"{text}: {detail}" if detail else text
+
+
+def is_fault_of_values(error: Exception) -> bool:
+    """Tell whether an error of a statement is caused by its values, so that repeating it is of no use.
+
+    Errors of encoders and refusals of the guards are. A lost connection, a lock, a full disk, a missing right, a
+    statement that is no longer prepared and everything else that has a cause outside the statement is not.
+    """
+    if isinstance(error, DisconnectedError):
+        return False
+    if not isinstance(error, StatementError):
+        return True
+    return error.sqlstate in _VALUE_CODES or error.sqlstate[:2] in _VALUE_CLASSES
+
+
+def is_fault_of_session(error: Exception) -> bool:
+    """Tell whether a new connection may help against a refusal."""
+    code = error.sqlstate if isinstance(error, StatementError) else ""
+    return code in _SESSION_CODES or code[:2] in _SESSION_CLASSES
 
 
 # --- values

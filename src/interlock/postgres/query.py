@@ -41,8 +41,8 @@ CANCEL_TIMEOUT_S = 5.0  # for the server to answer the cancel of a statement
 _HEADER = re.compile(r"^-- (name|moves): (.+)$")
 _MOVE = re.compile(r"^(?P<machine>[a-z ]+?) (?P<source>\w+) -(?P<event>\w+)-> (?P<target>\w+)$")
 _PARAMETER = re.compile(r"%(?:\((\w+)\)s|%)")
-# SQLSTATEs of a prepared statement that is gone, or whose result type has changed
-_STALE_STATEMENT = frozenset({"0A000", "26000"})
+# SQLSTATEs of a prepared statement whose result type has changed, that is gone, or that another client has prepared
+_STALE_STATEMENT = frozenset({"0A000", "26000", "42P05"})
 _SUCCESS = frozenset({ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK})
 
 

@@ -184,7 +184,10 @@ async def renew_running_tasks(
     lease: timedelta = DEFAULT_LEASE,
     now: datetime | None = None,
 ) -> tuple[list[RenewedLease], list[LostAttempt]]:
-    """Renew leases and store progress; return the renewed and the lost attempts."""
+    """Renew leases and store progress; return the renewed and the lost attempts.
+
+    An attempt whose row is locked by another transaction is neither: renew it again later.
+    """
     parameters = {
         "ids": [attempt.id for attempt in held],
         "attempts": [attempt.attempt for attempt in held],
@@ -192,8 +195,9 @@ async def renew_running_tasks(
         "lease": lease,
         "now": now,
     }
-    renewed = [RenewedLease(**row) for row in await run(connection, TASKS["renew_running_tasks"], parameters)]
-    kept = {row.id for row in renewed}
+    rows = await run(connection, TASKS["renew_running_tasks"], parameters)
+    kept = {row["id"] for row in rows}
+    renewed = [RenewedLease(row["id"], row["cancel_requested_at"], row["reason"]) for row in rows if row["renewed"]]
     return renewed, [LostAttempt(attempt.id, attempt.attempt) for attempt in held if attempt.id not in kept]
 
 

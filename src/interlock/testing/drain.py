@@ -22,7 +22,7 @@ from interlock.store.tasks import ClaimedTask, Outcome, claim_pending_tasks, sav
 from interlock.store.workers import RegisteredProcess, deregister_worker, register_worker
 from interlock.testing.inline import call
 from interlock.worker.attempt import TaskStateMachine
-from interlock.worker.outcome import failed_outside_handler
+from interlock.worker.outcome import rolled_back
 from interlock.worker.settler import settle
 from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.queued_jobs import cancel_replaced_jobs, start_queued_jobs, validate_submitted_jobs
@@ -155,7 +155,7 @@ class _Runner:
         except _HandlerFailedError as rollback:
             failed = rollback.outcome
         except StoreError as error:  # its writes cannot be committed
-            failed = failed_outside_handler(attempt, error)
+            failed = rolled_back(attempt, error)
         else:
             return outcome
         if failed is not None:

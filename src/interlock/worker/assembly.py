@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from interlock.worker.process import WorkerStateMachine
     from interlock.worker.settler import Settler
 
+SETTLE_LOCK_TIMEOUT = "500ms"  # a locked row holds up the outcomes beside it for no longer
+
 
 class WorkerComponents:
     """The services and state of a worker, which live from its first connection to its end, across reconnects."""
@@ -149,7 +151,9 @@ class WorkerConnections:
         await self.close()
         async with AsyncExitStack() as stack:
             claiming = await stack.enter_async_context(connect(url, few_statements=True))
-            settling = await stack.enter_async_context(connect(url, few_statements=True))
+            settling = await stack.enter_async_context(
+                connect(url, few_statements=True, lock_timeout=SETTLE_LOCK_TIMEOUT)
+            )
             self.lost.clear()
             self._settling = SettlingLoop(settler, settling, self.mark_lost)
             await self._settling.start()

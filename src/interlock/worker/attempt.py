@@ -23,7 +23,7 @@ from interlock.telemetry import TaskTelemetry, leases_lost_total, log, series_of
 from interlock.worker.outcome import (
     Interruption,
     describe_error,
-    failed_outside_handler,
+    engine_failed,
     returned,
     succeeded,
     unsuccessful,
@@ -170,7 +170,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         try:
             outcome = await self.process(runner)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any failure is an outcome
-            outcome = self._fail_outside_handler(error)
+            outcome = self._stop_after_engine_failure(error)
         if outcome is None:
             await runner.abandon(self)
         else:
@@ -206,14 +206,14 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         """Reach the final state: the outcome was written, or refused because the attempt is lost."""
         self.transition(TaskEvent.REPORT_SUCCEEDED if written else TaskEvent.REPORT_FAILED)
 
-    def _fail_outside_handler(self, error: BaseException) -> Outcome | None:
+    def _stop_after_engine_failure(self, error: BaseException) -> Outcome | None:
         """Return the outcome of a failure in the engine around the handler; None if the lease is lost."""
         self.interruption = None
         if self.state is TaskState.PROCESSING:
             self.transition(TaskEvent.PROCESSING_FAILED)
         if self.state is not TaskState.REPORTING:
             return None
-        return failed_outside_handler(self, error)
+        return engine_failed(self, error)
 
     def _cause(self, raised: BaseException, timeout: float | None) -> BaseException:
         """Return the error that ended the handler; a TimeoutError past the deadline is the task's own timeout."""

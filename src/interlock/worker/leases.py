@@ -1,4 +1,4 @@
-"""The LeaseKeeper: renews the leases of running attempts from a thread and a connection of its own.
+"""The LeaseKeeper: renews the leases of attempts from a thread and a connection of its own, until they are settled.
 
 Invariant: a handler that blocks the worker's event loop cannot starve the renewals. An attempt whose lease could not be
 renewed in time is interrupted before another worker may start the task, whatever happened to the renewal.
@@ -26,7 +26,7 @@ from interlock.worker.cancellation import CANCEL_TIMEOUT_S, run_within
 from interlock.worker.outcome import Interruption
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Container, Sequence
     from concurrent.futures import Future
     from uuid import UUID
 
@@ -41,6 +41,8 @@ T = TypeVar("T")
 
 PROGRESS_INTERVAL_S = 1.0
 RETRY_BASE_S, RETRY_CAP_S = 0.1, 0.5
+# An attempt in REPORTING has a known outcome, which the database may refuse for longer than a lease.
+HELD_STATES = frozenset({TaskState.PROCESSING, TaskState.REPORTING})
 GIVEN_UP = -math.inf  # the `lease_until` of an attempt that was interrupted because its lease is lost
 
 
@@ -143,16 +145,16 @@ class LeaseKeeper(BackgroundService):
         limit = time.monotonic() + self._settings.lease * 2 / 3
         return [
             attempt
-            for attempt in self._holding()
+            for attempt in self._holding(HELD_STATES)
             if renew_all or attempt.lease_until <= limit or attempt.key[0] in progressed
         ]
 
-    def _holding(self) -> list[TaskStateMachine]:
-        """Return the attempts that run and have not been given up."""
+    def _holding(self, states: Container[TaskState]) -> list[TaskStateMachine]:
+        """Return the attempts in these states that have not been given up."""
         return [
             attempt
             for attempt in list(self._active.values())
-            if attempt.state is TaskState.PROCESSING and attempt.lease_until != GIVEN_UP
+            if attempt.state in states and attempt.lease_until != GIVEN_UP
         ]
 
     async def _renew(self, attempts: Sequence[TaskStateMachine]) -> None:
@@ -169,7 +171,7 @@ class LeaseKeeper(BackgroundService):
             attempt.lease_until = until
             if attempt.has_context:
                 attempt.context.lease_timeout = datetime.now(UTC) + timedelta(seconds=until - time.monotonic())
-            if row.cancel_requested_at is not None:
+            if row.cancel_requested_at is not None and attempt.state is TaskState.PROCESSING:
                 self._thread.call_home(self._canceler.cancel, attempt, row.reason)
         for missing in lost:
             self._lose(by_id[missing.id], TAKEN_OVER)
@@ -197,7 +199,7 @@ class LeaseKeeper(BackgroundService):
     def _expire(self, now: float) -> float:
         """Give up the attempts whose lease has expired; return when the next lease expires."""
         next_expiry = math.inf
-        for attempt in self._holding():
+        for attempt in self._holding((TaskState.PROCESSING,)):
             if attempt.lease_until <= now:
                 self._lose(attempt, "it could not be renewed in time")
             else:
@@ -206,7 +208,7 @@ class LeaseKeeper(BackgroundService):
 
     def _lose(self, attempt: TaskStateMachine, reason: str) -> None:
         if attempt.state is not TaskState.PROCESSING or attempt.lease_until == GIVEN_UP:
-            return  # settled while the renewal was in flight, or given up before
+            return  # being settled, which finds out by itself, or given up before
         attempt.lease_until = GIVEN_UP
         attempt.record_lost_lease(reason)
         self._thread.call_home(attempt.interrupt, Interruption.LEASE_LOST, f"lease lost: {reason}")

@@ -1,7 +1,8 @@
-"""Outcomes: what an attempt settles after its handler returned, raised or was stopped.
+"""Outcomes: what an attempt settles after its handler returned, raised or was stopped, or the engine failed around it.
 
-Invariant: the output of a step is a StepExecutionResult document, both in success and in failure; the output of a
-standalone task is its result. Any exception can be described and stored, also one whose `str()` raises.
+Invariant: a failure of the engine uses up no try. The output of a step is a StepExecutionResult document, both in
+success and in failure; the output of a standalone task is its result. Any exception can be described and stored, also
+one whose `str()` raises.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.step_context import StepContext, step_result
 from interlock.errors import PermanentError, RetryableError
 from interlock.lifecycle import TaskRowEvent
-from interlock.model.backoff import DEFAULT_BACKOFF, MAX_BACKOFF_S
+from interlock.model.backoff import DEFAULT_BACKOFF, MAX_BACKOFF_S, Backoff
 from interlock.model.json_values import storable_text
+from interlock.postgres.connection import IN_FAILED_TRANSACTION, is_fault_of_values
 from interlock.store.tasks import Outcome
-from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError
+from interlock.telemetry import log
+from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, EngineError, HandlerError
 
 if TYPE_CHECKING:
     from interlock.client.step_context import StepExecutionResult
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 MAX_TRACEBACK_LINES = 50
 MAX_MESSAGE_LENGTH = 10_000  # characters: the message is stored with the task, its job, and in both audit tables
+ENGINE_BACKOFF = Backoff.exponential(1.0, cap=60.0, jitter=0.2)  # after failures of the engine
 
 
 class Interruption(StrEnum):
@@ -52,6 +56,8 @@ def unsuccessful(attempt: TaskStateMachine, error: BaseException) -> Outcome:
         return Outcome(*attempt.key, TaskRowEvent.CANCEL, reason=context.cancel_reason)
     if attempt.interruption is Interruption.SHUTDOWN:
         return returned(attempt)
+    if isinstance(error, EngineError):
+        return engine_failed(attempt, error)
     document = error_document(error)
     is_retried = document["retryable"] and not context.is_last_try
     return Outcome(
@@ -66,8 +72,25 @@ def unsuccessful(attempt: TaskStateMachine, error: BaseException) -> Outcome:
     )
 
 
-def failed_outside_handler(attempt: TaskStateMachine, error: BaseException) -> Outcome:
-    """Return the outcome of a failure around the handler: a retry with the default backoff while tries are left."""
+def engine_failed(attempt: TaskStateMachine, error: BaseException) -> Outcome:
+    """Return the outcome of a failure of the engine: back into the queue after a delay; it uses up no try.
+
+    The delay grows with the attempts that used up no try, because they were returned or their worker died.
+    """
+    context = attempt.context
+    reason = context.error = f"returned by {attempt.worker_id}, which could not run it: {describe_error(error)}"
+    delay = ENGINE_BACKOFF.delay(context.attempt - context.tries + 1)
+    return Outcome(*attempt.key, TaskRowEvent.RETURN, reason=reason, delay=delay, progress=attempt.latest_progress)
+
+
+def rolled_back(attempt: TaskStateMachine, error: Exception) -> Outcome:
+    """Return the outcome of a transactional attempt whose settle or commit was refused, so that its writes are undone.
+
+    The handler's own fault, as a violated constraint or a transaction that it left aborted, is a failed try.
+    """
+    is_aborted = getattr(error, "sqlstate", "") == IN_FAILED_TRANSACTION
+    if not is_aborted and not is_fault_of_values(error):
+        return engine_failed(attempt, error)
     context = attempt.context
     reason = context.error = describe_error(error)
     document = {"type": type(error).__qualname__, "message": reason, "traceback": None, "retryable": True}
@@ -102,11 +125,14 @@ def retry_delay(attempt: TaskStateMachine, error: BaseException) -> float:
         return float(retry_after)
     if attempt.claimed is None or attempt.definition is None:
         raise RuntimeError("an attempt that was never claimed has no backoff")
-    backoff = attempt.definition.backoff
-    stored = attempt.claimed.own("backoff")
-    if stored is not None:
-        backoff = type(backoff).from_json(stored)
-    return backoff.delay(attempt.context.tries)
+    tries = attempt.context.tries
+    try:
+        stored = attempt.claimed.own("backoff")
+        backoff = attempt.definition.backoff if stored is None else Backoff.from_json(stored)
+        return backoff.delay(tries)
+    except Exception as broken:  # noqa: BLE001 - a broken backoff function must not replace the handler's own error
+        log.error("backoff_failed", task_id=attempt.task_id, error=describe_error(broken))
+        return DEFAULT_BACKOFF.delay(tries)
 
 
 def error_document(error: BaseException) -> dict[str, Any]:

@@ -15,16 +15,17 @@ from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
 from interlock.client.step_context import bind
-from interlock.errors import DisconnectedError, InvariantError, StatementError, StoreError
+from interlock.errors import DisconnectedError, FenceError, InvariantError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import connect, translated
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
+from interlock.worker.executors.base import EngineError
 from interlock.worker.executors.dispatch import Executors, contain_error
 from interlock.worker.executors.events import HandlerEvents, StepExecutionCompletionEvent
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
 from interlock.worker.leases import LeaseKeeper
-from interlock.worker.outcome import Interruption, failed_outside_handler
+from interlock.worker.outcome import Interruption, engine_failed, rolled_back
 from interlock.worker.settler import Settler, max_batch_size, settle
 from interlock.worker.stats import WorkerStatistics
 
@@ -182,7 +183,10 @@ class Runner:
         _, attempt, definition, arguments = event
         if definition.transactional:
             transaction = self._transactions[attempt.key] = HandlerTransaction()
-            attempt.context.connection = await transaction.begin(self._url)
+            try:
+                attempt.context.connection = await transaction.begin(self._url)
+            except (StoreError, OSError) as error:
+                raise EngineError(f"no connection for its transaction: {error}") from error
         return await self._executors.get(definition).run(definition, attempt.context, arguments)
 
     async def settle(self, attempt: TaskStateMachine) -> None:
@@ -207,14 +211,19 @@ class Runner:
                 max_result_size=self._max_result_size,
             )
             await transaction.end(commit=not lost)
-        except DisconnectedError:
-            # The server may have committed; if it has not, the lease expires.
+        except DisconnectedError as error:
+            # The server may have committed: then the return finds that outcome and changes nothing.
             await transaction.end(commit=False)
-            self.finish(attempt, written=False)
+            attempt.outcome = engine_failed(attempt, error)
+            self.settler.add(attempt, is_unconfirmed=True)
             return False
-        except (StatementError, TypeError, ValueError) as error:  # refused by the database, or by the encoder
+        except FenceError:
             await transaction.end(commit=False)
-            attempt.outcome = failed_outside_handler(attempt, error)
+            attempt.record_lost_lease()
+            lost = {attempt.key[0]}
+        except (StoreError, TypeError, ValueError) as error:  # refused by the database, or by the encoder
+            await transaction.end(commit=False)
+            attempt.outcome = rolled_back(attempt, error)
             return True
         self.finish(attempt, written=not lost)
         return False

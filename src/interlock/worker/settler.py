@@ -1,18 +1,22 @@
 """Settles attempts: one function writes outcomes with everything that follows from them; the Settler batches it.
 
-Invariant: an outcome is acknowledged by the database, or known to be lost, or still queued; a lost connection drops
-none. A row that the database refuses does not hold up the others of its batch.
+Invariant: an outcome is acknowledged by the database, or known to be lost, or kept; neither a lost connection nor a
+refusal drops one. Only a refusal that the outcome's own values cause replaces it. A row that the database refuses does
+not hold up the others of its batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from interlock.errors import DisconnectedError, StatementError
+from interlock.errors import DisconnectedError, FenceError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
-from interlock.postgres.connection import is_in_transaction, transaction
+from interlock.postgres.connection import is_fault_of_session, is_fault_of_values, is_in_transaction, transaction
+from interlock.postgres.retry import RetryState
+from interlock.service import wait_for_event
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.tasks import (
     DEFAULT_MAX_RESULT_BYTES,
@@ -36,6 +40,11 @@ if TYPE_CHECKING:
     from interlock.worker.attempt import TaskStateMachine
 
 MIN_BATCH_LIMIT, MAX_BATCH_LIMIT = 100, 500
+# When this many outcomes of a refused batch were refused one by one, the rest waits with them: each may take a timeout.
+MAX_SINGLE_REFUSALS = 5
+REFUSALS = (StoreError, TypeError, ValueError)  # by the database, or by the encoder
+# Events that only the holder of an attempt writes
+SETTLE_EVENTS = frozenset({TaskRowEvent.SUCCEED, TaskRowEvent.FAIL, TaskRowEvent.RETRY, TaskRowEvent.RETURN})
 
 
 async def settle(
@@ -76,11 +85,35 @@ async def settle(
 async def return_attempts(connection: Connection | None, attempts: Sequence[TaskStateMachine], *, actor: str) -> None:
     """Put tasks back into the queue at a shutdown; they use up no try.
 
-    If that cannot be written, the leases expire and recovery puts the tasks back.
+    A refusal that may pass is tried again for as long as the caller waits. If a return cannot be written, the lease
+    expires and recovery puts the task back.
     """
-    if attempts and connection is not None:
-        with suppress(DisconnectedError, StatementError):
-            await settle(connection, attempts, actor=actor)
+    if connection is None:
+        return
+    retries = RetryState()
+    left = list(attempts)
+    while left:
+        try:
+            left = await _return_singly(connection, left, actor)
+        except DisconnectedError:
+            return
+        if left:
+            await asyncio.sleep(retries.next_delay_s())
+
+
+async def _return_singly(
+    connection: Connection, attempts: list[TaskStateMachine], actor: str
+) -> list[TaskStateMachine]:
+    """Return attempts in one batch, one by one if that is refused; return those to try again."""
+    try:
+        await settle(connection, attempts, actor=actor)
+    except DisconnectedError:
+        raise
+    except REFUSALS as error:
+        if len(attempts) == 1:
+            return [] if is_fault_of_values(error) else attempts
+        return [attempt for each in attempts for attempt in await _return_singly(connection, [each], actor)]
+    return []
 
 
 def max_batch_size(concurrency: int) -> int:
@@ -99,6 +132,15 @@ class AttemptOwner(Protocol):
         """Release the slot of an attempt whose settle was acknowledged (`written`), or that is lost."""
 
 
+@dataclass(slots=True)
+class KeptOutcome:
+    """An attempt whose settle was refused for a moment, and the time of its next try, which it has alone."""
+
+    attempt: TaskStateMachine
+    retries: RetryState = field(default_factory=RetryState)
+    due: float = 0.0
+
+
 class Settler:
     """Settles queued attempts in batches that form by themselves: outcomes gather while a flush is in flight."""
 
@@ -110,22 +152,47 @@ class Settler:
         self._max_batch = max_batch
         self._max_result_size = max_result_size
         self._queue: list[TaskStateMachine] = []
+        self._kept: dict[int, KeptOutcome] = {}  # by the identity of the attempt
         self._unconfirmed: set[UUID] = set()
         self._added = asyncio.Event()
+        self._new_sessions = RetryState()
+        self.refusals = 0  # that may pass: the outcome was kept
 
-    def add(self, attempt: TaskStateMachine) -> None:
-        """Queue an attempt that has its outcome; the owner's `finish` is called when the database has answered."""
+    def add(self, attempt: TaskStateMachine, *, is_unconfirmed: bool = False) -> None:
+        """Queue an attempt that has its outcome; the owner's `finish` is called when the database has answered.
+
+        With `is_unconfirmed`, an outcome may have been committed before, without a reply.
+        """
+        if is_unconfirmed:
+            self._unconfirmed.add(attempt.key[0])
         self._queue.append(attempt)
         self._added.set()
 
     async def run(self, connection: Connection) -> None:
-        """Flush over this connection until it is lost or this task is cancelled."""
+        """Flush over this connection until it is lost or of no use, or this task is cancelled."""
         while True:
+            kept = self._next_kept()
+            if kept is not None:
+                await self._flush(connection, [kept])
             # The queue first: attempts kept from the connection before this one set no event.
-            while self._queue:
+            if self._queue:
                 await self._flush(connection, self._next_batch())
-            await self._added.wait()
-            self._added.clear()
+            elif kept is None:
+                if self._kept:
+                    await wait_for_event(self._added, self._seconds_until_retry())
+                else:
+                    await self._added.wait()
+                self._added.clear()
+
+    def _next_kept(self) -> TaskStateMachine | None:
+        """Return the attempt whose retry has been due for longest."""
+        if not self._kept:
+            return None
+        first = min(self._kept.values(), key=lambda kept: kept.due)
+        return first.attempt if first.due <= time.monotonic() else None
+
+    def _seconds_until_retry(self) -> float:
+        return max(min(kept.due for kept in self._kept.values()) - time.monotonic(), 0.001)
 
     def _next_batch(self) -> list[TaskStateMachine]:
         """Return the head of the queue with at most one attempt per task: a batch is answered by task id."""
@@ -140,12 +207,15 @@ class Settler:
         try:
             try:
                 await self._settle(connection, batch)
-            except (StatementError, TypeError, ValueError) as error:  # refused by the database, or by the encoder
+            except DisconnectedError:
+                raise
+            except REFUSALS as error:
                 await self._settle_singly(connection, batch, error)
         except (DisconnectedError, asyncio.CancelledError):
             # The server may have committed; the fence makes it safe to send the batch again.
-            queued = {attempt.key[0] for attempt in self._queue}
-            self._unconfirmed.update(queued & {attempt.key[0] for attempt in batch})
+            unanswered = {attempt.key[0] for attempt in self._queue}
+            unanswered.update(kept.attempt.key[0] for kept in self._kept.values())
+            self._unconfirmed.update(unanswered & {attempt.key[0] for attempt in batch})
             raise
 
     async def _settle(self, connection: Connection, batch: list[TaskStateMachine]) -> None:
@@ -157,26 +227,68 @@ class Settler:
             unconfirmed=self._unconfirmed,
         )
         self._acknowledge(batch, lost)
+        self._new_sessions.reset()
 
     async def _settle_singly(self, connection: Connection, batch: list[TaskStateMachine], error: Exception) -> None:
-        """Settle a refused batch one by one, so that only the refused row fails."""
-        for attempt in batch:
-            try:
-                await self._settle(connection, [attempt])
-            except (StatementError, TypeError, ValueError) as refusal:
-                log.error("outcome_refused", task_id=attempt.task_id, error=str(refusal), batch_error=str(error))
-                await self._settle_refused(connection, attempt, refusal)
+        """Settle a refused batch one by one, so that only the refused rows wait or fail.
 
-    async def _settle_refused(self, connection: Connection, attempt: TaskStateMachine, refusal: Exception) -> None:
+        Raises a refusal against which a new session may help, after a pause; the worker reconnects then.
+        """
+        passing: list[Exception] = []
+        for attempt in batch:
+            if len(passing) >= MAX_SINGLE_REFUSALS:
+                self._keep(attempt, passing[-1])
+                continue
+            refusal = error if len(batch) == 1 else await self._try_settle(connection, attempt)
+            if isinstance(refusal, FenceError):
+                attempt.record_lost_lease()
+                self._acknowledge([attempt], {attempt.key[0]})
+                refusal = None
+            elif refusal is not None and is_fault_of_values(refusal):
+                log.error("outcome_refused", task_id=attempt.task_id, error=str(refusal), batch_error=str(error))
+                refusal = await self._settle_refused(connection, attempt, refusal)
+            if refusal is not None:
+                passing.append(refusal)
+                self._keep(attempt, refusal)
+        for refusal in passing:
+            if is_fault_of_session(refusal):
+                await asyncio.sleep(self._new_sessions.next_delay_s())
+                raise refusal
+
+    async def _try_settle(self, connection: Connection, attempt: TaskStateMachine) -> Exception | None:
+        """Settle one attempt; return the refusal, if any."""
+        try:
+            await self._settle(connection, [attempt])
+        except DisconnectedError:
+            raise
+        except REFUSALS as refusal:
+            return refusal
+        return None
+
+    async def _settle_refused(
+        self, connection: Connection, attempt: TaskStateMachine, refusal: Exception
+    ) -> Exception | None:
+        """Settle an attempt whose outcome cannot be stored as failed; return a refusal of that which may pass."""
         if _outcome_of(attempt).event is TaskRowEvent.CANCEL:
             # The request stays in the row: recovery cancels the task after the lease has expired.
             self._acknowledge([attempt], {attempt.key[0]})
-            return
+            return None
         attempt.outcome = refused(attempt, refusal)
-        try:
-            await self._settle(connection, [attempt])
-        except StatementError:  # recovery decides after the lease has expired
-            self._acknowledge([attempt], {attempt.key[0]})
+        again = await self._try_settle(connection, attempt)
+        if again is None or not is_fault_of_values(again):
+            return again
+        self._acknowledge([attempt], {attempt.key[0]})  # recovery decides after the lease has expired
+        return None
+
+    def _keep(self, attempt: TaskStateMachine, refusal: Exception) -> None:
+        """Keep an outcome that was refused for a moment, and try it again after a delay that grows."""
+        self.refusals += 1
+        self._queue = [queued for queued in self._queue if queued is not attempt]
+        kept = self._kept.setdefault(id(attempt), KeptOutcome(attempt))
+        delay_s = kept.retries.next_delay_s()
+        kept.due = time.monotonic() + delay_s
+        level = log.warning if kept.retries.failures == 1 else log.debug
+        level("settle_postponed", task_id=attempt.task_id, error=str(refusal), retry_in=round(delay_s, 1))
 
     def _acknowledge(self, batch: list[TaskStateMachine], lost: set[UUID]) -> None:
         """Remove a batch from the queue; its slots are released while the next flush is in flight."""
@@ -185,6 +297,8 @@ class Settler:
         else:
             acknowledged = {id(attempt) for attempt in batch}
             self._queue = [attempt for attempt in self._queue if id(attempt) not in acknowledged]
+            for attempt in batch:
+                self._kept.pop(id(attempt), None)
         if self._unconfirmed:
             self._unconfirmed.difference_update(attempt.key[0] for attempt in batch)
         asyncio.get_running_loop().call_soon(self._finish, batch, lost)
@@ -252,7 +366,14 @@ async def _notify(
 async def _committed_before(
     connection: Connection, outcomes: Sequence[Outcome], unconfirmed: AbstractSet[UUID]
 ) -> set[UUID]:
-    """Return the tasks whose outcome was committed although the reply was lost with the connection."""
-    sent = {outcome.id: (outcome.attempt, outcome.event) for outcome in outcomes if outcome.id in unconfirmed}
+    """Return the tasks whose outcome was committed although the reply was lost with the connection.
+
+    The committed outcome may be another one: that of a transactional attempt which is returned now.
+    """
+    sent = {outcome.id: outcome for outcome in outcomes if outcome.id in unconfirmed}
     rows = await read_tasks(connection, list(sent))
-    return {row["id"] for row in rows if (row["attempt"], row["event"]) == sent[row["id"]]}
+    return {
+        row["id"]
+        for row in rows
+        if row["attempt"] == sent[row["id"]].attempt and row["event"] in SETTLE_EVENTS | {sent[row["id"]].event}
+    }

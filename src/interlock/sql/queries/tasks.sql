@@ -143,14 +143,32 @@ from levels
     ) as found
 
 -- name: renew_running_tasks
--- Renews leases (the heartbeat of tasks), stores new progress, and returns tasks with a cancel request.
-update interlock.tasks
-set lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
-    progress = coalesce(held.progress, tasks.progress),
-    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
-from unnest(%(ids)s::uuid[], %(attempts)s::int[], %(progresses)s::jsonb[]) as held (id, attempt, progress)
-where tasks.id = held.id and tasks.attempt = held.attempt and state = 'running'
-returning tasks.id, tasks.cancel_requested_at, tasks.reason
+-- Renews leases (the heartbeat of tasks), stores new progress, and returns tasks with a cancel request. Rows that are
+-- locked, by a client or by their own settle, are returned without being renewed: waiting for one would let the leases
+-- of the others run out, and holding the others meanwhile would block their settles.
+with free as materialized (
+    select id
+    from interlock.tasks
+    where id = any (%(ids)s::uuid[]) and case when state = 'running' then true else false end
+    for no key update skip locked
+), renewed as (
+    update interlock.tasks
+    set lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
+        progress = coalesce(held.progress, tasks.progress),
+        updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
+    from unnest(%(ids)s::uuid[], %(attempts)s::int[], %(progresses)s::jsonb[]) as held (id, attempt, progress)
+    where tasks.id = any (array(select id from free)) and tasks.id = held.id and tasks.attempt = held.attempt
+        and case when state = 'running' then true else false end
+    returning tasks.id, tasks.cancel_requested_at, tasks.reason
+)
+select id, true as renewed, cancel_requested_at, reason
+from renewed
+union all
+select tasks.id, false, null, null
+from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as held (id, attempt)
+    join interlock.tasks on tasks.id = held.id and tasks.attempt = held.attempt
+        and case when state = 'running' then true else false end
+where tasks.id = any (%(ids)s::uuid[]) and tasks.id not in (select id from renewed)
 
 -- name: save_checkpoint
 update interlock.tasks

@@ -1,4 +1,4 @@
-"""The executor protocol, and the error of a handler that failed outside the worker's event loop."""
+"""The executor protocol, the error of a handler that failed outside the worker's event loop, and that of the engine."""
 
 from __future__ import annotations
 
@@ -103,6 +103,13 @@ class HandlerError(InterlockError):
             "traceback": self.trace,
             "retryable": self.retryable,
         }
+
+
+class EngineError(InterlockError):
+    """The worker could not run a handler: it has no connection, thread or process for it, or is closing.
+
+    That is no failure of the handler: its task is returned to the queue and uses up no try.
+    """
 
 
 def add_context(task: Runnable, context: TaskContext, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,13 @@ Invariant: when `run` has ended, the program and everything in its process group
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 from collections import deque
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from interlock.errors import RetryableError
 from interlock.process_groups import describe_exit, open_stream_reader
-from interlock.worker.executors.base import HandlerError, refuse_transactional
+from interlock.worker.executors.base import EngineError, HandlerError, refuse_transactional
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES, HandlerSession, task_message
 from interlock.worker.executors.processes import DRAIN_TIMEOUT_S
 
@@ -25,6 +25,8 @@ MAX_STDERR_LINE_BYTES = 64 * 1024
 # the end of standard error that goes into the error of a failed program
 KEPT_STDERR_LINES = 20
 KEPT_STDERR_LINE_LENGTH = 500
+# the system has no process, memory or descriptor left; anything else is the fault of the command
+EXHAUSTED = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 
 
 class CommandExecutor:
@@ -71,13 +73,15 @@ class CommandExecutor:
 
     async def _start(self, task: Runnable, context: TaskContext) -> _Program:
         if self._closed:
-            raise RetryableError("the worker is closing and starts no more programs")
+            raise EngineError("the worker is closing and starts no more programs")
         if not task.command:
             raise HandlerError("ConfigError", f"task {task.name!r} has no command to run", retryable=False)
         pipe = subprocess.PIPE
         try:
             group = self._groups.start(task.command, stdin=pipe, stdout=pipe, stderr=pipe)
         except OSError as error:
+            if error.errno in EXHAUSTED:
+                raise EngineError(f"no process for the command: {error.strerror}") from error
             message = f"the command {task.command[0]!r} of task {task.name!r} cannot be started: {error.strerror}"
             raise HandlerError(type(error).__qualname__, message) from None
         program = _Program(group)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import ConfigError, RetryableError
+from interlock.errors import ConfigError
 from interlock.process_groups import ProcessGroups
-from interlock.worker.executors.base import Executor, HandlerError, Runnable, add_context
+from interlock.worker.executors.base import EngineError, Executor, HandlerError, Runnable, add_context
 from interlock.worker.executors.commands import CommandExecutor
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
 from interlock.worker.executors.processes import ProcessExecutor
@@ -63,7 +63,7 @@ class Executors:
             known = ", ".join(self._factories)
             raise ConfigError(f"task {task.name!r}: unknown executor {task.executor!r}; use one of {known}")
         if self._closed:
-            raise RetryableError(f"task {task.name!r}: the worker is closing and starts no {task.executor} executor")
+            raise EngineError(f"task {task.name!r}: the worker is closing and starts no {task.executor} executor")
         executor = self._executors[task.executor] = factory()
         return executor
 

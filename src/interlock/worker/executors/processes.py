@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.errors import RetryableError
 from interlock.process_groups import KILL_TIMEOUT_S, ProcessGroup, ProcessGroups, describe_exit
-from interlock.worker.executors.base import HandlerError, refuse_transactional
+from interlock.worker.executors.base import EngineError, HandlerError, refuse_transactional
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES, HandlerSession, task_message
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class ProcessExecutor:
         }
         async with self._slots:
             if self._closed:
-                raise RetryableError("the worker is closing: its processes take no more handlers")
+                raise EngineError("the worker is closing: its processes take no more handlers")
             child = await self._acquire()
             session = HandlerSession(context, child.reader, child.write)
             self._sessions[context] = session
@@ -116,7 +115,10 @@ class ProcessExecutor:
             if (child := self._idle.pop()).is_usable:
                 return child
             self._discard(child)
-        child = await _Child.start(self._groups, self._max_line_bytes)
+        try:
+            child = await _Child.start(self._groups, self._max_line_bytes)
+        except OSError as error:
+            raise EngineError(f"no process for the handler: {error}") from error
         self._children.add(child)
         return child
 

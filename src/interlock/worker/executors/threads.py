@@ -12,8 +12,8 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.errors import RetryableError
 from interlock.worker.executors.base import (
+    EngineError,
     HandlerError,
     add_context,
     call_handler,
@@ -50,7 +50,7 @@ class ThreadExecutor:
         refuse_transactional(task)
         async with self._slots:
             if self._closed:
-                raise RetryableError("the worker is closing: its threads take no more handlers")
+                raise EngineError("the worker is closing: its threads take no more handlers")
             thread = self._idle.pop() if self._idle else self._start()
             future = asyncio.get_running_loop().create_future()
             arguments = add_context(task, context, arguments)
@@ -74,7 +74,10 @@ class ThreadExecutor:
 
     def _start(self) -> _Thread:
         self._started += 1
-        return _Thread(self._started, self._finish)
+        try:
+            return _Thread(self._started, self._finish)
+        except RuntimeError as error:
+            raise EngineError(f"no thread for the handler: {error}") from error
 
     def _finish(self, thread: _Thread, call: _Call, value: Any, error: BaseException | None) -> None:
         was_cancelled = call.future.cancelled()
