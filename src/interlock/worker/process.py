@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from interlock.store.tasks import ClaimedTask
 
 SLOT_GATHER_S = 0.002
+MAX_IDLE_WAIT_S = 60.0  # later due times are not notified: sql/functions/notify_pending.sql
 NOTIFICATION_WAIT_S = 0.01  # before asking for the next due time: the next step of a job follows within it
 CANCEL_STEP_AFTER_S = 2.0  # for the current step of the loop, after a shutdown was requested
 FATAL_ERRORS = (MigrationError, InvariantError)  # a new connection does not help
@@ -78,6 +79,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._components: WorkerComponents | None = None
         self._watchdog: Watchdog | None = None
         self._shutdown_requested_at: float | None = None
+        self._due_timer: asyncio.TimerHandle | None = None
         self._woke_by_polling = False
         self._queue_exhausted = False  # the last claim took every due task
         self._reconnects = RetryState()
@@ -310,6 +312,16 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self.wake.set()
         self.slot_freed.set()
 
+    def wake_in(self, seconds: float) -> None:
+        """Look for tasks when one becomes due. Only the earliest time is kept: after each look the next one is read."""
+        loop = asyncio.get_running_loop()
+        timer, due_at = self._due_timer, loop.time() + seconds
+        if timer is not None and not timer.cancelled() and loop.time() < timer.when() <= due_at:
+            return
+        if timer is not None:
+            timer.cancel()
+        self._due_timer = loop.call_at(due_at, self.wake.set)
+
     # --- BACKING_OFF
 
     async def _back_off(self) -> None:
@@ -318,6 +330,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         pause = poll_interval(self.settings, self.context.backoff_count)
         if self.settings.mode is WakeMode.EVENTS and self.components.is_listening:
             pause = self.settings.events_poll
+        pause = min(pause, MAX_IDLE_WAIT_S)
         await wait_for_event(self.wake, min(pause, NOTIFICATION_WAIT_S))
         if self._accepts_tasks and not self.wake.is_set():
             pause = await self.components.fetcher.seconds_until_due(self.context.connection, pause)
