@@ -10,6 +10,7 @@ import asyncio
 import gc
 import os
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.machine import StateMachine
 from interlock.postgres.notifier import WakeMode
 from interlock.postgres.retry import RetryState
+from interlock.process_groups import Descendants
 from interlock.service import wait_for_event
 from interlock.telemetry import WorkerTelemetry, log
 from interlock.worker.assembly import WorkerComponents, WorkerConnections
@@ -42,6 +44,7 @@ SLOT_GATHER_S = 0.002
 MAX_IDLE_WAIT_S = 60.0  # later due times are not notified: sql/functions/notify_pending.sql
 NOTIFICATION_WAIT_S = 0.01  # before asking for the next due time: the next step of a job follows within it
 CANCEL_STEP_AFTER_S = 2.0  # for the current step of the loop, after a shutdown was requested
+CHILD_GRACE_S = 2.0  # for processes that handlers left behind, to end after SIGTERM
 FATAL_ERRORS = (MigrationError, InvariantError)  # a new connection does not help
 
 
@@ -121,8 +124,15 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        with Watchdog(self.worker_id, self.settings.shutdown_limit) as self._watchdog, asyncio.Runner() as runner:
-            runner.run(self.serve())
+        # In another thread than the main one, the process has other code, whose children are not ours to end.
+        children = Descendants() if threading.current_thread() is threading.main_thread() else None
+        watchdog = Watchdog(self.worker_id, self.settings.shutdown_limit, children and children.kill)
+        with watchdog as self._watchdog, asyncio.Runner() as runner:
+            try:
+                runner.run(self.serve())
+            finally:
+                if children is not None and (ended := children.end(CHILD_GRACE_S)):
+                    log.info("child_processes_ended", worker_id=self.worker_id, pids=ended)
             if any(not task.done() for task in asyncio.all_tasks(runner.get_loop())):
                 # The runner would wait for ever for a coroutine that swallows its cancellation; its task is returned.
                 sys.stdout.flush()
