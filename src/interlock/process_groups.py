@@ -1,9 +1,9 @@
-"""Child processes that each lead a process group: start, signal, stop, wait, reap, describe the exit.
+"""Child processes: those that lead a process group of their own, and what a user's code left in this process's session.
 
 Executors, the supervisor's pool, the demo and the sort's local engine start their children through this module. A child
 dies with its parent in one of two ways: `ProcessGroups` runs a reaper that kills the groups of a dead parent (for
 children that run a user's code), and `terminate_at_stdin_eof` makes one of our own processes shut down gracefully when
-the parent's end of the pipe closes.
+the parent's end of the pipe closes. `Descendants` ends the children that a user's code started by itself.
 
 Invariant: after the leader of a group exits, the rest of the group is killed before the leader is reaped, hence before
 the kernel can give the group's id to another process.
@@ -17,16 +17,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 REAPER = str(Path(__file__).with_name("process_reaper.py"))
 # A process can survive SIGKILL only inside the kernel (uninterruptible sleep); waiting longer does not help.
 KILL_TIMEOUT_S = 5.0
+DESCENDANTS_INTERVAL_S = 0.01
 STREAM_LIMIT = 64 * 1024  # bytes of a line
 STDIN = 0
 
@@ -186,6 +188,86 @@ def _close_stdin(process: subprocess.Popen[bytes]) -> None:
     stdin: Any = process.stdin
     with suppress(BrokenPipeError):
         stdin.close()
+
+
+class Descendants:
+    """The processes that a user's code starts from now on in the session of this process, directly or not.
+
+    A process that was there before, one that leads a session of its own, and one that detached itself from its parent
+    are not among them. They are found in /proc: on systems without it there are none.
+    """
+
+    def __init__(self) -> None:
+        self._session = os.getsid(0)
+        self._spared = self._find()
+
+    def end(self, grace: float) -> list[int]:
+        """Send SIGTERM, and after `grace` seconds SIGKILL; return the ids of the processes that got one. Blocks."""
+        ended: set[int] = set()
+        deadline = time.monotonic() + grace
+        signalled: set[_Process] = set()
+        while left := self._left():
+            number = signal.SIGTERM if time.monotonic() < deadline else signal.SIGKILL
+            for process in left if number is signal.SIGKILL else left - signalled:
+                process.send(number)
+            signalled |= left
+            ended.update(process.pid for process in left)
+            if time.monotonic() > deadline + KILL_TIMEOUT_S:
+                break
+            time.sleep(DESCENDANTS_INTERVAL_S)
+        return sorted(ended)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        for process in self._left():
+            process.send(signal.SIGKILL)
+
+    def _left(self) -> set[_Process]:
+        return self._find() - self._spared
+
+    def _find(self) -> set[_Process]:
+        children: dict[int, list[_Process]] = {}
+        for process in _read_processes(self._session):
+            children.setdefault(process.parent, []).append(process)
+        found: set[_Process] = set()
+        parents = [os.getpid()]
+        while parents:
+            below = children.get(parents.pop(), [])
+            found.update(below)
+            parents += [process.pid for process in below]
+        return found
+
+
+class _Process(NamedTuple):
+    """A process as /proc shows it; the start time tells it from a later one with its id."""
+
+    pid: int
+    start_time: int
+    parent: int
+
+    def send(self, number: signal.Signals) -> None:
+        now = _read_process(self.pid)
+        if now is not None and now[0].start_time == self.start_time:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
+
+
+def _read_processes(session: int) -> Iterator[_Process]:
+    """Read the processes of a session that have not exited."""
+    for place in Path("/proc").glob("[0-9]*"):
+        read = _read_process(int(place.name))
+        if read is not None and read[1] == session:
+            yield read[0]
+
+
+def _read_process(pid: int) -> tuple[_Process, int] | None:
+    """Read a process and its session; None if it has exited."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    state, parent, _, session, *more = stat.rpartition(b")")[2].split()  # the name before it may contain anything
+    return None if state in {b"Z", b"X"} else (_Process(pid, int(more[15]), int(parent)), int(session))
 
 
 class Waitable(Protocol):

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from interlock.lifecycle import WorkerState
+from interlock.lifecycle import TaskRowEvent, WorkerState
 from interlock.model.options import NewTask
-from interlock.postgres.notifier import WakeMode
-from interlock.store.enqueue import enqueue_task
-from interlock.store.tasks import claim_pending_tasks, until_next_run
+from interlock.postgres.connection import connect
+from interlock.postgres.notifier import DUE_CHANNEL, TASKS_CHANNEL, WakeMode, listen, receive
+from interlock.store.enqueue import enqueue_task, enqueue_tasks
+from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks, until_next_run
 from interlock.worker.fetcher import poll_interval
 from interlock.worker.settings import WorkerSettings
 from worker_support import serving, until
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
+    from interlock.worker.process import WorkerStateMachine
 
 pytestmark = pytest.mark.flow
 
@@ -77,6 +79,93 @@ async def test_in_events_mode_a_worker_that_listens_polls_seldom(url: str, datab
         assert worker.context.backoff_count == polls
 
 
+async def wait_for_idle(worker: WorkerStateMachine, database: Connection) -> None:
+    """Wait until a worker has read the next due time and waits for notifications."""
+    await until(lambda: worker._components and worker.components.is_listening)  # noqa: SLF001 - it is not connected yet
+    async with asyncio.timeout(60):
+        while not await (await database.execute(IS_IDLE)).fetchall():
+            await asyncio.sleep(0.01)
+
+
+IS_IDLE = """
+select from pg_stat_activity
+where datname = current_database() and state = 'idle' and pid <> pg_backend_pid() and query like '%as remaining%'
+"""
+
+
+@pytest.mark.parametrize("mode", [WakeMode.HYBRID, WakeMode.EVENTS])
+async def test_an_idle_worker_starts_a_delayed_task_when_it_is_due(
+    url: str, database: Connection, mode: WakeMode
+) -> None:
+    async with serving(url, mode=mode, poll_base=60, poll_cap=60, events_poll=60) as worker:
+        await wait_for_idle(worker, database)
+        for delay in (0.6, 0.3):  # the second notification carries the earlier time
+            later = NewTask("add", {"a": 1, "b": 2}, delay=timedelta(seconds=delay))
+            await enqueue_task(database, later, actor="me")
+        await until(lambda: worker.context.tasks_processed == 2, within=30)
+
+
+async def test_an_idle_worker_starts_the_retry_of_another_workers_task_when_it_is_due(
+    url: str, database: Connection
+) -> None:
+    await enqueue_task(database, ADD, actor="me")
+    (claimed,) = await claim_pending_tasks(database, actor="another", types=["add"])
+    async with serving(url, mode=WakeMode.EVENTS, events_poll=60) as worker:
+        await wait_for_idle(worker, database)
+        retry = Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETRY, error={"message": "no"}, delay=0.3)
+        await settle_running_tasks(database, [retry], actor="another")
+        await until(lambda: worker.context.tasks_processed == 1, within=30)
+
+
+@pytest.mark.store
+async def test_a_statement_sends_the_earliest_due_time_of_each_namespace_once(url: str, database: Connection) -> None:
+    now = datetime.now(UTC)
+    waits = {"a": (30, 10, 20), "b": (40,), "c": (0, 50), "d": (3600,)}
+    tasks = [
+        NewTask("add", {}, namespace=namespace, run_at=now + timedelta(seconds=seconds))
+        for namespace, many in waits.items()
+        for seconds in many
+    ]
+    async with connect(url) as listener:
+        await listen(listener, [DUE_CHANNEL, TASKS_CHANNEL])
+        await enqueue_tasks(database, tasks, actor="me")
+        told = await notifications(listener)
+        assert told == {
+            (DUE_CHANNEL, f"{(now + timedelta(seconds=10)).timestamp():.6f} a"),
+            (DUE_CHANNEL, f"{(now + timedelta(seconds=40)).timestamp():.6f} b"),
+            (TASKS_CHANNEL, "c"),
+        }
+        claimed = [
+            (await claim_pending_tasks(database, actor="w", types=["add"], namespaces=["c"], now=now))[0],
+            *await claim_pending_tasks(
+                database, actor="w", types=["add"], namespaces=["a"], limit=3, now=now + timedelta(seconds=60)
+            ),
+        ]
+        delays = {claimed[0].id: 5.0, **{task.id: 7.0 + place for place, task in enumerate(claimed[1:])}}
+        retries = [
+            Outcome(task.id, task.attempt, TaskRowEvent.RETRY, error={}, delay=delays[task.id]) for task in claimed
+        ]
+        await settle_running_tasks(database, retries, actor="w")
+        told = await notifications(listener)
+        rows = await (await database.execute("select run_at, namespace from interlock.tasks where tries > 0")).fetchall()
+        first = {name: min(row["run_at"] for row in rows if row["namespace"] == name) for name in ("a", "c")}
+        assert {(DUE_CHANNEL, f"{at.timestamp():.6f} {name}") for name, at in first.items()} <= told
+        assert len(told) < len(retries) + 1
+
+
+async def notifications(listener: Connection) -> set[tuple[str, str]]:
+    """Return the notifications that have arrived before one of our own."""
+    told: set[tuple[str, str]] = set()
+
+    def note(channel: str, payload: str) -> bool:
+        told.add((channel, payload))
+        return channel == TASKS_CHANNEL and payload == "the end"
+
+    await listener.execute("select pg_notify('interlock_tasks', 'the end')")
+    assert await receive(listener, 30, note)
+    return told - {(TASKS_CHANNEL, "the end")}
+
+
 async def test_a_task_for_later_is_run_when_it_is_due(url: str, database: Connection) -> None:
     async with serving(url, poll_base=60, poll_cap=60) as worker:
         await until(lambda: worker.state is WorkerState.BACKING_OFF)
@@ -91,7 +180,8 @@ async def test_a_task_that_became_due_since_the_claim_is_not_slept_over(database
     assert due is not None
     for left in (timedelta(minutes=1), timedelta(milliseconds=-10)):
         now = due["run_at"] - left
-        assert await until_next_run(database, types=["add"], namespaces=["default"], now=now) == left
+        found = await until_next_run(database, types=["add"], namespaces=["default"], now=now)
+        assert found.remaining == left
 
 
 @pytest.mark.store
@@ -103,7 +193,7 @@ async def test_the_next_due_task_is_found_among_all_priorities_and_namespaces(da
     await enqueue_task(database, NewTask("other", {}, namespace="a", run_at=now + timedelta(seconds=1)), actor="me")
     for namespaces, seconds in ((["a"], 30), (["a", "b"], 20), (["b", "c"], 10)):
         found = await until_next_run(database, types=["add"], namespaces=namespaces, now=now)
-        assert found == timedelta(seconds=seconds)
+        assert found.remaining == timedelta(seconds=seconds)
 
 
 async def test_a_worker_is_notified_of_its_own_namespaces_only(url: str, database: Connection) -> None:

@@ -97,6 +97,13 @@ class Outcome(NamedTuple):
     progress: Any = None
 
 
+class NextRun(NamedTuple):
+    """The time until the next scheduled task is due, None when there is none; and the server's clock."""
+
+    remaining: timedelta | None
+    server_time: datetime
+
+
 class HeldAttempt(NamedTuple):
     """An attempt whose lease to renew, and its progress since the last renewal."""
 
@@ -169,12 +176,11 @@ async def claim_pending_tasks(
 
 async def until_next_run(
     connection: Connection, *, types: Sequence[str], namespaces: Sequence[str], now: datetime | None = None
-) -> timedelta | None:
-    """Return the time until the next scheduled task is due; None when there is none."""
+) -> NextRun:
+    """Return the time until the next scheduled task is due."""
     parameters = {"namespaces": list(namespaces), "types": list(types), "now": now}
     (row,) = await run(connection, TASKS["until_next_run"], parameters)
-    remaining: timedelta | None = row["remaining"]
-    return remaining
+    return NextRun(**row)
 
 
 async def renew_running_tasks(

@@ -11,7 +11,14 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import BROADCAST, CONTROL_CHANNEL, DUTIES_CHANNEL, TASKS_CHANNEL, WakeMode
+from interlock.postgres.notifier import (
+    BROADCAST,
+    CONTROL_CHANNEL,
+    DUE_CHANNEL,
+    DUTIES_CHANNEL,
+    TASKS_CHANNEL,
+    WakeMode,
+)
 from interlock.service import BackgroundService
 from interlock.telemetry import log
 from interlock.worker.cancellation import CANCEL_TIMEOUT_S, run_within
@@ -67,6 +74,7 @@ class WorkerComponents:
             self._subscription = self._app.notifier.subscribe(
                 {
                     TASKS_CHANNEL: self._on_tasks,
+                    DUE_CHANNEL: self._on_due,
                     CONTROL_CHANNEL: self._on_control,
                     DUTIES_CHANNEL: self._maintenance.wake,
                 },
@@ -81,6 +89,11 @@ class WorkerComponents:
     def _on_tasks(self, namespace: str) -> None:
         if namespace == BROADCAST or namespace in self.registration.namespaces:
             self._worker.wake.set()
+
+    def _on_due(self, payload: str) -> None:
+        due, _, namespace = payload.partition(" ")
+        if namespace in self.registration.namespaces:
+            self._worker.wake_in(self.fetcher.seconds_until(float(due)))
 
     def _on_control(self, payload: str) -> None:
         """React to a changed row or a cancellation request (a worker's id), a changed pause ("*"), or a command."""

@@ -42,6 +42,7 @@ class Fetcher:
         self._reread_paused = True
         self._rotation = 0
         self._recovered_at = -math.inf
+        self._server_clock_lead_s = 0.0  # of the server's clock before this host's
         self.is_exhausted = False  # the last claim took every due task
 
     def serve(self, namespaces: tuple[str, ...]) -> None:
@@ -95,14 +96,19 @@ class Fetcher:
         if connection is None:
             return limit
         try:
-            remaining = await until_next_run(connection, types=self._types, namespaces=self._namespaces)
+            remaining, server_time = await until_next_run(connection, types=self._types, namespaces=self._namespaces)
         except DisconnectedError:
             return 0.0  # the next claim reports the error
         except StatementError:
             return limit  # no immediate repetition
+        self._server_clock_lead_s = server_time.timestamp() - time.time()
         if remaining is None:
             return limit
         return min(limit, max(remaining.total_seconds(), MIN_REST_S))
+
+    def seconds_until(self, due: float) -> float:
+        """Return the seconds until a time (since the epoch) of the server's clock, as far as that is known."""
+        return max(due - time.time() - self._server_clock_lead_s, 0.0) + MIN_REST_S
 
 
 def poll_interval(settings: WorkerSettings, empty_polls: int) -> float:

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import os
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
 from interlock.machine import StateMachine
 from interlock.postgres.notifier import WakeMode
 from interlock.postgres.retry import RetryState
+from interlock.process_groups import Descendants
 from interlock.service import wait_for_event
 from interlock.telemetry import WorkerTelemetry, log
 from interlock.worker.assembly import WorkerComponents, WorkerConnections
@@ -39,8 +41,10 @@ if TYPE_CHECKING:
     from interlock.store.tasks import ClaimedTask
 
 SLOT_GATHER_S = 0.002
+MAX_IDLE_WAIT_S = 60.0  # later due times are not notified: sql/functions/notify_pending.sql
 NOTIFICATION_WAIT_S = 0.01  # before asking for the next due time: the next step of a job follows within it
 CANCEL_STEP_AFTER_S = 2.0  # for the current step of the loop, after a shutdown was requested
+CHILD_GRACE_S = 2.0  # for processes that handlers left behind, to end after SIGTERM
 FATAL_ERRORS = (MigrationError, InvariantError)  # a new connection does not help
 
 
@@ -78,6 +82,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._components: WorkerComponents | None = None
         self._watchdog: Watchdog | None = None
         self._shutdown_requested_at: float | None = None
+        self._due_timer: asyncio.TimerHandle | None = None
         self._woke_by_polling = False
         self._queue_exhausted = False  # the last claim took every due task
         self._reconnects = RetryState()
@@ -119,8 +124,15 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
-        with Watchdog(self.worker_id, self.settings.shutdown_limit) as self._watchdog, asyncio.Runner() as runner:
-            runner.run(self.serve())
+        # In another thread than the main one, the process has other code, whose children are not ours to end.
+        children = Descendants() if threading.current_thread() is threading.main_thread() else None
+        watchdog = Watchdog(self.worker_id, self.settings.shutdown_limit, children and children.kill)
+        with watchdog as self._watchdog, asyncio.Runner() as runner:
+            try:
+                runner.run(self.serve())
+            finally:
+                if children is not None and (ended := children.end(CHILD_GRACE_S)):
+                    log.info("child_processes_ended", worker_id=self.worker_id, pids=ended)
             if any(not task.done() for task in asyncio.all_tasks(runner.get_loop())):
                 # The runner would wait for ever for a coroutine that swallows its cancellation; its task is returned.
                 sys.stdout.flush()
@@ -310,6 +322,16 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self.wake.set()
         self.slot_freed.set()
 
+    def wake_in(self, seconds: float) -> None:
+        """Look for tasks when one becomes due. Only the earliest time is kept: after each look the next one is read."""
+        loop = asyncio.get_running_loop()
+        timer, due_at = self._due_timer, loop.time() + seconds
+        if timer is not None and not timer.cancelled() and loop.time() < timer.when() <= due_at:
+            return
+        if timer is not None:
+            timer.cancel()
+        self._due_timer = loop.call_at(due_at, self.wake.set)
+
     # --- BACKING_OFF
 
     async def _back_off(self) -> None:
@@ -318,6 +340,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         pause = poll_interval(self.settings, self.context.backoff_count)
         if self.settings.mode is WakeMode.EVENTS and self.components.is_listening:
             pause = self.settings.events_poll
+        pause = min(pause, MAX_IDLE_WAIT_S)
         await wait_for_event(self.wake, min(pause, NOTIFICATION_WAIT_S))
         if self._accepts_tasks and not self.wake.is_set():
             pause = await self.components.fetcher.seconds_until_due(self.context.connection, pause)

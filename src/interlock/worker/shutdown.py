@@ -117,9 +117,10 @@ class Shutdown:
 class Watchdog:
     """Ends a process that belongs to one worker, if it does not stop within the limit; used as a context manager."""
 
-    def __init__(self, worker_id: str, limit: float) -> None:
+    def __init__(self, worker_id: str, limit: float, on_kill: Callable[[], None] | None = None) -> None:
         self._worker_id = worker_id
         self._limit = limit
+        self._on_kill = on_kill
         self._receiver, self._sender = socket.socketpair()
         self._sender.settimeout(0)  # a signal handler must never block
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -138,8 +139,11 @@ class Watchdog:
             current = signal.set_wakeup_fd(-1)
             if current not in {-1, self._sender.fileno()}:
                 signal.set_wakeup_fd(current)
-        self._sender.close()
+        _intercepting.discard(self)
+        # Not only closed: a process that a handler forked holds a copy of it.
+        self._sender.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._sender.close()
         self._receiver.close()
         if self._loop_wakeup_fd is not None:
             os.close(self._loop_wakeup_fd)
@@ -149,6 +153,7 @@ class Watchdog:
         with suppress(ValueError):  # not the main thread: it receives no signals
             before = signal.set_wakeup_fd(self._sender.fileno())
             self._loop = loop
+            _intercepting.add(self)
             # A duplicate, which asyncio does not close under us.
             self._loop_wakeup_fd = None if before == -1 else os.dup(before)
 
@@ -207,12 +212,34 @@ class Watchdog:
         logging = threading.Thread(target=self._log, args=(reason,), daemon=True)
         logging.start()
         logging.join(LOG_TIMEOUT_S)
+        if self._on_kill is not None:
+            self._on_kill()
         os._exit(WATCHDOG_EXIT_CODE)
 
     def _log(self, reason: str) -> None:
         log.error("worker_killed_by_watchdog", worker_id=self._worker_id, reason=reason, blocked_in=_main_thread())
         sys.stdout.flush()
         sys.stderr.flush()
+
+
+_intercepting: set[Watchdog] = set()
+
+
+def _reset_signals_after_fork() -> None:
+    """Give a process that a handler forked signals of its own: it would report them to this worker as the worker's.
+
+    SIGTERM ends it, as `Process.terminate()` expects. SIGINT, which a terminal sends to all processes, is ignored: the
+    worker lets its handlers finish, and they may need the process.
+    """
+    if _intercepting:
+        _intercepting.clear()
+        with suppress(ValueError):  # not the main thread, which it is after a fork
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+os.register_at_fork(after_in_child=_reset_signals_after_fork)
 
 
 def _main_thread() -> str | None:

@@ -107,7 +107,7 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
 
 -- name: until_next_run
 -- Returns the time until the next pending task of these namespaces is due, by the server's clock. A task that became
--- due within the last second counts: it was not due at the worker's latest claim, and no notification is sent for it.
+-- due within the last second counts: it was not due at the worker's latest claim, and no notification may come for it.
 -- At most a day, because an interval cannot hold some far times.
 with recursive levels as (
     -- The priorities in each namespace, one index look-up each: within one, the claim index is in the order of run_at.
@@ -131,7 +131,8 @@ with recursive levels as (
             limit 1
         ) as lower
 )
-select least(min(found.run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining
+select least(min(found.run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining,
+    coalesce(%(now)s::timestamptz, clock_timestamp()) as server_time
 from levels
     cross join lateral (
         select run_at
