@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from interlock.model.backoff import Backoff
     from interlock.store.step_results import SimpleStepMessage
+    from interlock.telemetry import metrics_registry
     from interlock.worker.attempt import TaskResult, TaskStateMachine
     from interlock.worker.executors.events import StepExecutionCompletionEvent, StepExecutionEvent
     from interlock.worker.process import WorkerContext, WorkerStateMachine
@@ -95,6 +96,7 @@ _MODULES = {
     "WorkerState": "interlock.lifecycle",
     "WorkerStateMachine": "interlock.worker.process",
     "Workflow": "interlock.client.workflow",
+    "metrics_registry": "interlock.telemetry",
     "run_worker": "interlock.worker.run",
     "serving": "interlock.worker.run",
 }
@@ -143,6 +145,7 @@ __all__ = [
     "WorkerStateMachine",
     "Workflow",
     "__version__",
+    "metrics_registry",
     "run_worker",
     "serving",
 ]

@@ -19,6 +19,7 @@ from interlock.client.app import load_app
 from interlock.config import Config
 from interlock.errors import ConfigError
 from interlock.process_groups import terminate_at_stdin_eof
+from interlock.telemetry import served_registry
 from interlock.worker.process import WorkerStateMachine
 from interlock.worker.settings import WorkerSettings, get_instance_name
 
@@ -55,7 +56,7 @@ def _load_app_and_serve_metrics(config: Config) -> Interlock:
         raise ConfigError("which app? Set --app, INTERLOCK_APP or `app` in interlock.toml to package.module:app")
     if config.metrics_port is not None:
         try:
-            start_http_server(config.metrics_port, addr=config.metrics_host)
+            start_http_server(config.metrics_port, addr=config.metrics_host, registry=served_registry())
         except OSError as error:
             address = f"{config.metrics_host}:{config.metrics_port}"
             raise ConfigError(f"metrics cannot be served on {address}: {error.strerror}") from None
