@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
+    from interlock.client.hooks import FailedAttempt
     from interlock.client.job_handle import JobHandle, JobStatus, StepStatus
     from interlock.client.step_context import StepContext, StepExecutionResult
     from interlock.client.task import Task
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from interlock.store.step_results import SimpleStepMessage
     from interlock.telemetry import metrics_registry
     from interlock.worker.attempt import TaskResult, TaskStateMachine
+    from interlock.worker.executors.base import HandlerError
     from interlock.worker.executors.events import StepExecutionCompletionEvent, StepExecutionEvent
     from interlock.worker.process import WorkerContext, WorkerStateMachine
     from interlock.worker.run import run_worker, serving
@@ -60,6 +62,8 @@ _MODULES = {
     "Backoff": "interlock.model.backoff",
     "Config": "interlock.config",
     "DefinitionError": "interlock.errors",
+    "FailedAttempt": "interlock.client.hooks",
+    "HandlerError": "interlock.worker.executors.base",
     "InputError": "interlock.errors",
     "Interlock": "interlock.client.app",
     "InterlockError": "interlock.errors",
@@ -108,6 +112,8 @@ __all__ = [
     "Backoff",
     "Config",
     "DefinitionError",
+    "FailedAttempt",
+    "HandlerError",
     "InputError",
     "Interlock",
     "InterlockError",

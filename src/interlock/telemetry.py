@@ -21,11 +21,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from interlock.log_context import TASK_ID_FIELDS, add_filter_to_root_handlers, add_task_ids
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from prometheus_client import Metric
-    from structlog.typing import FilteringBoundLogger, Processor
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
 # A registry of our own: an application may have metrics of the same names in the default registry.
 metrics_registry = CollectorRegistry()
@@ -61,9 +63,14 @@ oldest_pending_age_seconds = Gauge(
 
 DURATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
+# of every record of `logging`, or of our own: what else a record has was given as `extra`
+_RECORD_FIELDS = {*vars(logging.makeLogRecord({})), "message", "asctime", "event", "level", "logger"}
+STANDARD_LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
+
 # Whether a level is enabled; asking the logger costs too much per task. Until logging is configured, the library logs
 # warnings and errors only.
 _levels = {"debug": False, "info": False}
+_standard: dict[str, Any] = {}  # the logger and the level for records of `logging`, set by `configure_logging`
 
 
 class _Log:
@@ -102,25 +109,76 @@ def configure_logging(
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     _levels.update(debug=number <= logging.DEBUG, info=number <= logging.INFO)
+    options: dict[str, Any] = {
+        "processors": _processors(form, out),
+        "wrapper_class": structlog.make_filtering_bound_logger(number),
+        "cache_logger_on_first_use": True,
+    }
+    structlog.configure(**options, logger_factory=structlog.WriteLoggerFactory(out))
+    # independent of `structlog.configure`, which the app may call again, perhaps to write to `logging`
+    _standard["logger"] = structlog.wrap_logger(structlog.WriteLogger(out), **options)
+    _standard["level"] = number
+
+
+def forward_standard_logging() -> None:
+    """In a process of our own, after the app was imported: write the records of `logging` to our log, with task ids.
+
+    An app that has configured the root logger keeps its handlers, which get the ids as fields of the records.
+    """
+    root = logging.getLogger()
+    if not root.handlers and "logger" in _standard:
+        root.addHandler(_StandardHandler(_standard["logger"]))
+        root.setLevel(_standard["level"])
+    add_filter_to_root_handlers()
+
+
+class _StandardHandler(logging.Handler):
+    """Writes the records of the standard library's loggers as records of our log."""
+
+    def __init__(self, logger: FilteringBoundLogger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # a level between two of these counts as the lower one
+        level = next((level for level in STANDARD_LEVELS if record.levelno >= level), logging.DEBUG)
+        try:
+            extra = {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
+            ids = {name: value for name, value in extra.items() if name not in TASK_ID_FIELDS or value is not None}
+            self._logger.log(level, record.getMessage(), logger=record.name, exc_info=record.exc_info or None, **ids)
+        except Exception:  # noqa: BLE001 - as every handler of `logging` does
+            self.handleError(record)
+
+
+def _processors(form: Literal["console", "json"], out: TextIO) -> list[Processor]:
     renderer: Processor
     if form == "json":
         renderer = structlog.processors.JSONRenderer(lambda record, **_: orjson.dumps(record, default=str).decode())
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0, event_key="message")
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            # The event of a transition is logged under `event`; structlog's own field of that name becomes `message`.
-            structlog.processors.EventRenamer("message", "_event"),
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(out),
-        cache_logger_on_first_use=True,
-    )
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(),
+            pad_event_to=0,
+            event_key="message",
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    return [
+        structlog.contextvars.merge_contextvars,
+        add_task_ids,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _show_remote_traceback,
+        # The event of a transition is logged under `event`; structlog's own field of that name becomes `message`.
+        structlog.processors.EventRenamer("message", "_event"),
+        renderer,
+    ]
+
+
+def _show_remote_traceback(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Show a traceback that came from another process as text like one of this process."""
+    if (trace := event.pop("traceback", None)) is not None:
+        event["exception"] = trace.rstrip("\n") if isinstance(trace, str) else trace
+    return event
 
 
 class MoveSeen(Protocol):

@@ -6,7 +6,6 @@ standalone task is its result. Any exception can be described and stored, also o
 
 from __future__ import annotations
 
-import traceback
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.model.backoff import DEFAULT_BACKOFF, MAX_BACKOFF_S
 from interlock.model.json_values import storable_text
 from interlock.store.tasks import Outcome
-from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError
+from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError, format_traceback
 
 if TYPE_CHECKING:
     from interlock.client.step_context import StepExecutionResult
@@ -115,7 +114,7 @@ def error_document(error: BaseException) -> dict[str, Any]:
         known = error.document
         trace = None if known["traceback"] is None else storable_text(known["traceback"])
         return {**known, "type": _truncate(known["type"]), "message": _truncate(known["message"]), "traceback": trace}
-    lines = traceback.format_exception(error)
+    lines = format_traceback(error)
     return {
         "type": type(error).__qualname__,
         "message": _message(error),

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.step_context import bind
 from interlock.errors import DisconnectedError, InvariantError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
+from interlock.log_context import running_task
 from interlock.postgres.connection import connect, translated
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.executors.dispatch import Executors, contain_error
 from interlock.worker.executors.events import HandlerEvents, StepExecutionCompletionEvent
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
+from interlock.worker.failures import FailureReports
 from interlock.worker.leases import LeaseKeeper
 from interlock.worker.outcome import Interruption, failed_outside_handler
 from interlock.worker.settler import Settler, max_batch_size, settle
@@ -90,6 +92,7 @@ class Runner:
             app_reference=settings.app_reference,
             max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + RESULT_LINE_OVERHEAD),
         )
+        self._failures = FailureReports(app.error_hooks)
         self.events = HandlerEvents()
         self.statistics = WorkerStatistics(self.events.statistics)
         self.settler = Settler(
@@ -168,6 +171,7 @@ class Runner:
         job, given = attempt.job, attempt.claimed.input
         arguments = definition.decode(given) if job is None else bind(definition, given, job)
         event = self.events.publish(attempt, definition, arguments)
+        token = running_task.set(attempt)  # for the handler's log records
         try:
             if definition.needs_context:
                 output = await self._run_with_context(event)
@@ -176,6 +180,7 @@ class Runner:
             completion = StepExecutionCompletionEvent(event.correlation_id, output)
         except BaseException as error:  # noqa: BLE001 - complete() raises it again
             completion = StepExecutionCompletionEvent(event.correlation_id, error=contain_error(error))
+        running_task.reset(token)
         return self.events.complete(completion)
 
     async def _run_with_context(self, event: StepExecutionEvent) -> Any:
@@ -189,6 +194,8 @@ class Runner:
         """Commit the outcome of a transactional attempt with its writes; queue any other for the settler."""
         if attempt.is_transactional and not await self._settle_in_transaction(attempt):
             return
+        if attempt.failure is not None:
+            self._failures.report(attempt)
         self.settler.add(attempt)
 
     async def _settle_in_transaction(self, attempt: TaskStateMachine) -> bool:
@@ -214,7 +221,7 @@ class Runner:
             return False
         except (StatementError, TypeError, ValueError) as error:  # refused by the database, or by the encoder
             await transaction.end(commit=False)
-            attempt.outcome = failed_outside_handler(attempt, error)
+            attempt.outcome, attempt.failure = failed_outside_handler(attempt, error), error
             return True
         self.finish(attempt, written=not lost)
         return False
@@ -280,3 +287,4 @@ class Runner:
             await transaction.end(commit=False)
         self._transactions.clear()
         await self._executors.close()
+        await self._failures.close()

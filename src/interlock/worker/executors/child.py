@@ -31,6 +31,7 @@ from interlock.client.app import load_app
 from interlock.client.context import TaskContext
 from interlock.client.step_context import StepContext
 from interlock.errors import PermanentError
+from interlock.log_context import TASK_ID_FIELDS, add_filter_to_root_handlers, running_task
 from interlock.worker.executors.base import HandlerError, call_handler
 
 if TYPE_CHECKING:
@@ -98,7 +99,9 @@ class Child:
         threading.Thread(target=self._receive, name="interlock-receive", daemon=True).start()
         while not self._stopped and (task := self._tasks.get()) is not None:
             message, context = task
+            token = running_task.set(context)
             outcome = _run_to_outcome(message, context)
+            running_task.reset(token)
             self._context = None
             if context.cost is not None:
                 self.worker.send({"type": "cost", "value": context.cost})
@@ -147,6 +150,7 @@ def _run_to_outcome(message: dict[str, Any], context: TaskContext) -> dict[str, 
     """Run the handler; return the result message or the error message."""
     try:
         definition = _find_definition(message)
+        add_filter_to_root_handlers()  # the app may have configured some when it was imported
         value = _call_definition(definition, message, context)
         return {"type": "result", "output": orjson.Fragment(_encode(definition, value))}
     except BaseException as error:  # noqa: BLE001 - every exception of a handler is an outcome
@@ -230,8 +234,8 @@ def _send_logs(worker: WorkerConnection) -> None:
 
     def send(_logger: Any, level: str, event: MutableMapping[str, Any]) -> NoReturn:
         message = str(event.pop("event", ""))
-        added = {"task_id", "task_type", "attempt", "correlation_id"}  # by the worker's logger
-        details = {name: value for name, value in event.items() if name not in added}
+        # the worker's logger adds the ids
+        details = {name: value for name, value in event.items() if name not in TASK_ID_FIELDS}
         record = {"type": "log", "level": level, "message": message, "details": details}
         with suppress(OSError):
             worker.send(orjson.loads(orjson.dumps(record, default=repr)))
