@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
+    from interlock.client.dependencies import Depends
     from interlock.client.hooks import FailedAttempt
     from interlock.client.job_handle import JobHandle, JobStatus, StepStatus
     from interlock.client.step_context import StepContext, StepExecutionResult
@@ -62,6 +63,7 @@ _MODULES = {
     "Backoff": "interlock.model.backoff",
     "Config": "interlock.config",
     "DefinitionError": "interlock.errors",
+    "Depends": "interlock.client.dependencies",
     "FailedAttempt": "interlock.client.hooks",
     "HandlerError": "interlock.worker.executors.base",
     "InputError": "interlock.errors",
@@ -112,6 +114,7 @@ __all__ = [
     "Backoff",
     "Config",
     "DefinitionError",
+    "Depends",
     "FailedAttempt",
     "HandlerError",
     "InputError",

@@ -1,9 +1,10 @@
-"""The functions of an app that a worker calls around handlers: `on_error` hooks."""
+"""The functions of an app that a worker process calls beside handlers: the lifespan, and `on_error` hooks."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,8 @@ from interlock.errors import DefinitionError
 if TYPE_CHECKING:
     from datetime import datetime
     from uuid import UUID
+
+    from interlock.client.app import Interlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +35,25 @@ class FailedAttempt:
     correlation_id: UUID | None = None
 
 
+Lifespan = Callable[["Interlock"], AbstractAsyncContextManager[None]]
 ErrorHook = Callable[[BaseException, FailedAttempt], Awaitable[Any] | Any]
+
+
+def check_lifespan(lifespan: Any) -> Lifespan | None:
+    """Return a lifespan as a function that makes an async context manager; DefinitionError if it cannot be one."""
+    if lifespan is None:
+        return None
+    if not callable(lifespan):
+        raise DefinitionError(f"lifespan must be a function that makes an async context manager, got {lifespan!r}")
+    if inspect.isasyncgenfunction(lifespan):
+        return asynccontextmanager(lifespan)
+    if inspect.iscoroutinefunction(lifespan) or inspect.isgeneratorfunction(inspect.unwrap(lifespan)):
+        raise DefinitionError(
+            f"lifespan {getattr(lifespan, '__name__', lifespan)} must be an async function that yields once, under "
+            "@asynccontextmanager"
+        )
+    made: Lifespan = lifespan
+    return made
 
 
 def check_error_hook(function: Any) -> None:

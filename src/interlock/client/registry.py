@@ -104,6 +104,8 @@ class Definitions:
         self._schedules: dict[str, Schedule] = {}
         self._limits: dict[str, Limit] = {}
         self._error_hooks: list[ErrorHook] = []
+        # for tests: provider of `Depends` -> the provider that replaces it
+        self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:

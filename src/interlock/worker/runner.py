@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from interlock.client.dependencies import Resources
 from interlock.client.step_context import bind
 from interlock.errors import DisconnectedError, InvariantError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
@@ -93,6 +94,7 @@ class Runner:
             max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + RESULT_LINE_OVERHEAD),
         )
         self._failures = FailureReports(app.error_hooks)
+        self.resources = Resources(app.dependency_overrides)
         self.events = HandlerEvents()
         self.statistics = WorkerStatistics(self.events.statistics)
         self.settler = Settler(
@@ -188,7 +190,11 @@ class Runner:
         if definition.transactional:
             transaction = self._transactions[attempt.key] = HandlerTransaction()
             attempt.context.connection = await transaction.begin(self._url)
-        return await self._executors.get(definition).run(definition, attempt.context, arguments)
+        executor = self._executors.get(definition)
+        if not definition.dependencies or definition.executor == "process":  # a child process makes its own
+            return await executor.run(definition, attempt.context, arguments)
+        async with self.resources.injected(definition.dependencies, attempt.context) as injected:
+            return await executor.run(definition, attempt.context, {**arguments, **injected})
 
     async def settle(self, attempt: TaskStateMachine) -> None:
         """Commit the outcome of a transactional attempt with its writes; queue any other for the settler."""
