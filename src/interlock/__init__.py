@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
+    from interlock.client.dependencies import Depends
+    from interlock.client.hooks import FailedAttempt
     from interlock.client.job_handle import JobHandle, JobStatus, StepStatus
     from interlock.client.step_context import StepContext, StepExecutionResult
     from interlock.client.task import Task
@@ -44,7 +46,9 @@ if TYPE_CHECKING:
     )
     from interlock.model.backoff import Backoff
     from interlock.store.step_results import SimpleStepMessage
+    from interlock.telemetry import metrics_registry
     from interlock.worker.attempt import TaskResult, TaskStateMachine
+    from interlock.worker.executors.base import HandlerError
     from interlock.worker.executors.events import StepExecutionCompletionEvent, StepExecutionEvent
     from interlock.worker.process import WorkerContext, WorkerStateMachine
     from interlock.worker.run import run_worker, serving
@@ -59,6 +63,9 @@ _MODULES = {
     "Backoff": "interlock.model.backoff",
     "Config": "interlock.config",
     "DefinitionError": "interlock.errors",
+    "Depends": "interlock.client.dependencies",
+    "FailedAttempt": "interlock.client.hooks",
+    "HandlerError": "interlock.worker.executors.base",
     "InputError": "interlock.errors",
     "Interlock": "interlock.client.app",
     "InterlockError": "interlock.errors",
@@ -95,6 +102,7 @@ _MODULES = {
     "WorkerState": "interlock.lifecycle",
     "WorkerStateMachine": "interlock.worker.process",
     "Workflow": "interlock.client.workflow",
+    "metrics_registry": "interlock.telemetry",
     "run_worker": "interlock.worker.run",
     "serving": "interlock.worker.run",
 }
@@ -106,6 +114,9 @@ __all__ = [
     "Backoff",
     "Config",
     "DefinitionError",
+    "Depends",
+    "FailedAttempt",
+    "HandlerError",
     "InputError",
     "Interlock",
     "InterlockError",
@@ -143,6 +154,7 @@ __all__ = [
     "WorkerStateMachine",
     "Workflow",
     "__version__",
+    "metrics_registry",
     "run_worker",
     "serving",
 ]

@@ -54,6 +54,10 @@ class ConfigError(InterlockError):
     """A setting is missing or invalid; the message names the setting and its source."""
 
 
+class LifespanError(InterlockError):
+    """The lifespan of an app failed before its worker claimed anything; the message names the place."""
+
+
 class RetryableError(InterlockError):
     """Raised by a handler to retry the task, after `retry_after` seconds or after the backoff of the task."""
 

@@ -16,35 +16,61 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 import orjson
 import structlog
-from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY as DEFAULT_REGISTRY
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from interlock.log_context import TASK_ID_FIELDS, add_filter_to_root_handlers, add_task_ids
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from prometheus_client import Metric
-    from structlog.typing import FilteringBoundLogger, Processor
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
-worker_state = Gauge("worker_state", "Current worker state", ["worker_id", "state"])
+# A registry of our own: an application may have metrics of the same names in the default registry.
+metrics_registry = CollectorRegistry()
+
+worker_state = Gauge("worker_state", "Current worker state", ["worker_id", "state"], registry=metrics_registry)
 worker_state_transitions_total = Counter(
     "worker_state_transitions_total",
     "Worker state transitions",
     ["worker_id", "from_state", "to_state", "event"],
+    registry=metrics_registry,
 )
-claim_batch_size = Histogram("claim_batch_size", "Tasks claimed by one statement", buckets=(0, 1, 5, 20, 50, 100, 200))
+claim_batch_size = Histogram(
+    "claim_batch_size",
+    "Tasks claimed by one statement",
+    buckets=(0, 1, 5, 20, 50, 100, 200),
+    registry=metrics_registry,
+)
 settle_batch_size = Histogram(
-    "settle_batch_size", "Outcomes written by one statement", buckets=(1, 5, 20, 50, 100, 200)
+    "settle_batch_size",
+    "Outcomes written by one statement",
+    buckets=(1, 5, 20, 50, 100, 200),
+    registry=metrics_registry,
 )
-leases_lost_total = Counter("leases_lost_total", "Attempts that lost their task while they ran or when they reported")
-queue_depth = Gauge("queue_depth", "Tasks that have not ended", ["namespace", "state"])
-oldest_pending_age_seconds = Gauge("oldest_pending_age_seconds", "Age of the oldest due task", ["namespace"])
+leases_lost_total = Counter(
+    "leases_lost_total",
+    "Attempts that lost their task while they ran or when they reported",
+    registry=metrics_registry,
+)
+queue_depth = Gauge("queue_depth", "Tasks that have not ended", ["namespace", "state"], registry=metrics_registry)
+oldest_pending_age_seconds = Gauge(
+    "oldest_pending_age_seconds", "Age of the oldest due task", ["namespace"], registry=metrics_registry
+)
 
 DURATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+# of every record of `logging`, or of our own: what else a record has was given as `extra`
+_RECORD_FIELDS = {*vars(logging.makeLogRecord({})), "message", "asctime", "event", "level", "logger"}
+STANDARD_LEVELS = (logging.CRITICAL, logging.ERROR, logging.WARNING, logging.INFO, logging.DEBUG)
 
 # Whether a level is enabled; asking the logger costs too much per task. Until logging is configured, the library logs
 # warnings and errors only.
 _levels = {"debug": False, "info": False}
+_standard: dict[str, Any] = {}  # the logger and the level for records of `logging`, set by `configure_logging`
 
 
 class _Log:
@@ -83,25 +109,76 @@ def configure_logging(
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     _levels.update(debug=number <= logging.DEBUG, info=number <= logging.INFO)
+    options: dict[str, Any] = {
+        "processors": _processors(form, out),
+        "wrapper_class": structlog.make_filtering_bound_logger(number),
+        "cache_logger_on_first_use": True,
+    }
+    structlog.configure(**options, logger_factory=structlog.WriteLoggerFactory(out))
+    # independent of `structlog.configure`, which the app may call again, perhaps to write to `logging`
+    _standard["logger"] = structlog.wrap_logger(structlog.WriteLogger(out), **options)
+    _standard["level"] = number
+
+
+def forward_standard_logging() -> None:
+    """In a process of our own, after the app was imported: write the records of `logging` to our log, with task ids.
+
+    An app that has configured the root logger keeps its handlers, which get the ids as fields of the records.
+    """
+    root = logging.getLogger()
+    if not root.handlers and "logger" in _standard:
+        root.addHandler(_StandardHandler(_standard["logger"]))
+        root.setLevel(_standard["level"])
+    add_filter_to_root_handlers()
+
+
+class _StandardHandler(logging.Handler):
+    """Writes the records of the standard library's loggers as records of our log."""
+
+    def __init__(self, logger: FilteringBoundLogger) -> None:
+        super().__init__()
+        self._logger = logger
+
+    def emit(self, record: logging.LogRecord) -> None:
+        # a level between two of these counts as the lower one
+        level = next((level for level in STANDARD_LEVELS if record.levelno >= level), logging.DEBUG)
+        try:
+            extra = {name: value for name, value in vars(record).items() if name not in _RECORD_FIELDS}
+            ids = {name: value for name, value in extra.items() if name not in TASK_ID_FIELDS or value is not None}
+            self._logger.log(level, record.getMessage(), logger=record.name, exc_info=record.exc_info or None, **ids)
+        except Exception:  # noqa: BLE001 - as every handler of `logging` does
+            self.handleError(record)
+
+
+def _processors(form: Literal["console", "json"], out: TextIO) -> list[Processor]:
     renderer: Processor
     if form == "json":
         renderer = structlog.processors.JSONRenderer(lambda record, **_: orjson.dumps(record, default=str).decode())
     else:
-        renderer = structlog.dev.ConsoleRenderer(colors=out.isatty(), pad_event_to=0, event_key="message")
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            # The event of a transition is logged under `event`; structlog's own field of that name becomes `message`.
-            structlog.processors.EventRenamer("message", "_event"),
-            renderer,
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(out),
-        cache_logger_on_first_use=True,
-    )
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.isatty(),
+            pad_event_to=0,
+            event_key="message",
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    return [
+        structlog.contextvars.merge_contextvars,
+        add_task_ids,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+        _show_remote_traceback,
+        # The event of a transition is logged under `event`; structlog's own field of that name becomes `message`.
+        structlog.processors.EventRenamer("message", "_event"),
+        renderer,
+    ]
+
+
+def _show_remote_traceback(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Show a traceback that came from another process as text like one of this process."""
+    if (trace := event.pop("traceback", None)) is not None:
+        event["exception"] = trace.rstrip("\n") if isinstance(trace, str) else trace
+    return event
 
 
 class MoveSeen(Protocol):
@@ -152,12 +229,17 @@ class _Telemetry:
         )
 
 
+# The events of a worker that finds no task, over and over: several times a second.
+IDLE_CYCLE = frozenset({"no_tasks_available", "backoff_complete", "recovery_complete"})
+
+
 class WorkerTelemetry(_Telemetry):
     """Observes one worker process."""
 
-    __slots__ = ("_count", "_shown", "_worker_id")
+    __slots__ = ("_count", "_idle_events", "_shown", "_worker_id")
 
     def __init__(self, worker_id: str) -> None:
+        self._idle_events: set[str] = set()  # logged at info since the last other event
         self._worker_id = worker_id
         self._count: dict[tuple[str, str, str], Callable[[], None]] = {}
         self._shown: dict[str, Callable[[float], None]] = {}
@@ -172,15 +254,32 @@ class WorkerTelemetry(_Telemetry):
         count()
         self._show(before, 0)
         self._show(after, 1)
-        failed = event == "connection_failed"
-        if not failed and not _levels["info"]:
-            return
-        (log.warning if failed else log.info)(
+        write = self._log_method(event)
+        if write is not None:
+            self._log(write, move)
+
+    def _log_method(self, event: str) -> Callable[..., None] | None:
+        """Choose the level: a failure is a warning; a repeated event of the idle cycle, which says nothing new, debug.
+
+        Any other event begins anew: after a task ran, the next idle cycle is logged at info again.
+        """
+        if event == "connection_failed":
+            return log.warning
+        if event not in IDLE_CYCLE:
+            self._idle_events.clear()
+        elif event in self._idle_events:
+            return log.debug if _levels["debug"] else None
+        else:
+            self._idle_events.add(event)
+        return log.info if _levels["info"] else None
+
+    def _log(self, write: Callable[..., None], move: MoveSeen) -> None:
+        write(
             "worker_state_transition",
             worker_id=self._worker_id,
-            from_state=before,
-            to_state=after,
-            _event=event,
+            from_state=move.from_state,
+            to_state=move.to_state,
+            _event=move.event,
             reason=move.reason,
         )
 
@@ -277,7 +376,37 @@ class _TaskMetrics(Collector):
         return HistogramMetricFamily("task_state_duration_seconds", "Time spent in each task state", labels=labels)
 
 
-REGISTRY.register(_TaskMetrics())
+metrics_registry.register(_TaskMetrics())
+
+
+class _ServedMetrics(Collector):
+    """The metrics of an endpoint: those of some registries, and those of the default registry with other names.
+
+    The default registry has the metrics of the Python process, and those that handlers define.
+    """
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        names = set()
+        for registry in self._registries:
+            for family in registry.collect():
+                names.add(_base_name(family))
+                yield family
+        yield from (family for family in DEFAULT_REGISTRY.collect() if _base_name(family) not in names)
+
+
+def _base_name(family: Metric) -> str:
+    """Return the name of a family without the suffix that the samples of counters have."""
+    return family.name.removesuffix("_total")
+
+
+def served_registry(*registries: CollectorRegistry) -> CollectorRegistry:
+    """Return the registry to serve on `/metrics`: our metrics, those of `registries`, and the default registry's."""
+    served = CollectorRegistry()
+    served.register(_ServedMetrics([metrics_registry, *registries]))
+    return served
 
 
 class TaskTelemetry(_Telemetry):

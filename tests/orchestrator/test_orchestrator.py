@@ -9,7 +9,6 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from prometheus_client import REGISTRY
 
 from interlock import Interlock
 from interlock.config import Config
@@ -21,6 +20,7 @@ from interlock.postgres.notifier import WakeMode
 from interlock.postgres.query import run
 from interlock.store.remote_commands import Enable, Refresh, Status, Subscribe, call_processes
 from interlock.store.workers import WORKERS, list_live_workers, read_worker_status
+from interlock.telemetry import metrics_registry
 from jobs_support import manual_worker_at, orchestrator_at, process_of, register_idle_worker
 from processes import eventually
 from worker_support import until
@@ -36,7 +36,7 @@ NO_POLLING = {"tick": 60.0, "events_tick": 60.0}  # no poll within the time of a
 
 
 def counted(kind: str) -> float:
-    return REGISTRY.get_sample_value("orchestration_events_total", {"kind": kind}) or 0.0
+    return metrics_registry.get_sample_value("orchestration_events_total", {"kind": kind}) or 0.0
 
 
 @pytest.mark.parametrize("mode", list(WakeMode))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psycopg
 import pytest
-from prometheus_client import REGISTRY
 
 from api_support import api_at, supervisor_at
 from interlock.postgres.connection import connect
@@ -20,6 +19,7 @@ from interlock.store.access import (
     store_idempotent_response,
 )
 from interlock.store.workers import RegisteredProcess, register_worker
+from interlock.telemetry import metrics_registry
 from processes import eventually
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ HOUR = timedelta(hours=1)
 
 
 def counted(outcome: str) -> float:
-    return REGISTRY.get_sample_value("idempotency_requests_total", {"outcome": outcome}) or 0.0
+    return metrics_registry.get_sample_value("idempotency_requests_total", {"outcome": outcome}) or 0.0
 
 
 async def moves(client: httpx.AsyncClient, worker: str) -> list[str]:
@@ -60,7 +60,7 @@ async def test_a_hundred_concurrent_requests_have_one_effect(url: str, database:
     assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
     assert len(await rows(database, "select id from interlock.workers")) == 1
     assert (counted("hit") - hits, counted("miss") - misses) == (99, 1)
-    ratio = REGISTRY.get_sample_value("idempotency_hit_ratio")
+    ratio = metrics_registry.get_sample_value("idempotency_hit_ratio")
     assert ratio is not None
     assert 0 < ratio < 1
 

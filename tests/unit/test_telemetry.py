@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from prometheus_client import REGISTRY, generate_latest
+from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
 from interlock import telemetry
@@ -17,7 +18,7 @@ from interlock.errors import InvalidTransitionError
 from interlock.lifecycle import TASK, WORKER, TaskEvent, WorkerEvent
 from interlock.machine import StateMachine
 from interlock.store.stats import StateCount
-from interlock.telemetry import TaskTelemetry, TaskTypeSeries, WorkerTelemetry, series_of
+from interlock.telemetry import TaskTelemetry, TaskTypeSeries, WorkerTelemetry, metrics_registry, series_of
 from interlock.worker.stats import set_queue_gauges
 
 pytestmark = pytest.mark.unit
@@ -35,7 +36,7 @@ def name() -> str:
 
 
 def sample(metric: str, **labels: str) -> float | None:
-    return REGISTRY.get_sample_value(metric, labels)
+    return metrics_registry.get_sample_value(metric, labels)
 
 
 @pytest.mark.parametrize(
@@ -63,10 +64,10 @@ def test_metrics_have_the_required_shape(metric: str, kind: str, help_text: str,
     with capture_logs():
         machine.transition(WorkerEvent.INITIALIZED)
         attempt.transition(TaskEvent.CLAIM_REQUESTED)
-    families = {family.name: family for family in REGISTRY.collect()}
+    families = {family.name: family for family in metrics_registry.collect()}
     found = families[metric.removesuffix("_total")].samples[0].labels.keys() - {"le"}
     assert found == set(labels)
-    page = generate_latest().decode()
+    page = generate_latest(metrics_registry).decode()
     assert f"# TYPE {metric} {kind}" in page
     assert f"# HELP {metric} {help_text}" in page
 
@@ -127,7 +128,31 @@ def test_a_refused_move_is_logged_as_a_warning_and_not_counted(name: str) -> Non
             "reason": str(caught.value),
         }
     ]
-    assert f'worker_id="{name}"' not in generate_latest().decode()
+    assert f'worker_id="{name}"' not in generate_latest(metrics_registry).decode()
+
+
+def test_an_idle_worker_logs_its_cycle_once_at_info_and_again_after_a_task(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(telemetry._levels, "debug", True)  # noqa: FBT003, SLF001 - simulates configured logging
+    machine = StateMachine(WORKER, observer=WorkerTelemetry(name))
+    cycle = [WorkerEvent.NO_TASKS_AVAILABLE, WorkerEvent.BACKOFF_COMPLETE, WorkerEvent.RECOVERY_COMPLETE]
+
+    def logged(*events: WorkerEvent) -> dict[str, list[str]]:
+        with capture_logs() as logs:
+            for event in events:
+                machine.transition(event)
+        found: dict[str, list[str]] = {"info": [], "debug": []}
+        for entry in logs:
+            found[entry["log_level"]].append(entry["_event"])
+        return found
+
+    logged(WorkerEvent.INITIALIZED, WorkerEvent.CONNECTED, WorkerEvent.RECOVERY_COMPLETE)
+    first = logged(*cycle * 100)
+    assert first["info"] == ["no_tasks_available", "backoff_complete"]
+    assert len(first["debug"]) == 298
+    again = logged(WorkerEvent.POLL_CYCLE_COMPLETE, *cycle * 100)
+    assert again["info"] == ["poll_cycle_complete", "no_tasks_available", "backoff_complete", "recovery_complete"]
 
 
 def test_a_refusal_keeps_the_reason_that_the_caller_gave(name: str) -> None:
@@ -213,3 +238,44 @@ def test_the_gauges_of_a_namespace_that_ran_empty_go_back_to_zero(name: str) -> 
     set_queue_gauges([], seen)
     assert sample("queue_depth", namespace=name, state="pending") == 0
     assert sample("oldest_pending_age_seconds", namespace=name) == 0
+
+
+# A module of the same name and content as in an application that has metrics of our names.
+APPLICATION = """
+from prometheus_client import Counter, Gauge
+Gauge("queue_depth", "of the application").set(7)
+Counter("http_requests_total", "of the application")
+Gauge("leases_lost_total", "of the application")
+Counter("mails_sent_total", "of the application").inc(3)
+"""
+OURS = """
+import interlock.worker.stats, interlock.orchestrator.stats, interlock.supervisor.http.metrics
+import interlock.supervisor.pool.metrics
+"""
+PAGE = """
+from prometheus_client import generate_latest
+from interlock.telemetry import served_registry
+print(generate_latest(served_registry()).decode())
+"""
+
+
+@pytest.mark.parametrize("order", [APPLICATION + OURS, OURS + APPLICATION], ids=["theirs-first", "ours-first"])
+def test_an_application_with_metrics_of_our_names_imports_us_and_keeps_its_own(order: str) -> None:
+    program = order + "from prometheus_client import REGISTRY\nprint(REGISTRY.get_sample_value('queue_depth'))" + PAGE
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    first, *page = run.stdout.splitlines()
+    assert float(first) == 7
+    assert page.count("# HELP queue_depth Tasks that have not ended") == 1
+    # What the application has under our names is left out: a page with a name twice is refused by Prometheus.
+    declared = [line.split()[2] for line in page if line.startswith("# TYPE")]
+    assert len(declared) == len(set(declared))
+    assert "# HELP leases_lost_total of the application" not in page
+    assert "mails_sent_total 3.0" in page
+    assert any(line.startswith("python_info") for line in page)
+
+
+def test_no_metric_of_ours_is_in_the_default_registry() -> None:
+    program = OURS + "from prometheus_client import REGISTRY\nprint([f.name for f in REGISTRY.collect()])"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert {name.split("_")[0] for name in ast.literal_eval(run.stdout)} <= {"python", "process"}

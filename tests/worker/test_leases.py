@@ -8,7 +8,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from prometheus_client import REGISTRY
 
 from factories import enqueue, run_sql, task_events, task_row
 from fault_injection import FaultyProxy, NetworkMode, blocked_by, gated_app, locked
@@ -18,6 +17,7 @@ from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
 from interlock.store.enqueue import enqueue_task
 from interlock.store.tasks import notify_tasks
+from interlock.telemetry import metrics_registry
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 from processes import eventually
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.flow, pytest.mark.chaos]
 
 
 def lost() -> float:
-    return REGISTRY.get_sample_value("leases_lost_total") or 0
+    return metrics_registry.get_sample_value("leases_lost_total") or 0
 
 
 EXPIRE = "update interlock.tasks set state = 'pending', event = 'expire', lease_expires_at = null"

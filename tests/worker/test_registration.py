@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
-from prometheus_client import REGISTRY
 
 from interlock.lifecycle import WorkerState
 from interlock.model.options import NewTask
@@ -17,6 +16,7 @@ from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import pause_namespace
 from interlock.store.remote_commands import Enable, EventStatus, Refresh, Status, Subscribe, Unsubscribe, call_processes
 from interlock.store.workers import WORKERS, list_live_workers, read_worker_status
+from interlock.telemetry import metrics_registry
 from processes import eventually
 from worker_support import serving, until, worker_process
 
@@ -157,7 +157,7 @@ async def test_a_refresh_forgets_what_was_read_of_the_database(url: str, databas
 @pytest.mark.parametrize("mode", [WakeMode.HYBRID, WakeMode.POLLING])
 async def test_task_events_are_counted_in_every_wake_mode(url: str, database: Connection, mode: WakeMode) -> None:
     def metric(system: str, kind: str) -> float:
-        return REGISTRY.get_sample_value("worker_events_total", {"system": system, "kind": kind}) or 0
+        return metrics_registry.get_sample_value("worker_events_total", {"system": system, "kind": kind}) or 0
 
     before = metric("handlers", "completed")
     async with serving(url, mode=mode, poll_base=0.01, poll_cap=0.02) as worker:

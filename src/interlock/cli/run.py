@@ -14,6 +14,7 @@ import typer
 
 from interlock.cli.app_context import Dev, command_config, database_running, load_command_app
 from interlock.cli.format import print_note
+from interlock.cli.reload import run_reloading
 from interlock.client.app import Interlock
 from interlock.config import Config, is_loopback
 from interlock.errors import ConfigError
@@ -29,6 +30,9 @@ MAX_WORKERS = 100
 
 Namespaces = Annotated[
     str | None, typer.Option(help="Claim tasks of these namespaces only; `default` unless given.", metavar="A,B")
+]
+Reload = Annotated[
+    bool, typer.Option("--reload", help="For development: restart when a source file of the app changes.")
 ]
 MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics on this port.", metavar="PORT")]
 MetricsHost = Annotated[
@@ -62,6 +66,7 @@ def worker(
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
     dev: Dev = None,
+    reload: Reload = False,
 ) -> None:
     """Run the tasks of an app. Ctrl-C or SIGTERM waits for running tasks up to the grace period; a second one does not.
 
@@ -83,6 +88,8 @@ def worker(
     if config.app is None:
         raise ConfigError("which app? Set --app, INTERLOCK_APP or `app` in interlock.toml to package.module:app")
     refuse_public_metrics(config, metrics_host)
+    if reload:
+        raise typer.Exit(run_reloading(config.app))
     found = load_command_app(context, config.app, dev=config.dev)
     warn_if_idle(found, config)
     with database_running(found):
@@ -203,6 +210,7 @@ def up(
     ] = None,
     port: Annotated[int | None, typer.Option(help="The port; 8321 unless given, 0 for any.", metavar="PORT")] = None,
     dev: Dev = None,
+    reload: Reload = False,
 ) -> None:
     """Run everything on this machine: database, orchestrator, API and workers. Ctrl-C stops all, a second one at once.
 
@@ -220,6 +228,8 @@ def up(
     )
     config = _default_to_warnings(context, config)
     count = _worker_count(config, workers)
+    if reload:
+        raise typer.Exit(run_reloading(config.app))
     used = _load_app_or_default(context, config, count)
     with database_running(used):
         asyncio.run(_run(used, config, count))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import sys
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -16,14 +17,24 @@ from weakref import WeakKeyDictionary
 
 from interlock.client.enqueue import BulkEnqueue, require_prepared
 from interlock.client.explain import explain
+from interlock.client.hooks import check_lifespan
 from interlock.client.job_handle import JobHandle, as_job_id, find_inbox_items, find_job_summaries
 from interlock.client.registry import Definitions
 from interlock.client.results import ResultWatcher
 from interlock.client.submit import check_requests, submit_as_text, submit_requests
+from interlock.client.task import located
 from interlock.client.task_handle import UNFINISHED, TaskHandle, apply_to_tasks, not_open_error, task_filter
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
-from interlock.errors import ConfigError, DefinitionChangedError, InputError, InterlockError, MigrationError, StoreError
+from interlock.errors import (
+    ConfigError,
+    DefinitionChangedError,
+    DefinitionError,
+    InputError,
+    InterlockError,
+    MigrationError,
+    StoreError,
+)
 from interlock.lifecycle import TaskRowState
 from interlock.model.options import check_id, check_text, integer_check
 from interlock.postgres.connection import ConnectionPool, connect, database_url
@@ -49,6 +60,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.client.explain import Explanation
+    from interlock.client.hooks import Lifespan
     from interlock.client.job_handle import InboxItem, JobSummary
     from interlock.client.submit import JobRequest, SubmitOptions
     from interlock.client.task_handle import Affected
@@ -92,7 +104,10 @@ async def ensure_schema(connection: Connection, *, is_embedded: bool) -> None:
 
 
 class Interlock(Definitions):
-    """Declares tasks and workflows; inside `async with app:` enqueues, submits, waits, cancels and requeues."""
+    """Declares tasks and workflows; inside `async with app:` enqueues, submits, waits, cancels and requeues.
+
+    `lifespan` makes an async context manager around the work of each worker process of the app.
+    """
 
     def __init__(
         self,
@@ -103,8 +118,13 @@ class Interlock(Definitions):
         clock: Callable[[], datetime] | None = None,
         max_connections: int = 10,
         callback_url: str | None = None,
+        lifespan: Lifespan | None = None,
     ) -> None:
         super().__init__()
+        try:
+            self.lifespan = check_lifespan(lifespan)
+        except DefinitionError as error:
+            raise (located(error, lifespan) if inspect.isroutine(lifespan) else error) from None
         given = {"database_url": database_url, "callback_url": callback_url}
         self.config = Config.load(given) if config is None else config.with_flags(given)
         self.actor = _checked(check_text, "actor", actor, ConfigError)

@@ -13,6 +13,7 @@ import typing
 from typing import TYPE_CHECKING, Any
 
 from interlock.client.context import TaskContext
+from interlock.client.dependencies import find_dependencies
 from interlock.errors import DefinitionError, InputError, PermanentError
 from interlock.model.json_values import Codec, ValueRefusedError, is_storable
 from interlock.postgres.connection import UnreadableJson
@@ -30,15 +31,32 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIO
 class Arguments:
     """Binds, validates and converts the arguments and the result of one function."""
 
-    __slots__ = ("_codecs", "_extra", "_function", "_names", "_plain", "_required", "_signature", "_task", "context")
+    __slots__ = (
+        "_codecs",
+        "_extra",
+        "_function",
+        "_names",
+        "_plain",
+        "_provided",
+        "_required",
+        "_signature",
+        "_task",
+        "context",
+        "dependencies",
+    )
 
     def __init__(self, task: str, function: Callable[..., Any]) -> None:
         self._task = task
         self._function = inspect.unwrap(function)
         signature = inspect.signature(function)
+        self.dependencies = find_dependencies(f"task {task}", function)
         self.context = self._find_context(signature)
+        # the parameters that the worker provides, which are no part of the input
+        self._provided = {*self.dependencies, *(() if self.context is None else (self.context,))}
         parameters = [
-            self._require_name(parameter) for name, parameter in signature.parameters.items() if name != self.context
+            self._require_name(parameter)
+            for name, parameter in signature.parameters.items()
+            if name not in self._provided
         ]
         self._signature = signature.replace(parameters=parameters)
         rest = [parameter.name for parameter in parameters if parameter.kind is _VAR_KEYWORD]
@@ -63,14 +81,15 @@ class Arguments:
         return {name: self._convert(name, value, Codec.encode) for name, value in self._bind(args, kwargs).items()}
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        for name in self._provided & kwargs.keys():
+            what = "the context" if name == self.context else "a dependency"
+            raise InputError(f"task {self._task}: {name!r} is {what}, which the worker provides")
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             raise InputError(f"task {self._task}: {error}") from None
         if self._extra in bound:
             bound.update(bound.pop(self._extra))
-        if self.context in bound:
-            raise InputError(f"task {self._task}: {self.context!r} is the context, which the worker provides")
         return bound
 
     def decode(self, stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,7 +150,7 @@ class Arguments:
         if not self._required <= stored.keys():
             missing = ", ".join(sorted(self._required - stored.keys()))
             raise InputError(f"task {self._task}: missing argument: {missing}")
-        if self.context in stored or (self._extra is None and not stored.keys() <= self._names):
+        if not stored.keys().isdisjoint(self._provided) or (self._extra is None and not stored.keys() <= self._names):
             unknown = ", ".join(sorted(stored.keys() - self._names))
             raise InputError(f"task {self._task}: unknown argument: {unknown}; known are {sorted(self._names)}")
 

@@ -145,12 +145,15 @@ class TaskContext:
     @property
     def logger(self) -> FilteringBoundLogger:
         """A logger that binds the ids of this attempt."""
-        return log.bind(
-            task_id=str(self.task_id),
-            task_type=self.task_type,
-            attempt=self.attempt,
-            correlation_id=str(self.correlation_id or self.task_id),
-        )
+        return log.bind(**self.log_ids())
+
+    def log_ids(self) -> dict[str, Any]:
+        """Return the ids for log records; those of a job only for a step."""
+        ids: dict[str, Any] = {"task_id": str(self.task_id), "task_type": self.task_type, "attempt": self.attempt}
+        if self.job_id is not None:
+            ids.update(job_id=str(self.job_id), step=self.step)
+        ids["correlation_id"] = str(self.correlation_id or self.task_id)
+        return ids
 
     def progress(self, fraction: float | None = None, message: str | None = None, **details: Any) -> None:
         """Report progress (0 to 1). Cheap: the latest value is written about once a second."""

@@ -11,6 +11,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
+from interlock.client.hooks import check_error_hook
 from interlock.client.task import AsyncTask, SyncTask, Task, located
 from interlock.client.workflow import Workflow
 from interlock.errors import ConfigError, DefinitionError, InputError
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
+    from interlock.client.hooks import ErrorHook
     from interlock.client.step_decorators import Handler
     from interlock.model.options import ConflictPolicy
 
 P = ParamSpec("P")
 R = TypeVar("R")
+AnyErrorHook = TypeVar("AnyErrorHook", bound="ErrorHook")
 AnyTask = TypeVar("AnyTask", bound=Task[..., Any])
 Missed = Literal["once", "skip", "all"]
 
@@ -100,6 +103,9 @@ class Definitions:
         self._workflows: dict[str, Workflow] = {}  # by path
         self._schedules: dict[str, Schedule] = {}
         self._limits: dict[str, Limit] = {}
+        self._error_hooks: list[ErrorHook] = []
+        # for tests: provider of `Depends` -> the provider that replaces it
+        self.dependency_overrides: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     @property
     def tasks(self) -> Mapping[str, Task[..., Any]]:
@@ -120,6 +126,11 @@ class Definitions:
     def limits(self) -> Mapping[str, Limit]:
         """All declared limits, by key."""
         return MappingProxyType(self._limits)
+
+    @property
+    def error_hooks(self) -> Sequence[ErrorHook]:
+        """The functions that `@app.on_error` declared, in that order."""
+        return tuple(self._error_hooks)
 
     # in the same order as above
     @overload
@@ -328,6 +339,19 @@ class Definitions:
             self._limits[key] = Limit(key, max_running, max_starts, period)
         except (ConfigError, ValueError) as error:
             raise DefinitionError(str(error)) from None
+
+    def on_error(self, function: AnyErrorHook) -> AnyErrorHook:
+        """Call a function after each failed attempt in a worker: `@app.on_error`.
+
+        It gets the error and a FailedAttempt, and runs beside the worker: a coroutine in its event loop, a function in
+        a thread. An error in it is logged and changes nothing.
+        """
+        try:
+            check_error_hook(function)
+        except DefinitionError as error:
+            raise (located(error, function) if inspect.isroutine(function) else error) from None
+        self._error_hooks.append(function)
+        return function
 
     def _app(self) -> Interlock:
         raise NotImplementedError  # Interlock returns itself

@@ -126,13 +126,13 @@ def raise_if_refused(job: Mapping[str, Any]) -> None:
 
 @cache
 def parameters_of(definition: Task[..., Any]) -> HandlerParameters | None:
-    """List the parameters of a handler except its context; None for a command, which takes every argument."""
+    """List the parameters that a handler gets from its job; None for a command, which takes every argument."""
     if definition.command is not None:
         return None
     parameters = [
         parameter
         for name, parameter in inspect.signature(definition.function).parameters.items()
-        if name != definition.context_parameter
+        if name != definition.context_parameter and name not in definition.dependencies
     ]
     named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
     return HandlerParameters(

@@ -56,7 +56,9 @@ class Step(AnyStep, Generic[P, R]):
         super().__init__(workflow, name, kind, task, task.function)
         self._called = function
         # for a child process without an app, which finds this object under the function's name
+        self.app = task.app
         self.decode = task.decode
+        self.dependencies = task.dependencies
         self.encode_result = task.encode_result
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:

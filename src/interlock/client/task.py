@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from interlock.client.app import Interlock
+    from interlock.client.dependencies import ProviderCall
 
 
 P = ParamSpec("P")
@@ -77,8 +78,11 @@ class Task(Enqueuer[P, R], TaskDefaults):
         self.transactional = transactional
         self._arguments = None if command is not None else Arguments(name, function)
         self.context_parameter = None if self._arguments is None else self._arguments.context
-        # a coroutine without a context parameter is run without a context
-        self.needs_context = self.executor != "coroutine" or self.context_parameter is not None
+        self.dependencies: Mapping[str, ProviderCall] = {} if self._arguments is None else self._arguments.dependencies
+        # a coroutine without a context parameter or dependencies is run without a context
+        self.needs_context = (
+            self.executor != "coroutine" or self.context_parameter is not None or bool(self.dependencies)
+        )
         if transactional:
             self._check_transactional()
         self.__doc__, self.__name__, self.__qualname__ = function.__doc__, function.__name__, function.__qualname__
@@ -177,12 +181,24 @@ class Task(Enqueuer[P, R], TaskDefaults):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the function itself; make a context if it takes one and the caller gives none."""
+        if self.dependencies:
+            self._require_dependencies(args, kwargs)
         name = self.context_parameter
         given = name is None or name in kwargs or any(isinstance(arg, TaskContext) for arg in args)
         if name is None or given:
             return self.function(*args, **kwargs)
         kwargs = {**self._by_name(args, kwargs), name: TaskContext(task_type=self.name)}
         return self.function(**kwargs)
+
+    def _require_dependencies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Raise TypeError if a direct call leaves out an injected parameter."""
+        given = inspect.signature(self.function).bind_partial(*args, **kwargs).arguments
+        for name in self.dependencies:
+            if name not in given:
+                raise TypeError(
+                    f"{self.name}() is called directly, which injects nothing: pass {name!r}, or call it with "
+                    "interlock.testing.run_inline"
+                )
 
     def _by_name(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         parameters = [name for name in inspect.signature(self.function).parameters if name != self.context_parameter]
@@ -218,7 +234,7 @@ def located(error: DefinitionError, function: Callable[..., Any]) -> DefinitionE
 def place_of_function(function: Callable[..., Any]) -> str | None:
     """Return the file and line where a function is defined, relative to the current directory: shop.py:14."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else _format_place(code.co_filename, code.co_firstlineno)
+    return None if code is None else format_place(code.co_filename, code.co_firstlineno)
 
 
 def place_of_caller() -> str | None:
@@ -229,10 +245,11 @@ def place_of_caller() -> str | None:
         if frame.f_back is None:
             return None
         frame = frame.f_back
-    return _format_place(frame.f_code.co_filename, frame.f_lineno)
+    return format_place(frame.f_code.co_filename, frame.f_lineno)
 
 
-def _format_place(file: str, line: int) -> str:
+def format_place(file: str, line: int) -> str:
+    """Return a file, relative to the current directory, and a line: shop.py:14."""
     path = Path(file)
     shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return f"{shown}:{line}"

@@ -13,6 +13,7 @@ from interlock.client.app import Interlock
 from interlock.config import Config
 from interlock.errors import ConfigError
 from interlock.orchestrator.process import Orchestrator
+from interlock.telemetry import served_registry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -25,7 +26,7 @@ def run_orchestrator(config: Config | None = None) -> None:
     settings = config or Config.load()
     if settings.metrics_port is not None:
         try:
-            start_http_server(settings.metrics_port, addr=settings.metrics_host)
+            start_http_server(settings.metrics_port, addr=settings.metrics_host, registry=served_registry())
         except OSError as error:
             place = f"{settings.metrics_host}:{settings.metrics_port}"
             raise ConfigError(f"metrics cannot be served on {place}: {error.strerror}") from None

@@ -10,25 +10,43 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from interlock.telemetry import metrics_registry
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from interlock.workflow.advance import Advanced
+
 orchestration_events_total = Counter(
     "orchestration_events_total",
     "Step results by what became of them: received, dispatched, completed, failed, mismatched, fallback_hits",
     ["kind"],
+    registry=metrics_registry,
 )
-orchestration_jobs_ended_total = Counter("orchestration_jobs_ended_total", "Jobs that this orchestrator finalized")
+orchestration_jobs_ended_total = Counter(
+    "orchestration_jobs_ended_total", "Jobs that this orchestrator finalized", registry=metrics_registry
+)
 orchestration_batch_size = Histogram(
-    "orchestration_batch_size", "Messages advanced by one transaction", buckets=(1, 5, 20, 50, 100, 200)
+    "orchestration_batch_size",
+    "Messages advanced by one transaction",
+    buckets=(1, 5, 20, 50, 100, 200),
+    registry=metrics_registry,
 )
 orchestration_batch_seconds = Histogram(
-    "orchestration_batch_seconds", "Time of one transaction", buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0)
+    "orchestration_batch_seconds",
+    "Time of one transaction",
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0),
+    registry=metrics_registry,
 )
-orchestration_queue_depth = Gauge("orchestration_queue_depth", "Step results that wait for an orchestrator")
-orchestration_queue_age_seconds = Gauge("orchestration_queue_age_seconds", "Age of the oldest of them")
-orchestration_archived = Gauge("orchestration_archived", "Step results that were set aside because they fail")
+orchestration_queue_depth = Gauge(
+    "orchestration_queue_depth", "Step results that wait for an orchestrator", registry=metrics_registry
+)
+orchestration_queue_age_seconds = Gauge(
+    "orchestration_queue_age_seconds", "Age of the oldest of them", registry=metrics_registry
+)
+orchestration_archived = Gauge(
+    "orchestration_archived", "Step results that were set aside because they fail", registry=metrics_registry
+)
 
 
 @dataclass(slots=True)

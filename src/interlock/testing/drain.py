@@ -20,7 +20,7 @@ from interlock.postgres.ids import new_id
 from interlock.store.limits import admit_limited_tasks
 from interlock.store.tasks import ClaimedTask, Outcome, claim_pending_tasks, save_checkpoint
 from interlock.store.workers import RegisteredProcess, deregister_worker, register_worker
-from interlock.testing.inline import call
+from interlock.testing.inline import call, resources_of
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.outcome import rolled_back
 from interlock.worker.settler import settle
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
     from interlock.client.context import TaskContext
+    from interlock.client.dependencies import Resources
     from interlock.postgres.connection import Connection
 
 LEASE = timedelta(minutes=5)
@@ -67,21 +68,23 @@ async def drain(
     Jobs advance too, without a worker or an orchestrator. Retries and sleeps that are not due stay pending: advance the
     clock and drain again. With `until_empty=False`, only tasks that were due at the start of the call run.
     """
-    runner = _Runner(app, list(namespaces or _namespaces(app)))
     ran: list[Ran] = []
-    async with runner.present():
-        while batch := await runner.claim(limit - len(ran), one=until_empty):
-            ran += [await runner.run(claimed) for claimed in batch]
-            if not until_empty:
-                break
+    async with resources_of(app) as resources:
+        runner = _Runner(app, list(namespaces or _namespaces(app)), resources)
+        async with runner.present():
+            while batch := await runner.claim(limit - len(ran), one=until_empty):
+                ran += [await runner.run(claimed) for claimed in batch]
+                if not until_empty:
+                    break
     return ran
 
 
 class _Runner:
     """Claims, runs and settles for `drain`."""
 
-    def __init__(self, app: Interlock, namespaces: list[str]) -> None:
+    def __init__(self, app: Interlock, namespaces: list[str], resources: Resources) -> None:
         self._app = app
+        self._resources = resources
         self._namespaces = namespaces
         self._types = [task.name for task in app.tasks.values() if task.command is None]
         self._actor = f"drain-{new_id()}"
@@ -148,7 +151,7 @@ class _Runner:
         """Run the handler and settle in one transaction; roll back the writes of a failed handler first."""
         try:
             async with transaction(connection):
-                outcome = _succeeded(await attempt.process(_Inline(connection)))
+                outcome = _succeeded(await attempt.process(_Inline(connection, self._resources)))
                 await self._settle(connection, attempt, outcome)
         except _LostError:
             return None
@@ -192,8 +195,9 @@ def _succeeded(outcome: Outcome | None) -> Outcome:
 class _Inline:
     """Replaces the worker of an attempt: runs the handler here and leaves the settle to `drain`."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, resources: Resources) -> None:
         self._connection = connection
+        self._resources = resources
 
     async def run_handler(self, attempt: TaskStateMachine, /) -> Any:
         task = attempt.definition
@@ -203,7 +207,7 @@ class _Inline:
         context.connection = self._connection if task.transactional else None
         given = attempt.claimed.input
         arguments = task.decode(given) if attempt.job is None else bind(task, given, attempt.job)
-        return task.encode_result(await call(task, context, arguments))
+        return task.encode_result(await call(task, context, arguments, self._resources))
 
 
 class _Saver:

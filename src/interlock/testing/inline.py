@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import orjson
 
 from interlock.client.context import TaskContext
+from interlock.client.dependencies import Resources
 from interlock.errors import DefinitionError, StoreError
 from interlock.postgres.connection import transaction
 from interlock.postgres.ids import new_id
@@ -24,6 +25,7 @@ from interlock.worker.executors.threads import ThreadExecutor
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from interlock.client.app import Interlock
     from interlock.client.context import WorkerChannel
     from interlock.client.task import Task
 
@@ -55,16 +57,20 @@ async def run_inline(task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> 
     """Run a task in the test, with its timeout; exceptions are raised unchanged.
 
     Only a transactional task needs a database: its app must be open, and its writes are committed with its result.
+    Dependencies are made as in a worker, unless the test gives them as keyword arguments or has replaced them in
+    `app.dependency_overrides`.
     """
     return await run_with(make_context(task), task, *args, **kwargs)
 
 
 async def run_with(context: TaskContext, task: Task[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """Run a task with a context that the test made; the test commits the connection of that context, if any."""
-    stored = _through_json(task.encode(*args, **kwargs))
+    given = {name: value for name, value in kwargs.items() if name in task.dependencies}
+    arguments: dict[str, Any] = {name: value for name, value in kwargs.items() if name not in given}
+    stored = _through_json(task.encode(*args, **arguments))
     context.input_data = stored
-    async with _transaction_for(task, context):
-        output = await _with_timeout(task, context, task.decode(stored))
+    async with _transaction_for(task, context), resources_of(task.app) as resources:
+        output = await _with_timeout(task, context, {**task.decode(stored), **given}, resources)
         context.output_data = _through_json(task.encode_result(output))
     result: R = task.decode_result(context.output_data)
     return result
@@ -94,7 +100,24 @@ def make_context(
     return context
 
 
-async def call(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
+@asynccontextmanager
+async def resources_of(app: Interlock) -> AsyncIterator[Resources]:
+    """Keep the dependencies of scope "worker" for one block of a test."""
+    resources = Resources(app.dependency_overrides)
+    try:
+        yield resources
+    finally:
+        await resources.close()
+
+
+async def call(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any], resources: Resources) -> Any:
+    """Call a handler with its dependencies, except those that are among the arguments."""
+    missing = {name: each for name, each in task.dependencies.items() if name not in arguments}
+    async with resources.injected(missing, context) as injected:
+        return await _call(task, context, {**arguments, **injected})
+
+
+async def _call(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
     """Call a handler: a coroutine in this event loop, a function in a thread."""
     if task.command is not None:
         raise DefinitionError(f"task {task.name} is a command; only a worker can run it")
@@ -140,16 +163,18 @@ class _RollbackError(Exception):
     """The handler failed: roll its transaction back."""
 
 
-async def _with_timeout(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
+async def _with_timeout(
+    task: Task[..., Any], context: TaskContext, arguments: dict[str, Any], resources: Resources
+) -> Any:
     timeout = task.timeout
     if timeout is None:
-        return await call(task, context, arguments)
+        return await call(task, context, arguments, resources)
     if context.deadline is None:
         context.deadline = datetime.now(UTC) + timedelta(seconds=timeout)
     limit = asyncio.timeout(timeout)
     try:
         async with limit:
-            return await call(task, context, arguments)
+            return await call(task, context, arguments, resources)
     except TimeoutError:
         if limit.expired():
             raise TimeoutError(f"the handler was still running after {timeout:g} s") from None

@@ -82,6 +82,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "chosen",
         "claimed",
         "definition",
+        "failure",
         "interruption",
         "is_lost",
         "job",
@@ -121,6 +122,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.cancel_requested = False
         self.is_lost = False  # the lost lease has been counted
         self.outcome: Outcome | None = None
+        self.failure: BaseException | None = None  # to be reported with the outcome
         self.interruption: Interruption | None = None
         self._context: TaskContext | None = None
         self._line = line
@@ -199,6 +201,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             self.context.error = "the lease was lost"
             self.transition(TaskEvent.LEASE_EXPIRED)
             return None
+        self.failure = error
         self._conclude(output, error)
         return succeeded(self) if error is None else unsuccessful(self, error)
 
@@ -209,6 +212,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     def _stop_after_engine_failure(self, error: BaseException) -> Outcome | None:
         """Return the outcome of a failure in the engine around the handler; None if the lease is lost."""
         self.interruption = None
+        self.failure = error
         if self.state is TaskState.PROCESSING:
             self.transition(TaskEvent.PROCESSING_FAILED)
         if self.state is not TaskState.REPORTING:
@@ -283,6 +287,17 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         log.warning("lease_lost", task_id=self.task_id, attempt=self.key[1], reason=reason)
 
     # --- what is known of the attempt
+
+    def log_ids(self) -> dict[str, Any]:
+        """Return the ids for log records; those of a job only for a step."""
+        ids: dict[str, Any] = {"task_id": self.task_id, "task_type": self.task_type}
+        claimed = self.claimed
+        if claimed is not None:
+            ids["attempt"] = claimed.attempt
+            if claimed.job_id is not None:
+                ids.update(job_id=str(claimed.job_id), step=claimed.step)
+            ids["correlation_id"] = str(claimed.correlation_id or claimed.id)
+        return {**ids, "worker_id": self.worker_id}
 
     @property
     def task_id(self) -> str:

@@ -7,7 +7,6 @@ one whose `str()` raises.
 
 from __future__ import annotations
 
-import traceback
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ from interlock.model.json_values import storable_text
 from interlock.postgres.connection import IN_FAILED_TRANSACTION, is_fault_of_values
 from interlock.store.tasks import Outcome
 from interlock.telemetry import log
-from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, EngineError, HandlerError
+from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, EngineError, HandlerError, format_traceback
 
 if TYPE_CHECKING:
     from interlock.client.step_context import StepExecutionResult
@@ -141,7 +140,7 @@ def error_document(error: BaseException) -> dict[str, Any]:
         known = error.document
         trace = None if known["traceback"] is None else storable_text(known["traceback"])
         return {**known, "type": _truncate(known["type"]), "message": _truncate(known["message"]), "traceback": trace}
-    lines = traceback.format_exception(error)
+    lines = format_traceback(error)
     return {
         "type": type(error).__qualname__,
         "message": _message(error),

@@ -27,8 +27,9 @@ from interlock.service import wait_for_event
 from interlock.telemetry import WorkerTelemetry, log
 from interlock.worker.assembly import WorkerComponents, WorkerConnections
 from interlock.worker.attempt import TaskStateMachine
-from interlock.worker.cancellation import CancellableStep
+from interlock.worker.cancellation import CancellableStep, run_within
 from interlock.worker.fetcher import poll_interval
+from interlock.worker.lifespan import LifespanRunner
 from interlock.worker.settings import WorkerSettings
 from interlock.worker.settler import return_attempts
 from interlock.worker.shutdown import SIGNALS, Shutdown, Watchdog
@@ -45,6 +46,9 @@ MAX_IDLE_WAIT_S = 60.0  # later due times are not notified: sql/functions/notify
 NOTIFICATION_WAIT_S = 0.01  # before asking for the next due time: the next step of a job follows within it
 CANCEL_STEP_AFTER_S = 2.0  # for the current step of the loop, after a shutdown was requested
 CHILD_GRACE_S = 2.0  # for processes that handlers left behind, to end after SIGTERM
+# For closing the app at the end of a shutdown. Cleanups get what is left of the limit before it, at least the second.
+CLOSE_TIMEOUT_S = 0.5
+MIN_CLOSE_S = 0.2
 FATAL_ERRORS = (MigrationError, InvariantError)  # a new connection does not help
 
 
@@ -78,6 +82,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self.slot_freed = asyncio.Event()
         self.stop_now = asyncio.Event()  # the shutdown was requested twice
         self.connections = WorkerConnections(self)
+        self._lifespan = LifespanRunner(app)
         self._app = app
         self._components: WorkerComponents | None = None
         self._watchdog: Watchdog | None = None
@@ -153,6 +158,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
                 await self._step.run(self._steps[self.state]())
             await self._shut_down()
         finally:
+            await self._lifespan.stop(CLOSE_TIMEOUT_S)
             await self._app.close()
 
     def _handle_signals(self) -> None:
@@ -176,7 +182,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             self._watchdog.arm()
             # A signal may have reached the watchdog long before this loop was free to run.
             self._shutdown_requested_at = self._watchdog.requested_at or self._shutdown_requested_at
-        if self._components is not None:  # else the app is being opened, which is bounded and must not be cut off
+        # else the app is being opened, which is bounded and must not be cut off
+        if self._components is not None or self._lifespan.is_starting:
             self._step.cancel_later()
         if self.can_transition(WorkerEvent.SHUTDOWN_REQUESTED):
             self.transition(WorkerEvent.SHUTDOWN_REQUESTED)
@@ -208,6 +215,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             if self._app is None:
                 raise InvariantError("a worker without an app has nothing to run")
             await self._app.open()
+            await self._lifespan.start()
             self._components = WorkerComponents(self, self._app)
             await self._components.start()
         return await self.connections.open(self._components.url, self._components.settler)
@@ -356,6 +364,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         requested_at = time.monotonic() if self._shutdown_requested_at is None else self._shutdown_requested_at
         if self._components is not None:
             await Shutdown(self, requested_at).run()
+        await self._close_resources(requested_at + self.settings.shutdown_limit - CLOSE_TIMEOUT_S)
         self.context.connection = None
         log.info(
             "worker_stopped",
@@ -365,6 +374,17 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             seconds=round(time.monotonic() - requested_at, 3),
         )
         self.transition(WorkerEvent.SHUTDOWN_COMPLETE)
+
+    async def _close_resources(self, deadline: float) -> None:
+        """Clean up after the last task: the dependencies of handlers, then the lifespan of the app."""
+        if self._components is not None:
+            try:
+                await run_within(
+                    max(deadline - time.monotonic(), MIN_CLOSE_S), self.components.runner.resources.close()
+                )
+            except TimeoutError:
+                log.error("dependency_cleanup_timed_out", worker_id=self.worker_id)
+        await self._lifespan.stop(max(deadline - time.monotonic(), MIN_CLOSE_S))
 
     def describe(self) -> dict[str, Any]:
         """Describe the process for the remote command `status`."""

@@ -11,7 +11,7 @@ import asyncio
 import os
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from prometheus_client import start_http_server
 
@@ -19,8 +19,9 @@ from interlock.client.app import load_app
 from interlock.config import Config
 from interlock.errors import ConfigError
 from interlock.process_groups import terminate_at_stdin_eof
+from interlock.telemetry import forward_standard_logging, served_registry
 from interlock.worker.process import WorkerStateMachine
-from interlock.worker.settings import WorkerSettings, get_instance_name
+from interlock.worker.settings import WorkerOptions, WorkerSettings, get_instance_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -55,19 +56,25 @@ def _load_app_and_serve_metrics(config: Config) -> Interlock:
         raise ConfigError("which app? Set --app, INTERLOCK_APP or `app` in interlock.toml to package.module:app")
     if config.metrics_port is not None:
         try:
-            start_http_server(config.metrics_port, addr=config.metrics_host)
+            start_http_server(config.metrics_port, addr=config.metrics_host, registry=served_registry())
         except OSError as error:
             address = f"{config.metrics_host}:{config.metrics_port}"
             raise ConfigError(f"metrics cannot be served on {address}: {error.strerror}") from None
-    return load_app(config.app)
+    app = load_app(config.app)
+    forward_standard_logging()
+    return app
 
 
 @asynccontextmanager
-async def serving(app: Interlock, settings: WorkerSettings | None = None) -> AsyncIterator[WorkerStateMachine]:
-    """Run a worker in the caller's event loop until the block ends; then shut it down gracefully."""
-    worker = WorkerStateMachine(
-        get_instance_name(app.config.worker_name), app, settings or WorkerSettings.of(app.config)
-    )
+async def serving(
+    app: Interlock, settings: WorkerSettings | None = None, **options: Unpack[WorkerOptions]
+) -> AsyncIterator[WorkerStateMachine]:
+    """Run a worker in the caller's event loop until the block ends; then shut it down gracefully.
+
+    Options such as `concurrency=8` replace the given settings, which are those of the app's configuration by default.
+    """
+    base = settings or WorkerSettings.of(app.config)
+    worker = WorkerStateMachine(get_instance_name(app.config.worker_name), app, base.with_options(**options))
     running = asyncio.create_task(worker.serve(signals=False))
     try:
         yield worker

@@ -14,9 +14,11 @@ from contextlib import AsyncExitStack, suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
+from interlock.client.dependencies import Resources
 from interlock.client.step_context import bind
 from interlock.errors import DisconnectedError, FenceError, InvariantError, StoreError
 from interlock.lifecycle import TaskRowEvent
+from interlock.log_context import running_task
 from interlock.postgres.connection import connect, translated
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
@@ -24,6 +26,7 @@ from interlock.worker.executors.base import EngineError
 from interlock.worker.executors.dispatch import Executors, contain_error
 from interlock.worker.executors.events import HandlerEvents, StepExecutionCompletionEvent
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
+from interlock.worker.failures import FailureReports
 from interlock.worker.leases import LeaseKeeper
 from interlock.worker.outcome import Interruption, engine_failed, rolled_back
 from interlock.worker.settler import Settler, max_batch_size, settle
@@ -91,6 +94,8 @@ class Runner:
             app_reference=settings.app_reference,
             max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + RESULT_LINE_OVERHEAD),
         )
+        self._failures = FailureReports(app.error_hooks)
+        self.resources = Resources(app.dependency_overrides)
         self.events = HandlerEvents()
         self.statistics = WorkerStatistics(self.events.statistics)
         self.settler = Settler(
@@ -169,6 +174,7 @@ class Runner:
         job, given = attempt.job, attempt.claimed.input
         arguments = definition.decode(given) if job is None else bind(definition, given, job)
         event = self.events.publish(attempt, definition, arguments)
+        token = running_task.set(attempt)  # for the handler's log records
         try:
             if definition.needs_context:
                 output = await self._run_with_context(event)
@@ -177,6 +183,7 @@ class Runner:
             completion = StepExecutionCompletionEvent(event.correlation_id, output)
         except BaseException as error:  # noqa: BLE001 - complete() raises it again
             completion = StepExecutionCompletionEvent(event.correlation_id, error=contain_error(error))
+        running_task.reset(token)
         return self.events.complete(completion)
 
     async def _run_with_context(self, event: StepExecutionEvent) -> Any:
@@ -187,12 +194,18 @@ class Runner:
                 attempt.context.connection = await transaction.begin(self._url)
             except (StoreError, OSError) as error:
                 raise EngineError(f"no connection for its transaction: {error}") from error
-        return await self._executors.get(definition).run(definition, attempt.context, arguments)
+        executor = self._executors.get(definition)
+        if not definition.dependencies or definition.executor == "process":  # a child process makes its own
+            return await executor.run(definition, attempt.context, arguments)
+        async with self.resources.injected(definition.dependencies, attempt.context) as injected:
+            return await executor.run(definition, attempt.context, {**arguments, **injected})
 
     async def settle(self, attempt: TaskStateMachine) -> None:
         """Commit the outcome of a transactional attempt with its writes; queue any other for the settler."""
         if attempt.is_transactional and not await self._settle_in_transaction(attempt):
             return
+        if attempt.failure is not None:
+            self._failures.report(attempt)
         self.settler.add(attempt)
 
     async def _settle_in_transaction(self, attempt: TaskStateMachine) -> bool:
@@ -223,7 +236,7 @@ class Runner:
             lost = {attempt.key[0]}
         except (StoreError, TypeError, ValueError) as error:  # refused by the database, or by the encoder
             await transaction.end(commit=False)
-            attempt.outcome = rolled_back(attempt, error)
+            attempt.outcome, attempt.failure = rolled_back(attempt, error), error
             return True
         self.finish(attempt, written=not lost)
         return False
@@ -289,3 +302,4 @@ class Runner:
             await transaction.end(commit=False)
         self._transactions.clear()
         await self._executors.close()
+        await self._failures.close()

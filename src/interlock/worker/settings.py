@@ -5,17 +5,42 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from interlock.errors import ConfigError
+from interlock.model.graph import suggestion
 from interlock.postgres.notifier import WakeMode
 from interlock.store.tasks import DEFAULT_MAX_RESULT_BYTES, MAX_JSON_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from interlock.config import Config
 
 MAX_SHUTDOWN_S = 30.0
+
+
+class WorkerOptions(TypedDict, total=False):
+    """The options of `serving(app, ...)`: those of WorkerSettings that do not belong to a supervisor."""
+
+    namespaces: Sequence[str]
+    concurrency: int
+    lease: float
+    grace: float
+    shutdown_limit: float
+    cancel_grace: float
+    mode: WakeMode | str
+    poll_base: float
+    poll_cap: float
+    events_poll: float
+    recovery_interval: float
+    largest_result: int
+    processes: int
+    app_reference: str | None
+    duties: bool
+    gauges: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +107,23 @@ class WorkerSettings:
             app_reference=config.app,
             gauges=config.metrics_port is not None,
         )
+
+    def with_options(self, **options: Unpack[WorkerOptions]) -> WorkerSettings:
+        """Replace some settings; ConfigError names an unknown or an invalid one."""
+        given: dict[str, Any] = {**options}
+        known = WorkerOptions.__annotations__
+        for name in given.keys() - known:
+            raise ConfigError(f"unknown worker setting {name!r}{suggestion(name, known)}; known: {', '.join(known)}")
+        if isinstance(given.get("namespaces"), str):
+            raise ConfigError(f"namespaces must be a list of names, got {given['namespaces']!r}")
+        try:
+            if "namespaces" in given:
+                given["namespaces"] = tuple(given["namespaces"])
+            if "mode" in given:
+                given["mode"] = WakeMode(given["mode"])
+            return replace(self, **given)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"worker settings: {error}") from None
 
     @property
     def lease_time(self) -> timedelta:

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
@@ -20,7 +19,7 @@ from interlock.postgres.connection import connect
 from interlock.postgres.retry import raise_if_canceled
 from interlock.service import BackgroundService
 from interlock.store.stats import count_unfinished_tasks
-from interlock.telemetry import log, oldest_pending_age_seconds, queue_depth
+from interlock.telemetry import log, metrics_registry, oldest_pending_age_seconds, queue_depth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -87,7 +86,7 @@ class _EventMetrics(Collector):
         return CounterMetricFamily("worker_events_total", help_text, labels=["system", "kind"])
 
 
-REGISTRY.register(_EventMetrics())
+metrics_registry.register(_EventMetrics())
 
 
 class QueueGauges(BackgroundService):

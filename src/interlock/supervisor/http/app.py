@@ -31,6 +31,7 @@ from interlock.supervisor.http.metrics import COMMIT_LAG, TransitionMetrics
 from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, RequestLimits, RequestLimitsMiddleware
 from interlock.supervisor.http.problems import CODES, MEDIA_TYPE, Problem, problem_response
 from interlock.supervisor.http.responses import ProblemResponse
+from interlock.telemetry import served_registry
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -90,8 +91,9 @@ def create_api(app: Interlock, config: Config, *, host: str | None = None, lag: 
     api.state.key_locks = WeakValueDictionary()
     api.state.authenticator = Authenticator(bounded, token_required=config.supervisor_require_token or not local)
     api.state.transitions = TransitionMetrics(bounded.connection, lag=lag)
-    api.state.registry = CollectorRegistry()
-    api.state.registry.register(api.state.transitions)
+    transitions = CollectorRegistry()
+    transitions.register(api.state.transitions)
+    api.state.registry = served_registry(transitions)
     for kind in (Problem, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, problem_response)
     for part in (api_workers, api_jobs, api_tasks, api_system):

@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 from interlock.store.stats import count_moves, read_complete_until
+from interlock.telemetry import metrics_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,21 +28,32 @@ if TYPE_CHECKING:
     from interlock.store.stats import CountedMove
 
 
-http_requests_total = Counter("http_requests_total", "Requests answered", ["method", "route", "status"])
+http_requests_total = Counter(
+    "http_requests_total", "Requests answered", ["method", "route", "status"], registry=metrics_registry
+)
 http_request_duration_seconds = Histogram(
     "http_request_duration_seconds",
     "Time to answer a request",
     ["method", "route"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    registry=metrics_registry,
 )
 failed_transitions_total = Counter(
-    "failed_transitions_total", "Refused transitions", ["machine", "from_state", "to_state"]
+    "failed_transitions_total",
+    "Refused transitions",
+    ["machine", "from_state", "to_state"],
+    registry=metrics_registry,
 )
 idempotency_requests_total = Counter(
-    "idempotency_requests_total", "Requests with a key: hit, miss or conflict", ["outcome"]
+    "idempotency_requests_total",
+    "Requests with a key: hit, miss or conflict",
+    ["outcome"],
+    registry=metrics_registry,
 )
 idempotency_hit_ratio = Gauge(
-    "idempotency_hit_ratio", "Share of requests with a key that were answered from the stored response"
+    "idempotency_hit_ratio",
+    "Share of requests with a key that were answered from the stored response",
+    registry=metrics_registry,
 )
 
 METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE"})

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
 from interlock.client.app import Interlock
@@ -144,7 +144,7 @@ async def show_metrics(request: Request, app: ReadApp) -> Response:
         await request.app.state.transitions.update()
     except StoreError as error:
         log.warning("moves_not_counted", error=str(error))
-    content = generate_latest(REGISTRY) + generate_latest(request.app.state.registry)
+    content = generate_latest(request.app.state.registry)
     return Response(content, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

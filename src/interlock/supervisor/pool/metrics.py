@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import Counter, Gauge
 
 from interlock.lifecycle import SupervisedWorkerState
+from interlock.telemetry import metrics_registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,17 +22,30 @@ if TYPE_CHECKING:
 PROCESS_STATES = ("starting", "running", "paused", "stopping", "waiting", "resting")
 
 supervised_processes = Gauge(
-    "supervised_processes", "Workers of this supervisor by the state of their process", ["state"]
+    "supervised_processes",
+    "Workers of this supervisor by the state of their process",
+    ["state"],
+    registry=metrics_registry,
 )
-supervised_process_memory_bytes = Gauge("supervised_process_memory_bytes", "Memory of this supervisor's processes")
-supervised_process_starts_total = Counter("supervised_process_starts_total", "Processes started")
+supervised_process_memory_bytes = Gauge(
+    "supervised_process_memory_bytes", "Memory of this supervisor's processes", registry=metrics_registry
+)
+supervised_process_starts_total = Counter(
+    "supervised_process_starts_total", "Processes started", registry=metrics_registry
+)
 supervised_process_restarts_total = Counter(
-    "supervised_process_restarts_total", "Processes that exited without a stop request and are restarted"
+    "supervised_process_restarts_total",
+    "Processes that exited without a stop request and are restarted",
+    registry=metrics_registry,
 )
 supervised_process_adoptions_total = Counter(
-    "supervised_process_adoptions_total", "Running processes adopted from an earlier supervisor"
+    "supervised_process_adoptions_total",
+    "Running processes adopted from an earlier supervisor",
+    registry=metrics_registry,
 )
-supervised_process_kills_total = Counter("supervised_process_kills_total", "Processes killed")
+supervised_process_kills_total = Counter(
+    "supervised_process_kills_total", "Processes killed", registry=metrics_registry
+)
 
 
 def process_state(worker: HeldWorker, observation: Observation) -> str:

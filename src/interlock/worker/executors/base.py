@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from interlock.errors import InterlockError, PermanentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from types import TracebackType
 
     from interlock.client.context import TaskContext
 
 MAX_TRACEBACK_LENGTH = 20_000  # characters; the end is kept
+_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Runnable(Protocol):
@@ -58,6 +61,19 @@ class Executor(Protocol):
         """Stop all running handlers within bounded time. Safe to call twice, and before the first run."""
 
 
+def user_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the first frame outside of this package on; the whole one if all frames are inside."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        frames = frames.tb_next
+    return frames or error.__traceback__
+
+
+def format_traceback(error: BaseException) -> list[str]:
+    """Format an exception like `traceback.format_exception`, without the frames that called the user's code."""
+    return traceback.format_exception(type(error), error, user_frames(error))
+
+
 class HandlerError(InterlockError):
     """The failure of a handler whose exception object is not available in the worker's event loop.
 
@@ -89,7 +105,7 @@ class HandlerError(InterlockError):
         return cls(
             type(error).__qualname__,
             str(error),
-            trace="".join(traceback.format_exception(error))[-MAX_TRACEBACK_LENGTH:],
+            trace="".join(format_traceback(error))[-MAX_TRACEBACK_LENGTH:],
             retryable=not isinstance(error, PermanentError),
             retry_after=getattr(error, "retry_after", None),
         )

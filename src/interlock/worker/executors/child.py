@@ -8,6 +8,7 @@ get between them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -16,12 +17,13 @@ import sys
 import threading
 from collections import deque
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from datetime import datetime
 from functools import partial
 from pkgutil import resolve_name
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from uuid import UUID
 
 import orjson
@@ -29,13 +31,18 @@ import structlog
 
 from interlock.client.app import load_app
 from interlock.client.context import TaskContext
+from interlock.client.dependencies import Resources
 from interlock.client.step_context import StepContext
 from interlock.errors import PermanentError
+from interlock.log_context import TASK_ID_FIELDS, add_filter_to_root_handlers, running_task
 from interlock.worker.executors.base import HandlerError, call_handler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, Iterator, MutableMapping
     from types import FrameType
+
+
+T = TypeVar("T")
 
 
 class WorkerConnection:
@@ -91,14 +98,23 @@ class Child:
         self._context: TaskContext | None = None  # of the running handler, from task message to outcome
         self._stopping = False  # the worker sent the stop message
         self._stopped = False
+        self._resources = ChildResources()
 
     def serve(self) -> None:
         """Run handlers until the worker closes the socket or stops the running handler."""
         signal.signal(signal.SIGTERM, self._terminate)
         threading.Thread(target=self._receive, name="interlock-receive", daemon=True).start()
+        try:
+            self._run_handlers()
+        finally:
+            self._resources.close()
+
+    def _run_handlers(self) -> None:
         while not self._stopped and (task := self._tasks.get()) is not None:
             message, context = task
-            outcome = _run_to_outcome(message, context)
+            token = running_task.set(context)
+            outcome = _run_to_outcome(message, context, self._resources)
+            running_task.reset(token)
             self._context = None
             if context.cost is not None:
                 self.worker.send({"type": "cost", "value": context.cost})
@@ -143,11 +159,50 @@ class Child:
             os.kill(os.getpid(), signal.SIGTERM)  # interrupts the main thread, also in a blocking call
 
 
-def _run_to_outcome(message: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+class ChildResources:
+    """The dependencies of handlers in this process; an event loop that runs only while they are made or cleaned up."""
+
+    def __init__(self) -> None:
+        self._runner: asyncio.Runner | None = None
+        self._resources: Resources | None = None
+
+    @contextmanager
+    def injected(self, definition: Any, context: TaskContext) -> Iterator[dict[str, Any]]:
+        """Make the values of a handler's injected parameters, and clean up after it."""
+        dependencies = getattr(definition, "dependencies", None)
+        if not dependencies:
+            yield {}
+            return
+        if self._runner is None or self._resources is None:
+            self._runner = asyncio.Runner()
+            self._resources = Resources(definition.app.dependency_overrides)
+        manager, run = self._resources.injected(dependencies, context), self._runner.run
+        values = run(_awaited(manager.__aenter__()), context=copy_context())
+        try:
+            yield values
+        except BaseException as error:
+            run(_awaited(manager.__aexit__(type(error), error, error.__traceback__)), context=copy_context())
+            raise
+        run(_awaited(manager.__aexit__(None, None, None)), context=copy_context())
+
+    def close(self) -> None:
+        """Clean up the values of scope "worker"."""
+        if self._runner is not None and self._resources is not None:
+            self._runner.run(self._resources.close())
+            self._runner.close()
+
+
+async def _awaited(value: Awaitable[T]) -> T:
+    return await value
+
+
+def _run_to_outcome(message: dict[str, Any], context: TaskContext, resources: ChildResources) -> dict[str, Any]:
     """Run the handler; return the result message or the error message."""
     try:
         definition = _find_definition(message)
-        value = _call_definition(definition, message, context)
+        add_filter_to_root_handlers()  # the app may have configured some when it was imported
+        with resources.injected(definition, context) as injected:
+            value = _call_definition(definition, message, context, injected)
         return {"type": "result", "output": orjson.Fragment(_encode(definition, value))}
     except BaseException as error:  # noqa: BLE001 - every exception of a handler is an outcome
         failure = HandlerError.from_exception(error)
@@ -171,9 +226,9 @@ def _find_definition(message: dict[str, Any]) -> Any:
         raise PermanentError(f"the app {message['app']} has no task {message['task_type']!r}") from None
 
 
-def _call_definition(definition: Any, message: dict[str, Any], context: TaskContext) -> Any:
+def _call_definition(definition: Any, message: dict[str, Any], context: TaskContext, injected: dict[str, Any]) -> Any:
     decode: Callable[[Any], dict[str, Any]] = getattr(definition, "decode", dict)
-    arguments = decode(message["input"])
+    arguments = {**decode(message["input"]), **injected}
     if message["context_parameter"] is not None:
         arguments = {**arguments, message["context_parameter"]: context}
     return call_handler(getattr(definition, "function", definition), arguments)
@@ -230,8 +285,8 @@ def _send_logs(worker: WorkerConnection) -> None:
 
     def send(_logger: Any, level: str, event: MutableMapping[str, Any]) -> NoReturn:
         message = str(event.pop("event", ""))
-        added = {"task_id", "task_type", "attempt", "correlation_id"}  # by the worker's logger
-        details = {name: value for name, value in event.items() if name not in added}
+        # the worker's logger adds the ids
+        details = {name: value for name, value in event.items() if name not in TASK_ID_FIELDS}
         record = {"type": "log", "level": level, "message": message, "details": details}
         with suppress(OSError):
             worker.send(orjson.loads(orjson.dumps(record, default=repr)))
