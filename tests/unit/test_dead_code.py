@@ -25,7 +25,7 @@ PUBLIC_API = {
     "command_task", "periodic", "enqueue_with", "enqueue_statement", "enqueue_prepared", "approval", "fibonacci",
     "submit_statement", "repeat",
     "exponential", "fence", "restore", "job_input", "get_input", "get_dependency_result", "get_dependency_error",
-    "get_config", "transition_to", "require_state", "SyncInterlock", "drain", "run_inline",
+    "get_config", "transition_to", "require_state", "enqueue_sync", "drain", "run_inline",
 }  # fmt: skip
 # State of the running engine that tests observe, as with River's test signals: nothing outside the process shows a
 # thread that still runs a cancelled handler, or tells the reaper from other child processes.

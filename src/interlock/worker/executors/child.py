@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pkgutil import resolve_name
@@ -30,6 +31,7 @@ import structlog
 from interlock.client.app import load_app
 from interlock.client.context import TaskContext
 from interlock.client.step_context import StepContext
+from interlock.client.task import Task
 from interlock.errors import PermanentError
 from interlock.worker.executors.base import HandlerError, call_handler
 
@@ -91,6 +93,7 @@ class Child:
         self._context: TaskContext | None = None  # of the running handler, from task message to outcome
         self._stopping = False  # the worker sent the stop message
         self._stopped = False
+        self._database_url: str | None = None  # the worker's, set by its first message
 
     def serve(self) -> None:
         """Run handlers until the worker closes the socket or stops the running handler."""
@@ -98,7 +101,7 @@ class Child:
         threading.Thread(target=self._receive, name="interlock-receive", daemon=True).start()
         while not self._stopped and (task := self._tasks.get()) is not None:
             message, context = task
-            outcome = _run_to_outcome(message, context)
+            outcome = _run_to_outcome(message, context, self._database_url)
             self._context = None
             if context.cost is not None:
                 self.worker.send({"type": "cost", "value": context.cost})
@@ -129,8 +132,9 @@ class Child:
             self._tasks.put((message, self._context))
         elif kind == "saved":
             self.worker.resolve_checkpoint(message)
-        elif kind == "path":
+        elif kind == "start":
             sys.path[:] = message["path"]
+            self._database_url = message["database_url"]
         elif self._context is not None:
             self._interrupt(self._context, message)
 
@@ -143,10 +147,13 @@ class Child:
             os.kill(os.getpid(), signal.SIGTERM)  # interrupts the main thread, also in a blocking call
 
 
-def _run_to_outcome(message: dict[str, Any], context: TaskContext) -> dict[str, Any]:
+def _run_to_outcome(message: dict[str, Any], context: TaskContext, database_url: str | None) -> dict[str, Any]:
     """Run the handler; return the result message or the error message."""
     try:
         definition = _find_definition(message)
+        if isinstance(definition, Task) and database_url is not None:
+            # the handler enqueues where its worker claims, whatever flags and variables say
+            definition.app.config = replace(definition.app.config, database_url=database_url)
         value = _call_definition(definition, message, context)
         return {"type": "result", "output": orjson.Fragment(_encode(definition, value))}
     except BaseException as error:  # noqa: BLE001 - every exception of a handler is an outcome
