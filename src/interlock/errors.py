@@ -54,6 +54,10 @@ class ConfigError(InterlockError):
     """A setting is missing or invalid; the message names the setting and its source."""
 
 
+class AppImportError(InterlockError):
+    """The module of an app raised an error while it was imported; the message shows the place in the user's code."""
+
+
 class RetryableError(InterlockError):
     """Raised by a handler to retry the task, after `retry_after` seconds or after the backoff of the task."""
 

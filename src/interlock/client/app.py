@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import os
 import sys
+import traceback
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +24,18 @@ from interlock.client.registry import Definitions
 from interlock.client.results import ResultWatcher
 from interlock.client.submit import check_requests, submit_as_text, submit_requests
 from interlock.client.sync import SyncApp, running_loop
+from interlock.client.task import format_path
 from interlock.client.task_handle import UNFINISHED, TaskHandle, apply_to_tasks, not_open_error, task_filter
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
-from interlock.errors import ConfigError, DefinitionChangedError, InputError, InterlockError, MigrationError
+from interlock.errors import (
+    AppImportError,
+    ConfigError,
+    DefinitionChangedError,
+    InputError,
+    InterlockError,
+    MigrationError,
+)
 from interlock.lifecycle import TaskRowState
 from interlock.model.options import check_id, check_text, integer_check
 from interlock.postgres.connection import ConnectionPool, connect, database_url
@@ -65,6 +74,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_SHOWN_FRAMES = 4  # of a user's module that cannot be imported
+_IMPORTLIB = str(Path(importlib.__file__).parent)
 _check_max_connections = integer_check(1, 10_000)
 
 
@@ -506,7 +517,7 @@ def _checked(check: Callable[[str, Any], T], name: str, value: Any, error_type: 
 def load_app(reference: str) -> Interlock:
     """Import the app that `package.module:app` names; the part after the colon is `app` by default.
 
-    ConfigError names a part of the reference that is wrong; an error inside the module is raised as it is.
+    ConfigError names a part of the reference that is wrong; AppImportError shows where the module itself is wrong.
     """
     module_name, _, path = reference.partition(":")
     module = _import_module(module_name, reference)
@@ -518,7 +529,8 @@ def load_app(reference: str) -> Interlock:
     apps = [name for name, value in vars(module).items() if isinstance(value, Interlock)]
     hint = f"did you mean {module_name}:{apps[0]}?" if apps else "it has no Interlock app"
     if found is None:
-        raise ConfigError(f"module {module_name} has no {path or 'app'!r}; {hint}")
+        place = format_path(getattr(module, "__file__", None) or "a package without a file")
+        raise ConfigError(f"module {module_name} ({place}) has no {path or 'app'!r}; {hint}")
     raise ConfigError(f"{reference} is a {type(found).__name__}, not an Interlock app; {hint}")
 
 
@@ -530,7 +542,28 @@ def _import_module(name: str, reference: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module exists, and a module that it imports does not
-        raise ConfigError(f"cannot import {reference!r} from {here}: there is no module {error.name!r}") from None
+    except (Exception, SystemExit) as error:
+        # otherwise the module exists, and a module that it imports does not
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        if is_missing and error.__traceback__ is not None and not _frames_of_user(error):
+            raise ConfigError(f"cannot import {reference!r} from {here}: there is no module {error.name!r}") from None
+        raise _app_import_error(name, error) from error
+
+
+def _frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of a traceback that are neither of the import system nor of this package."""
+    package = str(Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith((package, "<frozen importlib", _IMPORTLIB))]
+
+
+def _app_import_error(name: str, error: BaseException) -> AppImportError:
+    """Make the error of a module that cannot be imported: the exception and the last lines of its traceback."""
+    frames = _frames_of_user(error)[-MAX_SHOWN_FRAMES:]
+    shown = [f"  {format_path(frame.filename)}:{frame.lineno}, in {frame.name}\n    {frame.line}" for frame in frames]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        text = (error.text or "").strip()
+        shown.append(f"  {format_path(error.filename)}:{error.lineno}\n    {text}")
+    kind = type(error).__name__
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return AppImportError("\n".join([f"cannot import {name}: {kind}: {message}", *shown]))

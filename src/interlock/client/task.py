@@ -233,9 +233,13 @@ def place_of_caller() -> str | None:
 
 
 def _format_place(file: str, line: int) -> str:
+    return f"{format_path(file)}:{line}"
+
+
+def format_path(file: str) -> str:
+    """Return the path of a file, relative to the current directory if it is below that."""
     path = Path(file)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{line}"
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _choose_executor(
