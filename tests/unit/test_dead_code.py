@@ -37,6 +37,8 @@ CALLED_BY_NAME = {
     # overridden methods of frameworks: uvicorn, FastAPI, logging, PyYAML
     "capture_signals", "openapi", "emit", "compose_document", "compose_node", "compose_scalar_node",
     "compose_sequence_node", "compose_mapping_node",
+    # hooks and fixtures of pytest
+    "pytest_addoption", "interlock_clock", "interlock_worker", "interlock_orchestrator",
 }  # fmt: skip
 
 

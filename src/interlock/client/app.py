@@ -142,7 +142,7 @@ class Interlock(Definitions):
         given = {"database_url": database_url, "callback_url": callback_url}
         self.config = Config.load(given) if config is None else config.with_flags(given)
         self.actor = _checked(check_text, "actor", actor, ConfigError)
-        self._clock = clock
+        self.clock = clock
         self._max_connections = _checked(_check_max_connections, "max_connections", max_connections, ConfigError)
         # one per loop: a lock belongs to the event loop in which it was awaited
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -229,7 +229,7 @@ class Interlock(Definitions):
 
     def now(self) -> datetime | None:
         """Return the time of the clock that a test controls; None means the server's clock."""
-        return None if self._clock is None else self._clock()
+        return None if self.clock is None else self.clock()
 
     def handle(self, task_id: UUID | str) -> TaskHandle[Any]:
         """Return the handle of a task by its id."""

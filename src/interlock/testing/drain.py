@@ -83,7 +83,7 @@ class _Runner:
     def __init__(self, app: Interlock, namespaces: list[str]) -> None:
         self._app = app
         self._namespaces = namespaces
-        self._types = [task.name for task in app.tasks.values() if task.command is None]
+        self._types = list(app.tasks)
         self._actor = f"drain-{new_id()}"
 
     @asynccontextmanager
