@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from interlock.client.hooks import FailedAttempt
     from interlock.client.job_handle import JobHandle, JobStatus, StepStatus
     from interlock.client.step_context import StepContext, StepExecutionResult
+    from interlock.client.sync import SyncApp, SyncHandle, SyncJob
     from interlock.client.task import Task
     from interlock.client.task_handle import Affected, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
@@ -84,6 +85,9 @@ _MODULES = {
     "StepExecutionResult": "interlock.client.step_context",
     "StepStatus": "interlock.client.job_handle",
     "SupervisedWorkerState": "interlock.lifecycle",
+    "SyncApp": "interlock.client.sync",
+    "SyncHandle": "interlock.client.sync",
+    "SyncJob": "interlock.client.sync",
     "Task": "interlock.client.task",
     "TaskContext": "interlock.client.context",
     "TaskEvent": "interlock.lifecycle",
@@ -135,6 +139,9 @@ __all__ = [
     "StepExecutionResult",
     "StepStatus",
     "SupervisedWorkerState",
+    "SyncApp",
+    "SyncHandle",
+    "SyncJob",
     "Task",
     "TaskContext",
     "TaskEvent",

@@ -12,6 +12,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,9 +20,17 @@ from urllib.parse import urlsplit
 from interlock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 PREFIX = "INTERLOCK_"
+# Variables with our prefix that are no settings: the name of the file, and what the tests of this project read.
+OTHER_VARIABLES = frozenset({"INTERLOCK_CONFIG", "INTERLOCK_TEST_EXAMPLES", "INTERLOCK_TEST_SEED"})
+# Kubernetes and Docker set such variables in every container beside a service whose name begins with "interlock".
+_SERVICE_LINK = re.compile(r"INTERLOCK_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
+# Empty, these are refused: the variable was meant to be set, and the default is another database.
+_NEVER_EMPTY = ("database_url", "embedded", "profile")
+PROFILES = ("development", "production")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("console", "json")
 WAKE_MODES = ("hybrid", "events", "polling")
@@ -49,6 +58,8 @@ class Config:
 
     database_url: str | None = field(default=None, repr=False)
     data_dir: Path | None = None
+    profile: str = "development"
+    embedded: bool | None = None
     log_level: str = "info"
     log_format: str = "console"
     callback_secret: str | None = field(default=None, repr=False)
@@ -93,12 +104,18 @@ class Config:
         if file is None and env.get(PREFIX + "CONFIG"):
             file = Path(env[PREFIX + "CONFIG"])
         names = {field.name for field in fields(cls)}
+        _check_variables(env, names)
         values = {
             **_checked_all(_read_file(file, names), lambda _: str(file or "interlock.toml")),
-            **_checked_all({name: env.get(_variable(name)) or None for name in names}, _variable),
+            **_checked_all({name: _read_variable(env, name) for name in names}, _variable),
             **_checked_all(flags or {}, _flag),
         }
         return cls(**values)
+
+    @property
+    def allows_embedded(self) -> bool:
+        """Whether the embedded server may be used when no database URL is set: not in production, unless allowed."""
+        return self.profile != "production" if self.embedded is None else self.embedded
 
     def with_flags(self, flags: Mapping[str, Any]) -> Config:
         """Return a copy with some settings replaced; None leaves a setting as it is."""
@@ -123,6 +140,31 @@ def _variable(name: str) -> str:
     return PREFIX + name.upper()
 
 
+def _check_variables(env: Mapping[str, str], names: Iterable[str]) -> None:
+    """Refuse unknown variables with our prefix: a misspelled setting must not silently be its default."""
+    known = {*map(_variable, names), *OTHER_VARIABLES}
+    for name in sorted(env):
+        if name.startswith(PREFIX) and name not in known and not _is_service_link(name, env[name]):
+            raise ConfigError(f"unknown variable {name}; {_suggestion(name.removeprefix(PREFIX), names, _variable)}")
+
+
+def _is_service_link(name: str, value: str) -> bool:
+    return bool(_SERVICE_LINK.fullmatch(name) or (name.endswith("_PORT") and _SERVICE_LINK_URL.match(value)))
+
+
+def _suggestion(name: str, known: Iterable[str], shown: Callable[[str], str] = str) -> str:
+    """Name the known setting that is nearest to a misspelled one, else all."""
+    near = get_close_matches(name.lower(), known, n=1)
+    return f"did you mean {shown(near[0])}?" if near else f"known are {', '.join(map(shown, sorted(known)))}"
+
+
+def _read_variable(env: Mapping[str, str], name: str) -> str | None:
+    value = env.get(_variable(name))
+    if value == "" and name in _NEVER_EMPTY:
+        raise ConfigError(f"{_variable(name)} is empty; set it, or unset it to use the default")
+    return value or None
+
+
 def _checked_all(given: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:
     return {name: _checked(name, value, place(name)) for name, value in given.items() if value is not None}
 
@@ -141,7 +183,7 @@ def _read_file(named: Path | None, names: set[str]) -> dict[str, Any]:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
     for name in values:
         if name not in names:
-            raise ConfigError(f"{path}: unknown setting {name!r}; known are {', '.join(sorted(names))}")
+            raise ConfigError(f"{path}: unknown setting {name!r}; {_suggestion(name, names)}")
     return values
 
 
@@ -261,6 +303,8 @@ def _plain(bound: float) -> str:
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "database_url": _url,
     "data_dir": _path,
+    "profile": _choice(*PROFILES),
+    "embedded": _switch,
     "log_level": _choice(*LOG_LEVELS),
     "log_format": _choice(*LOG_FORMATS),
     "callback_allow_private": _switch,

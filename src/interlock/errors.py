@@ -58,6 +58,10 @@ class LifespanError(InterlockError):
     """The lifespan of an app failed before its worker claimed anything; the message names the place."""
 
 
+class AppImportError(InterlockError):
+    """The module of an app raised an error while it was imported; the message shows the place in the user's code."""
+
+
 class RetryableError(InterlockError):
     """Raised by a handler to retry the task, after `retry_after` seconds or after the backoff of the task."""
 

@@ -15,7 +15,7 @@ import pytest
 
 from interlock import Backoff, Interlock, TaskContext
 from interlock.client.app import load_app
-from interlock.errors import ConfigError, DefinitionError, InputError, MigrationError, StoreError
+from interlock.errors import AppImportError, ConfigError, DefinitionError, InputError, MigrationError, StoreError
 from interlock.postgres.connection import UnreadableJson
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.ids import new_id
@@ -273,7 +273,9 @@ def test_an_app_is_loaded_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
     ]:
         with pytest.raises(ConfigError, match=told):
             load_app(reference)
-    with pytest.raises(ModuleNotFoundError, match="no_such_thing"):
+    with pytest.raises(
+        AppImportError, match=rf"'no_such_thing'\n  .*{name}_broken.py:1, in <module>\n    import no_such"
+    ):
         load_app(f"{name}_broken:app")
 
 

@@ -19,7 +19,6 @@ from interlock.client.workflow import Workflow
 from interlock.config import Config
 from interlock.errors import InputError, InterlockError, JobFailedError, RequestReusedError, UnknownJobError
 from interlock.store.workflows import put_workflow
-from interlock.sync import SyncInterlock
 from interlock.testing import drain
 from jobs_app import chain
 from jobs_support import app_at, manual_worker_at, orchestrator_at, register_idle_worker
@@ -351,7 +350,7 @@ async def test_an_unknown_job_is_named(jobs: Interlock) -> None:
 
 async def test_code_that_blocks_can_do_the_same(url: str, database: Connection) -> None:
     def block() -> None:
-        with SyncInterlock(app_at(url)) as blocking:
+        with app_at(url).sync as blocking:
             job = blocking.submit("chain", {"n": 1}, request_id="x")
             assert job.created
             assert blocking.job(job.id).wait(30) == {"third": "third"}

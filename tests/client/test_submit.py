@@ -12,7 +12,6 @@ import pytest
 from interlock import Interlock
 from interlock.config import Config
 from interlock.errors import DefinitionError, InputError, JobFailedError, RequestReusedError
-from interlock.sync import SyncInterlock
 from interlock.testing import Clock, drain
 from jobs_support import app_at, register_idle_worker
 
@@ -94,7 +93,7 @@ async def test_workflows_that_the_app_does_not_declare_are_checked_against_the_s
 
 async def test_blocking_code_submits_many_jobs(url: str) -> None:
     def block() -> None:
-        with SyncInterlock(app_at(url)) as blocking:
+        with app_at(url).sync as blocking:
             made = blocking.submit_many([{"workflow": "chain", "input": {"n": n}} for n in (1, 2)])
             assert [job.status().input for job in made] == [{"n": 1}, {"n": 2}]
 

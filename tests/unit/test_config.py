@@ -9,7 +9,7 @@ import pytest
 
 from interlock.config import FOREVER, Config
 from interlock.errors import ConfigError
-from interlock.postgres.connection import validate_database_url
+from interlock.postgres.connection import database_url, validate_database_url
 
 pytestmark = pytest.mark.unit
 
@@ -38,7 +38,19 @@ def test_the_file_in_this_directory_is_read(tmp_path: Path, monkeypatch: pytest.
     [
         ({"INTERLOCK_LOG_LEVEL": "loud"}, "", "INTERLOCK_LOG_LEVEL: log_level must be one of debug, info"),
         ({"INTERLOCK_DATABASE_URL": "mysql://u:hunter2@h/d"}, "", "must begin with postgresql://"),
-        ({}, "log_levle = 'info'", r"unknown setting 'log_levle'; known are app, callback_allow_private"),
+        ({}, "log_levle = 'info'", "unknown setting 'log_levle'; did you mean log_level?"),
+        ({}, "x = 1", "unknown setting 'x'; known are app, callback_allow_private"),
+        (
+            {"INTERLOCK_DATABSE_URL": "x"},
+            "",
+            "unknown variable INTERLOCK_DATABSE_URL; did you mean INTERLOCK_DATABASE_URL?",
+        ),
+        ({"INTERLOCK_DB_URL": "x"}, "", "did you mean INTERLOCK_DATABASE_URL?"),
+        ({"INTERLOCK_Z": "x"}, "", "unknown variable INTERLOCK_Z; known are INTERLOCK_APP, INTERLOCK_CALLBACK"),
+        ({"INTERLOCK_PORT": "8321"}, "", "unknown variable INTERLOCK_PORT"),
+        ({"INTERLOCK_DATABASE_URL": ""}, "", "INTERLOCK_DATABASE_URL is empty; set it, or unset it"),
+        ({"INTERLOCK_PROFILE": ""}, "", "INTERLOCK_PROFILE is empty"),
+        ({"INTERLOCK_PROFILE": "prod"}, "", "profile must be one of development, production, not 'prod'"),
         ({}, "log_level = 3", "log_level must be a string, not int"),
         ({}, "log_level = ", "is not valid TOML"),
         (
@@ -98,6 +110,37 @@ def test_a_url_with_an_unescaped_password_is_refused_without_being_shown(url: st
     with pytest.raises(ConfigError, match="INTERLOCK_DATABASE_URL: database_url is not a valid URL") as refused:
         Config.load(environment={"INTERLOCK_DATABASE_URL": url})
     assert "hunter2" not in str(refused.value)
+
+
+def test_variables_of_services_and_of_the_tests_are_no_settings() -> None:
+    links = {
+        "INTERLOCK_SERVICE_HOST": "10.0.0.1",
+        "INTERLOCK_SERVICE_PORT": "5432",
+        "INTERLOCK_SERVICE_PORT_HTTP": "5432",
+        "INTERLOCK_PORT": "tcp://10.0.0.1:5432",
+        "INTERLOCK_DB_PORT_5432_TCP": "tcp://10.0.0.1:5432",
+        "INTERLOCK_DB_PORT_5432_TCP_ADDR": "10.0.0.1",
+        "INTERLOCK_TEST_EXAMPLES": "3",
+        "INTERLOCK_APP": "",  # empty is unset, where the default is no other database
+    }
+    assert Config.load(environment=links) == Config()
+
+
+@pytest.mark.parametrize(
+    ("settings", "allowed"),
+    [
+        ({}, True),
+        ({"INTERLOCK_PROFILE": "production"}, False),
+        ({"INTERLOCK_EMBEDDED": "false"}, False),
+        ({"INTERLOCK_PROFILE": "production", "INTERLOCK_EMBEDDED": "true"}, True),
+    ],
+)
+def test_production_forbids_the_embedded_server_unless_it_is_allowed(settings: dict[str, str], allowed: bool) -> None:  # noqa: FBT001 - an expected value
+    config = Config.load(environment=settings)
+    assert config.allows_embedded is allowed
+    if not allowed:
+        with pytest.raises(ConfigError, match="set INTERLOCK_DATABASE_URL to postgresql://"), database_url(config):
+            pass
 
 
 def test_ages_are_written_with_a_unit_or_last_forever() -> None:

@@ -25,7 +25,7 @@ PUBLIC_API = {
     "command_task", "periodic", "enqueue_with", "enqueue_statement", "enqueue_prepared", "approval", "fibonacci",
     "submit_statement", "repeat",
     "exponential", "fence", "restore", "job_input", "get_input", "get_dependency_result", "get_dependency_error",
-    "get_config", "transition_to", "require_state", "SyncInterlock", "drain", "run_inline",
+    "get_config", "transition_to", "require_state", "enqueue_sync", "drain", "run_inline",
 }  # fmt: skip
 # State of the running engine that tests observe, as with River's test signals: nothing outside the process shows a
 # thread that still runs a cancelled handler, or tells the reaper from other child processes.
@@ -37,6 +37,8 @@ CALLED_BY_NAME = {
     # overridden methods of frameworks: uvicorn, FastAPI, logging, PyYAML
     "capture_signals", "openapi", "emit", "compose_document", "compose_node", "compose_scalar_node",
     "compose_sequence_node", "compose_mapping_node",
+    # hooks and fixtures of pytest
+    "pytest_addoption", "interlock_clock", "interlock_worker", "interlock_orchestrator",
 }  # fmt: skip
 
 

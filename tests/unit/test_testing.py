@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,12 +12,15 @@ import psycopg
 import pytest
 
 from interlock import Backoff, Interlock, PermanentError, RetryableError, StepContext, TaskContext
-from interlock.errors import DefinitionError, InputError, StoreError
+from interlock.errors import InputError, StoreError
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.testing import Clock, Recorder, drain, make_context, run_inline, run_with
+from interlock.worker.executors.base import HandlerError
+from processes import is_process_running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from interlock.postgres.connection import Connection
 
@@ -43,8 +47,42 @@ async def test_a_task_runs_inline_with_typed_arguments_and_results() -> None:
     assert await run_inline(blocking, n=1) == 2
     with pytest.raises(InputError, match="argument 'n'"):
         await run_inline(blocking, n="x")  # type: ignore[arg-type]  # the point
-    with pytest.raises(DefinitionError, match="only a worker can run it"):
-        await run_inline(Interlock("postgresql://nowhere").command_task("x", ["true"]))
+
+
+PROGRAM = """
+import json, sys
+task = json.loads(sys.stdin.readline())
+print(json.dumps({"type": "progress", "fraction": 0.5, "message": "half way"}), flush=True)
+print(json.dumps({"type": "result", "output": task["input"]["n"] + 1}), flush=True)
+"""
+
+
+@pytest.mark.flow
+async def test_a_command_runs_inline_as_a_real_program() -> None:
+    app = Interlock("postgresql://nowhere")
+    line = Recorder()
+    increment = app.command_task("increment", [sys.executable, "-c", PROGRAM])
+    assert await run_with(make_context(increment, line=line), increment, n=1) == 2
+    assert line.progress == [{"fraction": 0.5, "message": "half way"}]
+    with pytest.raises(HandlerError, match="exited with code 3: on standard error"):
+        await run_inline(app.command_task("fails", ["sh", "-c", "echo on standard error >&2; exit 3"]))
+
+
+@pytest.mark.flow
+async def test_a_command_that_runs_inline_has_its_timeout(tmp_path: Path) -> None:
+    started = tmp_path / "pid"
+    text = f"echo $$ > {started}; exec sleep 600"
+    slow = Interlock("postgresql://nowhere").command_task("slow", ["sh", "-c", text], timeout=1)
+    with pytest.raises(TimeoutError, match="still running after 1 s"):
+        await run_inline(slow)
+    assert not is_process_running(int(started.read_text()))
+
+
+async def test_a_drained_queue_runs_commands_too(app: Interlock) -> None:
+    increment = app.command_task("increment", [sys.executable, "-c", PROGRAM])
+    handle = await increment.enqueue(n=1)
+    assert [ran.event for ran in await drain(app)] == ["succeed"]
+    assert await handle.result() == 2
 
 
 @pytest.mark.unit

@@ -56,7 +56,8 @@ async def test_a_worker_that_crashes_quickly_again_and_again_fails_with_the_reas
         row = await fleet.seen(worker, lambda row: row["status"] == "FAILED")
         assert row["generation"] == 2
         reason = "2 quick crashes in a row; last: the process exited with code 1: "
-        assert row["reason"] == f"{reason}RuntimeError: no good"
+        assert row["reason"].startswith(f"{reason}cannot import unimportable_app: RuntimeError: no good\n")
+        assert "unimportable_app.py:3, in <module>" in row["reason"]
         await fleet.seen(worker, lambda row: row["supervisor_id"] is None)
 
 

@@ -15,7 +15,7 @@ import typer
 from interlock.cli.format import print_note
 from interlock.config import Config
 from interlock.errors import ConfigError
-from interlock.postgres.connection import connect, database_url, validate_database_url
+from interlock.postgres.connection import connect, database_url, embedded_server, validate_database_url
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.guards import generate as generate_guards
 from interlock.postgres.migrate import applied_migrations, grant, known_migrations, pending_migrations, sql_directory
@@ -34,7 +34,7 @@ def _embedded(config: Config) -> EmbeddedServer:
             "a database URL is set, so the embedded server is not in use; unset INTERLOCK_DATABASE_URL "
             "(or leave out --database-url) to use it"
         )
-    return EmbeddedServer(config.data_dir, report_progress=print_note)
+    return embedded_server(config, print_note)
 
 
 @app.command()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.metadata import version
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from interlock.config import Config
 from interlock.errors import (
+    AppImportError,
     ConfigError,
     InputError,
     InterlockError,
@@ -33,9 +35,18 @@ HELP = "Durable tasks and workflows on PostgreSQL. Every lifecycle is a state ma
 EPILOG = (
     "Settings come from flags, else INTERLOCK_* variables, else interlock.toml. Without a database URL the commands "
     "start an embedded PostgreSQL server; it stops when its last user ends. "
-    "Start with `interlock demo`, or with `interlock up --app package.module:app`."
+    "Start with `interlock demo`, or with `interlock up --app package.module:app`. "
+    "The database and log options can also stand after the command: `interlock status --database-url URL`."
 )
-USER_ERRORS = (ConfigError, InputError, SortInputError, UnknownTaskError, UnknownJobError, UnknownWorkerError)
+USER_ERRORS = (
+    AppImportError,
+    ConfigError,
+    InputError,
+    SortInputError,
+    UnknownTaskError,
+    UnknownJobError,
+    UnknownWorkerError,
+)
 SHARED_FLAGS_WITH_VALUE = frozenset({"--database-url", "--data-dir", "--log-level", "--log-format"})
 
 # In the order of the help. A command is a function of its name in the module; a group is the module's `app`.
@@ -108,6 +119,24 @@ def requested_command(arguments: Sequence[str]) -> str | None:
     return None
 
 
+def hoist_shared_flags(arguments: Sequence[str]) -> list[str]:
+    """Move shared flags that stand after the command before it, where they are declared; not those after `--`."""
+    before: list[str] = []
+    others: list[str] = []
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            others.append(argument)
+            break
+        if argument in SHARED_FLAGS_WITH_VALUE:
+            before += [argument, *islice(rest, 1)]
+        elif argument.partition("=")[0] in SHARED_FLAGS_WITH_VALUE:
+            before.append(argument)
+        else:
+            others.append(argument)
+    return [*before, *others, *rest]
+
+
 def create_app(names: Iterable[str]) -> typer.Typer:
     """Create the command `interlock` with these subcommands."""
     app = create_root_app()
@@ -156,7 +185,7 @@ def read_global_options(
 def run_app(app: typer.Typer) -> None:
     """Run a command line; print an error as one line and exit with its code."""
     try:
-        app(prog_name=app.info.name)
+        app(hoist_shared_flags(sys.argv[1:]), prog_name=app.info.name)
     except InterlockError as error:
         typer.secho(f"interlock: {error}", err=True, fg=typer.colors.RED)
         sys.exit(2 if isinstance(error, USER_ERRORS) else 1)

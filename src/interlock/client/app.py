@@ -1,6 +1,7 @@
 """The app: holds the declared tasks and workflows and, while it is open, the connections to the database.
 
-Invariant: an app belongs to the event loop that opened it; it closes when `close` was called as often as `open`.
+Invariant: connections belong to the event loop that opened them, and no other loop or process uses them; they close
+when `close` was called in that loop as often as `open`.
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
+import os
 import sys
+import traceback
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from interlock.client.enqueue import BulkEnqueue, require_prepared
 from interlock.client.explain import explain
@@ -22,11 +25,13 @@ from interlock.client.job_handle import JobHandle, as_job_id, find_inbox_items, 
 from interlock.client.registry import Definitions
 from interlock.client.results import ResultWatcher
 from interlock.client.submit import check_requests, submit_as_text, submit_requests
-from interlock.client.task import located
+from interlock.client.sync import SyncApp, running_loop
+from interlock.client.task import format_path, located
 from interlock.client.task_handle import UNFINISHED, TaskHandle, apply_to_tasks, not_open_error, task_filter
 from interlock.client.workflow import check_nesting
 from interlock.config import Config
 from interlock.errors import (
+    AppImportError,
     ConfigError,
     DefinitionChangedError,
     DefinitionError,
@@ -74,6 +79,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_SHOWN_FRAMES = 4  # of a user's module that cannot be imported
+_IMPORTLIB = str(Path(importlib.__file__).parent)
 _check_max_connections = integer_check(1, 10_000)
 
 
@@ -81,11 +88,19 @@ _check_max_connections = integer_check(1, 10_000)
 async def running_database(config: Config) -> AsyncIterator[str]:
     """Yield the URL of the database; start the embedded server if it is used, in a thread because that blocks."""
     context = database_url(config)
-    url = await asyncio.to_thread(context.__enter__)
+    url = await _in_thread(context.__enter__)
     try:
         yield url
     finally:
-        await asyncio.to_thread(context.__exit__, None, None, None)
+        await _in_thread(lambda: context.__exit__(None, None, None))
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    try:
+        running = asyncio.get_running_loop().run_in_executor(None, function)
+    except RuntimeError:  # the interpreter is exiting and starts no threads; nothing else runs in this loop then
+        return function()
+    return await running
 
 
 async def ensure_schema(connection: Connection, *, is_embedded: bool) -> None:
@@ -101,6 +116,18 @@ async def ensure_schema(connection: Connection, *, is_embedded: bool) -> None:
             f"the database lacks {len(missing)} migrations of this release, from {missing[0].name} on; "
             "run `interlock migrate`"
         )
+
+
+@dataclass(slots=True)
+class _Opened:
+    """The connections of an app in one event loop."""
+
+    url: str
+    pool: ConnectionPool
+    notifier: Notifier
+    completions: ResultWatcher
+    resources: AsyncExitStack
+    openings: int = 0
 
 
 class Interlock(Definitions):
@@ -128,18 +155,14 @@ class Interlock(Definitions):
         given = {"database_url": database_url, "callback_url": callback_url}
         self.config = Config.load(given) if config is None else config.with_flags(given)
         self.actor = _checked(check_text, "actor", actor, ConfigError)
-        self._clock = clock
+        self.clock = clock
         self._max_connections = _checked(_check_max_connections, "max_connections", max_connections, ConfigError)
-        self._openings = 0
         # one per loop: a lock belongs to the event loop in which it was awaited
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-        self._held = AsyncExitStack()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._url: str | None = None
-        self._pool: ConnectionPool | None = None
-        self._completions: ResultWatcher | None = None
+        self._opened: dict[asyncio.AbstractEventLoop, _Opened] = {}
+        self._sync = SyncApp(self)
         self._blocked: dict[tuple[str, str], DefinitionChangedError] = {}
-        self._notifier: Notifier | None = None
+        _apps.add(self)
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -149,34 +172,48 @@ class Interlock(Definitions):
         await self.close()
 
     async def open(self) -> None:
-        """Connect, start the embedded server if it is used, and store declared workflows, schedules and limits."""
-        if self._loop not in (None, asyncio.get_running_loop()):
-            raise StoreError("the app is open in another event loop; an app belongs to the loop that opened it")
+        """Connect, start the embedded server if it is used, and store declared workflows, schedules and limits.
+
+        The app is then open in this event loop. Others can open it too; each has connections of its own.
+        """
+        loop = asyncio.get_running_loop()
         async with self._opening():
-            if self._openings == 0:
+            if loop not in self._opened:
                 async with AsyncExitStack() as stack:
-                    await self._open(stack)
-                    self._held = stack.pop_all()
-            self._openings += 1
+                    self._opened[loop] = await self._open(stack)
+                    self._opened[loop].resources = stack.pop_all()
+            self._opened[loop].openings += 1
 
     async def close(self) -> None:
-        """Undo one `open`; the last one closes the connections. Does nothing if the app is not open."""
+        """Undo one `open` of this event loop; the last one closes the connections. Does nothing if it is not open."""
+        loop = asyncio.get_running_loop()
         async with self._opening():
-            if self._openings == 1:
-                await self._held.aclose()
-            self._openings = max(self._openings - 1, 0)
+            if loop not in self._opened:
+                return
+            self._opened[loop].openings -= 1
+            if self._opened[loop].openings == 0:
+                await self._opened[loop].resources.aclose()
 
     @property
     def is_open(self) -> bool:
-        """Whether the app is open."""
-        return self._pool is not None
+        """Whether the app is open in the running event loop or, without one, in any."""
+        loop = running_loop()
+        return bool(self._opened) if loop is None else loop in self._opened
+
+    @property
+    def open_loops(self) -> list[asyncio.AbstractEventLoop]:
+        """The event loops in which the app is open."""
+        return list(self._opened)
+
+    @property
+    def sync(self) -> SyncApp:
+        """The app for code that is not async: `app.sync.submit(...)`, `app.sync.find(...)`."""
+        return self._sync
 
     @property
     def url(self) -> str:
         """The URL of the database, while the app is open."""
-        if self._url is None:
-            raise not_open_error()
-        return self._url
+        return self._connections().url
 
     def refuse_blocked(self, workflow: Workflow) -> None:
         """Raise DefinitionChangedError if a workflow, or one that its child steps start, is blocked."""
@@ -192,26 +229,20 @@ class Interlock(Definitions):
     @property
     def notifier(self) -> Notifier:
         """The notifier that all parts of this process share: one LISTEN connection, from the first subscriber on."""
-        if self._notifier is None:
-            raise not_open_error()
-        return self._notifier
+        return self._connections().notifier
 
     @property
     def completions(self) -> ResultWatcher:
         """Wakes callers that wait for the end of tasks and jobs."""
-        if self._completions is None:
-            raise not_open_error()
-        return self._completions
+        return self._connections().completions
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Borrow a connection of the app's pool, in autocommit mode."""
-        if self._pool is None:
-            raise not_open_error()
-        return self._pool.connection()
+        return self._connections().pool.connection()
 
     def now(self) -> datetime | None:
         """Return the time of the clock that a test controls; None means the server's clock."""
-        return None if self._clock is None else self._clock()
+        return None if self.clock is None else self.clock()
 
     def handle(self, task_id: UUID | str) -> TaskHandle[Any]:
         """Return the handle of a task by its id."""
@@ -415,10 +446,18 @@ class Interlock(Definitions):
     def _app(self) -> Interlock:
         return self
 
+    def _connections(self) -> _Opened:
+        """Return the connections of the running event loop; without one, of any loop in which the app is open."""
+        loop = running_loop()
+        found = self._opened.get(loop) if loop is not None else next(iter(self._opened.values()), None)
+        if found is None:
+            raise not_open_error(in_other_loop=bool(self._opened))
+        return found
+
     def _opening(self) -> asyncio.Lock:
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
-    async def _open(self, stack: AsyncExitStack) -> None:
+    async def _open(self, stack: AsyncExitStack) -> _Opened:
         for task in self.tasks.values():
             task.resolve()
         documents = [workflow.document for workflow in self.workflows.values()]
@@ -433,11 +472,14 @@ class Interlock(Definitions):
             await put_schedules(connection, self._unblocked_schedules(), now=self.now())
         pool = ConnectionPool(url, max_size=self._max_connections)
         await pool.open()
-        stack.push_async_callback(self._forget, pool)
-        self._notifier = Notifier(url)
-        await self._notifier.start()
-        self._url, self._pool, self._completions = url, pool, ResultWatcher(self)
-        self._loop = asyncio.get_running_loop()
+        stack.push_async_callback(pool.close)
+        notifier, completions = Notifier(url), ResultWatcher(self)
+        loop = asyncio.get_running_loop()
+        stack.callback(lambda: self._opened.pop(loop, None))
+        stack.push_async_callback(notifier.stop)
+        stack.push_async_callback(completions.stop)
+        await notifier.start()
+        return _Opened(url, pool, notifier, completions, stack)
 
     async def _put_workflow(self, connection: Connection, document: Mapping[str, Any]) -> None:
         """Store a workflow; one that differs from its stored definition is blocked, and everything else works."""
@@ -462,13 +504,20 @@ class Interlock(Definitions):
                 log.warning("schedule_blocked", schedule=schedule.name, reason=str(error))
         return found
 
-    async def _forget(self, pool: ConnectionPool) -> None:
-        try:
-            await self.completions.stop()
-            await self.notifier.stop()
-        finally:
-            self._url = self._pool = self._notifier = self._completions = self._loop = None
-            await pool.close()
+
+_apps: WeakSet[Interlock] = WeakSet()
+_of_parent: list[object] = []  # kept, because deleted connections would warn that they are not closed
+
+
+def _forget_connections_of_parent() -> None:
+    """Treat all apps as closed in a forked process: its parent uses the connections, and no loop runs here."""
+    for app in _apps:
+        _of_parent.append(app._opened)  # noqa: SLF001 - of this module
+        app._opened, app._locks = {}, WeakKeyDictionary()  # noqa: SLF001 - of this module
+        app.sync.forget_loop_of_parent()
+
+
+os.register_at_fork(after_in_child=_forget_connections_of_parent)
 
 
 def _checked(check: Callable[[str, Any], T], name: str, value: Any, error_type: type[InterlockError]) -> T:
@@ -481,7 +530,7 @@ def _checked(check: Callable[[str, Any], T], name: str, value: Any, error_type: 
 def load_app(reference: str) -> Interlock:
     """Import the app that `package.module:app` names; the part after the colon is `app` by default.
 
-    ConfigError names a part of the reference that is wrong; an error inside the module is raised as it is.
+    ConfigError names a part of the reference that is wrong; AppImportError shows where the module itself is wrong.
     """
     module_name, _, path = reference.partition(":")
     module = _import_module(module_name, reference)
@@ -493,7 +542,8 @@ def load_app(reference: str) -> Interlock:
     apps = [name for name, value in vars(module).items() if isinstance(value, Interlock)]
     hint = f"did you mean {module_name}:{apps[0]}?" if apps else "it has no Interlock app"
     if found is None:
-        raise ConfigError(f"module {module_name} has no {path or 'app'!r}; {hint}")
+        place = format_path(getattr(module, "__file__", None) or "a package without a file")
+        raise ConfigError(f"module {module_name} ({place}) has no {path or 'app'!r}; {hint}")
     raise ConfigError(f"{reference} is a {type(found).__name__}, not an Interlock app; {hint}")
 
 
@@ -505,7 +555,28 @@ def _import_module(name: str, reference: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module exists, and a module that it imports does not
-        raise ConfigError(f"cannot import {reference!r} from {here}: there is no module {error.name!r}") from None
+    except (Exception, SystemExit) as error:
+        # otherwise the module exists, and a module that it imports does not
+        is_missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
+        if is_missing and error.__traceback__ is not None and not _frames_of_user(error):
+            raise ConfigError(f"cannot import {reference!r} from {here}: there is no module {error.name!r}") from None
+        raise _app_import_error(name, error) from error
+
+
+def _frames_of_user(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of a traceback that are neither of the import system nor of this package."""
+    package = str(Path(__file__).parents[1])
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith((package, "<frozen importlib", _IMPORTLIB))]
+
+
+def _app_import_error(name: str, error: BaseException) -> AppImportError:
+    """Make the error of a module that cannot be imported: the exception and the last lines of its traceback."""
+    frames = _frames_of_user(error)[-MAX_SHOWN_FRAMES:]
+    shown = [f"  {format_path(frame.filename)}:{frame.lineno}, in {frame.name}\n    {frame.line}" for frame in frames]
+    if isinstance(error, SyntaxError) and error.filename is not None:
+        text = (error.text or "").strip()
+        shown.append(f"  {format_path(error.filename)}:{error.lineno}\n    {text}")
+    kind = type(error).__name__
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return AppImportError("\n".join([f"cannot import {name}: {kind}: {message}", *shown]))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.client.app import Interlock
+    from interlock.client.sync import SyncHandle
     from interlock.client.task import Task
     from interlock.postgres.connection import AsyncConnection, SyncConnection
     from interlock.postgres.query import PortableStatement
@@ -78,6 +79,10 @@ class Enqueuer(Generic[P, R]):
         task = self.prepare(*args, **kwargs)
         async with self._app.connection() as connection:
             return self._handle(await enqueue_task(connection, task, actor=self._app.actor))
+
+    def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
+        """Store one task and return a blocking handle: for code that is not async, from any thread."""
+        return self._app.sync.enqueue(self, *args, **kwargs)
 
     @overload
     def enqueue_with(self, connection: SyncConnection, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]: ...

@@ -250,9 +250,13 @@ def place_of_caller() -> str | None:
 
 def format_place(file: str, line: int) -> str:
     """Return a file, relative to the current directory, and a line: shop.py:14."""
+    return f"{format_path(file)}:{line}"
+
+
+def format_path(file: str) -> str:
+    """Return the path of a file, relative to the current directory if it is below that."""
     path = Path(file)
-    shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    return f"{shown}:{line}"
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def _choose_executor(

@@ -91,8 +91,22 @@ def database_url(config: Config, report_progress: Callable[[str], None] | None =
     if config.database_url is not None:
         yield validate_database_url(config.database_url)
         return
-    with EmbeddedServer(config.data_dir, report_progress=report_progress) as server:
+    server = embedded_server(config, report_progress)
+    if report_progress is not None:
+        report_progress(f"database: the embedded server in {server.data_dir}, as no database URL is set")
+    with server:
         yield server.url()
+
+
+def embedded_server(config: Config, report_progress: Callable[[str], None] | None = None) -> EmbeddedServer:
+    """Return the embedded server; ConfigError if the settings do not allow it."""
+    if not config.allows_embedded:
+        cause = "embedded = false" if config.embedded is False else f"profile = {config.profile}"
+        raise ConfigError(
+            f"no database is configured, and the embedded server is not allowed ({cause}): set "
+            "INTERLOCK_DATABASE_URL to postgresql://USER:PASSWORD@HOST/DATABASE, or `database_url` in interlock.toml"
+        )
+    return EmbeddedServer(config.data_dir, report_progress=report_progress)
 
 
 def validate_database_url(url: str) -> str:

@@ -86,7 +86,7 @@ class _Runner:
         self._app = app
         self._resources = resources
         self._namespaces = namespaces
-        self._types = [task.name for task in app.tasks.values() if task.command is None]
+        self._types = list(app.tasks)
         self._actor = f"drain-{new_id()}"
 
     @asynccontextmanager

@@ -17,9 +17,11 @@ import orjson
 
 from interlock.client.context import TaskContext
 from interlock.client.dependencies import Resources
-from interlock.errors import DefinitionError, StoreError
+from interlock.errors import StoreError
 from interlock.postgres.connection import transaction
 from interlock.postgres.ids import new_id
+from interlock.process_groups import ProcessGroups
+from interlock.worker.executors.commands import CommandExecutor
 from interlock.worker.executors.threads import ThreadExecutor
 
 if TYPE_CHECKING:
@@ -118,9 +120,13 @@ async def call(task: Task[..., Any], context: TaskContext, arguments: dict[str, 
 
 
 async def _call(task: Task[..., Any], context: TaskContext, arguments: dict[str, Any]) -> Any:
-    """Call a handler: a coroutine in this event loop, a function in a thread."""
+    """Call a handler: a coroutine in this event loop, a function in a thread, a command as a program of its own."""
     if task.command is not None:
-        raise DefinitionError(f"task {task.name} is a command; only a worker can run it")
+        groups = ProcessGroups()
+        try:
+            return await CommandExecutor(groups).run(task, context, arguments)
+        finally:
+            await groups.close()
     if not inspect.iscoroutinefunction(task.function):
         thread = ThreadExecutor(1)
         try:

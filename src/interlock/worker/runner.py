@@ -92,6 +92,7 @@ class Runner:
             threads=settings.concurrency,
             processes=settings.processes,
             app_reference=settings.app_reference,
+            database_url=app.url,
             max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + RESULT_LINE_OVERHEAD),
         )
         self._failures = FailureReports(app.error_hooks)

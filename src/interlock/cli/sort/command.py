@@ -30,7 +30,7 @@ from interlock.sort.settings import Distribution, Engine
 app = typer.Typer(
     help="Sort records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
     epilog="Records have 100 bytes with a key of 10 unless set otherwise. They are binary, or lines that end in CR LF. "
-    "Sizes are written 64MB, 2GB or 1.5GiB.",
+    "Sizes are written 64MB, 2GB or 1.5GiB. Example: interlock sort run data --output sorted",
     no_args_is_help=True,
 )
 

@@ -86,7 +86,7 @@ def run(
     """Run a whole sort: a master in this process, and workers that the engine starts."""
     parsed = _parse_settings(settings)
     _check_report_path(display.report_path)
-    sort = get_engine(engine, config, ray_address)
+    sort = get_engine(engine, config, ray_address, print_note)
     work_dir = _own_work_dir(work_dir, output)
     prepared = _prepared(inputs, output, work_dir, lengths, is_ascii, overwrite=overwrite, quiet=display.quiet)
     with prepared as source, _progress_shown(display) as on_progress:

@@ -17,6 +17,7 @@ from interlock.sort.master.master import run_master
 from interlock.sort.settings import Engine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from interlock.config import Config
@@ -42,12 +43,18 @@ class SortFunction(Protocol):
         """Sort."""
 
 
-def get_engine(engine: Engine, config: Config, ray_address: str | None = None) -> SortFunction:
+def get_engine(
+    engine: Engine,
+    config: Config,
+    ray_address: str | None = None,
+    report_progress: Callable[[str], None] | None = None,
+) -> SortFunction:
     """Return the function that sorts with this engine; raise ConfigError if it is not installed."""
     if engine is Engine.LOCAL:
         return run_local
     if engine is Engine.INTERLOCK:
-        return partial(import_module("interlock.sort.engines.interlock").run_as_job, config)
+        module = import_module("interlock.sort.engines.interlock")
+        return partial(module.run_as_job, config, report_progress=report_progress)
     try:
         module = import_module("interlock.sort.engines.ray")
     except ModuleNotFoundError as error:

@@ -28,6 +28,8 @@ from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from interlock.client.job_handle import JobHandle
     from interlock.config import Config
     from interlock.sort.settings import ProgressCallback
@@ -101,9 +103,13 @@ def run_as_job(
     settings: Settings,
     work_dir: Path | None,
     on_progress: ProgressCallback,
+    report_progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Sort as a job in the configured database, whose steps run in processes of this command."""
-    with open_work_directory(source, output, workers, settings, work_dir) as directory, database_url(config) as url:
+    with (
+        open_work_directory(source, output, workers, settings, work_dir) as directory,
+        database_url(config, report_progress) as url,
+    ):
         app.config = replace(config, database_url=url)
         return asyncio.run(_run(source, output.absolute(), workers, settings, directory.absolute(), on_progress))
 

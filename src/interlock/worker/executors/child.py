@@ -19,6 +19,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pkgutil import resolve_name
@@ -33,6 +34,7 @@ from interlock.client.app import load_app
 from interlock.client.context import TaskContext
 from interlock.client.dependencies import Resources
 from interlock.client.step_context import StepContext
+from interlock.client.task import Task
 from interlock.errors import PermanentError
 from interlock.log_context import TASK_ID_FIELDS, add_filter_to_root_handlers, running_task
 from interlock.worker.executors.base import HandlerError, call_handler
@@ -99,6 +101,7 @@ class Child:
         self._stopping = False  # the worker sent the stop message
         self._stopped = False
         self._resources = ChildResources()
+        self._database_url: str | None = None  # the worker's, set by its first message
 
     def serve(self) -> None:
         """Run handlers until the worker closes the socket or stops the running handler."""
@@ -113,7 +116,7 @@ class Child:
         while not self._stopped and (task := self._tasks.get()) is not None:
             message, context = task
             token = running_task.set(context)
-            outcome = _run_to_outcome(message, context, self._resources)
+            outcome = _run_to_outcome(message, context, self._resources, self._database_url)
             running_task.reset(token)
             self._context = None
             if context.cost is not None:
@@ -145,8 +148,9 @@ class Child:
             self._tasks.put((message, self._context))
         elif kind == "saved":
             self.worker.resolve_checkpoint(message)
-        elif kind == "path":
+        elif kind == "start":
             sys.path[:] = message["path"]
+            self._database_url = message["database_url"]
         elif self._context is not None:
             self._interrupt(self._context, message)
 
@@ -196,10 +200,15 @@ async def _awaited(value: Awaitable[T]) -> T:
     return await value
 
 
-def _run_to_outcome(message: dict[str, Any], context: TaskContext, resources: ChildResources) -> dict[str, Any]:
+def _run_to_outcome(
+    message: dict[str, Any], context: TaskContext, resources: ChildResources, database_url: str | None
+) -> dict[str, Any]:
     """Run the handler; return the result message or the error message."""
     try:
         definition = _find_definition(message)
+        if isinstance(definition, Task) and database_url is not None:
+            # the handler enqueues where its worker claims, whatever flags and variables say
+            definition.app.config = replace(definition.app.config, database_url=database_url)
         add_filter_to_root_handlers()  # the app may have configured some when it was imported
         with resources.injected(definition, context) as injected:
             value = _call_definition(definition, message, context, injected)

@@ -32,6 +32,7 @@ class Executors:
         threads: int,
         processes: int,
         app_reference: str | None = None,
+        database_url: str | None = None,
         grace: float = 1.0,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
@@ -42,7 +43,12 @@ class Executors:
             "coroutine": CoroutineExecutor,
             "thread": lambda: ThreadExecutor(threads),
             "process": lambda: ProcessExecutor(
-                processes, self._groups, app_reference=app_reference, grace=grace, max_line_bytes=max_line_bytes
+                processes,
+                self._groups,
+                app_reference=app_reference,
+                database_url=database_url,
+                grace=grace,
+                max_line_bytes=max_line_bytes,
             ),
             "command": lambda: CommandExecutor(self._groups, grace=grace, max_line_bytes=max_line_bytes),
         }

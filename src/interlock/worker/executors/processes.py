@@ -34,6 +34,7 @@ class ProcessExecutor:
         groups: ProcessGroups,
         *,
         app_reference: str | None = None,
+        database_url: str | None = None,
         grace: float = 1.0,
         max_line_bytes: int = MAX_LINE_BYTES,
     ) -> None:
@@ -42,6 +43,7 @@ class ProcessExecutor:
         self._slots = asyncio.Semaphore(size)
         self._groups = groups
         self._app_reference = app_reference
+        self._database_url = database_url
         self._grace = grace
         self._max_line_bytes = max_line_bytes
         self._idle: list[_Child] = []
@@ -116,7 +118,7 @@ class ProcessExecutor:
                 return child
             self._discard(child)
         try:
-            child = await _Child.start(self._groups, self._max_line_bytes)
+            child = await _Child.start(self._groups, self._max_line_bytes, self._database_url)
         except OSError as error:
             raise EngineError(f"no process for the handler: {error}") from error
         self._children.add(child)
@@ -152,7 +154,7 @@ class _Child:
         group.exited.add_done_callback(lambda exited: exited.get_loop().call_later(DRAIN_TIMEOUT_S, writer.close))
 
     @classmethod
-    async def start(cls, groups: ProcessGroups, max_line_bytes: int) -> _Child:
+    async def start(cls, groups: ProcessGroups, max_line_bytes: int, database_url: str | None) -> _Child:
         ours, theirs = socket.socketpair()
         try:
             with theirs:
@@ -167,7 +169,7 @@ class _Child:
             group.kill()
             ours.close()
             raise
-        child.write(orjson.dumps({"type": "path", "path": sys.path}) + b"\n")
+        child.write(orjson.dumps({"type": "start", "path": sys.path, "database_url": database_url}) + b"\n")
         return child
 
     @property

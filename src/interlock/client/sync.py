@@ -1,22 +1,31 @@
-"""The blocking facade: runs an app in a background thread with its own event loop.
+"""The blocking facade of an app, its tasks and its handles, for code that is not async.
 
-Invariant: every call runs the async implementation in that loop and waits for it; nothing is implemented twice.
+A call runs the async implementation in an event loop in which the app is open, and waits for it: the loop of a web
+server or of a worker, else one in a background thread, which starts with the first call and ends with the process.
+
+Invariant: nothing is implemented twice, and no call waits for a loop that does not run. A call in a thread whose own
+running loop has the app open is refused, because that loop would wait for itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
+from concurrent.futures import CancelledError, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from interlock.errors import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from concurrent.futures import Future
     from uuid import UUID
 
     from interlock.client.app import Interlock
     from interlock.client.enqueue import Enqueuer
+    from interlock.client.explain import Explanation
     from interlock.client.job_handle import (
         InboxItem,
         JobHandle,
@@ -37,6 +46,18 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+
+LOOP_CHECK_INTERVAL_S = 0.5  # after which a waiting call checks that the loop still runs
+CLOSE_TIMEOUT_S = 10.0  # for the connections at the exit of the process, and for calls of other threads
+_VARIABLES = {"Interlock": "app", "Enqueuer": "task", "TaskHandle": "handle", "JobHandle": "job"}  # of a remedy
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class SyncHandle(Generic[R]):
@@ -145,14 +166,20 @@ class SyncJob:
         return SyncJob(self._run(self._job.retry_from(step, request_id=request_id)), self._run)
 
 
-class SyncInterlock:
-    """The blocking facade of an app: `with SyncInterlock(app) as tasks: tasks.enqueue(send_email, to=...)`."""
+class SyncApp:
+    """The blocking facade of an app, `app.sync`. It works from any thread and needs no opening.
+
+    `with app.sync:` opens the app at once, where errors are expected, and closes it at the end of the block.
+    """
 
     def __init__(self, app: Interlock) -> None:
-        self.app = app
+        self._app = app
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+
+    def __repr__(self) -> str:
+        return f"<SyncApp of {self._app!r}>"
 
     def __enter__(self) -> Self:
         self.open()
@@ -162,44 +189,32 @@ class SyncInterlock:
         self.close()
 
     def open(self) -> None:
-        """Start the thread and open the app in it; a second call does nothing."""
-        with self._lock:
-            if self._loop is not None:
-                return
-            loop = asyncio.new_event_loop()
-            thread = threading.Thread(target=loop.run_forever, name="interlock-sync", daemon=True)
-            thread.start()
-            self._loop, self._thread = loop, thread
-            try:
-                asyncio.run_coroutine_threadsafe(self.app.open(), loop).result()
-            except BaseException:
-                self._stop()
-                raise
+        """Open the app in the background thread, unless a running event loop has it open."""
+        self._find_loop()
 
     def close(self) -> None:
-        """Close the app and end the thread; does nothing if it is not open."""
-        with self._lock:
-            if self._loop is None:
-                return
-            try:
-                asyncio.run_coroutine_threadsafe(self.app.close(), self._loop).result()
-            finally:
-                self._stop()
+        """Close the app in the background thread and end the thread; the next call starts it again."""
+        self._close(None)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the app's event loop and wait for it."""
-        loop = self._loop
-        if loop is None or threading.current_thread() is self._thread:
-            coroutine.close()
-            if loop is None:
-                raise StoreError("the app is not open: use `with SyncInterlock(app) as tasks:`, or tasks.open()")
-            raise StoreError("a blocking call in the app's own event loop would deadlock; await the app instead")
-        future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        """Run a coroutine in an event loop in which the app is open, and wait for it."""
+        future: Future[T] | None = None
         try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # after Ctrl-C the coroutine must not go on
-            raise
+            loop = self._find_loop(coroutine)
+            with suppress(RuntimeError):  # the loop was closed since it was found
+                future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        finally:
+            if future is None:
+                coroutine.close()
+        if future is None:
+            raise _loop_ended_error()
+        return _wait(future, loop)
+
+    def forget_loop_of_parent(self) -> None:
+        """Start again in a forked process: the background thread runs in its parent only."""
+        if self._loop is not None:
+            atexit.unregister(self._close_at_exit)
+        self._lock, self._loop, self._thread = threading.Lock(), None, None
 
     def enqueue(self, task: Enqueuer[P, R], /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
         """Store one task: `enqueue(send_email, to=...)`, or `enqueue(send_email.options(priority=5), to=...)`."""
@@ -211,7 +226,7 @@ class SyncInterlock:
 
     def enqueue_prepared(self, tasks: Iterable[NewTask]) -> list[SyncHandle[Any]]:
         """Store tasks of `task.prepare(...)`, of any types: all or none."""
-        return [SyncHandle(handle, self.run) for handle in self.run(self.app.enqueue_many(tasks))]
+        return [SyncHandle(handle, self.run) for handle in self.run(self._app.enqueue_many(tasks))]
 
     def submit(
         self,
@@ -220,27 +235,31 @@ class SyncInterlock:
         **options: Unpack[SubmitOptions],
     ) -> SyncJob:
         """Submit a job of a workflow, as Interlock.submit does."""
-        return SyncJob(self.run(self.app.submit(workflow, input, **options)), self.run)
+        return SyncJob(self.run(self._app.submit(workflow, input, **options)), self.run)
 
     def submit_many(self, jobs: Iterable[JobRequest]) -> list[SyncJob]:
         """Submit jobs of any workflows, all or none, as Interlock.submit_many does."""
-        return [SyncJob(job, self.run) for job in self.run(self.app.submit_many(jobs))]
+        return [SyncJob(job, self.run) for job in self.run(self._app.submit_many(jobs))]
 
     def job(self, id_: UUID | str) -> SyncJob:
         """Return the handle of a job by its id."""
-        return SyncJob(self.app.job(id_), self.run)
+        return SyncJob(self._app.job(id_), self.run)
+
+    def explain(self, id_: UUID | str) -> Explanation:
+        """Explain the state of a task or a job, as Interlock.explain does."""
+        return self.run(self._app.explain(id_))
 
     def find_jobs(self, **wanted: Any) -> list[JobSummary]:
         """Find jobs, newest first, as Interlock.find_jobs does."""
-        return self.run(self.app.find_jobs(**wanted))
+        return self.run(self._app.find_jobs(**wanted))
 
     def inbox(self, **wanted: Any) -> list[InboxItem]:
         """List the steps that wait for a signal or an approval, as Interlock.inbox does."""
-        return self.run(self.app.inbox(**wanted))
+        return self.run(self._app.inbox(**wanted))
 
     def handle(self, task_id: UUID | str) -> SyncHandle[Any]:
         """Return the handle of a task by its id."""
-        return SyncHandle(self.app.handle(task_id), self.run)
+        return SyncHandle(self._app.handle(task_id), self.run)
 
     def find(
         self,
@@ -250,31 +269,108 @@ class SyncInterlock:
         type: str | None = None,  # noqa: A002 - the name of the column
         tag: str | None = None,
         limit: int = 100,
+        before: UUID | None = None,
     ) -> list[TaskSummary]:
-        """Find tasks, newest first."""
-        return self.run(self.app.find(states=states, namespace=namespace, type=type, tag=tag, limit=limit))
+        """Find tasks, newest first, as Interlock.find does."""
+        return self.run(
+            self._app.find(states=states, namespace=namespace, type=type, tag=tag, limit=limit, before=before)
+        )
 
     def cancel(self, **wanted: Any) -> Affected:
         """Cancel all tasks that match a filter, as Interlock.cancel does."""
-        return self.run(self.app.cancel(**wanted))
+        return self.run(self._app.cancel(**wanted))
 
     def requeue(self, **wanted: Any) -> Affected:
         """Requeue all tasks that match a filter, as Interlock.requeue does."""
-        return self.run(self.app.requeue(**wanted))
+        return self.run(self._app.requeue(**wanted))
 
     def pause(self, namespace: str, reason: str | None = None) -> int:
         """Pause a namespace, as Interlock.pause does."""
-        return self.run(self.app.pause(namespace, reason))
+        return self.run(self._app.pause(namespace, reason))
 
     def resume(self, namespace: str) -> int:
         """Resume a namespace, as Interlock.resume does."""
-        return self.run(self.app.resume(namespace))
+        return self.run(self._app.resume(namespace))
+
+    def _find_loop(self, waiting: Coroutine[Any, Any, Any] | None = None) -> asyncio.AbstractEventLoop:
+        """Return a running event loop in which the app is open; start the background thread if there is none."""
+        loops = self._app.open_loops
+        if waiting is not None and running_loop() in loops:
+            raise _deadlock_error(waiting)
+        for loop in loops:
+            if loop is not self._loop and loop.is_running():
+                return loop
+        with self._lock:
+            if self._loop is None:
+                self._start()
+            return self._loop
+
+    def _start(self) -> None:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="interlock-sync", daemon=True)
+        thread.start()
+        self._loop, self._thread = loop, thread
+        try:
+            _wait(asyncio.run_coroutine_threadsafe(self._app.open(), loop), loop)
+        except BaseException:
+            self._stop()
+            raise
+        atexit.register(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        with suppress(TimeoutError):  # the server does not answer: let the process end
+            self._close(CLOSE_TIMEOUT_S)
+
+    def _close(self, timeout: float | None) -> None:
+        with self._lock:
+            if self._loop is None:
+                return
+            atexit.unregister(self._close_at_exit)
+            try:
+                asyncio.run_coroutine_threadsafe(self._app.close(), self._loop).result(timeout)
+            finally:
+                self._stop()
 
     def _stop(self) -> None:
         loop, thread = self._loop, self._thread
         self._loop = self._thread = None
         if loop is None or thread is None:
             return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(CLOSE_TIMEOUT_S)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
+
+
+def _wait(future: Future[T], loop: asyncio.AbstractEventLoop) -> T:
+    """Wait for a coroutine in another thread's loop; StoreError if the loop ends first."""
+    try:
+        while not wait([future], timeout=LOOP_CHECK_INTERVAL_S).done and loop.is_running():
+            pass
+        if future.done():
+            return future.result()
+    except CancelledError:
+        pass
+    finally:
+        future.cancel()  # if it has not ended: after Ctrl-C the coroutine must not go on
+    raise _loop_ended_error()
+
+
+async def _cancel_others() -> None:
+    """Cancel what still runs in the background loop: calls of other threads, which raise StoreError then."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _deadlock_error(coroutine: Coroutine[Any, Any, Any]) -> StoreError:
+    owner, _, method = coroutine.__qualname__.rpartition(".")
+    call = f"{_VARIABLES[owner]}.{method}" if owner in _VARIABLES else coroutine.__qualname__
+    return StoreError(
+        f"a blocking call in the event loop in which the app is open would wait for itself: write `await {call}(...)`"
+    )
+
+
+def _loop_ended_error() -> StoreError:
+    return StoreError("the event loop in which the app is open ended before the call did; open the app again")
