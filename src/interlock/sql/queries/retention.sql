@@ -24,7 +24,7 @@ with walked as materialized (
                 and job_id is null
         ))
         -- Repeated, for a row that is requeued at this moment.
-        and finished_at is not null and state in ('done', 'error', 'canceled', 'skipped')
+        and state in ('done', 'error', 'canceled', 'skipped')
     returning id
 )
 select (select count(*) from walked) as walked, (select count(*) from deleted) as deleted,
@@ -111,7 +111,6 @@ where id = any (array(
         order by id
         limit %(batch)s
     ))
-    and status in ('COMPLETED', 'FAILED', 'TERMINATED')
 returning id
 
 -- name: delete_expired_idempotency_keys

@@ -1,0 +1,340 @@
+"""Conditions of the writes to tasks: sql/queries/tasks.sql, and the function that releases waiting tasks."""
+
+from __future__ import annotations
+
+from condition_scenarios import (
+    HOUR,
+    MINUTE,
+    NOW,
+    OTHER,
+    SECOND,
+    GuardedWrite,
+    Needed,
+    Redundant,
+    by_id,
+    job,
+    task,
+)
+from interlock.postgres.query import as_json
+
+IDS_FOR_THE_PLANNER = "the join by id selects the same rows; the array makes the planner use the primary key"
+JOB = job("RUNNING")
+
+
+TABLE = (
+    GuardedWrite(
+        "hold_pending_tasks",
+        row=task("pending", limit_key="k"),
+        call=by_id(held_by="limit"),
+        conditions=(
+            Needed("id = any (%(ids)s)", "every pending task of the database is held", call={"ids": [OTHER]}),
+            Needed(
+                "state = 'pending'",
+                "a task that a worker has claimed in the meantime is taken from it",
+                row=task("running"),
+                caught_by="guard",
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "claim_pending_tasks",
+        row=task("pending"),
+        call=lambda _: {"namespaces": ["default"], "types": ["x"], "lease": MINUTE},
+        conditions=(
+            Needed(
+                "state = 'pending'",
+                "a task that waits for its dependencies is run",
+                row=task("waiting"),
+                caught_by="guard",
+            ),
+            Needed(
+                "tasks.namespace = wanted.namespace",
+                "a worker runs tasks of a namespace that it does not serve",
+                row=task("pending", namespace="elsewhere"),
+            ),
+            Needed("run_at <= now", "a delayed task starts at once", row=task("pending", run_at=NOW + SECOND)),
+            Needed(
+                "type = any (%(types)s)",
+                "a worker claims tasks that it has no handler for",
+                row=task("pending", type="y"),
+            ),
+            Needed(
+                "tasks.id = any (array(…))",
+                "every task of the table is claimed, whatever its namespace",
+                row=task("pending", namespace="elsewhere"),
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "renew_running_tasks",
+        row=task("running", claims=2),
+        call=lambda row: {"ids": [row["id"]], "attempts": [row["attempt"]], "progresses": [None], "lease": 2 * MINUTE},
+        conditions=(
+            Needed("tasks.id = held.id", "one worker renews the leases of all others", call={"ids": [OTHER]}),
+            Needed(
+                "tasks.attempt = held.attempt",
+                "a worker that lost its lease keeps the next attempt alive, and writes its progress",
+                call={"attempts": [1]},
+            ),
+            Needed(
+                "state = 'running'",
+                "a task that was returned gets a lease although nobody runs it",
+                row=task("pending", claims=1),
+                caught_by="constraint",
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "save_checkpoint",
+        row=task("running", claims=2),
+        call=lambda row: {"id": row["id"], "attempt": row["attempt"], "checkpoint": as_json({"at": 7})},
+        conditions=(
+            Needed("id = %(id)s", "the checkpoint of one task overwrites those of others", call={"id": OTHER}),
+            Needed(
+                "attempt = %(attempt)s",
+                "a worker that lost its lease overwrites the checkpoint of the attempt that runs now",
+                call={"attempt": 1},
+            ),
+            Needed(
+                "state = 'running'",
+                "a handler that runs on after its task was returned still writes to it",
+                row=task("pending", claims=1),
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "settle_running_tasks",
+        row=task("running", claims=2),
+        call=lambda row: {
+            "ids": [row["id"]],
+            "attempts": [row["attempt"]],
+            "outputs": [as_json({})],
+            "others": as_json([]),
+            "expected": 1,
+        },
+        conditions=(
+            Redundant("tasks.id = any (array(…))", IDS_FOR_THE_PLANNER),
+            Needed(
+                "tasks.id = outcome.id",
+                "a task ends with the outcome of another task of the batch",
+                call=lambda row: {
+                    "ids": [row["id"], OTHER],
+                    "attempts": [1, row["attempt"]],
+                    "outputs": [as_json({})] * 2,
+                },
+            ),
+            Needed(
+                "tasks.attempt = outcome.attempt",
+                "a worker that lost its lease ends the attempt of another worker",
+                call={"attempts": [1]},
+            ),
+            Needed(
+                "tasks.state = 'running'",
+                "a task that was returned to the queue, and that another worker may claim, ends",
+                row=task("pending", claims=1),
+                caught_by="guard",
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "recover_expired_tasks",
+        row=task("running", lease_expires_at=NOW - SECOND, max_tries=5),
+        call=lambda _: {},
+        conditions=(
+            Needed(
+                "tries < max_tries",
+                "a task whose worker died on the last try is tried for ever",
+                row=task("running", lease_expires_at=NOW - SECOND, max_tries=1),
+                expect={"state": "error", "event": "exhaust"},
+            ),
+            Needed(
+                "id = any (array(…))",
+                "running tasks with a valid lease are taken from their workers",
+                row=task("running"),
+            ),
+            Needed(
+                "lease_expires_at < now",
+                "a running task with a valid lease is taken from its worker",
+                row=task("running", lease_expires_at=NOW + SECOND),
+            ),
+            Needed(
+                "cancel_requested_at is null",
+                "a task that is to be canceled runs again",
+                row=task("running", lease_expires_at=NOW - SECOND, cancel_requested_at=NOW - HOUR),
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "cancel_unfinished_tasks",
+        row=task("running", claims=2),
+        call=lambda row: {"ids": [row["id"]], "attempts": [row["attempt"]], "running": True},
+        conditions=(
+            Needed("tasks.id = unwanted.id", "one cancel ends every task", call={"ids": [OTHER]}),
+            Needed(
+                "tasks.attempt = coalesce(unwanted.attempt, tasks.attempt)",
+                "a worker that lost its lease cancels the attempt of another worker",
+                call={"attempts": [1]},
+            ),
+            Needed(
+                "(state in ('waiting', 'pending') or state = 'running' and %(running)s)",
+                "a task that is done becomes canceled",
+                row=task("done"),
+                caught_by="guard",
+            ),
+            Needed(
+                "state = 'running'",
+                "a task that is done becomes canceled",
+                row=task("done"),
+                caught_by="guard",
+            ),
+            Needed(
+                "%(running)s",
+                "a running task is canceled under its worker, instead of being asked to end",
+                call={"running": False},
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "request_cancel_of_running_tasks",
+        row=task("running"),
+        call=by_id(reason="canceled by ada"),
+        conditions=(
+            Needed("id = any (%(ids)s)", "every running task is asked to end", call={"ids": [OTHER]}),
+            Needed(
+                "state = 'running'",
+                "a task that was returned is canceled in its next attempt without having been asked for",
+                row=task("pending"),
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "skip_waiting_tasks",
+        row=task("waiting", job=JOB),
+        call=by_id(reasons=["no"], skipped_by_failure=[False]),
+        conditions=(
+            Redundant("tasks.id = any (%(ids)s)", IDS_FOR_THE_PLANNER),
+            Needed(
+                "tasks.id = unwanted.id",
+                "steps of the batch get the reasons of others",
+                call=lambda row: {
+                    "ids": [OTHER, row["id"], OTHER],
+                    "reasons": ["of another", "its own", "of another"],
+                    "skipped_by_failure": [True, False, True],
+                },
+                expect={"reason": "its own"},
+            ),
+            Needed(
+                "tasks.state = 'waiting'",
+                "a step that runs already is skipped",
+                row=task("running", job=JOB),
+                caught_by="guard",
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "succeed_waiting_tasks",
+        row=task("waiting", job=JOB, held_by="sleep"),
+        call=by_id(results=["1"]),
+        conditions=(
+            Redundant("tasks.id = any (%(ids)s)", IDS_FOR_THE_PLANNER),
+            Needed(
+                "tasks.id = ended.id",
+                "steps of the batch get the results of others",
+                call=lambda row: {"ids": [OTHER, row["id"], OTHER], "results": ["2", "null", "2"]},
+                expect={"state": "done", "output": {"result": None}},
+            ),
+            Needed(
+                "tasks.state = 'waiting'",
+                "a step that a worker runs gets a result that the worker did not give",
+                row=task("running", job=JOB),
+                caught_by="constraint",
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "fail_waiting_tasks",
+        row=task("waiting", job=JOB, held_by="signal"),
+        call=by_id(errors=[as_json({"message": "its own"})]),
+        conditions=(
+            Redundant("tasks.id = any (%(ids)s)", IDS_FOR_THE_PLANNER),
+            Needed(
+                "tasks.id = ended.id",
+                "steps of the batch get the errors of others",
+                call=lambda row: {
+                    "ids": [OTHER, row["id"], OTHER],
+                    "errors": [as_json({"message": of}) for of in ("of another", "its own", "of another")],
+                },
+                expect={"reason": "its own"},
+            ),
+            Needed(
+                "tasks.state = 'waiting'",
+                "a step that a worker runs fails under it",
+                row=task("running", job=JOB),
+                caught_by="constraint",
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "requeue_ended_tasks",
+        row=task("error"),
+        call=by_id(),
+        conditions=(
+            Needed("id = any (%(ids)s)", "every failed task runs again", call={"ids": [OTHER]}),
+            Needed(
+                "state in ('error', 'canceled')",
+                "a task that is done runs again",
+                row=task("done"),
+                caught_by="guard",
+            ),
+            Needed(
+                "job_id is null",
+                "a step runs again although its job has taken its failure into account",
+                row=task("error", job=JOB),
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "release_waiting_tasks()",
+        row=task("waiting", held_by="limit", limit_key="k"),
+        call=by_id(held_by="limit"),
+        sql=(
+            "select ids from interlock.release_waiting_tasks(%(actor)s, %(ids)s::uuid[], %(held_by)s::text, "
+            "%(reason)s::text, %(now)s::timestamptz, coalesce(%(counted_ids)s::uuid[], '{}'), "
+            "coalesce(%(counted_edges)s::int[], '{}'))"
+        ),
+        conditions=(
+            Needed(
+                "given.edges is null",
+                "a step of which one dependency has ended starts before the others have",
+                row=task("waiting", job=JOB, unresolved=2),
+                call=lambda row: {"ids": [], "counted_ids": [row["id"]], "counted_edges": [1]},
+                expect={"state": "waiting", "unresolved": 1, "taken": 1},
+            ),
+            Redundant("tasks.id = any (task_ids || counted_ids)", IDS_FOR_THE_PLANNER),
+            Needed(
+                "tasks.id = given.id",
+                "tasks that are only counted are released with the others of the call",
+                row=task("waiting", job=JOB, unresolved=2),
+                call=lambda row: {"ids": [OTHER], "held_by": None, "counted_ids": [row["id"]], "counted_edges": [1]},
+                expect={"state": "waiting", "unresolved": 1, "taken": 1},
+            ),
+            Needed(
+                "given.edges is not null",
+                "a task that waits for another cause by now is released",
+                row=task("waiting", held_by="namespace"),
+            ),
+            Needed(
+                "tasks.state = 'waiting'",
+                "a running task is taken from its worker",
+                row=task("running"),
+                call={"held_by": None},
+                caught_by="guard",
+            ),
+            Needed(
+                "only_held_by is null or tasks.held_by = only_held_by",
+                "a task of a paused namespace is released because its limit has room",
+                row=task("waiting", held_by="namespace", limit_key="k"),
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,201 @@
+"""Every condition of a guarded or fenced write is needed: without it, the write changes a row that it must not change.
+
+The tables are in tests/helpers/conditions_of_*.py, one entry for each condition of each write. A scenario is played
+twice on a real database: with the statement as shipped, which must do right, and with the condition replaced by `true`,
+which must not. So a scenario that proves nothing fails, and so does a condition that nothing needs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import conditions_of_jobs
+import conditions_of_steps
+import conditions_of_supervision
+import conditions_of_tasks
+import conditions_of_workers
+from condition_scenarios import STATEMENTS, GuardedWrite, Needed, Redundant, Scene, play
+from interlock.postgres.connection import connect
+from interlock.postgres.guards import GUARDS
+from statement_conditions import conditional_writes, parse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from conftest import Clones
+
+    from interlock.postgres.connection import Connection
+    from interlock.postgres.embedded.server import EmbeddedServer
+
+# The tables with a lifecycle, and those whose rows one process takes at a time, fenced by a holder or a number.
+TABLES = frozenset({guard.table for guard in GUARDS} | {"callbacks", "leaders", "orchestration_messages", "signals"})
+WRITES = conditional_writes(TABLES)
+TABLE: tuple[GuardedWrite, ...] = (
+    *conditions_of_tasks.TABLE,
+    *conditions_of_steps.TABLE,
+    *conditions_of_jobs.TABLE,
+    *conditions_of_workers.TABLE,
+    *conditions_of_supervision.TABLE,
+)
+REDUNDANT = [
+    pytest.param(write, each, id=f"{write.name}: {each.text}")
+    for write in TABLE
+    for each in write.conditions
+    if isinstance(each, Redundant)
+]
+NEEDED = [(write, each) for write in TABLE for each in write.conditions if isinstance(each, Needed)]
+ALONE = [pytest.param(*each, id=f"{each[0].name}: {each[1].text}") for each in NEEDED if each[1].meanwhile is None]
+RACED = [pytest.param(*each, id=f"{each[0].name}: {each[1].text}") for each in NEEDED if each[1].meanwhile is not None]
+
+
+@pytest.mark.unit
+def test_the_table_lists_every_condition_of_every_guarded_write() -> None:
+    listed = {(write.name, condition.text) for write in TABLE for condition in write.conditions}
+    missing = [
+        f"sql/{write.file}: {write.name}: no scenario for the condition  {condition.text}"
+        for write in WRITES.values()
+        for condition in write.conditions
+        if (write.name, condition.text) not in listed
+    ]
+    assert missing == [], "add a Needed or a Redundant to tests/helpers/conditions_of_*.py:\n" + "\n".join(missing)
+
+
+@pytest.mark.unit
+def test_the_table_lists_nothing_that_is_not_in_the_sql() -> None:
+    known = {(write.name, condition.text) for write in WRITES.values() for condition in write.conditions}
+    gone = [
+        f"{write.name}: the SQL has no condition  {condition.text}"
+        for write in TABLE
+        for condition in write.conditions
+        if (write.name, condition.text) not in known
+    ]
+    assert gone == [], "the conditions that the SQL has now:\n" + "\n".join(
+        f"{name}: {text}" for name, text in sorted(known) if any(line.startswith(f"{name}:") for line in gone)
+    )
+
+
+@pytest.mark.unit
+def test_every_write_that_makes_a_move_is_in_the_table() -> None:
+    names = {write.name.removesuffix("()") for write in TABLE}
+    assert {name for name, statement in STATEMENTS.items() if statement.moves} <= names
+
+
+@pytest.fixture(scope="module")
+def shared_url(server: EmbeddedServer, clones: Clones, template: str) -> Iterator[str]:
+    """Return the URL of a database in which every scenario is rolled back: one for all of them saves half the time."""
+    name = clones.take(template)
+    yield server.url(name)
+    clones.drop(name)
+
+
+@pytest.fixture
+async def stage(shared_url: str) -> AsyncIterator[Connection]:
+    """Connect to the shared database."""
+    async with connect(shared_url) as connection:
+        yield connection
+
+
+async def played(stage: Connection, write: GuardedWrite, needed: Needed, text: str) -> str:
+    """Play a scenario and roll it back."""
+    async with stage.transaction(force_rollback=True):
+        return await play(Scene(stage), write, needed, text)
+
+
+@pytest.mark.store
+@pytest.mark.parametrize(("write", "needed"), ALONE)
+async def test_a_condition_is_needed(stage: Connection, write: GuardedWrite, needed: Needed) -> None:
+    text = WRITES[write.name]
+    assert await played(stage, write, needed, text.sql) == "right", "the statement as shipped"
+    outcome = await played(stage, write, needed, text.without(needed.text))
+    assert outcome == needed.caught_by, f"without the condition: {needed.risk}"
+
+
+@pytest.mark.store
+@pytest.mark.parametrize(("write", "redundant"), REDUNDANT)
+async def test_a_redundant_condition_changes_no_outcome(
+    stage: Connection, write: GuardedWrite, redundant: Redundant
+) -> None:
+    text = WRITES[write.name].without(redundant.text)
+    for needed in write.conditions:
+        if isinstance(needed, Needed) and needed.meanwhile is None:
+            assert await played(stage, write, needed, text) == "right", f"{needed.text}: {needed.risk}"
+
+
+@pytest.mark.store
+@pytest.mark.parametrize(("write", "needed"), RACED)
+async def test_a_condition_is_needed_against_a_concurrent_change(
+    make_database: Callable[[str], str], template: str, write: GuardedWrite, needed: Needed
+) -> None:
+    text = WRITES[write.name]
+    for sql, expected in ((text.sql, "right"), (text.without(needed.text), needed.caught_by)):
+        url = make_database(template)
+        async with connect(url) as connection, connect(url) as other:
+            assert await play(Scene(connection), write, needed, sql, other) == expected, needed.risk
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("sql", "conditions"),
+    [
+        (
+            "update interlock.tasks set a = 1 where id = %(id)s::uuid and state='x' returning id",
+            ["id = %(id)s", "state = 'x'"],
+        ),
+        ("delete from interlock.tasks where at <= coalesce(%(now)s::timestamptz, now())", ["at <= now"]),
+        ("update interlock.tasks set a = 1 where case when x = 1 and y then z else false end", ["x = 1", "y", "z"]),
+        ("update interlock.tasks set a = 1 where (x or y and z)", ["(x or y and z)", "y", "z"]),
+        ("update interlock.tasks set a = 1 where n between 1 and 2 and x", ["n between 1 and 2", "x"]),
+        (
+            "update interlock.tasks set a = 1 where id = any (array(select id from interlock.tasks where x and y))",
+            ["id = any (array(…))", "x", "y"],
+        ),
+        (
+            (
+                "with found as (select id from interlock.tasks join b on b.c = d where x) "
+                "update interlock.tasks set a = 1 from found where tasks.id = found.id"
+            ),
+            ["b.c = d", "x", "tasks.id = found.id"],
+        ),
+        (
+            (
+                "update interlock.tasks set state = case when n < m then 'pending' else 'error' end, "
+                "event = case when n < m then 'expire' else 'exhaust' end"
+            ),
+            ["n < m"],
+        ),
+        (
+            "update interlock.tasks set a = 1 where not exists (select from interlock.jobs where x)",
+            ["not exists (interlock.jobs …)"],
+        ),
+        (
+            "insert into interlock.tasks (id) values (1) on conflict (id) do update set a = 1 where tasks.b = 2",
+            ["tasks.b = 2"],
+        ),
+        ("update interlock.tasks set a = 1 where (select set_config('interlock.actor', 'x', true)) is not null", []),
+        ("select id from interlock.tasks where x for update", []),
+        ("update interlock.namespaces set a = 1 where x", []),
+    ],
+)
+def test_the_conditions_of_a_text_are_found(sql: str, conditions: list[str]) -> None:
+    assert [each.text for each in parse("name", "file", sql, TABLES).conditions] == conditions
+
+
+@pytest.mark.unit
+def test_a_condition_is_replaced_where_it_stands() -> None:
+    text = (
+        "update interlock.tasks set state = case when n < m then 'a' else 'b' end, b = case when n < m then 1 end "
+        "where x and n < m"
+    )
+    write = parse("name", "file", text, TABLES)
+    assert write.without("n < m") == text.replace("when n < m", "when true")
+    assert write.without("x").endswith("where true and n < m")
+    assert write.without("n < m [2]").endswith("where x and true")
+
+
+@pytest.mark.unit
+def test_every_condition_has_a_reason() -> None:
+    for write in TABLE:
+        for each in write.conditions:
+            assert (each.reason if isinstance(each, Redundant) else each.risk).strip(), f"{write.name}: {each.text}"
