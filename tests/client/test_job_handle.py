@@ -330,6 +330,8 @@ async def test_jobs_are_found_by_tag_attribute_parent_and_time(jobs: Interlock) 
         ({"parent": "x"}, "must be a UUID"),
         ({"created_after": datetime(2026, 1, 1)}, "created_after must be a datetime with a time zone"),  # noqa: DTZ001 - that is refused
         ({"status": ["FAILED", "done"]}, "status must be one of SUBMITTED"),
+        ({"limit": -1}, "limit must be a whole number from 0 on, got -1"),
+        ({"before": "x"}, "before must be a UUID, got 'x'"),
     ]
     for conditions, message in refused:
         with pytest.raises(InputError, match=message):

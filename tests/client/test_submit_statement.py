@@ -93,9 +93,6 @@ async def test_wrong_calls_are_refused_by_the_database(jobs: Interlock, database
     assert (await refusal("chain", version="9"))[1].startswith("there is no workflow chain version 9")
     assert await refusal("chain", "[]") == ("IL009", "workflow chain: input must be a JSON object")
     assert (await refusal("chain", on_conflict="queue"))[0] == "IL009"
-    assert (await refusal("chain", key="k", on_conflict="maybe"))[0] == "23514", "a check constraint"
-    assert (await refusal("chain", worker_count=11))[0] == "23514"
-    assert (await refusal("chain", timeout_seconds=0))[0] == "23514"
     first, _ = await submit_by_sql(database, "chain", key="k", request_id="r")
     conflict = f"workflow chain: job {first} has the key 'k' and has not ended"
     assert await refusal("chain", key="k", on_conflict="reject") == ("IL008", conflict)
@@ -104,6 +101,50 @@ async def test_wrong_calls_are_refused_by_the_database(jobs: Interlock, database
     assert await submit_by_sql(database, "chain", key="k", request_id="r") == (first, False)
     assert await submit_by_sql(database, "chain", key="k", on_conflict="return_existing") == (first, False)
     assert len(await jobs.find_jobs()) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"request_id": " "}, "request_id must be a non-empty string"),
+        ({"key": ""}, "key must be a non-empty string"),
+        ({"key": "k", "on_conflict": "maybe"}, "on_conflict must be one of reject, return_existing"),
+        ({"key": "k", "debounce": "-1 s"}, "debounce must be greater than 0"),
+        ({"key": "k", "debounce": "1 s", "debounce_max": "0 s"}, "debounce_max must be greater than 0"),
+        ({"worker_count": 11}, "worker_count must be from 1 to 10, got 11"),
+        ({"timeout_seconds": 0}, "timeout_seconds must be greater than 0"),
+        ({"timeout_seconds": float("nan")}, "timeout_seconds must be greater than 0"),
+        ({"tags": ["a", ""]}, "each of the tags must be a non-empty string"),
+        ({"tags": ["a", None]}, "each of the tags must be a non-empty string"),
+        ({"tags": [str(number) for number in range(101)]}, "tags must be at most 100, got 101"),
+        ({"attributes": "[]"}, "attributes must be a JSON object"),
+        ({"attributes": '{"a": [1]}'}, "attributes must be a flat object"),
+        ({"attributes": '{"a": null}'}, "attributes must be a flat object"),
+        ({"callback_url": "ftp://x"}, "callback_url must be an http or https URL"),
+        ({"callback_url": "http://a b"}, "callback_url must be an http or https URL"),
+    ],
+)
+async def test_sql_refuses_the_options_that_python_refuses(
+    jobs: Interlock, database: Connection, options: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(psycopg.Error) as refused:
+        await submit_by_sql(database, "chain", **options)
+    assert refused.value.sqlstate == "IL009"
+    assert str(refused.value.diag.message_primary).startswith(f"workflow chain: {fault}")
+    assert await jobs.find_jobs() == []
+
+
+async def test_a_signal_is_kept_for_a_job_that_waits_to_be_validated(url: str, database: Connection) -> None:
+    await put_workflow(database, workflow(step("go", kind="signal", signal="go"), name="signaled"))
+    app = Interlock(config=Config(database_url=url))
+    async with app:
+        id_, _ = await submit_by_sql(database, "signaled")
+        job = app.job(id_)
+        assert await job.signal("go", 7) == "sent"
+        with pytest.raises(InputError, match="it waits for go"):
+            await job.signal("stop")
+        async with orchestrator_at(url), manual_worker_at(database):
+            assert await job.wait(30) == {"go": 7}
 
 
 async def test_a_statement_stores_what_app_submit_stores(url: str, jobs: Interlock) -> None:

@@ -424,6 +424,52 @@ def test_fields_that_a_step_names_are_fields_of_the_input() -> None:
     assert wf.document["steps"]
 
 
+@pytest.mark.parametrize("path", ["input.numbr", "input.numbr.part"])
+def test_a_key_names_a_field_of_the_input(path: str) -> None:
+    wf = new(input=Order, key=path)
+    wf.step(name="a")(lambda: None)
+    with pytest.raises(GraphError, match=r"key: the input has no field 'numbr'; did you mean 'number'\?"):
+        _ = wf.document
+    assert new(input=Order, key="input.number")
+    assert new(input=Open, key="input.numbr").step(name="a")(lambda: None)
+
+
+@pytest.mark.parametrize("condition", ["input.numbr > 1", "not (number and input['numbr'])"])
+def test_a_condition_names_fields_of_the_input(condition: str) -> None:
+    wf = new(input=Order)
+    wf.step(name="number")(lambda: None)
+    wf.step(name="b", after=["number"], when=condition)(lambda: None)
+    with pytest.raises(GraphError, match=r"step 'b': when: the input has no field 'numbr'"):
+        _ = wf.document
+
+
+@pytest.mark.parametrize(
+    ("returned", "fine"),
+    [
+        (str, True),
+        (list[str], True),
+        (Literal["b"], True),
+        (str | None, True),
+        (Any, True),
+        (int, False),
+        (None, False),
+    ],
+)
+def test_a_decision_returns_names_of_branches(returned: Any, *, fine: bool) -> None:
+    wf = new()
+
+    def route() -> Any: ...
+
+    route.__annotations__["return"] = returned
+    wf.decision(branches=["b"])(route)
+    wf.step(name="b", after=["route"])(lambda: None)
+    if fine:
+        assert wf.document
+        return
+    with pytest.raises(GraphError, match=r"the handler \(.*test_wiring\.py:\d+\) returns .*, but a decision returns"):
+        _ = wf.document
+
+
 def test_a_template_names_the_file_and_the_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wired_handlers.py").write_text("def a() -> str: ...\ndef b(a: int) -> None: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -504,6 +550,18 @@ def test_first_steps_that_no_input_can_satisfy_together_are_refused(one: Any, ot
         _ = wf.document
     assert "parameter 'number' of step 'also' is" in str(error.value)
     assert "but parameter 'number' of step 'first' is" in str(error.value)
+
+
+def test_first_steps_with_defaults_need_no_value_that_fits_both() -> None:
+    wf = new()
+
+    @wf.step
+    def first(number: int | None = None) -> None: ...
+
+    @wf.step
+    def also(number: str = "x") -> None: ...
+
+    assert wf.encode({}) == {}
 
 
 def test_the_input_has_what_maps_and_sleeps_at_the_beginning_name() -> None:

@@ -38,7 +38,6 @@ from interlock.errors import (
     InputError,
     InterlockError,
     MigrationError,
-    StoreError,
 )
 from interlock.lifecycle import TaskRowState
 from interlock.model.options import check_id, check_text, integer_check

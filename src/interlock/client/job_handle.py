@@ -348,7 +348,10 @@ async def find_job_summaries(
             raise InputError(f"status must be one of {', '.join(JobState)}, got {each!r}")
     if version is not None and workflow is None:
         raise InputError(f"version {version!r} needs a workflow, whose version it is")
+    if type(limit) is not int or limit < 0:
+        raise InputError(f"limit must be a whole number from 0 on, got {limit!r}")
     try:
+        cursor = None if before is None else check_id("before", before)
         wanted = JobFilter(
             statuses=statuses,
             workflow=workflow,
@@ -364,7 +367,7 @@ async def find_job_summaries(
     except ValueError as error:
         raise InputError(str(error)) from None
     async with app.connection() as connection:
-        rows = await find_jobs(connection, wanted, before=before, limit=limit)
+        rows = await find_jobs(connection, wanted, before=cursor, limit=limit)
     return [JobSummary(**known_fields(JobSummary, row)) for row in rows]
 
 

@@ -25,7 +25,7 @@ from interlock.model.options import (
     check_text,
 )
 from interlock.store.limits import Limit
-from interlock.store.schedules import Schedule
+from interlock.store.schedules import DEFAULT_CALLBACK_URL, Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -295,7 +295,7 @@ class Definitions:
             checked = {key: JOB_CHECKS[key](key, value) for key, value in options.items() if key in JOB_CHECKS}
             document = dict({} if input is None else input)
             check_json(document)
-        given = {**options, **checked, "default_callback_url": self._app().config.callback_url}
+        given = {**options, **checked, DEFAULT_CALLBACK_URL: self._app().config.callback_url}
         with _definition_errors():
             self._add_schedule(
                 name,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.client.step_context import parameters_of
 from interlock.client.task import place_of_function
+from interlock.model.conditions import parse_condition
 from interlock.model.graph import (
     AFTER,
     DEPENDENCY_FIELDS,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 DERIVED_COMMENT = "derived from the parameters of the first steps"
 _WHOLE_INPUT = "input"
+_CHOICE: Schema = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 
 
 class _Value(NamedTuple):
@@ -66,6 +68,7 @@ class Wiring:
 
     def __init__(self, document: Mapping[str, Any], tasks: Mapping[str, Task[..., Any]], *, has_model: bool) -> None:
         self._workflow = document["name"]
+        self._key = str(document.get("key") or "")
         self._tasks = tasks
         self._steps: dict[str, dict[str, Any]] = {step["name"]: step for step in document["steps"]}
         self._recovering = recovering_steps(document)
@@ -79,6 +82,10 @@ class Wiring:
 
     def check(self) -> None:
         """Raise GraphError, which names the step and the parameter, if a handler cannot get its arguments."""
+        if self._key.startswith(INPUT_PATH_PREFIX):
+            field = self._key.removeprefix(INPUT_PATH_PREFIX).split(".")[0]
+            if self._is_closed and field not in self._fields:
+                raise GraphError(self._no_such_field(field), workflow=self._workflow, path=("key",))
         for index, step in enumerate(self._steps.values()):
             self._check_input_fields(index, step)
             if step["kind"] in KINDS_WITH_HANDLER:
@@ -87,6 +94,8 @@ class Wiring:
             if step.get("compensate") is not None:
                 for name, required in _parameters(self._tasks[step["compensate"]]):
                     self._check_compensation(index, step, name, required=required)
+            if step["kind"] == "decision":
+                self._check_choice(index, step)
 
     def derive_schema(self) -> Schema | None:
         """Make the schema of the input from the parameters of the steps that run first; None if they need nothing."""
@@ -103,7 +112,7 @@ class Wiring:
             schema = {**(use.schema if use.codec is None else next(made)), USED_BY: [use.origin]}
             complete = {**schema, "$defs": definitions}
             for earlier, wanted in compared.setdefault(use.name, []):
-                if not share_a_type(complete, wanted):
+                if (use.is_required or earlier.is_required) and not share_a_type(complete, wanted):
                     raise self._error(
                         list(self._steps).index(use.step),
                         f"{use.origin} is {_use_type(use)}, but {earlier.origin} is {_use_type(earlier)}: "
@@ -163,6 +172,13 @@ class Wiring:
             message = f"{_parameter(name, task)} is neither 'result', the result of the step, nor a field of the input"
             raise self._error(index, message, "compensate")
         self._check_types(index, task, name, values, "compensate")
+
+    def _check_choice(self, index: int, step: dict[str, Any]) -> None:
+        task = self._tasks[step["type"]]
+        codec = task.codec("return")
+        if not fits(self._schema(codec, "serialization"), _CHOICE):
+            message = f"the handler{_place(task)} returns {_type_name(codec)}"
+            raise self._error(index, f"{message}, but a decision returns the name of a branch, or several", "branches")
 
     def _check_types(self, index: int, task: Task[..., Any], name: str, values: list[_Value], field: str) -> None:
         codec = task.codec(name)
@@ -235,6 +251,8 @@ class Wiring:
     def _check_input_fields(self, index: int, step: dict[str, Any]) -> None:
         """Check the fields of the input that a step names in its definition."""
         named = [("over_input", step.get("over_input")), ("until", _field_of_until(step))]
+        if step.get("when") is not None:
+            named += [("when", field) for field in sorted(parse_condition(step["when"]).input_fields)]
         if (assignee := str(step.get("assignee"))).startswith(INPUT_PATH_PREFIX):
             named.append(("assignee", assignee.split(".")[1]))
         mapping = step.get("input") or {}
@@ -242,7 +260,7 @@ class Wiring:
         named += [("input", value.removeprefix("input.")) for value in mapped]
         for field, name in named:
             if name is not None and name not in self._fields and self._is_closed:
-                raise self._error(index, f"the input has no field {name!r}{suggestion(name, self._fields)}", field)
+                raise self._error(index, self._no_such_field(name), field)
         if step.get("kind") == MAP:
             over = step.get("over")
             if over in alternative_steps(self._joins[step["name"]]):
@@ -275,6 +293,9 @@ class Wiring:
         if (codec, mode) not in self._schemas:
             self._schemas[codec, mode] = schema_of_annotation(codec, mode)
         return self._schemas[codec, mode]
+
+    def _no_such_field(self, name: str) -> str:
+        return f"the input has no field {name!r}{suggestion(name, self._fields)}"
 
     def _error(self, index: int, message: str, field: str = AFTER) -> GraphError:
         step = list(self._steps)[index]

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MAX_CONDITION_LENGTH = 2_000
 MAX_CONDITION_DEPTH = 100  # the evaluation recurses
@@ -30,9 +30,9 @@ _SYNTAX = "such as \"price.total > 100 and input.country in ['CH', 'DE']\""
 
 
 class Condition:
-    """A parsed condition; `names` are the steps (and `input`) whose values it needs."""
+    """A parsed condition; `names` are the steps (and `input`) whose values it needs, and `input_fields` the fields."""
 
-    __slots__ = ("_tree", "names", "text")
+    __slots__ = ("_tree", "input_fields", "names", "text")
 
     def __init__(self, text: str) -> None:
         if not text.strip():
@@ -46,6 +46,7 @@ class Condition:
             detail = error.msg if isinstance(error, SyntaxError) else "it is nested too deeply"
             raise ValueError(f"{self.text!r:.200} is not a condition {_SYNTAX}: {detail}") from None
         self.names: frozenset[str] = frozenset(self._collect_names(self._tree))
+        self.input_fields: frozenset[str] = frozenset(_input_fields(self._tree))
 
     def is_met(self, values: Mapping[str, Any]) -> bool:
         """Evaluate the condition; `values` has the job's input under "input" and the results of steps by name."""
@@ -94,6 +95,16 @@ class Condition:
 def parse_condition(text: str) -> Condition:
     """Parse a condition; ValueError says what is wrong with it."""
     return Condition(text)
+
+
+def _input_fields(tree: ast.expr) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case (
+                ast.Attribute(value=ast.Name(id="input"), attr=name)
+                | ast.Subscript(value=ast.Name(id="input"), slice=ast.Constant(value=str() as name))
+            ):
+                yield name
 
 
 def _evaluate(node: ast.expr, values: Mapping[str, Any]) -> Any:

@@ -41,7 +41,7 @@ COMPENSATION_PREFIX = "compensate:"  # of the step name of a compensation
 MAX_MAP_PARTS = 1_000_000
 MAX_REPEATS = 10_000
 REPEAT_NAMES = frozenset({"output", "input", "iteration"})  # that `repeat_until` can compare
-INPUT_PATH_PREFIX = "input."  # of an assignee that is a path into the job's input
+INPUT_PATH_PREFIX = "input."  # of an assignee or a key that is a path into the job's input
 
 # the fields that name the steps on which a step depends
 AFTER, ON_FAILURE, ALWAYS, RECOVERS = DEPENDENCY_FIELDS = ("after", "on_failure", "always", "recovers")

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 SCHEDULES = load_statements("schedules")
 MISSED_POLICIES = ("skip", "once", "all")
 TASK_OPTIONS = frozenset(option.column for option in options_in(Scope.SCHEDULE))
-JOB_OPTIONS = frozenset(JOB_CHECKS) - {"request_id", "correlation_id", "debounce", "debounce_max"} | {
-    "default_callback_url"
-}
+JOB_OPTIONS = frozenset(JOB_CHECKS) - {"request_id", "correlation_id", "debounce", "debounce_max"}
+DEFAULT_CALLBACK_URL = "default_callback_url"  # stored with the options: the setting of the app that has the schedule
 
 _COLUMNS = (
     "names",
@@ -68,7 +67,8 @@ class Schedule:
             policies = ", ".join(MISSED_POLICIES)
             raise ConfigError(f"schedule {self.name!r}: missed must be one of {policies}, not {self.missed!r}")
         allowed = TASK_OPTIONS if self.workflow is None else JOB_OPTIONS
-        unknown = sorted(self.options.keys() - allowed)
+        internal = set() if self.workflow is None else {DEFAULT_CALLBACK_URL}
+        unknown = sorted(self.options.keys() - allowed - internal)
         if unknown:
             known = ", ".join(sorted(allowed))
             raise ConfigError(f"schedule {self.name!r}: unknown option {unknown[0]!r}; known are {known}")

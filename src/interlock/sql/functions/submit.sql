@@ -266,6 +266,39 @@ create or replace function interlock.find_submitted_jobs(given_jobs jsonb)
         cross join lateral (select jobs.workflow_id = given.workflow_id as version) as same
 $$;
 
+-- Says what is wrong with the options of a job; null if nothing. The checks of the Python client (model/options.py) for
+-- clients that speak SQL.
+create or replace function interlock.fault_of_job_options(
+    request_id text, key text, on_conflict text, debounce interval, debounce_max interval, worker_count int,
+    timeout_seconds double precision, tags text[], attributes jsonb, callback_url text
+) returns text language sql immutable parallel safe as $$
+    select case
+        when btrim(request_id) = '' then 'request_id must be a non-empty string'
+        when octet_length(request_id) > 2000 then 'request_id must have at most 2000 bytes'
+        when btrim(key) = '' then 'key must be a non-empty string'
+        when on_conflict not in ('reject', 'return_existing', 'cancel_in_progress', 'queue') then format(
+            'on_conflict must be one of reject, return_existing, cancel_in_progress, queue, got %L', on_conflict)
+        when debounce <= '0' then format('debounce must be greater than 0, got %s', debounce)
+        when debounce_max <= '0' then format('debounce_max must be greater than 0, got %s', debounce_max)
+        when worker_count not between 1 and 10 then format('worker_count must be from 1 to 10, got %s', worker_count)
+        when (timeout_seconds > 0 and timeout_seconds <= 3155760000) is false then format(
+            'timeout_seconds must be greater than 0 and at most 3155760000 (100 years), got %s', timeout_seconds)
+        when cardinality(tags) > 100 then format('tags must be at most 100, got %s', cardinality(tags))
+        when exists (select from unnest(tags) as tag where tag is null or tag = '' or octet_length(tag) > 2000)
+            then 'each of the tags must be a non-empty string of at most 2000 bytes'
+        when jsonb_typeof(attributes) <> 'object' then 'attributes must be a JSON object'
+        when (select count(*) from jsonb_object_keys(attributes)) > 50 then 'attributes must be at most 50'
+        when exists (
+            select from jsonb_each(attributes) as attribute
+            where btrim(attribute.key) = '' or octet_length(attribute.key) > 2000
+                or jsonb_typeof(attribute.value) not in ('string', 'number', 'boolean')
+                or octet_length(attribute.value #>> '{}') > 2000
+        ) then 'attributes must be a flat object of strings, numbers and booleans, each of at most 2000 bytes'
+        when callback_url !~ '^https?://[^/\s[:cntrl:]]+[^\s[:cntrl:]]*$'
+            then 'callback_url must be an http or https URL that names a host'
+    end
+$$;
+
 -- Submits a job, for every client that speaks SQL. The job is stored in the caller's transaction. After its commit an
 -- orchestrator checks the input, inserts the steps and starts it, or fails it with the reason. `created` is false when a
 -- job with this request id exists, or one with this key if the policy is to return that: then `id` is the id of that job.
@@ -311,6 +344,12 @@ begin
     if jsonb_typeof(input) is distinct from 'object' then
         raise exception 'workflow %: input must be a JSON object', workflow
             using errcode = 'IL009', schema = 'interlock', table = 'jobs', column = 'input';
+    end if;
+    known := interlock.fault_of_job_options(request_id, key, on_conflict, debounce, debounce_max, worker_count,
+        timeout_seconds, tags, attributes, callback_url);
+    if known is not null then
+        raise exception 'workflow %: %', workflow, known
+            using errcode = 'IL009', schema = 'interlock', table = 'jobs';
     end if;
     -- submit_statement() always has a version, so that it is not compared when a request is repeated
     document := jsonb_build_object('id', interlock.new_id(), 'workflow', workflow, 'workflow_id', used.id,

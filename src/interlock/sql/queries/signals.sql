@@ -3,15 +3,17 @@
 
 -- name: read_signal_steps
 -- Reads the signal and approval steps of a job in the order of the definition, and whether each waits now or has failed.
+-- A job that waits to be validated has no tasks yet: its signals are kept for them.
 select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, steps.kind, steps.spec,
-    tasks.state = 'waiting' and tasks.held_by = 'signal' as is_waiting, tasks.state = 'error' as has_failed,
+    coalesce(tasks.state = 'waiting' and tasks.held_by = 'signal', false) as is_waiting,
+    coalesce(tasks.state = 'error', false) as has_failed,
     steps.kind = 'approval' and exists (
         select from interlock.signals where signals.job_id = jobs.id and signals.name = steps.step
     ) as is_answered
 from interlock.jobs
     join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
         and steps.kind in ('signal', 'approval')
-    join interlock.tasks on tasks.job_id = jobs.id and tasks.step = steps.step
+    left join interlock.tasks on tasks.job_id = jobs.id and tasks.step = steps.step
 where jobs.id = %(job_id)s
 order by steps.position
 
