@@ -128,6 +128,11 @@ def test_the_fence_cannot_be_presented_ahead_of_the_settle(client: psycopg.Conne
     move(client, task, "retry", "pending", 3)
     with pytest.raises(FenceError), translated(client):
         client.execute(CLAIM.replace("worker_id", "settled_attempt = 4, worker_id").encode(), [task])
+    client.execute(CLAIM, [task])
+    move(client, task, "succeed", "done", 4)
+    for fence in (None, 3, 5):  # what is recorded of the settle stays, too
+        with pytest.raises(FenceError), translated(client):
+            client.execute("update interlock.tasks set settled_attempt = %s where id = %s", [fence, task])
     with pytest.raises(FenceError, match="without a settled attempt"), translated(client):
         client.execute("insert into interlock.tasks (type, settled_attempt) values ('x', 1)")
 

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -253,6 +253,26 @@ async def test_a_retry_is_due_by_the_clock_of_the_server(database: Connection) -
     row = await task_row(database, task)
     assert row["state"] == "pending"
     assert before["at"] <= row["run_at"] - timedelta(seconds=90.5) <= after["at"]
+
+
+async def test_a_transactional_task_finishes_after_its_last_statement_and_not_at_its_first(
+    url: str, database: Connection
+) -> None:
+    app = Interlock(url)
+
+    @app.task(transactional=True)
+    async def transact(ctx: TaskContext) -> str:
+        await ctx.connection.execute("select 1")  # the transaction begins
+        cursor = await ctx.connection.execute("select clock_timestamp() as at")
+        (row,) = await cursor.fetchall()
+        return str(row["at"])
+
+    async with app, serving(app, WorkerSettings(duties=False)):
+        handle = await transact.enqueue()
+        await handle.result(timeout=60)
+        *_, succeed = await handle.history()
+    row = await task_row(database, handle.id)
+    assert datetime.fromisoformat(row["output"]) < row["finished_at"] <= succeed.recorded_at
 
 
 @pytest.mark.store
