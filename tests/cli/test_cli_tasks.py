@@ -116,10 +116,11 @@ def test_status_shows_the_reason_and_history_the_moves(shell: Shell) -> None:
     assert "waits       for a free worker that takes mail from namespace default" in shell.answer("status", due)
     assert shell.answer("namespaces", "resume", "post") == "1"
     header, *moves = shell.answer("history", held).splitlines()
-    assert header.split() == ["time", "(UTC)", "from", "event", "to", "attempt", "actor", "reason"]
+    assert header.split() == ["time", "(UTC)", "from", "event", "to", "attempt", "actor", "role", "reason"]
     assert moves[1].split()[2:5] == ["waiting", "release", "pending"]
     recorded = json.loads(shell.answer("history", held, "--json"))
     assert [move["event"] for move in recorded] == ["create", "release"]
+    assert {move["database_role"] for move in recorded} == {"interlock"}
 
 
 def test_status_without_a_task_shows_the_whole_queue(shell: Shell) -> None:

@@ -87,6 +87,7 @@ async def test_a_status_tells_what_was_asked_for(jobs: Interlock) -> None:
     assert isinstance(status.status, JobState)
     assert isinstance(steps[0].state, TaskRowState)
     assert isinstance((await job.history())[0].to_state, JobState)
+    assert (await job.history())[0].database_role == "interlock"
     assert all(isinstance(found.status, JobState) for found in await jobs.find_jobs())
 
 

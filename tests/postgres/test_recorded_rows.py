@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
@@ -325,13 +325,3 @@ async def test_records_of_one_row_are_in_the_order_of_their_times(database: Conn
     times = [record.recorded_at for record in records]
     assert len(set(times)) == len(times) == 41
     assert times == sorted(times)
-
-
-async def test_the_history_of_a_job_shows_the_role(driver: JobDriver) -> None:
-    job = await driver.submit(step("a"))
-    rows: list[dict[str, Any]] = await (
-        await driver.connection.execute(
-            "select distinct database_role from interlock.job_state_transitions where job_id = %s", [job]
-        )
-    ).fetchall()
-    assert rows == [{"database_role": "interlock"}]

@@ -128,6 +128,11 @@ def test_the_fence_cannot_be_presented_ahead_of_the_settle(client: psycopg.Conne
     move(client, task, "retry", "pending", 3)
     with pytest.raises(FenceError), translated(client):
         client.execute(CLAIM.replace("worker_id", "settled_attempt = 4, worker_id").encode(), [task])
+    client.execute(CLAIM, [task])
+    move(client, task, "succeed", "done", 4)
+    for fence in (None, 3, 5):  # what is recorded of the settle stays, too
+        with pytest.raises(FenceError), translated(client):
+            client.execute("update interlock.tasks set settled_attempt = %s where id = %s", [fence, task])
     with pytest.raises(FenceError, match="without a settled attempt"), translated(client):
         client.execute("insert into interlock.tasks (type, settled_attempt) values ('x', 1)")
 
@@ -161,5 +166,7 @@ async def test_the_cancel_of_a_worker_presents_its_attempt_and_that_of_a_person_
         assert canceled == [claimed.id]
         assert await (await database.execute(presented, [task])).fetchall() == [{"settled_attempt": settled}]
         await requeue_ended_tasks(database, [task], actor="me")
-    pending = await cancel_unfinished_tasks(database, [task], actor="me", attempts=[2])
-    assert pending == [task]
+        # of a pending task, no attempt is settled
+        assert await cancel_unfinished_tasks(database, [task], actor="me", attempts=[claimed.attempt]) == [task]
+        assert await (await database.execute(presented, [task])).fetchall() == [{"settled_attempt": settled}]
+        await requeue_ended_tasks(database, [task], actor="me")

@@ -207,6 +207,7 @@ async def test_a_worker_keeps_its_spec_and_its_history(client: httpx.AsyncClient
         ("IDLE", "RUNNING", "start_task", "api"),
     ]
     assert moves[1]["reason"] == "work is there"
+    assert {move["database_role"] for move in moves} == {"interlock"}
     explained = (await client.get(f"/api/explain/worker/{worker}")).json()
     assert explained["facts"][0] == "start_task by api: work is there"
 

@@ -58,6 +58,7 @@ async def test_a_done_job_shows_steps_and_history(client: httpx.AsyncClient, url
     assert ([step["step"] for step in more["items"]], more["next"]) == (["third"], None)
     moves = (await client.get(f"/api/jobs/{job}/history")).json()["items"]
     assert [move["to_state"] for move in moves] == ["SUBMITTED", "PENDING", "RUNNING", "COMPLETED"]
+    assert {move["database_role"] for move in moves} == {"interlock"}
     assert (await client.get(f"/api/explain/job/{job}")).json()["state"] == "COMPLETED"
     wrong = await client.get(f"/api/explain/task/{job}")
     assert (wrong.status_code, wrong.json()["code"]) == (404, "unknown_task")
@@ -263,6 +264,7 @@ async def test_a_task_is_enqueued_and_its_result_awaited(url: str) -> None:
         assert (result.status_code, result.json()["output"], result.json()["ended"]) == (200, 3, True)
         moves = (await client.get(f"/api/tasks/{task}/history")).json()["items"]
         assert [move["to_state"] for move in moves] == ["pending", "running", "done"]
+        assert {move["database_role"] for move in moves} == {"interlock"}
         listed = (await client.get("/api/tasks", params={"tag": "sum", "state": ["done", "error"]})).json()
         assert [each["id"] for each in listed["items"]] == [task]
         late = await client.post(f"/api/tasks/{task}/cancel")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -246,11 +246,33 @@ async def test_a_retry_is_due_by_the_clock_of_the_server(database: Connection) -
     task = await enqueue(database, "gated")
     (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"])
     outcome = Outcome(claimed.id, claimed.attempt, TaskRowEvent.RETRY, error={"type": "E"}, delay=90.5)
-    async with database.transaction():
-        await settle_running_tasks(database, [outcome], actor="w")
-        (due,) = await (await database.execute("select run_at - now() as left from interlock.tasks")).fetchall()
-    assert due["left"] == timedelta(seconds=90.5), "now() stands still within a transaction"
-    assert (await task_row(database, task))["state"] == "pending"
+    clock = "select clock_timestamp() as at"
+    (before,) = await (await database.execute(clock)).fetchall()
+    await settle_running_tasks(database, [outcome], actor="w")
+    (after,) = await (await database.execute(clock)).fetchall()
+    row = await task_row(database, task)
+    assert row["state"] == "pending"
+    assert before["at"] <= row["run_at"] - timedelta(seconds=90.5) <= after["at"]
+
+
+async def test_a_transactional_task_finishes_after_its_last_statement_and_not_at_its_first(
+    url: str, database: Connection
+) -> None:
+    app = Interlock(url)
+
+    @app.task(transactional=True)
+    async def transact(ctx: TaskContext) -> str:
+        await ctx.connection.execute("select 1")  # the transaction begins
+        cursor = await ctx.connection.execute("select clock_timestamp() as at")
+        (row,) = await cursor.fetchall()
+        return str(row["at"])
+
+    async with app, serving(app, WorkerSettings(duties=False)):
+        handle = await transact.enqueue()
+        await handle.result(timeout=60)
+        *_, succeed = await handle.history()
+    row = await task_row(database, handle.id)
+    assert datetime.fromisoformat(row["output"]) < row["finished_at"] <= succeed.recorded_at
 
 
 @pytest.mark.store
