@@ -42,18 +42,22 @@ class Isolation:
         self._active = active
         self._drain_until: float | None = None
         self._turn_until: float | None = None
-        self._rest_until = 0.0
+        self._rest_until = 0.0  # the turn of other tasks
+        self._busy_until = 0.0  # no room is made before this time
         self._is_alone = False
         self._survived: dict[UUID, int] = {}
 
     @property
     def is_wanted(self) -> bool:
         """Whether suspected tasks wait, and it is their turn."""
-        return self._fetcher.has_suspects and time.monotonic() >= self._rest_until
+        return self.seconds_until_turn() <= 0
 
     def seconds_until_turn(self) -> float:
         """Return the seconds until suspected tasks that wait have their turn; infinity if none wait."""
-        return max(self._rest_until - time.monotonic(), 0.0) if self._fetcher.has_suspects else math.inf
+        if not self._fetcher.has_suspects:
+            return math.inf
+        begins = max(self._rest_until, self._busy_until) if self._active else self._rest_until
+        return max(begins - time.monotonic(), 0.0)
 
     def seconds_to_wait(self) -> float | None:
         """Return how long no task may be claimed beside the active ones; 0 if that is allowed, None without a limit."""
@@ -68,6 +72,8 @@ class Isolation:
     async def claim(self, connection: Connection) -> list[ClaimedTask] | None:
         """Claim a suspected task if nothing else runs; an empty list while room is made; None to claim other tasks."""
         if not self.is_wanted:
+            if self._drain_until is not None:  # another worker has taken them
+                await self._end_turn(connection)
             return None
         if self._active:
             return [] if await self._make_room(connection) else None
@@ -77,7 +83,9 @@ class Isolation:
         if claimed:
             self._is_alone = True
             return claimed
-        await self._end_turn(connection, rest_s=TURN_S if claimed is None else 0.0)
+        if claimed is None:
+            self._rest_until = now + TURN_S
+        await self._end_turn(connection)
         return None
 
     async def _make_room(self, connection: Connection) -> bool:
@@ -87,20 +95,20 @@ class Isolation:
             if now < self._drain_until:
                 return True
             log.info("isolation_postponed", worker_id=self._worker_id, active=len(self._active))
-            await self._end_turn(connection, rest_s=REST_S)
+            self._busy_until = now + REST_S
+            await self._end_turn(connection)
             return False
         lease = timedelta(seconds=DRAIN_LIMIT_S + TURN_S)
         if not await acquire_leadership(connection, self._worker_id, duty=DUTY, lease=lease):
-            self._rest_until = now + TURN_S
+            self._busy_until = now + TURN_S
             return False
         log.info("isolation_started", worker_id=self._worker_id, active=len(self._active))
         self._drain_until = now + DRAIN_LIMIT_S
         return True
 
-    async def _end_turn(self, connection: Connection, *, rest_s: float) -> None:
+    async def _end_turn(self, connection: Connection) -> None:
         leads = self._drain_until is not None
         self._drain_until = self._turn_until = None
-        self._rest_until = time.monotonic() + rest_s
         if leads:
             await resign_leadership(connection, self._worker_id, duty=DUTY)
 

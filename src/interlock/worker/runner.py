@@ -252,6 +252,7 @@ class Runner:
     async def _give_up(self, attempt: TaskStateMachine, error: BaseException) -> None:
         """Release an attempt that cannot be settled: its lease expires, and recovery decides."""
         log.error("attempt_let_go", task_id=attempt.task_id, attempt=attempt.key[1], error=repr(error))
+        self._isolation.survive(attempt)
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None:
             with suppress(Exception):
