@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from factories import add_live_worker, step
+from factories import add_live_worker, step, task_events
 from interlock import Interlock, WorkerSettings, serving
 from interlock.client.explain import explain
 from interlock.config import Config
