@@ -14,7 +14,7 @@ from factories import enqueue, task_row
 from fault_injection import until_no_transaction_is_open
 from interlock.lifecycle import WorkerEvent, WorkerState
 from interlock.store.task_admin import recover_expired_tasks, request_cancel_of_running_tasks
-from interlock.store.tasks import claim_pending_tasks
+from interlock.store.tasks import MAX_CRASHES, claim_pending_tasks
 from processes import eventually
 from worker_support import serving, until, worker_process
 
@@ -153,14 +153,17 @@ async def test_a_cancellation_is_not_forgotten_when_the_worker_dies(url: str, da
         await until(lambda: states(url) == {"canceled": 1})
 
 
-async def test_a_lost_last_try_sends_a_webhook(database: Connection) -> None:
+async def test_the_last_crash_sends_a_webhook(database: Connection) -> None:
     task = await enqueue(database, "add", {}, max_tries=1, callback_url="https://example.org/done")
-    await claim_pending_tasks(database, actor="dead", types=["add"], lease=timedelta(milliseconds=1))
-    (recovered,) = await recover_expired_tasks(database, actor="me")
-    assert recovered.event == "exhaust"
+    for crashes in range(MAX_CRASHES):
+        await claim_pending_tasks(
+            database, actor="dead", types=["add"], lease=timedelta(milliseconds=1), suspected=crashes > 0
+        )
+        assert len(await recover_expired_tasks(database, actor="me")) == 1
+    assert (await task_row(database, task))["event"] == "exhaust"
     notices = await (await database.execute("select task_id, state from interlock.callbacks")).fetchall()
     assert [tuple(notice.values()) for notice in notices] == [(task, "error")]
-    assert (await task_row(database, task))["error"]["type"] == "LeaseExpired"
+    assert (await task_row(database, task))["error"]["type"] == "WorkerCrashed"
 
 
 async def test_a_handler_that_ignores_cancellation_does_not_block_exit(url: str, database: Connection) -> None:

@@ -318,7 +318,7 @@ class Chaos:
             "select count(*) as steps, "
             "count(*) filter (where state not in ('done', 'error', 'skipped')) as unfinished, "
             "count(*) filter (where lease_expires_at is not null) as leases, "
-            "count(*) filter (where error ->> 'type' = 'LeaseExpired' and state = 'error') as exhausted, "
+            "count(*) filter (where error ->> 'type' = 'WorkerCrashed' and state = 'error') as exhausted, "
             f"(select count(*) from {QUEUE}) as messages, "
             "(select count(*) from interlock.orchestration_failures) as failures, sum(attempt) as attempts "
             "from interlock.tasks"
@@ -327,7 +327,7 @@ class Chaos:
         found.left = {
             "unfinished steps": row["unfinished"] + abs(row["steps"] - self.counts["steps"]),
             "leases": row["leases"],
-            "steps whose tries were used up": row["exhausted"],
+            "steps that ended because of crashes": row["exhausted"],
             "messages": row["messages"],
             "messages put aside": row["failures"],
         }

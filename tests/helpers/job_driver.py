@@ -50,12 +50,12 @@ class JobDriver:
         return submitted.id
 
     async def claim(self, limit: int = 100) -> list[ClaimedTask]:
-        """Claim pending tasks of any type."""
+        """Claim pending tasks of any type, also those that are suspected of killing their worker."""
         rows = await (await self.connection.execute("select distinct type from interlock.tasks")).fetchall()
         types = [row["type"] for row in rows]
-        return await claim_pending_tasks(
-            self.connection, actor="w_1", types=types, namespaces=NAMESPACES, limit=limit, now=self.now
-        )
+        common: Any = {"actor": "w_1", "types": types, "namespaces": NAMESPACES, "limit": limit, "now": self.now}
+        claimed = await claim_pending_tasks(self.connection, **common)
+        return claimed or await claim_pending_tasks(self.connection, suspected=True, **common)
 
     async def inputs(self, task_id: UUID) -> dict[str, Any]:
         """Read the inputs that a worker receives with a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 
 from interlock import Interlock, PermanentError, RetryableError, TaskContext
@@ -157,3 +158,10 @@ async def grow(megabytes: int, seconds: float) -> int:
     taken[::4096] = b"x" * len(taken[::4096])  # untouched pages do not count
     await asyncio.sleep(seconds)
     return len(taken)
+
+
+@app.task
+async def kill_worker(after: float) -> None:
+    """Kill the process of the worker, with everything that runs in it."""
+    await asyncio.sleep(after)
+    os.kill(os.getpid(), signal.SIGKILL)

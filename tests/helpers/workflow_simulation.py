@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import psycopg
 from psycopg.rows import DictRow
@@ -22,7 +23,14 @@ from interlock.model.graph import chosen_branches
 from interlock.postgres.connection import configure_adapters, connection_arguments
 from interlock.store.limits import pause_namespace, resume_namespace
 from interlock.store.task_admin import cancel_unfinished_tasks, recover_expired_tasks
-from interlock.store.tasks import HeldAttempt, Outcome, claim_pending_tasks, renew_running_tasks, settle_running_tasks
+from interlock.store.tasks import (
+    MAX_CRASHES,
+    HeldAttempt,
+    Outcome,
+    claim_pending_tasks,
+    renew_running_tasks,
+    settle_running_tasks,
+)
 from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import Advanced, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
@@ -34,8 +42,6 @@ from workflow_oracle import Document, End
 from workflow_oracle import Outcome as StepOutcome
 
 if TYPE_CHECKING:
-    from uuid import UUID
-
     from interlock.store.tasks import ClaimedTask
 
 WORKERS = ("w_1", "w_2")
@@ -185,6 +191,7 @@ class WorkflowSimulation:
         self.handed: list[tuple[str, str, Any]] = []  # job, step, results of its dependencies
         self._held: list[ClaimedTask] = []
         self._lapsed: list[ClaimedTask] = []
+        self._lapses = Counter[UUID]()
         self._sent: set[tuple[UUID, str]] = set()
         self._types = [
             step[key]
@@ -277,15 +284,16 @@ class WorkflowSimulation:
 
     async def claim(self, connection: BreakableConnection, most: int | None = None) -> None:
         moment = self.now()
-        claimed = await claim_pending_tasks(
-            connection,
-            actor=self.random.choice(WORKERS),
-            types=self._types,
-            namespaces=self.namespaces,
-            limit=most or self.random.randint(1, 5),
-            lease=LEASE,
-            now=moment,
-        )
+        common: Any = {
+            "actor": self.random.choice(WORKERS),
+            "types": self._types,
+            "namespaces": self.namespaces,
+            "limit": most or self.random.randint(1, 5),
+            "lease": LEASE,
+            "now": moment,
+        }
+        claimed = await claim_pending_tasks(connection, **common)
+        claimed += await claim_pending_tasks(connection, suspected=True, **common)
         for task in claimed:
             self.first_claims.setdefault(task.id, moment)
         self._held += claimed
@@ -325,7 +333,9 @@ class WorkflowSimulation:
 
     async def lapse(self, connection: BreakableConnection) -> None:
         """Let some leases expire and renew the others."""
-        mortal = [task for task in self._held if task.tries < task.max_tries - 1 and self.chance(50)]
+        # The last lease before the limit is left for `finish`, where all expire.
+        mortal = [task for task in self._held if self._lapses[task.id] < MAX_CRASHES - 2 and self.chance(50)]
+        self._lapses.update(task.id for task in mortal)
         self._lapsed += mortal
         self._held = [task for task in self._held if task not in mortal]
         self.time += LEASE

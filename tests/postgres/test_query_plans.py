@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from interlock.store.doctor import DOCTOR
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
+from interlock.store.limits import LIMITS
 from interlock.store.signals import SIGNALS
 from interlock.store.tasks import TASKS
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
-STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS}
+STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS, **LIMITS, **DOCTOR}
 CLAIM = {
     "namespaces": "array['default', 'other']",
     "types": "array['x']",
@@ -28,6 +30,8 @@ CLAIM = {
     "lease": "'30 s'",
     "actor": "'w'",
     "callback_url": "null",
+    "least_crashes": "0",
+    "most_crashes": "0",
 }
 OUTCOME = """{"id": "01a1e2cf-6c0c-75b3-83a4-94f638565840", "attempt": 1, "event": "succeed"}"""
 IDS = "array_fill('01a1e2cf-6c0c-75b3-83a4-94f638565840'::uuid, array[100])"
@@ -53,7 +57,7 @@ def filled(template: str, server: EmbeddedServer) -> Iterator[psycopg.Connection
         admin.execute("drop database plans with (force)")
 
 
-def plan(connection: psycopg.Connection, name: str, **parameters: str) -> str:
+def plan(connection: psycopg.Connection, name: str, /, **parameters: str) -> str:
     """Explain a statement as the server plans it for a prepared statement with these parameters."""
     names: list[str] = []
 
@@ -78,8 +82,36 @@ def mode(request: pytest.FixtureRequest, filled: psycopg.Connection) -> psycopg.
 def test_claiming_walks_the_claim_index_in_its_order(mode: psycopg.Connection) -> None:
     text = plan(mode, "claim_pending_tasks", **CLAIM)
     assert "Index Scan using tasks_claim" in text
+    assert re.search(r"Index Cond: \(.*crashes >= ", text), "suspected tasks are not read"
     assert "Sort" not in text
     assert "Seq Scan" not in text
+
+
+def test_claiming_a_suspected_task_walks_its_own_part_of_the_claim_index(mode: psycopg.Connection) -> None:
+    text = plan(mode, "claim_pending_tasks", **{**CLAIM, "least_crashes": "1", "most_crashes": "3"})
+    assert "Index Scan using tasks_claim" in text
+    assert re.search(r"Index Cond: \(.*crashes >= ", text)
+    assert "Sort" not in text
+    assert "Seq Scan" not in text
+
+
+def test_looking_for_suspected_tasks_reads_no_others(mode: psycopg.Connection) -> None:
+    text = plan(mode, "has_suspected_tasks", namespaces=CLAIM["namespaces"], types=CLAIM["types"])
+    assert "Scan using tasks_claim" in text
+    assert re.search(r"Index Cond: \(.*crashes > 0", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [("read_pending_of_namespace", {"name": "'default'", "batch": "100"}), ("read_due_types", {"each": "100"})],
+)
+def test_other_readers_of_pending_tasks_walk_the_claim_index(
+    mode: psycopg.Connection, name: str, parameters: dict[str, str]
+) -> None:
+    text = plan(mode, name, **parameters)
+    assert "Scan using tasks_claim" in text
+    assert not re.search("Sort Key: .*run_at", text)
+    assert "Seq Scan on tasks" not in text
 
 
 def test_looking_for_the_next_due_task_walks_the_claim_index(mode: psycopg.Connection) -> None:

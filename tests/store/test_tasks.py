@@ -17,6 +17,7 @@ from interlock.postgres.query import run
 from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import (
     cancel_unfinished_tasks,
+    exonerate_tasks,
     hold_pending_tasks,
     recover_expired_tasks,
     release_waiting_tasks,
@@ -29,6 +30,7 @@ from interlock.store.tasks import (
     LostAttempt,
     Outcome,
     claim_pending_tasks,
+    has_suspected_tasks,
     read_task_history,
     renew_running_tasks,
     settle_running_tasks,
@@ -49,8 +51,22 @@ async def enqueue_at_noon(database: Connection, count: int = 1, **options: Any) 
     return [await enqueue(database, **{"run_at": NOON, **options}) for _ in range(count)]
 
 
-async def claim(database: Connection, actor: str = "w", limit: int = 1, now: datetime = NOON) -> list[ClaimedTask]:
-    return await claim_pending_tasks(database, actor=actor, types=["x"], limit=limit, lease=LEASE, now=now)
+async def claim(
+    database: Connection, actor: str = "w", limit: int = 1, now: datetime = NOON, *, suspected: bool = False
+) -> list[ClaimedTask]:
+    return await claim_pending_tasks(
+        database, actor=actor, types=["x"], limit=limit, lease=LEASE, suspected=suspected, now=now
+    )
+
+
+async def crash(database: Connection, times: int) -> list[str]:
+    """Claim a task and let its lease expire, so often; return the events of the recoveries."""
+    events = []
+    for _ in range(times):
+        assert await claim(database, "w1") or await claim(database, "w1", suspected=True)
+        ((_, event, _, _),) = await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
+        events.append(event)
+    return events
 
 
 async def row(database: Connection, task: UUID) -> dict[str, object]:
@@ -110,7 +126,8 @@ async def test_a_late_attempt_is_refused_and_writes_nothing(database: Connection
     lost = [LostAttempt(task, first.attempt)]
     done = Outcome(task, first.attempt, TaskRowEvent.SUCCEED, output="late")
     assert (await settle_running_tasks(database, [done], actor="w1", now=later))[1] == lost, "while it is pending"
-    (second,) = await claim(database, "w2", now=later)
+    assert await claim(database, "w2", now=later) == [], "it is suspected of killing its worker"
+    (second,) = await claim(database, "w2", now=later, suspected=True)
     assert second.attempt == first.attempt + 1
     assert (await settle_running_tasks(database, [done], actor="w1", now=later))[1] == lost, "while another runs it"
     assert await renew_running_tasks(database, [HeldAttempt(task, first.attempt)], now=later) == ([], lost)
@@ -146,14 +163,61 @@ async def test_a_batch_settles_each_attempt_in_its_own_way(database: Connection)
     assert rows[2]["run_at"] == again
 
 
-async def test_a_task_whose_tries_are_used_up_ends_in_error_when_its_lease_runs_out(database: Connection) -> None:
-    (task,) = await enqueue_at_noon(database, max_tries=2)
-    for expected in ("expire", "exhaust"):
-        await claim(database, "w1")
-        recovered = await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(hours=1))
-        assert recovered == [(task, expected, "default", None)]
+async def test_a_task_ends_in_error_after_three_crashes_in_a_row_and_uses_up_no_try(database: Connection) -> None:
+    (task,) = await enqueue_at_noon(database, max_tries=1)
+    assert await crash(database, 2) == ["expire", "expire"]
+    suspect = await row(database, task)
+    assert (suspect["state"], suspect["tries"], suspect["crashes"]) == ("pending", 0, 2)
+    assert await crash(database, 1) == ["exhaust"]
     assert await recover_expired_tasks(database, actor="w2", now=NOON + timedelta(days=1)) == []
-    assert (await row(database, task))["state"] == "error"
+    ended = await row(database, task)
+    assert (ended["state"], ended["tries"], ended["crashes"]) == ("error", 0, 3)
+    assert "killed its worker 3 times" in str(ended["reason"])
+    assert "killed its worker 3 times" in str(ended["error"])
+    reasons = [line.reason or "" for line in await read_task_history(database, task) if line.event == "expire"]
+    assert [reason.partition("; ")[2] for reason in reasons] == [
+        "it may have killed its worker (1 of 3 times)",
+        "it may have killed its worker (2 of 3 times)",
+    ]
+
+
+@pytest.mark.parametrize("event", [TaskRowEvent.RETRY, TaskRowEvent.RETURN])
+async def test_a_settle_clears_the_suspicion(database: Connection, event: TaskRowEvent) -> None:
+    (task,) = await enqueue_at_noon(database)
+    await crash(database, 2)
+    (claimed,) = await claim(database, suspected=True)
+    await settle_running_tasks(database, [Outcome(task, claimed.attempt, event)], actor="w", now=NOON)
+    assert (await row(database, task))["crashes"] == 0
+    assert len(await claim(database)) == 1
+
+
+async def test_suspected_tasks_are_claimed_with_the_fewest_crashes_first(database: Connection) -> None:
+    bad, *others = await enqueue_at_noon(database, 3)
+    await claim(database, limit=3)
+    await recover_expired_tasks(database, actor="v", now=NOON + timedelta(hours=1))
+    namespaces = {"types": ["x"], "namespaces": ["default"]}
+    assert await has_suspected_tasks(database, now=NOON, **namespaces)
+    assert not await has_suspected_tasks(database, now=NOON - timedelta(hours=1), **namespaces)
+    (first,) = await claim(database, suspected=True)
+    assert first.id == bad
+    await recover_expired_tasks(database, actor="v", now=NOON + timedelta(hours=1))
+    assert [(await claim(database, suspected=True))[0].id for _ in range(3)] == [*others, bad]
+    assert not await has_suspected_tasks(database, now=NOON, **namespaces)
+
+
+async def test_only_tasks_that_are_still_pending_after_that_attempt_are_exonerated(database: Connection) -> None:
+    tasks = await enqueue_at_noon(database, 3)
+    attempts = {claimed.id: claimed.attempt for claimed in await claim(database, limit=3)}
+    assert await exonerate_tasks(database, attempts, now=NOON) == attempts, "none is recovered yet"
+    await recover_expired_tasks(database, actor="v", now=NOON + timedelta(hours=1))
+    (taken,) = await claim(database, suspected=True)
+    (crashed,) = await claim(database, suspected=True)
+    later = [Outcome(taken.id, taken.attempt, TaskRowEvent.SUCCEED)]
+    await settle_running_tasks(database, later, actor="w", now=NOON)
+    await recover_expired_tasks(database, actor="v", now=NOON + timedelta(hours=1))
+    assert await exonerate_tasks(database, attempts, now=NOON) == {}
+    counts = {id_: (await row(database, id_))["crashes"] for id_ in tasks}
+    assert counts == {taken.id: 0, crashed.id: 2, tasks[2]: 0}
 
 
 async def test_a_renewed_lease_is_not_recovered(database: Connection) -> None:
@@ -168,11 +232,10 @@ async def test_a_renewed_lease_is_not_recovered(database: Connection) -> None:
 
 async def test_a_requeued_task_has_new_tries_and_a_higher_fence(database: Connection) -> None:
     (task,) = await enqueue_at_noon(database, max_tries=1)
-    await claim(database, "w")
-    await recover_expired_tasks(database, actor="w", now=NOON + timedelta(hours=1))
+    await crash(database, 3)
     assert await requeue_ended_tasks(database, [task], actor="ada", reason="fixed", now=NOON) == [task]
     (claimed,) = await claim(database, "w")
-    assert (claimed.attempt, claimed.tries) == (2, 1)
+    assert (claimed.attempt, claimed.tries) == (4, 1)
 
 
 async def test_waiting_tasks_are_released_skipped_or_canceled_and_pending_ones_held(database: Connection) -> None:

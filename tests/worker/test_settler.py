@@ -169,8 +169,8 @@ async def test_two_attempts_at_one_task_are_never_written_in_one_batch(url: str,
     await enqueue(database, "gated")
     answers = Answers()
     settler = Settler(answers, "w", max_batch=100)
-    for lease in (timedelta(milliseconds=1), timedelta(minutes=1)):
-        (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"], lease=lease)
+    for lease, suspected in ((timedelta(milliseconds=1), False), (timedelta(minutes=1), True)):
+        (claimed,) = await claim_pending_tasks(database, actor="w", types=["gated"], lease=lease, suspected=suspected)
         attempt = TaskStateMachine.of_claim(claimed, "w", definition, lease_until=0)
         attempt.outcome = Outcome(*attempt.key, TaskRowEvent.SUCCEED, output=claimed.attempt)
         settler.add(attempt)

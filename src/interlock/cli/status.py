@@ -43,6 +43,7 @@ from interlock.store.stats import (
     read_overview,
     read_task_details,
 )
+from interlock.store.tasks import MAX_CRASHES
 from interlock.store.workers import LiveProcess
 
 WATCH_INTERVAL_S = 1.0
@@ -292,6 +293,7 @@ def _format_task(task: dict[str, Any], waits: str | None, now: datetime) -> str:
         "reason": None if task["reason"] == waits else task["reason"],
         "progress": _progress(task["progress"]),
         "tries": f"{task['tries']} of {task['max_tries']}",
+        "crashes": f"{task['crashes']} of {MAX_CRASHES} in a row" if task["crashes"] else None,
         **{name: task[name] for name in PLAIN_FIELDS},
         "timeout": None if timeout is None else f"{timeout:g} s",
         "tags": None if task["tags"] is None else ", ".join(task["tags"]),

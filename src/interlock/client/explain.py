@@ -14,6 +14,7 @@ from interlock.client.job_handle import as_job_id
 from interlock.errors import UnknownTaskError
 from interlock.lifecycle import JOB, TASK_ROW, JobState, SupervisedWorkerState, TaskRowState
 from interlock.store.explain import read_explanation
+from interlock.store.tasks import MAX_CRASHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -93,11 +94,18 @@ def pending_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     """Describe why a pending task is not claimed."""
     if row["run_at"] > seen.now:
         return [f"it is not due before {at(row['run_at'])}"]
+    facts = []
+    if row["crashes"]:
+        facts.append(f"{_suspicion(row)}: it waits for a worker that runs nothing else")
     workers = [process for process in seen.processes if process.role == "worker"]
     serving = [process for process in workers if row["namespace"] in process.namespaces]
     if not serving:
-        return [f"no live worker serves namespace {row['namespace']!r}; {_other_workers(workers)}"]
-    return [_able_workers(serving, row["type"], seen)]
+        return [*facts, f"no live worker serves namespace {row['namespace']!r}; {_other_workers(workers)}"]
+    return [*facts, _able_workers(serving, row["type"], seen)]
+
+
+def _suspicion(row: dict[str, Any]) -> str:
+    return f"it is suspected of killing its worker ({row['crashes']} of {MAX_CRASHES} crashes)"
 
 
 def _able_workers(serving: Sequence[LiveProcess], wanted: str, seen: Explained) -> str:
@@ -129,7 +137,11 @@ def running_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     """Describe the worker and the lease of a running task, and what happens if the worker is gone."""
     facts = [f"{row['worker_id']} runs attempt {row['attempt']}, try {row['tries']} of {row['max_tries']}"]
     lease, seen_until = row["lease_expires_at"], row["worker_seen_until"]
-    then = "it is put back" if row["tries"] < row["max_tries"] else "it ends in error, because this is its last try"
+    then = "it is put back, and runs alone"
+    if row["crashes"]:
+        facts.append(f"{_suspicion(row)}: it runs alone")
+    if row["crashes"] + 1 >= MAX_CRASHES:
+        then = f"it ends in error, because it has lost {MAX_CRASHES} workers in a row"
     if lease <= seen.now:
         facts.append(f"its lease ran out at {at(lease)}; when a live worker recovers it, {then}")
         if not any(process.role == "worker" for process in seen.processes):

@@ -54,6 +54,7 @@ class TaskStatus:
     run_at: datetime
     attempt: int
     tries: int
+    crashes: int
     max_tries: int
     worker_id: str | None
     lease_expires_at: datetime | None

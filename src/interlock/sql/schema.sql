@@ -254,6 +254,9 @@ create table interlock.tasks (
     -- it with `attempt`
     settled_attempt int,
     tries int not null default 0,
+    -- leases in a row that ran out because the worker was gone, with no settle between them. Such a task is suspected
+    -- of killing its worker: it uses up no try, runs alone, and ends in error at a limit of its own
+    crashes smallint not null default 0,
     max_tries int not null default 5,
     worker_id text,
     lease_expires_at timestamptz,
@@ -298,6 +301,7 @@ create table interlock.tasks (
     constraint tasks_owned_while_running check (state <> 'running' or worker_id is not null),
     constraint tasks_attempt check (attempt >= 0),
     constraint tasks_tries check (tries >= 0 and max_tries >= 1),
+    constraint tasks_crashes check (crashes >= 0),
     constraint tasks_step_of_job check ((job_id is null) = (step is null)),
     -- bounds that every client can read back: a hundred years, and years with four digits
     constraint tasks_timeout check (timeout_seconds > 0 and timeout_seconds <= 3155760000),
@@ -313,8 +317,9 @@ create table interlock.tasks (
     vacuum_index_cleanup = on
 );
 
--- The claim walks this index and no other; its order is exactly the order of the claim.
-create index tasks_claim on interlock.tasks (namespace, priority desc, run_at, id) where state = 'pending';
+-- The claim walks this index and no other; its order is exactly the order of the claim. Tasks that are suspected of
+-- killing their worker are apart from the others of their namespace.
+create index tasks_claim on interlock.tasks (namespace, crashes, priority desc, run_at, id) where state = 'pending';
 -- Recovery walks this one. With the predicate "state = 'running'" the planner would use it for the settle, too.
 create index tasks_lease on interlock.tasks (lease_expires_at) where lease_expires_at is not null;
 -- One unfinished task per unique key; one task per request id, for as long as the task is kept.

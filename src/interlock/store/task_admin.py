@@ -14,7 +14,7 @@ from interlock.errors import StatementError
 from interlock.lifecycle import TaskRowState
 from interlock.postgres.connection import UNIQUE_VIOLATION, transaction
 from interlock.postgres.query import run
-from interlock.store.tasks import TASKS, insert_webhooks, notify_ended_tasks, notify_tasks
+from interlock.store.tasks import MAX_CRASHES, TASKS, insert_webhooks, notify_ended_tasks, notify_tasks
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 PAGE_SIZE = 500  # tasks that one statement of an operation by filter finds
+# A lease also runs out when the worker lives but cannot renew it, because a handler holds the interpreter lock.
+CRASHED = "it killed its worker %s times, or kept it from renewing the lease"
 
 
 async def release_waiting_tasks(
@@ -230,11 +232,12 @@ class RecoveredTask(NamedTuple):
 async def recover_expired_tasks(
     connection: Connection, *, actor: str, limit: int = 500, now: datetime | None = None
 ) -> list[RecoveredTask]:
-    """Recover tasks whose lease expired: another try, or the end when no try is left; notify result watchers.
+    """Recover tasks whose lease expired: pending again, or in error after MAX_CRASHES in a row; notify result watchers.
 
-    Tasks whose cancellation was requested are canceled here, because their worker may be gone.
+    They use up no try, because a task beside them may have killed their worker; from now on each runs alone. Tasks
+    whose cancellation was requested are canceled here, because their worker may be gone.
     """
-    parameters = {"limit": limit, "actor": actor, "now": now}
+    parameters = {"limit": limit, "actor": actor, "max_crashes": MAX_CRASHES, "message": CRASHED, "now": now}
     async with transaction(connection):
         canceled = await _cancel_expired_tasks(connection, parameters)
         recovered = [RecoveredTask(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]
@@ -244,6 +247,21 @@ async def recover_expired_tasks(
             await notify_ended_tasks(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
             await notify_tasks(connection, {task.namespace for task in recovered if task.event == "expire"})
     return canceled + recovered
+
+
+async def exonerate_tasks(
+    connection: Connection, attempts: Mapping[UUID, int], *, now: datetime | None = None
+) -> dict[UUID, int]:
+    """Clear the suspicion against tasks that lost these attempts although their worker lives, and notify workers.
+
+    Return the attempts whose expired lease has not been recovered yet: exonerate them later.
+    """
+    parameters = {"ids": list(attempts), "attempts": list(attempts.values()), "now": now}
+    rows = await run(connection, TASKS["exonerate_tasks"], parameters)
+    cleared = {row["namespace"] for row in rows if row["namespace"] is not None}
+    if cleared:
+        await notify_tasks(connection, cleared)
+    return {row["id"]: attempts[row["id"]] for row in rows if row["namespace"] is None}
 
 
 async def _cancel_expired_tasks(connection: Connection, parameters: Mapping[str, Any]) -> list[RecoveredTask]:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 TASKS = load_statements("tasks")
 WAITERS = load_statements("waiters")
 DEFAULT_LEASE = timedelta(seconds=30)
+MAX_CRASHES = 3  # leases in a row that a task may let run out, before it ends in error
 MIB = 1024 * 1024
 MAX_JSON_BYTES = 256 * MIB - 1  # of one JSON document in PostgreSQL
 DEFAULT_MAX_RESULT_BYTES = 64 * MIB
@@ -155,11 +156,13 @@ async def claim_pending_tasks(
     limit: int = 1,
     lease: timedelta = DEFAULT_LEASE,
     callback_url: str | None = None,
+    suspected: bool = False,
     now: datetime | None = None,
 ) -> list[ClaimedTask]:
     """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces.
 
-    `callback_url` is the webhook of steps that name none themselves.
+    `callback_url` is the webhook of steps that name none themselves. With `suspected`, only tasks that are suspected of
+    killing their worker are claimed, and without it none of them.
     """
     parameters = {
         "namespaces": array_literal(tuple(namespaces)),
@@ -169,9 +172,20 @@ async def claim_pending_tasks(
         "lease": f"{lease.total_seconds()} seconds",
         "actor": actor,
         "callback_url": callback_url,
+        "least_crashes": 1 if suspected else 0,
+        "most_crashes": MAX_CRASHES if suspected else 0,
         "now": now,
     }
     return await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+
+
+async def has_suspected_tasks(
+    connection: Connection, *, types: Sequence[str], namespaces: Sequence[str], now: datetime | None = None
+) -> bool:
+    """Tell whether due tasks of these namespaces are suspected of killing their worker."""
+    parameters = {"namespaces": list(namespaces), "types": list(types), "now": now}
+    (row,) = await run(connection, TASKS["has_suspected_tasks"], parameters)
+    return bool(row["found"])
 
 
 async def until_next_run(

@@ -124,17 +124,18 @@ class _Runner:
     async def _claim(self, limit: int, *, one: bool) -> list[ClaimedTask]:
         if limit <= 0:
             return []
+        common: Any = {
+            "actor": self._actor,
+            "types": self._types,
+            "namespaces": self._namespaces,
+            "lease": LEASE,
+            "callback_url": self._app.config.callback_url,
+            "now": self._app.now(),
+        }
         async with self._app.connection() as connection:
-            return await claim_pending_tasks(
-                connection,
-                actor=self._actor,
-                types=self._types,
-                namespaces=self._namespaces,
-                limit=1 if one else limit,
-                lease=LEASE,
-                callback_url=self._app.config.callback_url,
-                now=self._app.now(),
-            )
+            claimed = await claim_pending_tasks(connection, limit=1 if one else limit, **common)
+            # A task that is suspected of killing its worker runs alone, as every drained task does.
+            return claimed or await claim_pending_tasks(connection, limit=1, suspected=True, **common)
 
     async def run(self, claimed: ClaimedTask) -> Ran:
         task = self._app.tasks[claimed.type]

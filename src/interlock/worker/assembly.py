@@ -23,6 +23,7 @@ from interlock.service import BackgroundService
 from interlock.telemetry import log
 from interlock.worker.cancellation import CANCEL_TIMEOUT_S, run_within
 from interlock.worker.fetcher import Fetcher
+from interlock.worker.isolation import Isolation
 from interlock.worker.loop_thread import LoopThread
 from interlock.worker.maintenance.leader import Maintenance
 from interlock.worker.registration import Registration
@@ -52,7 +53,8 @@ class WorkerComponents:
         self._app = app
         self._thread = LoopThread("interlock-leases")
         self.fetcher = Fetcher(worker.worker_id, settings, app.tasks, app.config.callback_url)
-        self.runner = Runner(worker, app, self._thread)
+        self.isolation = Isolation(worker.worker_id, self.fetcher, worker.context.active)
+        self.runner = Runner(worker, app, self._thread, self.isolation)
         self.settler = self.runner.settler
         self.leases = self.runner.leases
         self.statistics = self.runner.statistics

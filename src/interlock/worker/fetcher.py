@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from interlock.errors import DisconnectedError, StatementError
 from interlock.store.limits import read_paused_namespaces
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.tasks import claim_pending_tasks, until_next_run
+from interlock.store.tasks import claim_pending_tasks, has_suspected_tasks, until_next_run
 from interlock.telemetry import claim_batch_size
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Fetcher:
         self._recovered_at = -math.inf
         self._server_clock_lead_s = 0.0  # of the server's clock before this host's
         self.is_exhausted = False  # the last claim took every due task
+        self.has_suspects = False  # tasks that must run alone were waiting at the last recovery
 
     def serve(self, namespaces: tuple[str, ...]) -> None:
         """Claim from these namespaces from now on, and forget everything read before."""
@@ -59,7 +60,7 @@ class Fetcher:
 
     async def claim(self, connection: Connection, free: int) -> list[ClaimedTask]:
         """Claim up to `free` tasks from the namespaces that are not paused."""
-        namespaces = [name for name in self._namespaces if name not in self._paused]
+        namespaces = self._unpaused()
         if not namespaces:
             return []
         # With fewer free slots than namespaces, each claim starts with another namespace.
@@ -79,8 +80,29 @@ class Fetcher:
         self.is_exhausted = all(count < share for count in found.values())
         return claimed
 
+    def _unpaused(self) -> list[str]:
+        return [name for name in self._namespaces if name not in self._paused]
+
+    async def claim_suspect(self, connection: Connection) -> list[ClaimedTask]:
+        """Claim one task that is suspected of killing its worker; the caller must run nothing else."""
+        claimed = await claim_pending_tasks(
+            connection,
+            actor=self._worker_id,
+            types=self._types,
+            namespaces=self._unpaused(),
+            limit=1,
+            lease=self._settings.lease_time,
+            callback_url=self._callback_url,
+            suspected=True,
+        )
+        self.has_suspects, self.is_exhausted = bool(claimed), False
+        return claimed
+
     async def recover(self, connection: Connection) -> bool:
-        """Recover tasks with expired leases, at most once per recovery interval; False if it is not due."""
+        """Recover tasks with expired leases, at most once per recovery interval; False if it is not due.
+
+        It also finds out whether tasks wait that must run alone.
+        """
         is_due = time.monotonic() - self._recovered_at >= self._settings.recovery_interval
         if is_due:
             while await recover_expired_tasks(connection, actor=self._worker_id):
@@ -89,6 +111,8 @@ class Fetcher:
         if is_due or self._reread_paused:
             self._reread_paused = False
             self._paused = await read_paused_namespaces(connection)
+        if is_due:
+            self.has_suspects = await has_suspected_tasks(connection, types=self._types, namespaces=self._unpaused())
         return is_due
 
     async def seconds_until_due(self, connection: Connection | None, limit: float) -> float:

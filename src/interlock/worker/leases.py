@@ -11,6 +11,7 @@ import math
 import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from interlock.errors import DisconnectedError, StatementError
@@ -23,7 +24,6 @@ from interlock.store.tasks import HeldAttempt, renew_running_tasks, save_checkpo
 from interlock.telemetry import log
 from interlock.worker.attempt import TAKEN_OVER
 from interlock.worker.cancellation import CANCEL_TIMEOUT_S, run_within
-from interlock.worker.outcome import Interruption
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Sequence
@@ -46,11 +46,14 @@ HELD_STATES = frozenset({TaskState.PROCESSING, TaskState.REPORTING})
 GIVEN_UP = -math.inf  # the `lease_until` of an attempt that was interrupted because its lease is lost
 
 
-class AttemptCanceler(Protocol):
-    """Passes on cancellation requests: the worker's Runner."""
+class AttemptStopper(Protocol):
+    """Stops handlers in the worker's loop: the worker's Runner."""
 
     def cancel(self, attempt: TaskStateMachine, reason: str | None, /) -> None:
         """Ask a handler to stop, and stop it after the cancel grace."""
+
+    def lose(self, attempt: TaskStateMachine, reason: str, /, *, has_stalled: bool) -> None:
+        """Stop a handler whose lease is lost; `has_stalled` if this process stood still during the lease."""
 
 
 class LeaseKeeper(BackgroundService):
@@ -66,14 +69,16 @@ class LeaseKeeper(BackgroundService):
         active: dict[int, TaskStateMachine],
         *,
         thread: LoopThread,
-        canceler: AttemptCanceler,
+        runner: AttemptStopper,
     ) -> None:
         super().__init__("leases")
         self._url = url
         self._settings = settings
         self._active = active
         self._thread = thread
-        self._canceler = canceler
+        self._runner = runner
+        self._ticked_at = time.monotonic()
+        self._stalled_at = -math.inf
         self._renew_requested = asyncio.Event()
         self._renew_all = False
         self._progressed: set[UUID] = set()
@@ -172,7 +177,7 @@ class LeaseKeeper(BackgroundService):
             if attempt.has_context:
                 attempt.context.lease_timeout = datetime.now(UTC) + timedelta(seconds=until - time.monotonic())
             if row.cancel_requested_at is not None and attempt.state is TaskState.PROCESSING:
-                self._thread.call_home(self._canceler.cancel, attempt, row.reason)
+                self._thread.call_home(self._runner.cancel, attempt, row.reason)
         for missing in lost:
             self._lose(by_id[missing.id], TAKEN_OVER)
 
@@ -193,8 +198,15 @@ class LeaseKeeper(BackgroundService):
     async def _keep_expiring(self) -> None:
         tick = min(self._settings.lease / 6, PROGRESS_INTERVAL_S)
         while True:
+            self._note_stall(time.monotonic())
             next_expiry = self._expire(time.monotonic())
             await asyncio.sleep(min(max(next_expiry - time.monotonic(), 0.001), tick))
+
+    def _note_stall(self, now: float) -> None:
+        """Note that this thread did not run for a third of a lease: the process was frozen, or a handler blocked it."""
+        if now - self._ticked_at > self._settings.lease / 3:
+            self._stalled_at = now
+        self._ticked_at = now
 
     def _expire(self, now: float) -> float:
         """Give up the attempts whose lease has expired; return when the next lease expires."""
@@ -211,7 +223,10 @@ class LeaseKeeper(BackgroundService):
             return  # being settled, which finds out by itself, or given up before
         attempt.lease_until = GIVEN_UP
         attempt.record_lost_lease(reason)
-        self._thread.call_home(attempt.interrupt, Interruption.LEASE_LOST, f"lease lost: {reason}")
+        now = time.monotonic()
+        self._note_stall(now)
+        has_stalled = now - self._stalled_at <= self._settings.lease
+        self._thread.call_home(partial(self._runner.lose, attempt, reason, has_stalled=has_stalled))
 
     # --- the connection
 

@@ -259,6 +259,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
     async def _recover_expired(self) -> None:
         if await self.components.fetcher.recover(self.connection):
             self.context.last_recovery_time = datetime.now(UTC)
+            await self.components.isolation.exonerate(self.connection)
 
     # --- RUNNING
 
@@ -273,7 +274,9 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         began = time.monotonic()
         try:
             await self._recover_expired()  # a worker that always finds tasks must recover too
-            claimed = await self.components.fetcher.claim(self.connection, free)
+            claimed = await self.components.isolation.claim(self.connection)
+            if claimed is None:
+                claimed = await self.components.fetcher.claim(self.connection, free)
             self._reconnects.reset()  # not once connected: the server may accept connections and refuse the claims
         except Exception as error:  # noqa: BLE001 - any error is answered with a new connection
             await self._reconnect_after(error)
@@ -283,24 +286,33 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             await return_attempts(self.context.connection, attempts, actor=self.worker_id)
         elif claimed:
             await self._start(claimed, began + self.settings.lease)
-        else:
+        elif not self._must_wait():  # else the worker makes room for a task that must run alone
             self.transition(WorkerEvent.NO_TASKS_AVAILABLE)
 
     async def _free_slots(self) -> int:
-        """Wait for a free slot; if less than an eighth is free, a moment longer, to claim more at once."""
+        """Wait for a free slot; if less than an eighth is free, a moment longer, to claim more at once.
+
+        While a task must run alone, or room is made for one, no slot is free.
+        """
         limit, active = self.settings.concurrency, self.context.active
-        while len(active) >= limit and self.state is WorkerState.RUNNING and self._accepts_tasks:
+        while self._must_wait() and self.state is WorkerState.RUNNING and self._accepts_tasks:
             self.slot_freed.clear()
-            await self.slot_freed.wait()
+            if len(active) >= limit:
+                await self.slot_freed.wait()
+            else:
+                await wait_for_event(self.slot_freed, self.components.isolation.seconds_to_wait())
         if limit - len(active) < limit // 8:
             await asyncio.sleep(SLOT_GATHER_S)
         return limit - len(active)
+
+    def _must_wait(self) -> bool:
+        return len(self.context.active) >= self.settings.concurrency or self.components.isolation.seconds_to_wait() != 0
 
     def _should_claim(self) -> bool:
         """Tell whether tasks may be due beyond those of the last claim; a needless claim would delay running them."""
         exhausted, self._queue_exhausted = self._queue_exhausted and not self.wake.is_set(), False
         self.wake.clear()
-        return self._accepts_tasks and not exhausted
+        return self._accepts_tasks and (not exhausted or self.components.isolation.is_wanted)
 
     @property
     def _accepts_tasks(self) -> bool:
@@ -348,7 +360,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         pause = poll_interval(self.settings, self.context.backoff_count)
         if self.settings.mode is WakeMode.EVENTS and self.components.is_listening:
             pause = self.settings.events_poll
-        pause = min(pause, MAX_IDLE_WAIT_S)
+        pause = min(pause, MAX_IDLE_WAIT_S, self.components.isolation.seconds_until_turn())
         await wait_for_event(self.wake, min(pause, NOTIFICATION_WAIT_S))
         if self._accepts_tasks and not self.wake.is_set():
             pause = await self.components.fetcher.seconds_until_due(self.context.connection, pause)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
     from interlock.store.tasks import ClaimedTask
     from interlock.worker.executors.events import StepExecutionEvent
+    from interlock.worker.isolation import Isolation
     from interlock.worker.loop_thread import LoopThread
     from interlock.worker.process import WorkerStateMachine
 
@@ -80,10 +81,11 @@ class HandlerTransaction:
 class Runner:
     """The attempts of one worker, their executors, settler and leases."""
 
-    def __init__(self, worker: WorkerStateMachine, app: Interlock, thread: LoopThread) -> None:
+    def __init__(self, worker: WorkerStateMachine, app: Interlock, thread: LoopThread, isolation: Isolation) -> None:
         settings = worker.settings
         self._worker = worker
         self._context = worker.context
+        self._isolation = isolation
         self._tasks = app.tasks
         self._url = app.url
         self._max_result_size = settings.largest_result
@@ -105,7 +107,7 @@ class Runner:
             max_batch=max_batch_size(settings.concurrency),
             max_result_size=settings.largest_result,
         )
-        self.leases = LeaseKeeper(app.url, settings, worker.context.active, thread=thread, canceler=self)
+        self.leases = LeaseKeeper(app.url, settings, worker.context.active, thread=thread, runner=self)
 
     # --- starting
 
@@ -257,11 +259,14 @@ class Runner:
             tasks.completed += 1
         else:
             tasks.mismatched += 1
+            if attempt.is_lost:
+                self._isolation.survive(attempt)  # its handler has ended, and the worker lives
         self._release(attempt)
 
     async def _give_up(self, attempt: TaskStateMachine, error: BaseException) -> None:
         """Release an attempt that cannot be settled: its lease expires, and recovery decides."""
         log.error("attempt_let_go", task_id=attempt.task_id, attempt=attempt.key[1], error=repr(error))
+        self._isolation.survive(attempt)
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None:
             with suppress(Exception):
@@ -283,6 +288,12 @@ class Runner:
         self._worker.slot_freed.set()
 
     # --- stopping
+
+    def lose(self, attempt: TaskStateMachine, reason: str, *, has_stalled: bool) -> None:
+        """Stop a handler whose lease is lost; unless the process itself stood still, its task is not to blame."""
+        if not has_stalled:
+            self._isolation.survive(attempt)
+        attempt.interrupt(Interruption.LEASE_LOST, f"lease lost: {reason}")
 
     def cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
         """Ask a handler to stop, and stop it after the cancel grace; at once if it cannot see the request."""

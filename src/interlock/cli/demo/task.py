@@ -58,7 +58,7 @@ async def _run_task(console: Console, connection: Connection) -> UUID:
     while (recovered_by := await _recover(connection, task_id)) is None:  # noqa: ASYNC110 - the lease must expire
         await asyncio.sleep(seconds / 5)
     console.print(f"[yellow]recovered[/yellow] by {escape(recovered_by)}, which found the lease expired")
-    (second,) = await _claim(connection, "worker-2", namespace, LEASE)
+    (second,) = await _claim(connection, "worker-2", namespace, LEASE, suspected=True)
     console.print(f"[green]claimed[/green]   by worker-2 as attempt {second.attempt}")
     late = Outcome(task_id, first.attempt, TaskRowEvent.SUCCEED, output="from the dead")
     _, (lost,) = await settle_running_tasks(connection, [late], actor="worker-1")
@@ -69,8 +69,12 @@ async def _run_task(console: Console, connection: Connection) -> UUID:
     return task_id
 
 
-async def _claim(connection: Connection, worker: str, namespace: str, lease: timedelta) -> list[ClaimedTask]:
-    return await claim_pending_tasks(connection, actor=worker, types=[TASK_TYPE], namespaces=[namespace], lease=lease)
+async def _claim(
+    connection: Connection, worker: str, namespace: str, lease: timedelta, *, suspected: bool = False
+) -> list[ClaimedTask]:
+    return await claim_pending_tasks(
+        connection, actor=worker, types=[TASK_TYPE], namespaces=[namespace], lease=lease, suspected=suspected
+    )
 
 
 async def _recover(connection: Connection, task_id: UUID) -> str | None:

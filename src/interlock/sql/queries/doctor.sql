@@ -22,7 +22,7 @@ from known
         select type, run_at
         from interlock.tasks
         where state = 'pending' and namespace = known.name and run_at <= coalesce(%(now)s::timestamptz, now())
-        order by priority desc, run_at, id
+        order by crashes, priority desc, run_at, id
         limit %(each)s
     ) as found
 where known.name is not null

@@ -4,7 +4,7 @@
 -- name: read_explained_tasks
 -- Tasks with everything of their own that may hold them: worker, namespace, limit, and a dead letter about their end.
 select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.reason, tasks.held_by, tasks.run_at, tasks.attempt,
-    tasks.tries, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at, tasks.cancel_requested_at, tasks.job_id,
+    tasks.tries, tasks.crashes, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at, tasks.cancel_requested_at, tasks.job_id,
     tasks.step, tasks.limit_key, tasks.unresolved, tasks.wait_until, tasks.error,
     tasks.job_id is not null and tasks.state in ('done', 'error', 'canceled') and not tasks.advanced
         and jobs.status = 'RUNNING' as unprocessed,

@@ -192,7 +192,7 @@ where held.name is not null
 select id
 from interlock.tasks
 where state = 'pending' and namespace = %(name)s
-order by priority desc, run_at, id
+order by crashes, priority desc, run_at, id
 limit %(batch)s
 
 -- name: read_held_of_namespace

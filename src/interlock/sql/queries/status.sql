@@ -81,7 +81,7 @@ order by held.tasks desc, limits.key
 -- name: read_task_details
 -- The whole row of a task, and the state of its webhook until it is delivered.
 select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.event, tasks.reason, tasks.held_by, tasks.priority,
-    tasks.run_at, tasks.attempt, tasks.tries, tasks.max_tries, tasks.timeout_seconds, tasks.backoff, tasks.worker_id,
+    tasks.run_at, tasks.attempt, tasks.tries, tasks.crashes, tasks.max_tries, tasks.timeout_seconds, tasks.backoff, tasks.worker_id,
     tasks.lease_expires_at, tasks.cancel_requested_at, tasks.progress, tasks.cost, tasks.job_id, tasks.step,
     tasks.limit_key, tasks.unique_key, tasks.request_id, tasks.tags, tasks.correlation_id, tasks.callback_url,
     notice.callback, tasks.created_at, tasks.started_at, tasks.finished_at, tasks.updated_at, tasks.input,

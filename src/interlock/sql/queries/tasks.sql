@@ -25,7 +25,8 @@ returning id
 -- moves: task pending -claim-> running
 -- Each namespace gives at most `each` tasks, so that none starves the others. The order is exactly that of the index
 -- `tasks_claim`; with another one the planner walks a longer index. The array, instead of a join, makes the planner
--- find the rows by the primary key, however small it estimates the table.
+-- find the rows by the primary key, however small it estimates the table. `least_crashes` and `most_crashes` are both 0
+-- for tasks that may run beside others; a worker that runs nothing else claims one that is suspected of killing workers.
 -- The inputs of simple steps are gathered here: docs/decisions/0012-step-inputs-in-the-claim.md has the measurements.
 with picked as materialized (
     select found.id
@@ -34,8 +35,9 @@ with picked as materialized (
             select id
             from interlock.tasks
             where state = 'pending' and tasks.namespace = wanted.namespace
+                and crashes >= %(least_crashes)s::smallint and crashes <= %(most_crashes)s::smallint
                 and run_at <= coalesce(%(now)s::timestamptz, now()) and type = any (%(types)s::text[])
-            order by priority desc, run_at, id
+            order by crashes, priority desc, run_at, id
             limit %(each)s
             for update skip locked
         ) as found
@@ -116,7 +118,7 @@ with recursive levels as (
         cross join lateral (
             select priority
             from interlock.tasks
-            where state = 'pending' and tasks.namespace = wanted.namespace
+            where state = 'pending' and tasks.namespace = wanted.namespace and crashes = 0
             order by priority desc, run_at, id
             limit 1
         ) as highest
@@ -126,7 +128,8 @@ with recursive levels as (
         cross join lateral (
             select priority
             from interlock.tasks
-            where state = 'pending' and tasks.namespace = levels.namespace and tasks.priority < levels.priority
+            where state = 'pending' and tasks.namespace = levels.namespace and crashes = 0
+                and tasks.priority < levels.priority
             order by priority desc, run_at, id
             limit 1
         ) as lower
@@ -137,7 +140,8 @@ from levels
     cross join lateral (
         select run_at
         from interlock.tasks
-        where state = 'pending' and tasks.namespace = levels.namespace and tasks.priority = levels.priority
+        where state = 'pending' and tasks.namespace = levels.namespace and crashes = 0
+            and tasks.priority = levels.priority
             and type = any (%(types)s::text[]) and run_at > coalesce(%(now)s::timestamptz, now()) - interval '1 second'
         order by run_at, id
         limit 1
@@ -202,7 +206,7 @@ with outcome as materialized (
         settled_attempt = outcome.attempt,
         cost = coalesce(outcome.cost, tasks.cost), run_at = coalesce(
             coalesce(%(now)s::timestamptz, clock_timestamp()) + make_interval(secs => outcome.delay), tasks.run_at),
-        tries = tasks.tries - (outcome.event = 'return')::int, lease_expires_at = null,
+        tries = tasks.tries - (outcome.event = 'return')::int, crashes = 0, lease_expires_at = null,
         progress = coalesce(outcome.progress, tasks.progress),
         finished_at = case
             when outcome.event in ('succeed', 'fail') then coalesce(%(now)s::timestamptz, clock_timestamp())
@@ -247,23 +251,28 @@ for update skip locked
 -- name: recover_expired_tasks
 -- moves: task running -expire-> pending
 -- moves: task running -exhaust-> error
--- The array, instead of a join, makes the planner use the primary key, however many rows it expects. A step that ends
--- here gets a result document like any other, for readers of its job.
+-- A lease that ran out is a crash: it gives the try back and is counted apart. The array, instead of a join, makes the
+-- planner use the primary key, however many rows it expects. A step that ends here gets a result document like any
+-- other, for readers of its job.
 update interlock.tasks
-set state = case when tries < max_tries then 'pending' else 'error' end,
-    event = case when tries < max_tries then 'expire' else 'exhaust' end,
-    reason = format('the lease of %%s on attempt %%s ran out at %%s', worker_id, attempt, lease_expires_at),
-    error = case when tries < max_tries then error else jsonb_build_object('type', 'LeaseExpired', 'traceback', null,
-        'message', 'the worker died or lost its database on the last try', 'retryable', true) end,
-    output = case when tries < max_tries or job_id is null then output else jsonb_build_object('step', step,
-        'success', false, 'result', null, 'status', 'failed', 'error', jsonb_build_object('type', 'LeaseExpired',
-            'traceback', null, 'message', 'the worker died or lost its database on the last try', 'retryable', true),
+set state = case when crashes + 1 < %(max_crashes)s then 'pending' else 'error' end,
+    event = case when crashes + 1 < %(max_crashes)s then 'expire' else 'exhaust' end,
+    tries = greatest(tries - 1, 0), crashes = crashes + 1,
+    reason = format('the lease of %%s on attempt %%s ran out at %%s; ', worker_id, attempt, lease_expires_at)
+        || case when crashes + 1 < %(max_crashes)s
+            then format('it may have killed its worker (%%s of %%s times)', crashes + 1, %(max_crashes)s::int)
+            else format(%(message)s, crashes + 1) end,
+    error = case when crashes + 1 < %(max_crashes)s then error else jsonb_build_object('type', 'WorkerCrashed',
+        'traceback', null, 'message', format(%(message)s, crashes + 1), 'retryable', true) end,
+    output = case when crashes + 1 < %(max_crashes)s or job_id is null then output else jsonb_build_object('step', step,
+        'success', false, 'result', null, 'status', 'failed', 'error', jsonb_build_object('type', 'WorkerCrashed',
+            'traceback', null, 'message', format(%(message)s, crashes + 1), 'retryable', true),
         'metadata', jsonb_build_object('started_at', started_at,
             'completed_at', coalesce(%(now)s::timestamptz, clock_timestamp()), 'execution_ms', null,
             'worker_id', worker_id, 'attempt', attempt, 'retryable', true),
         'orchestration_metadata', jsonb_build_object()) end,
     lease_expires_at = null,
-    finished_at = case when tries < max_tries then null else coalesce(%(now)s::timestamptz, clock_timestamp()) end,
+    finished_at = case when crashes + 1 < %(max_crashes)s then null else coalesce(%(now)s::timestamptz, clock_timestamp()) end,
     updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (array(
         select id
@@ -275,6 +284,34 @@ where id = any (array(
     ))
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id, event, namespace, limit_key
+
+-- name: has_suspected_tasks
+-- Whether due tasks of these namespaces are suspected of killing their worker, so that they wait for a worker that runs
+-- nothing else.
+select exists (
+    select from interlock.tasks
+    where state = 'pending' and namespace = any (%(namespaces)s::text[]) and crashes > 0
+        and run_at <= coalesce(%(now)s::timestamptz, now()) and type = any (%(types)s::text[])
+) as found
+
+-- name: exonerate_tasks
+-- Clears the suspicion against tasks whose lease ran out although their worker lives. Returns these with their
+-- namespace, and, without one, those whose lease has not been recovered yet.
+with cleared as (
+    update interlock.tasks
+    set crashes = 0, updated_at = coalesce(%(now)s::timestamptz, now())
+    from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as held (id, attempt)
+    where tasks.id = any (%(ids)s::uuid[]) and tasks.id = held.id and tasks.attempt = held.attempt
+        and state = 'pending' and crashes > 0
+    returning tasks.id, tasks.namespace
+)
+select id, namespace
+from cleared
+union all
+select tasks.id, null
+from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as held (id, attempt)
+    join interlock.tasks on tasks.id = held.id and tasks.attempt = held.attempt and state = 'running'
+where tasks.id = any (%(ids)s::uuid[])
 
 -- name: lock_jobs_of_steps
 -- A client that moves several waiting steps locks their jobs first, as the orchestrator does, which prevents deadlocks.
@@ -361,9 +398,9 @@ returning tasks.id
 -- name: requeue_ended_tasks
 -- moves: task error -requeue-> pending
 -- moves: task canceled -requeue-> pending
--- Resets the tries; the attempt, which is the fence, keeps rising. Not for steps: the job is retried as a whole.
+-- Resets tries and crashes; the attempt, which is the fence, keeps rising. Not for steps: the job is retried as a whole.
 update interlock.tasks
-set state = 'pending', event = 'requeue', reason = %(reason)s, tries = 0, finished_at = null,
+set state = 'pending', event = 'requeue', reason = %(reason)s, tries = 0, crashes = 0, finished_at = null,
     cancel_requested_at = null,
     run_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (%(ids)s::uuid[]) and state in ('error', 'canceled') and job_id is null
@@ -371,8 +408,8 @@ where id = any (%(ids)s::uuid[]) and state in ('error', 'canceled') and job_id i
 returning id, namespace, limit_key
 
 -- name: read_tasks
-select id, namespace, type, state, event, reason, held_by, priority, run_at, attempt, tries, max_tries, worker_id,
-    lease_expires_at, job_id, step, limit_key, unique_key, request_id, tags, correlation_id, input, output, error, cost,
+select id, namespace, type, state, event, reason, held_by, priority, run_at, attempt, tries, crashes, max_tries,
+    worker_id, lease_expires_at, job_id, step, limit_key, unique_key, request_id, tags, correlation_id, input, output, error, cost,
     progress, created_at, started_at, finished_at, updated_at
 from interlock.tasks
 where id = any (%(ids)s::uuid[])
