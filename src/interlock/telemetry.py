@@ -37,6 +37,9 @@ settle_batch_size = Histogram(
     "settle_batch_size", "Outcomes written by one statement", buckets=(1, 5, 20, 50, 100, 200)
 )
 leases_lost_total = Counter("leases_lost_total", "Attempts that lost their task while they ran or when they reported")
+handlers_leaked_total = Counter(
+    "handlers_leaked_total", "Handlers that ran on although their attempt was settled", ["task_type"]
+)
 queue_depth = Gauge("queue_depth", "Tasks that have not ended", ["namespace", "state"])
 oldest_pending_age_seconds = Gauge("oldest_pending_age_seconds", "Age of the oldest due task", ["namespace"])
 

@@ -6,6 +6,7 @@ Invariant: progress and checkpoints are written under the attempt's number (the 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from interlock.model.json_values import ValueRefusedError, check_json
@@ -13,7 +14,6 @@ from interlock.telemetry import log
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from concurrent.futures import Future
     from datetime import datetime
     from uuid import UUID
 
@@ -47,6 +47,20 @@ class WorkerChannel(Protocol):
 
     def progressed(self, context: TaskContext, /) -> None:
         """Note that there is new progress to write."""
+
+
+class _DetachedChannel:
+    """Takes the place of the worker's channel after the attempt was settled, and stores nothing."""
+
+    __slots__ = ()
+
+    def save_checkpoint(self, _context: TaskContext, _value: Any, /) -> Future[bool]:
+        future: Future[bool] = Future()
+        future.set_result(False)
+        return future
+
+    def progressed(self, _context: TaskContext, /) -> None:
+        pass
 
 
 class TaskContext:
@@ -176,6 +190,10 @@ class TaskContext:
             raise ValueError(f"the checkpoint cannot be stored: {error}") from None
         self.stored_checkpoint = value
         return Saved(self._line.save_checkpoint(self, value))
+
+    def detach(self) -> None:
+        """Cut the context off from the worker: progress is no longer written, and a checkpoint is not stored."""
+        self._line = _DetachedChannel()
 
     def restore(self, default: Any = None) -> Any:
         """Return the latest checkpoint of this or an earlier attempt."""

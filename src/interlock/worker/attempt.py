@@ -20,6 +20,7 @@ from interlock.lifecycle import TASK, TaskEvent, TaskState
 from interlock.machine import StateMachine
 from interlock.model.graph import chosen_branches
 from interlock.telemetry import TaskTelemetry, leases_lost_total, log, series_of
+from interlock.worker.leaks import LEAK_GRACE_S
 from interlock.worker.outcome import (
     Interruption,
     describe_error,
@@ -30,6 +31,7 @@ from interlock.worker.outcome import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from uuid import UUID
 
     from interlock.client.context import WorkerChannel
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 TAKEN_OVER = "another has it"
 
 _losing = threading.Lock()
+
+
+def _timed_out(timeout: float | None) -> TimeoutError:
+    return TimeoutError(f"the handler was still running after {timeout:g} s")
 
 
 @dataclass(slots=True)
@@ -69,6 +75,12 @@ class AttemptRunner(HandlerRunner, Protocol):
     async def abandon(self, attempt: TaskStateMachine, /) -> None:
         """Undo the uncommitted writes of an attempt that lost its lease, and release its slot."""
 
+    def leak(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None], /) -> None:
+        """Report a handler that runs on although it was stopped, and run `settling`, which settles without it."""
+
+    def end_leak(self, attempt: TaskStateMachine, /) -> None:
+        """Note that a leaked handler has ended."""
+
 
 class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     """One attempt: its state, its handler's context and its outcome."""
@@ -78,11 +90,13 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "_context",
         "_id",
         "_line",
+        "_runner",
         "cancel_requested",
         "chosen",
         "claimed",
         "definition",
         "interruption",
+        "is_leaked",
         "is_lost",
         "job",
         "lease_until",
@@ -119,6 +133,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.lease_until = lease_until  # on this process's monotonic clock, independent of the server's clock
         self.running: asyncio.Task[Any] | None = None
         self.cancel_requested = False
+        self.is_leaked = False  # settled although the handler runs on
+        self._runner: AttemptRunner | None = None
         self.is_lost = False  # the lost lease has been counted
         self.outcome: Outcome | None = None
         self.interruption: Interruption | None = None
@@ -167,10 +183,22 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
         The runner may settle in a batch with other attempts: the final state is reached in `finish`.
         """
+        self._runner = runner
+        timeout, timer = self.timeout, None
+        if timeout is not None:
+            timer = asyncio.get_running_loop().call_later(timeout + LEAK_GRACE_S, self._leave_handler)
         try:
             outcome = await self.process(runner)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any failure is an outcome
             outcome = self._fail_outside_handler(error)
+        if timer is not None:
+            timer.cancel()
+        if self.is_leaked:
+            runner.end_leak(self)
+        else:
+            await self._settle(runner, outcome)
+
+    async def _settle(self, runner: AttemptRunner, outcome: Outcome | None) -> None:
         if outcome is None:
             await runner.abandon(self)
         else:
@@ -193,6 +221,10 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             self._record_choice(output)
         except BaseException as raised:  # noqa: BLE001 - whatever a handler raises is an outcome
             output, error = None, self._cause(raised, timeout)
+        return None if self.is_leaked else self._end_processing(output, error)
+
+    def _end_processing(self, output: Any, error: BaseException | None) -> Outcome | None:
+        """Leave PROCESSING and return the outcome to settle; None if the lease is lost."""
         if error is not None and self.cancel_requested and self.interruption is not Interruption.LEASE_LOST:
             self.interruption = Interruption.CANCELED  # also when the worker shuts down meanwhile
         if self.interruption is Interruption.LEASE_LOST:
@@ -222,7 +254,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         elif isinstance(raised, TimeoutError):
             deadline = self.context.deadline
             if deadline is not None and datetime.now(UTC) >= deadline:
-                return TimeoutError(f"the handler was still running after {timeout:g} s")
+                return _timed_out(timeout)
         return raised
 
     def _record_choice(self, output: Any) -> None:
@@ -269,6 +301,21 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.context.cancel_reason = self.context.cancel_reason or reason or why.value
         if self.running is not None:
             self.running.cancel(why.value)
+            self.running.get_loop().call_later(LEAK_GRACE_S, self._leave_handler)
+
+    def _leave_handler(self) -> None:
+        """Settle the attempt without its handler, if that is a coroutine which swallowed its cancellation.
+
+        Threads are left by their executor, and processes are killed.
+        """
+        definition, runner = self.definition, self._runner
+        if self.state is not TaskState.PROCESSING or runner is None or self.is_leaked:
+            return
+        if definition is None or definition.executor != "coroutine":
+            return
+        self.is_leaked = True
+        error = asyncio.CancelledError() if self.interruption is not None else _timed_out(self.timeout)
+        runner.leak(self, self._settle(runner, self._end_processing(None, error)))
 
     def record_lost_lease(self, reason: str = TAKEN_OVER) -> None:
         """Count and log that the attempt no longer holds its task, once.

@@ -18,18 +18,20 @@ from interlock.client.step_context import bind
 from interlock.errors import DisconnectedError, InvariantError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import connect, translated
+from interlock.service import BackgroundTasks
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.executors.dispatch import Executors, contain_error
 from interlock.worker.executors.events import HandlerEvents, StepExecutionCompletionEvent
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
+from interlock.worker.leaks import LeakedHandlers, coroutine_position
 from interlock.worker.leases import LeaseKeeper
 from interlock.worker.outcome import Interruption, failed_outside_handler
 from interlock.worker.settler import Settler, max_batch_size, settle
 from interlock.worker.stats import WorkerStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable
     from uuid import UUID
 
     from interlock.client.app import Interlock
@@ -59,6 +61,13 @@ class HandlerTransaction:
         await self.connection.set_autocommit(False)
         return self.connection
 
+    async def abort(self) -> None:
+        """Close the connection, which rolls back, without waiting for a leaked handler that is using it."""
+        if self.connection is not None:
+            await self.connection.close()
+        with suppress(StoreError, OSError):
+            await self._stack.aclose()
+
     async def end(self, *, commit: bool) -> None:
         """Commit, which the database may refuse, or roll back, which cannot fail: a lost connection rolls back too."""
         try:
@@ -83,15 +92,18 @@ class Runner:
         self._tasks = app.tasks
         self._url = app.url
         self._max_result_size = settings.largest_result
+        self._leaving = BackgroundTasks()
         self._transactions: dict[tuple[UUID, int], HandlerTransaction] = {}
+        self.leaks = LeakedHandlers(self._on_leaks_changed)
         self._executors = Executors(
             threads=settings.concurrency,
             processes=settings.processes,
             app_reference=settings.app_reference,
             max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + RESULT_LINE_OVERHEAD),
+            leaks=self.leaks,
         )
         self.events = HandlerEvents()
-        self.statistics = WorkerStatistics(self.events.statistics)
+        self.statistics = WorkerStatistics(self.events.statistics, self.leaks)
         self.settler = Settler(
             self,
             worker.worker_id,
@@ -196,6 +208,9 @@ class Runner:
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is None or transaction.connection is None:
             return True
+        if attempt.is_leaked:
+            await transaction.abort()
+            return True
         if attempt.outcome is None or attempt.outcome.event is not TaskRowEvent.SUCCEED:
             await transaction.end(commit=False)
             return True
@@ -223,7 +238,7 @@ class Runner:
         """Roll back the writes of an attempt that lost its lease, and release its slot."""
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None:
-            await transaction.end(commit=False)
+            await (transaction.abort() if attempt.is_leaked else transaction.end(commit=False))
         self._release(attempt)
 
     def finish(self, attempt: TaskStateMachine, *, written: bool) -> None:
@@ -261,6 +276,27 @@ class Runner:
 
     # --- stopping
 
+    def leak(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None]) -> None:
+        """Report a coroutine that runs on although it was stopped, and settle its attempt without it."""
+        definition = attempt.definition
+        where = None if definition is None else coroutine_position(attempt.running, definition.function)
+        self.events.close(attempt)
+        self.leaks.add(attempt, attempt.context, where)
+        self._leaving.spawn("settle without handler", self._settle_leaked(attempt, settling))
+
+    async def _settle_leaked(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None]) -> None:
+        try:
+            await settling
+        except Exception as error:  # noqa: BLE001 - the slot must not leak
+            await self._give_up(attempt, error)
+
+    def end_leak(self, attempt: TaskStateMachine) -> None:
+        """Note that the coroutine of a leaked handler has ended."""
+        self.leaks.remove(attempt)
+
+    def _on_leaks_changed(self) -> None:
+        self._worker.components.registration.reread()  # a heartbeat, which writes the statistics
+
     def cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
         """Ask a handler to stop, and stop it after the cancel grace; at once if it cannot see the request."""
         if not attempt.request_cancel(reason):
@@ -279,4 +315,5 @@ class Runner:
         for transaction in self._transactions.values():
             await transaction.end(commit=False)
         self._transactions.clear()
+        await self._leaving.stop()
         await self._executors.close()
