@@ -37,6 +37,16 @@ settle_batch_size = Histogram(
     "settle_batch_size", "Outcomes written by one statement", buckets=(1, 5, 20, 50, 100, 200)
 )
 leases_lost_total = Counter("leases_lost_total", "Attempts that lost their task while they ran or when they reported")
+shutdown_duration_seconds = Histogram(
+    "worker_shutdown_duration_seconds",
+    "Time from the request to shut a worker down to its end",
+    buckets=(0.1, 0.5, 1, 2, 5, 10, 20, 25, 30),
+)
+shutdown_tasks_total = Counter(
+    "worker_shutdown_tasks_total", "Tasks that a worker held when its shutdown was requested, by their end", ["outcome"]
+)
+for _outcome in ("finished", "returned", "abandoned"):
+    shutdown_tasks_total.labels(_outcome)
 handlers_leaked_total = Counter(
     "handlers_leaked_total", "Handlers that ran on although their attempt was settled", ["task_type"]
 )

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 MAX_COST = 1e300
 
 
+def as_document(result: Any) -> dict[str, Any]:
+    """Return a handler's result as a document: itself if it is a JSON object, else under the name `result`.
+
+    So a handler that returned nothing has an output too: `{"result": null}`.
+    """
+    return result if isinstance(result, dict) else {"result": result}
+
+
 class Saved:
     """A checkpoint that is being stored: `await` it in a coroutine, `wait()` for it in a thread; True when stored."""
 
@@ -105,7 +113,14 @@ class TaskContext:
         job_id: UUID | None = None,
         step: str | None = None,
         correlation_id: UUID | None = None,
+        lease_acquired_at: datetime | None = None,
+        lease_timeout: datetime | None = None,
         input_data: dict[str, Any] | None = None,
+        output_data: dict[str, Any] | None = None,
+        error: str | None = None,
+        cost: float | None = None,
+        processing_started_at: datetime | None = None,
+        processing_completed_at: datetime | None = None,
         checkpoint: Any = None,
         line: WorkerChannel | None = None,
     ) -> None:
@@ -121,14 +136,14 @@ class TaskContext:
         self.input_data = input_data
         self.stored_checkpoint = checkpoint
         self._line = line
-        self.output_data: Any = None
-        self.error: str | None = None
-        self._cost: float | None = None
+        self.output_data = output_data  # the result as a document: see as_document
+        self.error = error
+        self.cost = cost
         self.deadline: datetime | None = None
-        self.lease_acquired_at: datetime | None = None
-        self.lease_timeout: datetime | None = None
-        self.processing_started_at: datetime | None = None
-        self.processing_completed_at: datetime | None = None
+        self.lease_acquired_at = lease_acquired_at
+        self.lease_timeout = lease_timeout
+        self.processing_started_at = processing_started_at
+        self.processing_completed_at = processing_completed_at
         self.latest_progress: dict[str, Any] | None = None
         self.cancelled = False
         self.cancel_reason: str | None = None

@@ -51,6 +51,7 @@ class ClaimedTask(NamedTuple):
     max_tries: int
     stored_input: dict[str, Any] | None = None
     extras: dict[str, Any] | None = None
+    waited_s: float = 0.0  # since it was due, before the claim
 
     @property
     def input(self) -> dict[str, Any]:
@@ -171,6 +172,12 @@ async def claim_pending_tasks(
         "now": now,
     }
     return await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+
+
+async def find_claims_without_reply(connection: Connection, worker: str, within: timedelta) -> list[ClaimedTask]:
+    """Find the tasks that a worker has claimed within a time, without their inputs."""
+    parameters = {"worker": worker, "within": within}
+    return [ClaimedTask(**row) for row in await run(connection, TASKS["find_claims_without_reply"], parameters)]
 
 
 async def until_next_run(

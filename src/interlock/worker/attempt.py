@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from interlock.client.context import TaskContext
+from interlock.client.context import TaskContext, as_document
 from interlock.client.step_context import StepContext
 from interlock.lifecycle import TASK, TaskEvent, TaskState
 from interlock.machine import StateMachine
@@ -53,7 +53,7 @@ class TaskResult:
 
     task_id: str
     final_state: TaskState
-    output: Any = None
+    output: dict[str, Any] | None = None
     error: str | None = None
     cost: float | None = None
     duration_ms: int | None = None
@@ -118,9 +118,10 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         claimed: ClaimedTask | None = None,
         lease_until: float = 0.0,
         line: WorkerChannel | None = None,
+        since: float | None = None,
     ) -> None:
         telemetry = TaskTelemetry(task_id, series_of(task_type))
-        super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState))
+        super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState), since=since)
         self._id = task_id
         self.slot_key = 0 if claimed is None else claimed.id.int  # an int hashes in C; a UUID's hash is Python code
         self.task_type = task_type
@@ -152,8 +153,13 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         *,
         lease_until: float,
         line: WorkerChannel | None = None,
+        requested_at: float | None = None,
     ) -> TaskStateMachine:
-        """Make the attempt of a task that was just claimed, in PROCESSING."""
+        """Make the attempt of a task that was just claimed, in PROCESSING.
+
+        It was PENDING since it was due, and CLAIMING since the claim was sent (`requested_at`, seconds since the epoch).
+        """
+        sent_at = time.time() if requested_at is None else requested_at
         attempt = cls(
             claimed.id,
             claimed.type,
@@ -162,18 +168,25 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             claimed=claimed,
             lease_until=lease_until,
             line=line,
+            since=sent_at - claimed.waited_s,
         )
-        attempt.transition(TaskEvent.CLAIM_REQUESTED)
+        attempt.transition(TaskEvent.CLAIM_REQUESTED, at=sent_at)
         attempt.transition(TaskEvent.CLAIM_SUCCEEDED)
         return attempt
 
     @classmethod
-    def not_started(cls, claimed: ClaimedTask, worker_id: str) -> TaskStateMachine:
-        """Make the attempt of a task that was claimed during a shutdown: ABANDONED, to be returned to the queue."""
-        attempt = cls(claimed.id, claimed.type, worker_id, claimed=claimed)
-        attempt.transition(TaskEvent.CLAIM_REQUESTED)
-        attempt.transition(TaskEvent.SHUTDOWN_REQUESTED)
-        attempt.outcome = returned(attempt)
+    def not_started(
+        cls, claimed: ClaimedTask, worker_id: str, event: TaskEvent, reason: str, *, requested_at: float | None = None
+    ) -> TaskStateMachine:
+        """Make the attempt of a task that was claimed and is not started, to be returned to the queue.
+
+        It is ABANDONED because of a shutdown during the claim, or FAILED because the claim failed.
+        """
+        sent_at = time.time() if requested_at is None else requested_at
+        attempt = cls(claimed.id, claimed.type, worker_id, claimed=claimed, since=sent_at - claimed.waited_s)
+        attempt.transition(TaskEvent.CLAIM_REQUESTED, at=sent_at)
+        attempt.transition(event, reason)
+        attempt.outcome = returned(attempt, reason)
         return attempt
 
     # --- the run: handler, outcome, settle
@@ -273,13 +286,13 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             self.transition(TaskEvent.PROCESSING_SUCCEEDED)
             return
         context = self.context
-        self._set_result(context)
         if self.interruption is Interruption.SHUTDOWN:
             context.error = "the worker shut down before the handler was done"
-            self.transition(TaskEvent.SHUTDOWN_REQUESTED)
         else:
             context.error = context.cancel_reason if self.interruption else describe_error(error)
-            self.transition(TaskEvent.PROCESSING_FAILED)
+        self._set_result(context)
+        is_shutdown = self.interruption is Interruption.SHUTDOWN
+        self.transition(TaskEvent.SHUTDOWN_REQUESTED if is_shutdown else TaskEvent.PROCESSING_FAILED)
 
     # --- stopping the handler
 
@@ -435,5 +448,5 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     def _set_result(self, context: TaskContext) -> None:
         if self._completed:
-            context.output_data = self.output
+            context.output_data = None if context.error is not None else as_document(self.output)
             context.processing_completed_at = self.completed_at

@@ -114,11 +114,11 @@ class Runner:
 
     # --- starting
 
-    def start(self, claimed: Iterable[ClaimedTask], lease_until: float) -> None:
+    def start(self, claimed: Iterable[ClaimedTask], lease_until: float, requested_at: float | None = None) -> None:
         """Start attempts. An earlier attempt at the same task, which must have lost its lease, is stopped."""
-        self._spawn(deque([self._attempt_at(task, lease_until) for task in claimed]))
+        self._spawn(deque([self._attempt_at(task, lease_until, requested_at) for task in claimed]))
 
-    def _attempt_at(self, claimed: ClaimedTask, lease_until: float) -> TaskStateMachine:
+    def _attempt_at(self, claimed: ClaimedTask, lease_until: float, requested_at: float | None) -> TaskStateMachine:
         active = self._context.active
         attempt = TaskStateMachine.of_claim(
             claimed,
@@ -126,6 +126,7 @@ class Runner:
             self._tasks[claimed.type],
             lease_until=lease_until,
             line=self.leases,
+            requested_at=requested_at,
         )
         key = attempt.slot_key
         if key in active:
