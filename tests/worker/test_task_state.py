@@ -71,10 +71,11 @@ class Answers:
         assert attempt.state is TaskState.ABANDONED
 
     def leak(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None]) -> None:
-        raise AssertionError("these handlers end when they are cancelled")
+        settling.close()
+        raise AssertionError(f"the handler of {attempt.task_id} ends when it is cancelled")
 
     def end_leak(self, attempt: TaskStateMachine) -> None:
-        raise AssertionError("these handlers end when they are cancelled")
+        raise AssertionError(f"the handler of {attempt.task_id} ends when it is cancelled")
 
 
 class Endless(Answers):

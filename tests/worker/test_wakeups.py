@@ -147,7 +147,9 @@ async def test_a_statement_sends_the_earliest_due_time_of_each_namespace_once(ur
         ]
         await settle_running_tasks(database, retries, actor="w")
         told = await notifications(listener)
-        rows = await (await database.execute("select run_at, namespace from interlock.tasks where tries > 0")).fetchall()
+        rows = await (
+            await database.execute("select run_at, namespace from interlock.tasks where tries > 0")
+        ).fetchall()
         first = {name: min(row["run_at"] for row in rows if row["namespace"] == name) for name in ("a", "c")}
         assert {(DUE_CHANNEL, f"{at.timestamp():.6f} {name}") for name, at in first.items()} <= told
         assert len(told) < len(retries) + 1

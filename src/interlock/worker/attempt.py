@@ -157,7 +157,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     ) -> TaskStateMachine:
         """Make the attempt of a task that was just claimed, in PROCESSING.
 
-        It was PENDING since it was due, and CLAIMING since the claim was sent (`requested_at`, seconds since the epoch).
+        It was PENDING since it was due, and CLAIMING since the claim was sent at `requested_at` (since the epoch).
         """
         sent_at = time.time() if requested_at is None else requested_at
         attempt = cls(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +15,7 @@ from interlock.telemetry import handlers_leaked_total, log
 
 if TYPE_CHECKING:
     import asyncio
+    import threading
     from collections.abc import Callable, Hashable
     from types import FrameType
 
