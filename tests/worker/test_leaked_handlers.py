@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,7 +32,7 @@ def handlers_end() -> Iterator[None]:
     let_go.set()
 
 
-async def ended(database: Connection, task: UUID) -> dict[str, object]:
+async def ended(database: Connection, task: UUID) -> dict[str, Any]:
     """Wait for the end of a task and return its row."""
     while True:
         row = await task_row(database, task)

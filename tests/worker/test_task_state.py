@@ -258,9 +258,9 @@ def test_a_context_has_the_required_fields_and_needs_no_arguments() -> None:
     empty = TaskContext()
     assert {name: getattr(empty, name) for name in fields} == dict.fromkeys(fields)
     now = datetime.now(UTC)
-    given = {name: now for name in fields if name.endswith(("_at", "_timeout"))}
+    given: dict[str, Any] = {name: now for name in fields if name.endswith(("_at", "_timeout"))}
     given |= {"input_data": {"a": 1}, "output_data": {"b": 2}, "error": "no", "cost": 0.5}
-    full = TaskContext(**given)  # type: ignore[arg-type]  # values of different types
+    full = TaskContext(**given)
     assert {name: getattr(full, name) for name in fields} == given
 
 

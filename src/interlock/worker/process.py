@@ -129,7 +129,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         gc.set_threshold(20_000, 20, 20)
         # In another thread than the main one, the process has other code, whose children are not ours to end.
         children = Descendants() if threading.current_thread() is threading.main_thread() else None
-        watchdog = Watchdog(self.worker_id, self.settings.shutdown_limit, children and children.kill)
+        kill = None if children is None else children.kill
+        watchdog = Watchdog(self.worker_id, self.settings.shutdown_limit, kill)
         with watchdog as self._watchdog, asyncio.Runner() as runner:
             try:
                 runner.run(self.serve())
