@@ -74,6 +74,7 @@ class Config:
     lease: float = 30.0
     grace: float = 20.0
     largest_result: int = 67_108_864
+    largest_input: int = 16_777_216
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
     orchestration_queue: str = "orchestration_step_results"
@@ -316,6 +317,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "lease": _number(float, 1, 86_400),
     "grace": _number(float, 0, 25),
     "largest_result": _number(int, 1024, 268_435_455),  # the limit of a jsonb value in PostgreSQL
+    "largest_input": _number(int, 1024, 268_435_455),
     "metrics_port": _number(int, 0, 65_535),
     "orchestration_queue": _queue,
     "retention_done": _age,

@@ -60,6 +60,26 @@ queue_depth = Gauge("queue_depth", "Tasks that have not ended", ["namespace", "s
 oldest_pending_age_seconds = Gauge(
     "oldest_pending_age_seconds", "Age of the oldest due task", ["namespace"], registry=metrics_registry
 )
+shutdown_duration_seconds = Histogram(
+    "worker_shutdown_duration_seconds",
+    "Time from the request to shut a worker down to its end",
+    buckets=(0.1, 0.5, 1, 2, 5, 10, 20, 25, 30),
+    registry=metrics_registry,
+)
+shutdown_tasks_total = Counter(
+    "worker_shutdown_tasks_total",
+    "Tasks that a worker held when its shutdown was requested, by their end",
+    ["outcome"],
+    registry=metrics_registry,
+)
+for _outcome in ("finished", "returned", "abandoned"):
+    shutdown_tasks_total.labels(_outcome)
+handlers_leaked_total = Counter(
+    "handlers_leaked_total",
+    "Handlers that ran on although their attempt was settled",
+    ["task_type"],
+    registry=metrics_registry,
+)
 
 DURATION_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 

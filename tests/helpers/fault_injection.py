@@ -100,6 +100,9 @@ class FaultyProxy:
         self._lines: set[asyncio.Task[Any]] = set()
         self.mode = NetworkMode.PASSING
         self.refused = 0
+        self.delayed: bytes | None = None  # the reply to a message with these bytes comes after `release`
+        self.delaying = asyncio.Event()
+        self.release = asyncio.Event()
         self.fatal: bytes | None = None  # the reply to a message with these bytes is lost, and the connection with it
 
     @property
@@ -133,10 +136,10 @@ class FaultyProxy:
         self._lines.add(line)
         try:
             server_reader, server_writer = await asyncio.open_unix_connection(self._socket)
-            doomed = asyncio.Event()
+            doomed, late = asyncio.Event(), asyncio.Event()
             ways = [
-                asyncio.create_task(self._carry(reader, server_writer, doomed, answers=False)),
-                asyncio.create_task(self._carry(server_reader, writer, doomed, answers=True)),
+                asyncio.create_task(self._carry(reader, server_writer, doomed, late, answers=False)),
+                asyncio.create_task(self._carry(server_reader, writer, doomed, late, answers=True)),
             ]
             try:
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +152,13 @@ class FaultyProxy:
             writer.close()
 
     async def _carry(
-        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, doomed: asyncio.Event, *, answers: bool
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        doomed: asyncio.Event,
+        late: asyncio.Event,
+        *,
+        answers: bool,
     ) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
@@ -160,5 +169,11 @@ class FaultyProxy:
                 if not answers and self.fatal is not None and self.fatal in data:
                     self.fatal = None
                     doomed.set()
+                if not answers and self.delayed is not None and self.delayed in data:
+                    self.delayed = None
+                    late.set()
+                    self.delaying.set()
+                if answers and late.is_set():
+                    await self.release.wait()
                 sink.write(data)
                 await sink.drain()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import threading
 import time
 
 from interlock import Interlock, PermanentError, RetryableError, TaskContext
@@ -149,6 +150,48 @@ async def stubborn() -> None:
             await asyncio.sleep(3600)
         except asyncio.CancelledError:
             continue
+
+
+@app.task(timeout=0.3, max_tries=1)
+async def swallow_timeout(ctx: TaskContext) -> str:
+    """Ignore every cancellation; end when the process-wide event `let_go` is set, and try to write."""
+    while not let_go.is_set():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            continue
+    late.append(await ctx.checkpoint("late"))
+    return "late"
+
+
+@app.task
+async def swallow_cancel() -> None:
+    """The same without a timeout and a context."""
+    while not let_go.is_set():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            continue
+
+
+@app.task(transactional=True, timeout=0.3, max_tries=1)
+async def swallow_in_transaction(ctx: TaskContext) -> None:
+    await ctx.connection.execute("insert into public.written values (1)")
+    while not let_go.is_set():
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            continue
+
+
+@app.task(timeout=0.3, max_tries=1)
+def block_past_timeout() -> str:
+    let_go.wait()
+    return "late"
+
+
+let_go = threading.Event()
+late: list[bool] = []
 
 
 @app.task

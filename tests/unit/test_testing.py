@@ -92,7 +92,7 @@ async def test_progress_of_a_handler_is_recorded() -> None:
     await run_with(context, greet, "bob", NOON)
     assert line.progress == [{"fraction": 0.5, "message": "half way"}]
     assert line.checkpoints == [{"name": "bob"}]
-    assert context.output_data == ["bob 3", "2030-01-01T12:00:00Z"]
+    assert context.output_data == {"result": ["bob 3", "2030-01-01T12:00:00Z"]}
 
 
 @nowhere.task(timeout=0.02)

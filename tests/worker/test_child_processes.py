@@ -116,11 +116,11 @@ async def test_a_signal_to_a_forked_process_is_none_to_its_worker(url: str, data
 
 @pytest.mark.unit
 def test_descendants_are_ended_but_not_those_from_before_or_of_other_sessions() -> None:
-    sleep = ["sleep", "3600"]
+    sleep = [sys.executable, "-c", "import time; time.sleep(3600)"]
     before = subprocess.Popen(sleep)
     descendants = Descendants()
     # A shell that waits for a process of its own: both are descendants.
-    ours = subprocess.Popen(["sh", "-c", "sleep 3600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    ours = subprocess.Popen(["/bin/sh", "-c", "sleep 3600 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
     detached = subprocess.Popen(sleep, start_new_session=True)
     try:
         assert ours.stdout is not None

@@ -7,17 +7,21 @@ import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
+from interlock.client.context import TaskContext
 from interlock.errors import InvalidTransitionError
 from interlock.lifecycle import TASK_TRANSITIONS, TaskEvent, TaskRowEvent, TaskState
 from interlock.store.tasks import ClaimedTask, Outcome
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.outcome import Interruption
 from worker_app import app
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 pytestmark = pytest.mark.unit
 
@@ -65,6 +69,13 @@ class Answers:
 
     async def abandon(self, attempt: TaskStateMachine) -> None:
         assert attempt.state is TaskState.ABANDONED
+
+    def leak(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None]) -> None:
+        settling.close()
+        raise AssertionError(f"the handler of {attempt.task_id} ends when it is cancelled")
+
+    def end_leak(self, attempt: TaskStateMachine) -> None:
+        raise AssertionError(f"the handler of {attempt.task_id} ends when it is cancelled")
 
 
 class Endless(Answers):
@@ -114,7 +125,7 @@ async def test_task_reporting_success_to_completed() -> None:
     await attempt.execute(Answers(output=1))
     result = attempt.result()
     assert result.final_state is TaskState.COMPLETED
-    assert (result.output, result.error) == (1, None)
+    assert (result.output, result.error) == ({"result": 1}, None)
     assert result.duration_ms is not None
 
 
@@ -148,7 +159,7 @@ async def test_task_shutdown_during_processing() -> None:
 
 
 def test_task_shutdown_during_claiming() -> None:
-    attempt = TaskStateMachine.not_started(claimed(), "w")
+    attempt = TaskStateMachine.not_started(claimed(), "w", TaskEvent.SHUTDOWN_REQUESTED, "which shuts down")
     assert attempt.state is TaskState.ABANDONED
     assert attempt.outcome is not None
     assert attempt.outcome.event is TaskRowEvent.RETURN
@@ -199,8 +210,17 @@ async def test_task_reporting_has_output_or_error() -> None:
             await super().settle(attempt)
 
     await processing().execute(Look(output={"a": 1}))
+    await processing().execute(Look(output=None))
+    await processing().execute(Look(output=[1]))
     await processing().execute(Look(error=ValueError("no")))
-    assert seen == [({"a": 1}, None), (None, "ValueError: no")]
+    assert seen == [
+        ({"a": 1}, None),
+        ({"result": None}, None),
+        ({"result": [1]}, None),
+        (None, "ValueError: no"),
+    ]
+    for output, error in seen:
+        assert (output is None) is (error is not None), "T-INV4"
 
 
 def test_task_transitions_are_atomic() -> None:
@@ -222,6 +242,38 @@ def test_task_transitions_are_atomic() -> None:
     assert len(won) == 1
     assert won == [attempt.state]
     assert len(attempt.history) == 3
+
+
+def test_a_context_has_the_required_fields_and_needs_no_arguments() -> None:
+    fields = {
+        "lease_acquired_at",
+        "lease_timeout",
+        "input_data",
+        "output_data",
+        "error",
+        "cost",
+        "processing_started_at",
+        "processing_completed_at",
+    }
+    empty = TaskContext()
+    assert {name: getattr(empty, name) for name in fields} == dict.fromkeys(fields)
+    now = datetime.now(UTC)
+    given: dict[str, Any] = {name: now for name in fields if name.endswith(("_at", "_timeout"))}
+    given |= {"input_data": {"a": 1}, "output_data": {"b": 2}, "error": "no", "cost": 0.5}
+    full = TaskContext(**given)
+    assert {name: getattr(full, name) for name in fields} == given
+
+
+def test_the_time_until_the_claim_and_the_claim_itself_are_timed() -> None:
+    sent_at = time.time() - 2
+    attempt = TaskStateMachine.of_claim(
+        claimed(waited_s=5.0), "w", app.tasks["add"], lease_until=time.monotonic() + 30, requested_at=sent_at
+    )
+    pending, claiming = (move.lasted for move in attempt.history)
+    assert pending == pytest.approx(5)
+    assert 2 <= claiming < 32
+    assert attempt.context.lease_acquired_at is not None
+    assert attempt.context.lease_acquired_at.timestamp() >= sent_at + 2
 
 
 async def test_a_last_failed_try_and_a_permanent_error_end_the_task() -> None:

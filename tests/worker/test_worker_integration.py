@@ -19,6 +19,7 @@ from interlock.store.enqueue import enqueue_task
 from interlock.store.task_admin import request_cancel_of_running_tasks
 from interlock.store.tasks import claim_pending_tasks, read_task_history
 from processes import eventually
+from webhook_receiver import Receiver
 from worker_support import app_at, serving, until, worker_process
 
 if TYPE_CHECKING:
@@ -117,14 +118,21 @@ async def test_worker_reconnects_after_db_failure(url: str, database: Connection
 
 
 async def test_notify_api_called_on_task_completion(url: str, database: Connection) -> None:
-    """Waiting clients are notified, and a task with a callback URL stores a webhook in the settle's transaction."""
+    """A worker process posts the webhook of a finished task, and a client that waits for it is notified."""
     app = app_at(url)
-    async with app, serving(url, mode="polling", poll_base=0.001, poll_cap=0.01):
-        new = NewTask("add", {"a": 20, "b": 22}, callback_url="https://example.org/done", delay=timedelta(seconds=0.2))
-        handle = app.handle((await enqueue_task(database, new, actor="me")).id)
-        assert await handle.result(timeout=20) == 42
-    notices = await (await database.execute("select task_id, attempt, state, url from interlock.callbacks")).fetchall()
-    assert [tuple(notice.values()) for notice in notices] == [(handle.id, 1, "done", "https://example.org/done")]
+    async with app, Receiver().listen() as receiver:
+        callback = f"http://127.0.0.1:{receiver.port}/done"
+        with worker_process(url, INTERLOCK_CALLBACK_ALLOW_PRIVATE="true") as process:
+            new = NewTask("add", {"a": 20, "b": 22}, callback_url=callback)
+            handle = app.handle((await enqueue_task(database, new, actor="me")).id)
+            assert await handle.result(timeout=30) == 42
+            await until(lambda: receiver.received)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(process.communicate, timeout=60)
+    (posted,) = receiver.received
+    assert posted.line == "POST /done HTTP/1.1"
+    notice = json.loads(posted.body)
+    assert (notice["task_id"], notice["state"], notice["attempt"]) == (str(handle.id), "done", 1)
 
 
 async def test_a_second_signal_stops_at_once_and_returns_the_task(url: str, database: Connection) -> None:

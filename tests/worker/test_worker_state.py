@@ -109,8 +109,8 @@ async def test_worker_running_has_connection(url: str) -> None:
     async with serving(url) as worker:
         moved = worker.transition
 
-        def look(event: WorkerEvent, reason: str | None = None) -> WorkerState:
-            state = moved(event, reason)
+        def look(event: WorkerEvent, reason: str | None = None, *, at: float | None = None) -> WorkerState:
+            state = moved(event, reason, at=at)
             if state is WorkerState.RUNNING:
                 seen.append(worker.context.connection)
             return state
@@ -130,7 +130,7 @@ async def test_worker_shutting_down_rejects_new_tasks(url: str, database: Connec
         await enqueue_task(database, NewTask("add", {"a": 1, "b": 2}), actor="me")
         (claimed,) = await claim_pending_tasks(database, actor="w", types=["add"])
         with pytest.raises(InvariantError):
-            await worker._start([claimed], time.monotonic() + 30)  # noqa: SLF001 - the rule is inside
+            await worker._start([claimed], time.monotonic() + 30, time.time())  # noqa: SLF001 - the rule is inside
     assert worker.context.tasks_processed == 0
 
 

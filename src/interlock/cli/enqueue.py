@@ -90,7 +90,10 @@ def enqueue(
     options = _parse_options(flags)
     config = command_config(context, app=app)
     if config.app is None or unchecked:
-        used, task = Interlock(config=config), unchecked_task(type_, task_input, options, config.callback_url)
+        used = Interlock(config=config)
+        task = unchecked_task(
+            type_, task_input, options, largest_input=config.largest_input, callback_url=config.callback_url
+        )
     else:
         used = load_command_app(context, config.app)
         task = _checked_task(used, config.app, type_, task_input, options)

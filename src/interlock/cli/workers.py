@@ -38,7 +38,7 @@ from interlock.store.remote_commands import (
 from interlock.store.workers import find_workers, move_worker, read_worker, read_worker_moves
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from interlock.postgres.connection import Connection
@@ -115,6 +115,7 @@ def show(context: typer.Context, worker_id: Id, in_json: InJson = False) -> None
             "reason": row["reason"],
             "namespaces": ", ".join(row["namespaces"] or ()) or None,
             "types": ", ".join(row["types"] or ()) or None,
+            "leaked_handlers": _format_leaks(row["metadata"].get("statistics") or {}),
             **{name: row.get(name) for name in PLAIN_FIELDS},
             **{name: format_time_and_distance(row.get(name), now) for name in TIMES},
         }
@@ -180,6 +181,11 @@ def unsubscribe(
 ) -> None:
     """Ask a running worker to claim no more tasks of a namespace, until its process ends. Prints its answer as JSON."""
     _call(context, Unsubscribe(namespace), worker_id, timeout)
+
+
+def _format_leaks(statistics: Mapping[str, Any]) -> str | None:
+    leaked: Mapping[str, int] = statistics.get("leaked") or {}
+    return ", ".join(f"{type_} ({count})" for type_, count in sorted(leaked.items())) or None
 
 
 def _list_row(row: dict[str, Any], now: datetime) -> Sequence[object]:

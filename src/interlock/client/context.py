@@ -6,6 +6,7 @@ Invariant: progress and checkpoints are written under the attempt's number (the 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
 from interlock.model.json_values import ValueRefusedError, check_json
@@ -13,7 +14,6 @@ from interlock.telemetry import log
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from concurrent.futures import Future
     from datetime import datetime
     from uuid import UUID
 
@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 
 MAX_COST = 1e300
+
+
+def as_document(result: Any) -> dict[str, Any]:
+    """Return a handler's result as a document: itself if it is a JSON object, else under the name `result`.
+
+    So a handler that returned nothing has an output too: `{"result": null}`.
+    """
+    return result if isinstance(result, dict) else {"result": result}
 
 
 class Saved:
@@ -47,6 +55,20 @@ class WorkerChannel(Protocol):
 
     def progressed(self, context: TaskContext, /) -> None:
         """Note that there is new progress to write."""
+
+
+class _DetachedChannel:
+    """Takes the place of the worker's channel after the attempt was settled, and stores nothing."""
+
+    __slots__ = ()
+
+    def save_checkpoint(self, _context: TaskContext, _value: Any, /) -> Future[bool]:
+        future: Future[bool] = Future()
+        future.set_result(False)
+        return future
+
+    def progressed(self, _context: TaskContext, /) -> None:
+        pass
 
 
 class TaskContext:
@@ -91,7 +113,14 @@ class TaskContext:
         job_id: UUID | None = None,
         step: str | None = None,
         correlation_id: UUID | None = None,
+        lease_acquired_at: datetime | None = None,
+        lease_timeout: datetime | None = None,
         input_data: dict[str, Any] | None = None,
+        output_data: dict[str, Any] | None = None,
+        error: str | None = None,
+        cost: float | None = None,
+        processing_started_at: datetime | None = None,
+        processing_completed_at: datetime | None = None,
         checkpoint: Any = None,
         line: WorkerChannel | None = None,
     ) -> None:
@@ -107,14 +136,14 @@ class TaskContext:
         self.input_data = input_data
         self.stored_checkpoint = checkpoint
         self._line = line
-        self.output_data: Any = None
-        self.error: str | None = None
-        self._cost: float | None = None
+        self.output_data = output_data  # the result as a document: see as_document
+        self.error = error
+        self.cost = cost
         self.deadline: datetime | None = None
-        self.lease_acquired_at: datetime | None = None
-        self.lease_timeout: datetime | None = None
-        self.processing_started_at: datetime | None = None
-        self.processing_completed_at: datetime | None = None
+        self.lease_acquired_at = lease_acquired_at
+        self.lease_timeout = lease_timeout
+        self.processing_started_at = processing_started_at
+        self.processing_completed_at = processing_completed_at
         self.latest_progress: dict[str, Any] | None = None
         self.cancelled = False
         self.cancel_reason: str | None = None
@@ -179,6 +208,10 @@ class TaskContext:
             raise ValueError(f"the checkpoint cannot be stored: {error}") from None
         self.stored_checkpoint = value
         return Saved(self._line.save_checkpoint(self, value))
+
+    def detach(self) -> None:
+        """Cut the context off from the worker: progress is no longer written, and a checkpoint is not stored."""
+        self._line = _DetachedChannel()
 
     def restore(self, default: Any = None) -> Any:
         """Return the latest checkpoint of this or an earlier attempt."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, over
 
 from interlock.client.task_handle import TaskHandle
 from interlock.errors import DefinitionError, InputError
+from interlock.model.json_values import check_input_size
 from interlock.model.options import EnqueueOptions, NewTask, as_columns, check_options
 from interlock.postgres.connection import is_blocking, transaction, translated
 from interlock.postgres.ids import as_id, new_numbers
@@ -72,7 +73,9 @@ class Enqueuer(Generic[P, R]):
 
     def prepare(self, /, *args: P.args, **kwargs: P.kwargs) -> NewTask:
         """Check the arguments and return the task to be stored, for `app.enqueue_many`."""
-        return self._new_task(self._task.encode(*args, **kwargs))
+        stored_input = self._task.encode(*args, **kwargs)
+        check_input_size(f"task {self._task.name}", stored_input, self._app.config.largest_input)
+        return self._new_task(stored_input)
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Store one task in its own transaction."""
@@ -113,7 +116,13 @@ class Enqueuer(Generic[P, R]):
     ) -> Sequence[TaskHandle[R]]:
         """Store one task per mapping of arguments, all or none; in the caller's transaction if one is given."""
         app, task, shared = self._app, self._task, self._new_task({})
-        encode, mappings = task.encode_named, _require_list("mappings of arguments", inputs)
+        mappings = _require_list("mappings of arguments", inputs)
+        subject, largest = f"task {task.name}", app.config.largest_input
+
+        def encode(arguments: Mapping[str, Any]) -> dict[str, Any]:
+            stored_input = task.encode_named(arguments)
+            check_input_size(subject, stored_input, largest)
+            return stored_input
 
         def handle(_: str, id_: UUID, created: bool) -> TaskHandle[R]:  # noqa: FBT001 - a column, not a flag
             return TaskHandle(app, id_, task, created)

@@ -15,7 +15,7 @@ from interlock.client.hooks import check_error_hook
 from interlock.client.task import AsyncTask, SyncTask, Task, located
 from interlock.client.workflow import Workflow
 from interlock.errors import ConfigError, DefinitionError, InputError
-from interlock.model.json_values import check_json
+from interlock.model.json_values import check_input_size, check_json
 from interlock.model.options import (
     JOB_CHECKS,
     TASK_DEFAULTS,
@@ -317,6 +317,7 @@ class Definitions:
     def _add_schedule(self, name: str, *, every: timedelta | float | None, **fields: Any) -> None:
         if _check_name("the name of a schedule", name) in self._schedules:
             raise DefinitionError(f"schedule {name!r} is declared twice; give one of them another name")
+        check_input_size(f"schedule {name!r}", fields.get("input"), self._app().config.largest_input)
         interval = None if every is None else timedelta(seconds=check_seconds(f"schedule {name!r}: every", every))
         self._schedules[name] = Schedule(name=name, every=interval, **fields)
 

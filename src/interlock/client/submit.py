@@ -13,6 +13,7 @@ import orjson
 from interlock.client.job_handle import JobHandle, as_job_id
 from interlock.client.workflow import Workflow
 from interlock.errors import InputError
+from interlock.model.json_values import check_input_size
 from interlock.model.options import JOB_CHECKS, check_text
 from interlock.postgres.connection import user_connection
 from interlock.postgres.query import PortableStatement, array_literal
@@ -154,6 +155,7 @@ def _new_job(app: Interlock, request: JobRequest, stored: Mapping[Any, StoredWor
         input_, used_version = _check_against_stored(
             None if stored is None else stored[name, version], name, version, given.get("input")
         )
+    check_input_size(f"workflow {name}", input_, app.config.largest_input)
     return NewJob(
         name,
         input_,

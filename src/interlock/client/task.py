@@ -16,7 +16,7 @@ from interlock.client.context import TaskContext
 from interlock.client.enqueue import Enqueuer
 from interlock.errors import DefinitionError, InputError, PermanentError
 from interlock.model.backoff import DEFAULT_BACKOFF, Backoff
-from interlock.model.json_values import Codec, ValueRefusedError, check_json
+from interlock.model.json_values import Codec, ValueRefusedError, check_input_size, check_json
 from interlock.model.options import (
     CHECKS,
     TASK_DEFAULTS,
@@ -283,6 +283,8 @@ def unchecked_task(
     type_: str,
     input: dict[str, Any],  # noqa: A002 - the name of the column
     options: Mapping[str, Any],
+    *,
+    largest_input: int,
     callback_url: str | None = None,
 ) -> NewTask:
     """Make a task of which only the type is known here: its options are checked, its arguments only by the worker.
@@ -298,4 +300,5 @@ def unchecked_task(
         columns = {"callback_url": callback_url, **as_columns(check_options(options))}
     except (ValueRefusedError, ValueError) as error:
         raise InputError(f"task {type_}: {error}") from None
+    check_input_size(f"task {type_}", input, largest_input)
     return NewTask(type_, input, **columns)

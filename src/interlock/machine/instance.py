@@ -63,20 +63,25 @@ class StateMachine(Generic[S, E]):
         observer: Observer | None = None,
         history: int = HISTORY_SIZE,
         clock: Callable[[], float] = time.time,
+        since: float | None = None,
     ) -> None:
+        """Begin in a state, since now or since an earlier time."""
         self.machine = machine
         self.state: S = state if state is not None else _only_initial(machine)
         self._observer = observer
         self._history: list[Move[S, E]] = []
         self._kept = history
         self._clock = clock
-        self._since = clock()
+        self._since = clock() if since is None else since
 
-    def transition(self, event: E, reason: str | None = None) -> S:
-        """Apply the event and return the new state, or raise InvalidTransitionError."""
+    def transition(self, event: E, reason: str | None = None, *, at: float | None = None) -> S:
+        """Apply the event and return the new state, or raise InvalidTransitionError.
+
+        `at` is the time of an event that lies in the past: the request whose reply tells of it.
+        """
         with _transition_lock:
             before = self.state
-            move = self._move(event, reason)
+            move = self._move(event, reason, at)
         if move is None:
             raise self._refusal(before, event, reason)
         if self._observer is not None:
@@ -96,13 +101,13 @@ class StateMachine(Generic[S, E]):
             self._observer.moved(move)
         return move.to_state
 
-    def _move(self, event: E, reason: str | None) -> Move[S, E] | None:
+    def _move(self, event: E, reason: str | None, at: float | None = None) -> Move[S, E] | None:
         """Change state and history; None when the table refuses. The caller holds the lock."""
         before = self.state
         after = self.machine.transitions.get((before, event))
         if after is None:
             return None
-        now = self._clock()
+        now = self._clock() if at is None else at
         # tuple.__new__ costs a third of the named constructor, and this is the hottest path of the worker.
         move: Move[S, E] = tuple.__new__(Move, (before, after, event, reason, now, now - self._since))
         history = self._history

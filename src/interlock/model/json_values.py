@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from interlock.errors import InputError
+
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
@@ -44,6 +46,16 @@ def storable_text(text: str) -> str:
     if is_storable(text):
         return text
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def check_input_size(subject: str, value: Any, largest: int) -> None:
+    """Raise InputError if an input has more than `largest` bytes of JSON (setting `largest_input`)."""
+    size = len(orjson.dumps(value, default=str))
+    if size > largest:
+        raise InputError(
+            f"{subject}: the input has {size:,} bytes of JSON, and at most {largest:,} are stored (setting "
+            "`largest_input`); store it elsewhere and pass a reference to it"
+        )
 
 
 def check_json(value: Any, place: str = "", depth: int = 0) -> None:

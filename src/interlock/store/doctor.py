@@ -76,6 +76,7 @@ async def diagnose(connection: Connection, *, now: datetime | None = None) -> li
             *await _check_locks(connection, moment, now),
             *_check_processes(processes, due, jobs),
             *_check_handlers(processes, due, moment),
+            *_check_leaks(processes),
             *_check_jobs(jobs, moment),
             *await _check_leases(connection, moment, now),
             *await _check_vanished(connection, moment, now),
@@ -207,6 +208,24 @@ def _check_handlers(processes: Iterable[LiveProcess], due: Iterable[dict[str, An
             todo = f"start a worker with --namespaces {namespace}"
             findings.append(_problem("namespace", found, todo, namespace=namespace))
     return findings
+
+
+def _check_leaks(processes: Iterable[LiveProcess]) -> list[Finding]:
+    """Report handlers that run on although their attempts were settled."""
+    return [
+        _problem(
+            "leaked handlers",
+            f"{process.id}: {_number(sum(leaked.values()), 'handler')} ignored being stopped and still "
+            f"{'runs' if sum(leaked.values()) == 1 else 'run'}: "
+            + ", ".join(f"{type_} ({count})" for type_, count in sorted(leaked.items())),
+            "make the handler end when it is cancelled (the log event handler_leaked says where it is), and restart "
+            "the worker",
+            worker=process.id,
+            types=leaked,
+        )
+        for process in processes
+        if (leaked := process.statistics.get("leaked"))
+    ]
 
 
 def _due(rows: list[dict[str, Any]], now: datetime) -> str:

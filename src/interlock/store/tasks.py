@@ -52,6 +52,7 @@ class ClaimedTask(NamedTuple):
     max_tries: int
     stored_input: dict[str, Any] | None = None
     extras: dict[str, Any] | None = None
+    waited_s: float = 0.0  # since it was due, before the claim
 
     @property
     def input(self) -> dict[str, Any]:
@@ -186,6 +187,12 @@ async def has_suspected_tasks(
     parameters = {"namespaces": list(namespaces), "types": list(types), "now": now}
     (row,) = await run(connection, TASKS["has_suspected_tasks"], parameters)
     return bool(row["found"])
+
+
+async def find_claims_without_reply(connection: Connection, worker: str, within: timedelta) -> list[ClaimedTask]:
+    """Find the tasks that a worker has claimed within a time, without their inputs."""
+    parameters = {"worker": worker, "within": within}
+    return [ClaimedTask(**row) for row in await run(connection, TASKS["find_claims_without_reply"], parameters)]
 
 
 async def until_next_run(

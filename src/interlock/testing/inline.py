@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import orjson
 
-from interlock.client.context import TaskContext
+from interlock.client.context import TaskContext, as_document
 from interlock.client.dependencies import Resources
 from interlock.errors import StoreError
 from interlock.postgres.connection import transaction
@@ -73,8 +73,9 @@ async def run_with(context: TaskContext, task: Task[P, R], /, *args: P.args, **k
     context.input_data = stored
     async with _transaction_for(task, context), resources_of(task.app) as resources:
         output = await _with_timeout(task, context, {**task.decode(stored), **given}, resources)
-        context.output_data = _through_json(task.encode_result(output))
-    result: R = task.decode_result(context.output_data)
+        encoded = _through_json(task.encode_result(output))
+        context.output_data = as_document(encoded)
+    result: R = task.decode_result(encoded)
     return result
 
 

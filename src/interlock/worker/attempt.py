@@ -14,12 +14,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from interlock.client.context import TaskContext
+from interlock.client.context import TaskContext, as_document
 from interlock.client.step_context import StepContext
 from interlock.lifecycle import TASK, TaskEvent, TaskState
 from interlock.machine import StateMachine
 from interlock.model.graph import chosen_branches
 from interlock.telemetry import TaskTelemetry, leases_lost_total, log, series_of
+from interlock.worker.leaks import LEAK_GRACE_S
 from interlock.worker.outcome import (
     Interruption,
     describe_error,
@@ -30,6 +31,7 @@ from interlock.worker.outcome import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from uuid import UUID
 
     from interlock.client.context import WorkerChannel
@@ -41,13 +43,17 @@ TAKEN_OVER = "another has it"
 _losing = threading.Lock()
 
 
+def _timed_out(timeout: float | None) -> TimeoutError:
+    return TimeoutError(f"the handler was still running after {timeout:g} s")
+
+
 @dataclass(slots=True)
 class TaskResult:
     """How an attempt ended."""
 
     task_id: str
     final_state: TaskState
-    output: Any = None
+    output: dict[str, Any] | None = None
     error: str | None = None
     cost: float | None = None
     duration_ms: int | None = None
@@ -69,6 +75,12 @@ class AttemptRunner(HandlerRunner, Protocol):
     async def abandon(self, attempt: TaskStateMachine, /) -> None:
         """Undo the uncommitted writes of an attempt that lost its lease, and release its slot."""
 
+    def leak(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None], /) -> None:
+        """Report a handler that runs on although it was stopped, and run `settling`, which settles without it."""
+
+    def end_leak(self, attempt: TaskStateMachine, /) -> None:
+        """Note that a leaked handler has ended."""
+
 
 class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
     """One attempt: its state, its handler's context and its outcome."""
@@ -78,12 +90,14 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "_context",
         "_id",
         "_line",
+        "_runner",
         "cancel_requested",
         "chosen",
         "claimed",
         "definition",
         "failure",
         "interruption",
+        "is_leaked",
         "is_lost",
         "job",
         "lease_until",
@@ -105,9 +119,10 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         claimed: ClaimedTask | None = None,
         lease_until: float = 0.0,
         line: WorkerChannel | None = None,
+        since: float | None = None,
     ) -> None:
         telemetry = TaskTelemetry(task_id, series_of(task_type))
-        super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState))
+        super().__init__(TASK, TaskState.PENDING, observer=telemetry, history=len(TaskState), since=since)
         self._id = task_id
         self.slot_key = 0 if claimed is None else claimed.id.int  # an int hashes in C; a UUID's hash is Python code
         self.task_type = task_type
@@ -120,6 +135,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.lease_until = lease_until  # on this process's monotonic clock, independent of the server's clock
         self.running: asyncio.Task[Any] | None = None
         self.cancel_requested = False
+        self.is_leaked = False  # settled although the handler runs on
+        self._runner: AttemptRunner | None = None
         self.is_lost = False  # the lost lease has been counted
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None  # to be reported with the outcome
@@ -138,8 +155,13 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         *,
         lease_until: float,
         line: WorkerChannel | None = None,
+        requested_at: float | None = None,
     ) -> TaskStateMachine:
-        """Make the attempt of a task that was just claimed, in PROCESSING."""
+        """Make the attempt of a task that was just claimed, in PROCESSING.
+
+        It was PENDING since it was due, and CLAIMING since the claim was sent at `requested_at` (since the epoch).
+        """
+        sent_at = time.time() if requested_at is None else requested_at
         attempt = cls(
             claimed.id,
             claimed.type,
@@ -148,18 +170,25 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             claimed=claimed,
             lease_until=lease_until,
             line=line,
+            since=sent_at - claimed.waited_s,
         )
-        attempt.transition(TaskEvent.CLAIM_REQUESTED)
+        attempt.transition(TaskEvent.CLAIM_REQUESTED, at=sent_at)
         attempt.transition(TaskEvent.CLAIM_SUCCEEDED)
         return attempt
 
     @classmethod
-    def not_started(cls, claimed: ClaimedTask, worker_id: str) -> TaskStateMachine:
-        """Make the attempt of a task that was claimed during a shutdown: ABANDONED, to be returned to the queue."""
-        attempt = cls(claimed.id, claimed.type, worker_id, claimed=claimed)
-        attempt.transition(TaskEvent.CLAIM_REQUESTED)
-        attempt.transition(TaskEvent.SHUTDOWN_REQUESTED)
-        attempt.outcome = returned(attempt)
+    def not_started(
+        cls, claimed: ClaimedTask, worker_id: str, event: TaskEvent, reason: str, *, requested_at: float | None = None
+    ) -> TaskStateMachine:
+        """Make the attempt of a task that was claimed and is not started, to be returned to the queue.
+
+        It is ABANDONED because of a shutdown during the claim, or FAILED because the claim failed.
+        """
+        sent_at = time.time() if requested_at is None else requested_at
+        attempt = cls(claimed.id, claimed.type, worker_id, claimed=claimed, since=sent_at - claimed.waited_s)
+        attempt.transition(TaskEvent.CLAIM_REQUESTED, at=sent_at)
+        attempt.transition(event, reason)
+        attempt.outcome = returned(attempt, reason)
         return attempt
 
     # --- the run: handler, outcome, settle
@@ -169,10 +198,22 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
         The runner may settle in a batch with other attempts: the final state is reached in `finish`.
         """
+        self._runner = runner
+        timeout, timer = self.timeout, None
+        if timeout is not None:
+            timer = asyncio.get_running_loop().call_later(timeout + LEAK_GRACE_S, self._leave_handler)
         try:
             outcome = await self.process(runner)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any failure is an outcome
             outcome = self._stop_after_engine_failure(error)
+        if timer is not None:
+            timer.cancel()
+        if self.is_leaked:
+            runner.end_leak(self)
+        else:
+            await self._settle(runner, outcome)
+
+    async def _settle(self, runner: AttemptRunner, outcome: Outcome | None) -> None:
         if outcome is None:
             await runner.abandon(self)
         else:
@@ -195,6 +236,10 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             self._record_choice(output)
         except BaseException as raised:  # noqa: BLE001 - whatever a handler raises is an outcome
             output, error = None, self._cause(raised, timeout)
+        return None if self.is_leaked else self._end_processing(output, error)
+
+    def _end_processing(self, output: Any, error: BaseException | None) -> Outcome | None:
+        """Leave PROCESSING and return the outcome to settle; None if the lease is lost."""
         if error is not None and self.cancel_requested and self.interruption is not Interruption.LEASE_LOST:
             self.interruption = Interruption.CANCELED  # also when the worker shuts down meanwhile
         if self.interruption is Interruption.LEASE_LOST:
@@ -214,6 +259,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.interruption = None
         self.failure = error
         if self.state is TaskState.PROCESSING:
+            self.context.error = describe_error(error)
             self.transition(TaskEvent.PROCESSING_FAILED)
         if self.state is not TaskState.REPORTING:
             return None
@@ -226,7 +272,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         elif isinstance(raised, TimeoutError):
             deadline = self.context.deadline
             if deadline is not None and datetime.now(UTC) >= deadline:
-                return TimeoutError(f"the handler was still running after {timeout:g} s")
+                return _timed_out(timeout)
         return raised
 
     def _record_choice(self, output: Any) -> None:
@@ -245,13 +291,13 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             self.transition(TaskEvent.PROCESSING_SUCCEEDED)
             return
         context = self.context
-        self._set_result(context)
         if self.interruption is Interruption.SHUTDOWN:
             context.error = "the worker shut down before the handler was done"
-            self.transition(TaskEvent.SHUTDOWN_REQUESTED)
         else:
             context.error = context.cancel_reason if self.interruption else describe_error(error)
-            self.transition(TaskEvent.PROCESSING_FAILED)
+        self._set_result(context)
+        is_shutdown = self.interruption is Interruption.SHUTDOWN
+        self.transition(TaskEvent.SHUTDOWN_REQUESTED if is_shutdown else TaskEvent.PROCESSING_FAILED)
 
     # --- stopping the handler
 
@@ -273,6 +319,21 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.context.cancel_reason = self.context.cancel_reason or reason or why.value
         if self.running is not None:
             self.running.cancel(why.value)
+            self.running.get_loop().call_later(LEAK_GRACE_S, self._leave_handler)
+
+    def _leave_handler(self) -> None:
+        """Settle the attempt without its handler, if that is a coroutine which swallowed its cancellation.
+
+        Threads are left by their executor, and processes are killed.
+        """
+        definition, runner = self.definition, self._runner
+        if self.state is not TaskState.PROCESSING or runner is None or self.is_leaked:
+            return
+        if definition is None or definition.executor != "coroutine":
+            return
+        self.is_leaked = True
+        error = asyncio.CancelledError() if self.interruption is not None else _timed_out(self.timeout)
+        runner.leak(self, self._settle(runner, self._end_processing(None, error)))
 
     def record_lost_lease(self, reason: str = TAKEN_OVER) -> None:
         """Count and log that the attempt no longer holds its task, once.
@@ -403,5 +464,5 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     def _set_result(self, context: TaskContext) -> None:
         if self._completed:
-            context.output_data = self.output
+            context.output_data = None if context.error is not None else as_document(self.output)
             context.processing_completed_at = self.completed_at

@@ -111,9 +111,9 @@ def refused(attempt: TaskStateMachine, refusal: Exception) -> Outcome:
     return Outcome(*attempt.key, TaskRowEvent.FAIL, output, error=document, reason=reason)
 
 
-def returned(attempt: TaskStateMachine) -> Outcome:
-    """Return the outcome of an attempt that a shutdown puts back into the queue; it uses up no try."""
-    reason = f"returned by {attempt.worker_id}, which shuts down"
+def returned(attempt: TaskStateMachine, why: str = "which shuts down") -> Outcome:
+    """Return the outcome of an attempt that its worker puts back into the queue; it uses up no try."""
+    reason = f"returned by {attempt.worker_id}, {why}"
     return Outcome(*attempt.key, TaskRowEvent.RETURN, reason=reason, progress=attempt.latest_progress)
 
 

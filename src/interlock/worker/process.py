@@ -14,17 +14,18 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from interlock.errors import DisconnectedError, InvariantError, MigrationError, StoreError
-from interlock.lifecycle import WORKER, WorkerEvent, WorkerState
+from interlock.lifecycle import WORKER, TaskEvent, WorkerEvent, WorkerState
 from interlock.machine import StateMachine
 from interlock.postgres.notifier import WakeMode
 from interlock.postgres.retry import RetryState
 from interlock.process_groups import Descendants
 from interlock.service import wait_for_event
-from interlock.telemetry import WorkerTelemetry, log
+from interlock.store.tasks import find_claims_without_reply
+from interlock.telemetry import WorkerTelemetry, log, shutdown_duration_seconds, shutdown_tasks_total
 from interlock.worker.assembly import WorkerComponents, WorkerConnections
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.cancellation import CancellableStep, run_within
@@ -35,7 +36,7 @@ from interlock.worker.settler import return_attempts
 from interlock.worker.shutdown import SIGNALS, Shutdown, Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
@@ -45,6 +46,7 @@ SLOT_GATHER_S = 0.002
 MAX_IDLE_WAIT_S = 60.0  # later due times are not notified: sql/functions/notify_pending.sql
 NOTIFICATION_WAIT_S = 0.01  # before asking for the next due time: the next step of a job follows within it
 CANCEL_STEP_AFTER_S = 2.0  # for the current step of the loop, after a shutdown was requested
+CLOCK_TOLERANCE_S = 1.0
 CHILD_GRACE_S = 2.0  # for processes that handlers left behind, to end after SIGTERM
 # For closing the app at the end of a shutdown. Cleanups get what is left of the limit before it, at least the second.
 CLOSE_TIMEOUT_S = 0.5
@@ -90,6 +92,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._due_timer: asyncio.TimerHandle | None = None
         self._woke_by_polling = False
         self._queue_exhausted = False  # the last claim took every due task
+        self._claim_sent_at: float | None = None  # of a claim without a reply
         self._reconnects = RetryState()
         self._step = CancellableStep(CANCEL_STEP_AFTER_S)
         self._steps: dict[WorkerState, Callable[[], Awaitable[None]]] = {
@@ -131,7 +134,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         gc.set_threshold(20_000, 20, 20)
         # In another thread than the main one, the process has other code, whose children are not ours to end.
         children = Descendants() if threading.current_thread() is threading.main_thread() else None
-        watchdog = Watchdog(self.worker_id, self.settings.shutdown_limit, children and children.kill)
+        kill = None if children is None else children.kill
+        watchdog = Watchdog(self.worker_id, self.settings.shutdown_limit, kill)
         with watchdog as self._watchdog, asyncio.Runner() as runner:
             try:
                 runner.run(self.serve())
@@ -271,23 +275,48 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if not self._should_claim():
             self.transition(WorkerEvent.NO_TASKS_AVAILABLE, "there is nothing to ask for")
             return
-        began = time.monotonic()
         try:
             await self._recover_expired()  # a worker that always finds tasks must recover too
+            began, requested_at = time.monotonic(), time.time()
+            if self._claim_sent_at is not None:
+                await self._return_claims_without_reply(began - self._claim_sent_at)
+            self._claim_sent_at = began
             claimed = await self.components.isolation.claim(self.connection)
             if claimed is None:
                 claimed = await self.components.fetcher.claim(self.connection, free)
+            self._claim_sent_at = None
             self._reconnects.reset()  # not once connected: the server may accept connections and refuse the claims
         except Exception as error:  # noqa: BLE001 - any error is answered with a new connection
             await self._reconnect_after(error)
             return
+        lease_until = began + self.settings.lease
         if not self.is_accepting_tasks():  # a shutdown was requested during the claim
-            attempts = [TaskStateMachine.not_started(task, self.worker_id) for task in claimed]
-            await return_attempts(self.context.connection, attempts, actor=self.worker_id)
+            shutdown_tasks_total.labels("returned").inc(len(claimed))
+            await self._return(claimed, TaskEvent.SHUTDOWN_REQUESTED, "which shuts down", requested_at)
+        elif claimed and time.monotonic() >= lease_until:
+            await self._return(claimed, TaskEvent.CLAIM_FAILED, "whose claim took longer than the lease", requested_at)
         elif claimed:
-            await self._start(claimed, began + self.settings.lease)
+            await self._start(claimed, lease_until, requested_at)
         elif not self._must_wait():  # else the worker makes room for a task that must run alone
             self.transition(WorkerEvent.NO_TASKS_AVAILABLE)
+
+    async def _return(
+        self, claimed: Iterable[ClaimedTask], event: TaskEvent, reason: str, requested_at: float | None = None
+    ) -> None:
+        """Put claimed tasks that are not started back into the queue."""
+        attempts = [
+            TaskStateMachine.not_started(task, self.worker_id, event, reason, requested_at=requested_at)
+            for task in claimed
+        ]
+        await return_attempts(self.context.connection, attempts, actor=self.worker_id)
+
+    async def _return_claims_without_reply(self, seconds: float) -> None:
+        """Return the tasks of a claim whose reply was lost with the connection: they run nowhere."""
+        within = timedelta(seconds=seconds + CLOCK_TOLERANCE_S)
+        found = await find_claims_without_reply(self.connection, self.worker_id, within)
+        lost = [task for task in found if task.id.int not in self.context.active]
+        self._claim_sent_at = None
+        await self._return(lost, TaskEvent.CLAIM_FAILED, "which lost the reply to its claim")
 
     async def _free_slots(self) -> int:
         """Wait for a free slot; if less than an eighth is free, a moment longer, to claim more at once.
@@ -318,7 +347,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
     def _accepts_tasks(self) -> bool:
         return self.components.registration.accepts_tasks
 
-    async def _start(self, claimed: list[ClaimedTask], lease_until: float) -> None:
+    async def _start(self, claimed: list[ClaimedTask], lease_until: float, requested_at: float) -> None:
         active, components = len(self.context.active), self.components
         if not self.is_accepting_tasks() or active + len(claimed) > self.settings.concurrency:
             raise InvariantError(f"a worker in state {self.state} with {active} tasks starts {len(claimed)} more")
@@ -328,7 +357,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if self._woke_by_polling:
             components.statistics.tasks.fallback_hits += len(claimed)
         self._woke_by_polling = False
-        components.runner.start(claimed, lease_until)
+        components.runner.start(claimed, lease_until, requested_at)
         if self._queue_exhausted:
             # Two turns of the loop: handlers that never wait end, and their outcomes are sent, before anything else.
             await asyncio.sleep(0)
@@ -378,12 +407,14 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             await Shutdown(self, requested_at).run()
         await self._close_resources(requested_at + self.settings.shutdown_limit - CLOSE_TIMEOUT_S)
         self.context.connection = None
+        seconds = time.monotonic() - requested_at
+        shutdown_duration_seconds.observe(seconds)
         log.info(
             "worker_stopped",
             worker_id=self.worker_id,
             tasks_processed=self.context.tasks_processed,
             tasks_failed=self.context.tasks_failed,
-            seconds=round(time.monotonic() - requested_at, 3),
+            seconds=round(seconds, 3),
         )
         self.transition(WorkerEvent.SHUTDOWN_COMPLETE)
 

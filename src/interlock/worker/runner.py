@@ -20,6 +20,7 @@ from interlock.errors import DisconnectedError, FenceError, InvariantError, Stor
 from interlock.lifecycle import TaskRowEvent
 from interlock.log_context import running_task
 from interlock.postgres.connection import connect, translated
+from interlock.service import BackgroundTasks
 from interlock.telemetry import log
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.executors.base import EngineError
@@ -27,13 +28,14 @@ from interlock.worker.executors.dispatch import Executors, contain_error
 from interlock.worker.executors.events import HandlerEvents, StepExecutionCompletionEvent
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
 from interlock.worker.failures import FailureReports
+from interlock.worker.leaks import LeakedHandlers, coroutine_position
 from interlock.worker.leases import LeaseKeeper
 from interlock.worker.outcome import Interruption, engine_failed, rolled_back
 from interlock.worker.settler import Settler, max_batch_size, settle
 from interlock.worker.stats import WorkerStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Coroutine, Iterable
     from uuid import UUID
 
     from interlock.client.app import Interlock
@@ -64,6 +66,13 @@ class HandlerTransaction:
         await self.connection.set_autocommit(False)
         return self.connection
 
+    async def abort(self) -> None:
+        """Close the connection, which rolls back, without waiting for a leaked handler that is using it."""
+        if self.connection is not None:
+            await self.connection.close()
+        with suppress(StoreError, OSError):
+            await self._stack.aclose()
+
     async def end(self, *, commit: bool) -> None:
         """Commit, which the database may refuse, or roll back, which cannot fail: a lost connection rolls back too."""
         try:
@@ -89,18 +98,21 @@ class Runner:
         self._tasks = app.tasks
         self._url = app.url
         self._max_result_size = settings.largest_result
+        self._leaving = BackgroundTasks()
         self._transactions: dict[tuple[UUID, int], HandlerTransaction] = {}
+        self.leaks = LeakedHandlers(self._on_leaks_changed)
         self._executors = Executors(
             threads=settings.concurrency,
             processes=settings.processes,
             app_reference=settings.app_reference,
             database_url=app.url,
             max_line_bytes=max(MAX_LINE_BYTES, settings.largest_result + RESULT_LINE_OVERHEAD),
+            leaks=self.leaks,
         )
         self._failures = FailureReports(app.error_hooks)
         self.resources = Resources(app.dependency_overrides)
         self.events = HandlerEvents()
-        self.statistics = WorkerStatistics(self.events.statistics)
+        self.statistics = WorkerStatistics(self.events.statistics, self.leaks)
         self.settler = Settler(
             self,
             worker.worker_id,
@@ -111,11 +123,11 @@ class Runner:
 
     # --- starting
 
-    def start(self, claimed: Iterable[ClaimedTask], lease_until: float) -> None:
+    def start(self, claimed: Iterable[ClaimedTask], lease_until: float, requested_at: float | None = None) -> None:
         """Start attempts. An earlier attempt at the same task, which must have lost its lease, is stopped."""
-        self._spawn(deque([self._attempt_at(task, lease_until) for task in claimed]))
+        self._spawn(deque([self._attempt_at(task, lease_until, requested_at) for task in claimed]))
 
-    def _attempt_at(self, claimed: ClaimedTask, lease_until: float) -> TaskStateMachine:
+    def _attempt_at(self, claimed: ClaimedTask, lease_until: float, requested_at: float | None) -> TaskStateMachine:
         active = self._context.active
         attempt = TaskStateMachine.of_claim(
             claimed,
@@ -123,6 +135,7 @@ class Runner:
             self._tasks[claimed.type],
             lease_until=lease_until,
             line=self.leases,
+            requested_at=requested_at,
         )
         key = attempt.slot_key
         if key in active:
@@ -216,6 +229,9 @@ class Runner:
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is None or transaction.connection is None:
             return True
+        if attempt.is_leaked:
+            await transaction.abort()
+            return True
         if attempt.outcome is None or attempt.outcome.event is not TaskRowEvent.SUCCEED:
             await transaction.end(commit=False)
             return True
@@ -248,7 +264,7 @@ class Runner:
         """Roll back the writes of an attempt that lost its lease, and release its slot."""
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None:
-            await transaction.end(commit=False)
+            await (transaction.abort() if attempt.is_leaked else transaction.end(commit=False))
         self._release(attempt)
 
     def finish(self, attempt: TaskStateMachine, *, written: bool) -> None:
@@ -295,6 +311,27 @@ class Runner:
             self._isolation.survive(attempt)
         attempt.interrupt(Interruption.LEASE_LOST, f"lease lost: {reason}")
 
+    def leak(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None]) -> None:
+        """Report a coroutine that runs on although it was stopped, and settle its attempt without it."""
+        definition = attempt.definition
+        where = None if definition is None else coroutine_position(attempt.running, definition.function)
+        self.events.close(attempt)
+        self.leaks.add(attempt, attempt.context, where)
+        self._leaving.spawn("settle without handler", self._settle_leaked(attempt, settling))
+
+    async def _settle_leaked(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None]) -> None:
+        try:
+            await settling
+        except Exception as error:  # noqa: BLE001 - the slot must not leak
+            await self._give_up(attempt, error)
+
+    def end_leak(self, attempt: TaskStateMachine) -> None:
+        """Note that the coroutine of a leaked handler has ended."""
+        self.leaks.remove(attempt)
+
+    def _on_leaks_changed(self) -> None:
+        self._worker.components.registration.reread()  # a heartbeat, which writes the statistics
+
     def cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
         """Ask a handler to stop, and stop it after the cancel grace; at once if it cannot see the request."""
         if not attempt.request_cancel(reason):
@@ -313,5 +350,6 @@ class Runner:
         for transaction in self._transactions.values():
             await transaction.end(commit=False)
         self._transactions.clear()
+        await self._leaving.stop()
         await self._executors.close()
         await self._failures.close()

@@ -19,10 +19,10 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from interlock.lifecycle import TaskState
+from interlock.lifecycle import TaskRowEvent, TaskState
 from interlock.postgres.retry import retry
 from interlock.service import cancel_and_wait, wait_for_event
-from interlock.telemetry import log
+from interlock.telemetry import log, shutdown_tasks_total
 from interlock.worker.cancellation import run_within
 from interlock.worker.outcome import Interruption, returned
 from interlock.worker.settler import return_attempts
@@ -56,6 +56,7 @@ class Shutdown:
     async def run(self) -> None:
         """Wait for running tasks, interrupt those left after the grace, return what does not stop, close everything."""
         settings = self._worker.settings
+        held = list(self._active.values())
         self._components.resign()
         reconnecting = asyncio.create_task(self._stay_connected())
         final_s = settings.shutdown_limit * FINAL_SHARE
@@ -68,6 +69,8 @@ class Shutdown:
         await self._wait_until(self._is_settled, self._deadline - 6 * tenth_s)
         await cancel_and_wait([reconnecting], timeout_s=tenth_s)
         await self._return_unstoppable(tenth_s)
+        for attempt in held:
+            shutdown_tasks_total.labels(_end_of(attempt)).inc()
         await self._components.stop(3 * tenth_s)
         await self._connections.close(timeout_s=tenth_s)
 
@@ -112,6 +115,14 @@ class Shutdown:
             await run_within(
                 seconds, return_attempts(self._connections.claiming, attempts, actor=self._worker.worker_id)
             )
+
+
+def _end_of(attempt: TaskStateMachine) -> str:
+    """Return how an attempt that was running at the request has ended: finished, returned or abandoned."""
+    outcome = attempt.outcome
+    if outcome is not None and outcome.event is TaskRowEvent.RETURN:
+        return "returned"
+    return "finished" if attempt.state is TaskState.COMPLETED else "abandoned"
 
 
 class Watchdog:

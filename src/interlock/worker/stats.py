@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from interlock.store.stats import StateCount
     from interlock.worker.executors.events import HandlerEventStatistics
+    from interlock.worker.leaks import LeakedHandlers
 
 GAUGE_INTERVAL_S = 15.0
 UNFINISHED = tuple(state for state in TASK_ROW.states if state not in TASK_ROW.final)
@@ -48,14 +49,19 @@ class TaskStatistics:
 class WorkerStatistics:
     """The figures of both event systems of one worker."""
 
-    __slots__ = ("handlers", "tasks")
+    __slots__ = ("handlers", "leaks", "tasks")
 
-    def __init__(self, handlers: HandlerEventStatistics) -> None:
+    def __init__(self, handlers: HandlerEventStatistics, leaks: LeakedHandlers) -> None:
         self.tasks = TaskStatistics()
         self.handlers = handlers
+        self.leaks = leaks
         _all_workers.append(self)
 
     def document(self) -> dict[str, dict[str, Any]]:
+        """Return the figures by event system, and how many leaked handlers of each type run on."""
+        return {**self.events(), "leaked": self.leaks.by_type()}
+
+    def events(self) -> dict[str, dict[str, Any]]:
         """Return the figures by event system."""
         return {"orchestration": asdict(self.tasks), "handlers": asdict(self.handlers)}
 
@@ -73,7 +79,7 @@ class _EventMetrics(Collector):
         counter = self._counter()
         sums: dict[tuple[str, str], int] = {}
         for worker in _all_workers:
-            for system, figures in worker.document().items():
+            for system, figures in worker.events().items():
                 for kind, count in figures.items():
                     sums[system, kind] = sums.get((system, kind), 0) + count
         for labels, count in sums.items():

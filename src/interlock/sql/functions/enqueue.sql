@@ -1,6 +1,7 @@
 -- Enqueues a task, for every client that speaks SQL; the Python client calls it, too. `created` is false when a task
 -- with this id, unique key or request id exists already: then `id` is the id of that task, which must have the same
--- type.
+-- type. The Python client limits the size of inputs by its setting `largest_input`. For clients that speak SQL an
+-- administrator sets a limit, in bytes of the stored value: alter database ... set interlock.largest_input = 16777216
 create or replace function interlock.enqueue(
     type text,
     input jsonb default '{}',
@@ -30,7 +31,13 @@ declare
     why text;
     kind text;
     taken text;
+    largest bigint := nullif(current_setting('interlock.largest_input', true), '');
 begin
+    if pg_column_size(input) > largest then
+        raise exception 'task %: the input has % bytes, and at most % are stored (setting interlock.largest_input); '
+                'store it elsewhere and pass a reference to it', type, pg_column_size(input), largest
+            using errcode = 'program_limit_exceeded', schema = 'interlock', table = 'tasks';
+    end if;
     if actor is not null then
         perform set_config('interlock.actor', actor, true);
     end if;

@@ -105,7 +105,16 @@ returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tas
                     and coalesce(pg_column_size(given.input), 0) < 8000
                     and found.are_small is not false
             ), interlock.step_inputs(tasks)) end)
-    end
+    end,
+    -- The seconds that it was pending and due.
+    extract(epoch from coalesce(%(now)s::timestamptz, now()) - tasks.run_at)::float8
+
+-- name: find_claims_without_reply
+-- Tasks that this worker has claimed within a time, for a worker that lost the reply to a claim with its connection.
+-- Few tasks are running at a time, and it is rarely asked: the index of leases is good enough.
+select id, type, namespace, attempt, tries, max_tries
+from interlock.tasks
+where lease_expires_at is not null and worker_id = %(worker)s and started_at > now() - %(within)s::interval
 
 -- name: until_next_run
 -- Returns the time until the next pending task of these namespaces is due, by the server's clock. A task that became

@@ -154,7 +154,10 @@ def _prepare_task(app: Interlock, body: NewTaskRequest, request_id: str | None) 
     given = body.model_dump(exclude={"type", "input", "request_id"}, exclude_none=True)
     options: dict[str, Any] = {**given, "request_id": request_id}
     if app.tasks.get(body.type) is None:
-        return unchecked_task(body.type, body.input, options, app.config.callback_url)
+        config = app.config
+        return unchecked_task(
+            body.type, body.input, options, largest_input=config.largest_input, callback_url=config.callback_url
+        )
     task = app.tasks[body.type]
     return task.options(**options).prepare(**task.decode(body.input))
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock.client.context import TaskContext
+    from interlock.worker.leaks import LeakedHandlers
 
 
 class Executors:
@@ -35,13 +36,14 @@ class Executors:
         database_url: str | None = None,
         grace: float = 1.0,
         max_line_bytes: int = MAX_LINE_BYTES,
+        leaks: LeakedHandlers | None = None,
     ) -> None:
         self._groups = ProcessGroups()
         self._executors: dict[str, Executor] = {}
         self._closed = False
         self._factories: dict[str, Callable[[], Executor]] = {
             "coroutine": CoroutineExecutor,
-            "thread": lambda: ThreadExecutor(threads),
+            "thread": lambda: ThreadExecutor(threads, leaks),
             "process": lambda: ProcessExecutor(
                 processes,
                 self._groups,

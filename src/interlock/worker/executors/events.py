@@ -64,6 +64,13 @@ class HandlerEvents:
         self.statistics.dispatched += 1
         return event
 
+    def close(self, attempt: TaskStateMachine) -> None:
+        """Count the execution of a leaked handler as failed; its completion, if one comes, is a mismatch."""
+        for event in list(self._open.values()):
+            if event.attempt is attempt:
+                del self._open[event.correlation_id]
+                self.statistics.failed += 1
+
     def complete(self, completion: StepExecutionCompletionEvent) -> Any:
         """Close an execution: return the output encoded for JSON, or raise the handler's error."""
         self.statistics.received += 1

@@ -1,7 +1,8 @@
 """Executor for blocking handlers: daemon threads.
 
 Invariant: a thread cannot be killed, so a thread whose task was cancelled is abandoned: it holds no slot, its result is
-dropped, it ends when its handler returns, and it does not keep the process alive.
+dropped, it ends when its handler returns, and it does not keep the process alive. If that takes long, its handler is
+reported as leaked.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from interlock.worker.executors.base import (
     mark_cancelled,
     refuse_transactional,
 )
+from interlock.worker.leaks import LEAK_GRACE_S, thread_position
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from interlock.client.context import TaskContext
     from interlock.worker.executors.base import Runnable
+    from interlock.worker.leaks import LeakedHandlers
 
 
 class ThreadExecutor:
     """At most `size` handlers at a time, each in a daemon thread; threads are started on demand and reused."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, leaks: LeakedHandlers | None = None, *, leak_grace: float = LEAK_GRACE_S) -> None:
         if size < 1:
             raise ValueError(f"a thread executor needs at least one thread, got {size}")
         self._slots = asyncio.Semaphore(size)
@@ -39,6 +42,8 @@ class ThreadExecutor:
         self._abandoned: set[_Thread] = set()
         self._started = 0
         self._closed = False
+        self._leaks = leaks
+        self._leak_grace = leak_grace
 
     @property
     def abandoned(self) -> int:
@@ -61,6 +66,7 @@ class ThreadExecutor:
                 if future.cancelled():
                     self._abandoned.add(thread)
                     mark_cancelled(context)
+                    future.get_loop().call_later(self._leak_grace, self._report_leak, thread, context, task.function)
                 raise
 
     def cancel(self, context: TaskContext) -> None:
@@ -71,6 +77,10 @@ class ThreadExecutor:
         self._closed = True
         while self._idle:
             self._idle.pop().inbox.put(None)
+
+    def _report_leak(self, thread: _Thread, context: TaskContext, function: Callable[..., Any]) -> None:
+        if thread in self._abandoned and self._leaks is not None:
+            self._leaks.add(thread, context, thread_position(thread.thread, function))
 
     def _start(self) -> _Thread:
         self._started += 1
@@ -83,6 +93,8 @@ class ThreadExecutor:
         was_cancelled = call.future.cancelled()
         if was_cancelled or self._closed:
             self._abandoned.discard(thread)
+            if self._leaks is not None:
+                self._leaks.remove(thread)
             thread.inbox.put(None)
         else:
             self._idle.append(thread)
@@ -104,12 +116,13 @@ class _Call(NamedTuple):
 class _Thread:
     """One thread that runs the calls in its inbox until it gets None."""
 
-    __slots__ = ("_report", "inbox")
+    __slots__ = ("_report", "inbox", "thread")
 
     def __init__(self, number: int, report: Callable[[_Thread, _Call, Any, BaseException | None], None]) -> None:
         self.inbox: SimpleQueue[_Call | None] = SimpleQueue()
         self._report = report
-        threading.Thread(target=self._work, name=f"interlock-handler-{number}", daemon=True).start()
+        self.thread = threading.Thread(target=self._work, name=f"interlock-handler-{number}", daemon=True)
+        self.thread.start()
 
     def _work(self) -> None:
         while (call := self.inbox.get()) is not None:
