@@ -15,6 +15,7 @@ import psycopg
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
+from factories import claim_tasks
 from interlock.client.step_context import step_result
 from interlock.errors import DisconnectedError, InputError, PermanentError
 from interlock.lifecycle import TaskRowEvent
@@ -22,7 +23,7 @@ from interlock.model.graph import chosen_branches
 from interlock.postgres.connection import configure_adapters, connection_arguments
 from interlock.store.limits import pause_namespace, resume_namespace
 from interlock.store.task_admin import cancel_unfinished_tasks, recover_expired_tasks
-from interlock.store.tasks import HeldAttempt, Outcome, claim_pending_tasks, renew_running_tasks, settle_running_tasks
+from interlock.store.tasks import HeldAttempt, Outcome, renew_running_tasks, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import Advanced, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
@@ -277,7 +278,7 @@ class WorkflowSimulation:
 
     async def claim(self, connection: BreakableConnection, most: int | None = None) -> None:
         moment = self.now()
-        claimed = await claim_pending_tasks(
+        claimed = await claim_tasks(
             connection,
             actor=self.random.choice(WORKERS),
             types=self._types,

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row, tuple_row
 
+from factories import declare_limit_keys
 from interlock import Backoff, Interlock
 from interlock.errors import InputError, UnknownTaskError
 from interlock.postgres.query import PARAMSTYLES
@@ -204,6 +205,7 @@ async def test_bulk_of_the_same_keys_at_once_neither_deadlocks_nor_doubles(app: 
 @pytest.mark.parametrize("count", [3, 120])
 async def test_bulk_enqueue_obeys_limits_and_pause(app: Interlock, mail: Any, count: int, database: Connection) -> None:
     await app.pause("default", "moving house")
+    await declare_limit_keys(database, "few")
     inputs = [{"to": "x"}] * count
     await mail.enqueue_many(inputs)
     await mail.options(namespace="other", limit_key="few").enqueue_many(inputs)
@@ -306,5 +308,5 @@ async def test_schedules_and_limits_are_stored_when_the_app_is_opened(url: str, 
     (schedule,) = await (await database.execute("select * from interlock.schedules")).fetchall()
     (limit,) = await (await database.execute("select * from interlock.limits")).fetchall()
     assert (schedule["type"], schedule["namespace"], schedule["missed"]) == ("report", "reports", "skip")
-    assert (schedule["every"], schedule["options"]["limit_key"]) == (timedelta(seconds=60), "few")
+    assert (schedule["every"], schedule["options"]["limit_keys"]) == (timedelta(seconds=60), ["few"])
     assert (limit["max_running"], limit["max_starts"], limit["period"]) == (2, 10, timedelta(minutes=1))

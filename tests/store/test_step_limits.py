@@ -99,7 +99,7 @@ async def test_parts_of_a_map_wait_for_the_limit_and_the_map_does_not(driver: Jo
 
 async def test_jobs_share_a_limit_with_each_other_and_with_tasks(driver: JobDriver) -> None:
     jobs = [await driver.submit(step("a", **KEY)) for _ in range(3)]
-    await driver.connection.execute("select interlock.enqueue('a', limit_key => 'mail')")
+    await driver.connection.execute("select interlock.enqueue('a', limit_keys => '{mail}')")
     assert await admit(driver) == 1
     assert await admit(driver) == 0
     states = [(await driver.states(job))["a"] for job in jobs]
@@ -134,7 +134,7 @@ async def test_a_step_whose_worker_died_on_its_last_try_frees_its_place(driver: 
         "update interlock.tasks set lease_expires_at = now() - interval '1 second' where id = %s", [claimed.id]
     )
     (recovered,) = await recover_expired_tasks(driver.connection, actor="w_2")
-    assert (recovered.event, recovered.limit_key) == ("exhaust", "mail")
+    assert (recovered.event, recovered.limit_keys) == ("exhaust", ["mail"])
     assert await admit(driver) == 1
 
 
@@ -246,18 +246,18 @@ async def test_a_step_says_of_its_rows_what_its_task_says(database: Connection, 
     def fails() -> None:
         raise ValueError("no")
 
-    own: dict[str, Any] = {"limit_key": "k", "tags": ["red"], "callback_url": "http://localhost:9/told"}
+    own: dict[str, Any] = {"limit_keys": ["k"], "tags": ["red"], "callback_url": "http://localhost:9/told"}
     async with app:
         job = await app.submit("takes_over", {"list": [1]})
         await drain(app)
         assert (await job.status()).status == "FAILED"
-        query = "select step, limit_key, tags, callback_url from interlock.tasks where job_id = %s"
+        query = "select step, limit_keys, tags, callback_url from interlock.tasks where job_id = %s"
         rows = {row.pop("step"): row for row in await (await database.execute(query, [job.id])).fetchall()}
         query = "select tasks.step from interlock.callbacks join interlock.tasks on tasks.id = callbacks.task_id"
         told = {row["step"] for row in await (await database.execute(query)).fetchall()}
     assert rows["plain"] == rows["m[0]"] == rows["compensate:last"] == own
-    assert rows["other"] == {**own, "limit_key": "o", "tags": ["blue"]}
-    assert rows["m"] == {"limit_key": None, "tags": ["red"], "callback_url": None}
+    assert rows["other"] == {**own, "limit_keys": ["o"], "tags": ["blue"]}
+    assert rows["m"] == {"limit_keys": None, "tags": ["red"], "callback_url": None}
     assert told == {"plain", "other", "m[0]", "compensate:last"}
 
 

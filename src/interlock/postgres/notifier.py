@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # The channels, which the functions and statements in interlock/sql notify; the payload follows.
 TASKS_CHANNEL = "interlock_tasks"  # namespace with pending tasks, or BROADCAST
+LIMITED_CHANNEL = "interlock_limited"  # namespace with pending tasks that have a limit
 CONTROL_CHANNEL = "interlock_control"  # worker id, BROADCAST after a changed pause, or a remote command (JSON)
 ANSWERS_CHANNEL = "interlock_answers"  # answer to a remote command (JSON)
 DUTIES_CHANNEL = "interlock_duties"  # name of the maintenance duty that is due

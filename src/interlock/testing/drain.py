@@ -18,7 +18,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import transaction
 from interlock.postgres.ids import new_id
 from interlock.store.limits import admit_limited_tasks
-from interlock.store.tasks import ClaimedTask, Outcome, claim_pending_tasks, save_checkpoint
+from interlock.store.tasks import ClaimedTask, Outcome, claim_limited_tasks, claim_pending_tasks, save_checkpoint
 from interlock.store.workers import RegisteredProcess, deregister_worker, register_worker
 from interlock.testing.inline import call
 from interlock.worker.attempt import TaskStateMachine
@@ -122,16 +122,17 @@ class _Runner:
         if limit <= 0:
             return []
         async with self._app.connection() as connection:
-            return await claim_pending_tasks(
-                connection,
-                actor=self._actor,
-                types=self._types,
-                namespaces=self._namespaces,
-                limit=1 if one else limit,
-                lease=LEASE,
-                callback_url=self._app.config.callback_url,
-                now=self._app.now(),
-            )
+            arguments: Any = {
+                "actor": self._actor,
+                "types": self._types,
+                "namespaces": self._namespaces,
+                "limit": 1 if one else limit,
+                "lease": LEASE,
+                "callback_url": self._app.config.callback_url,
+                "now": self._app.now(),
+            }
+            claimed = await claim_pending_tasks(connection, **arguments)
+            return claimed or await claim_limited_tasks(connection, **arguments)
 
     async def run(self, claimed: ClaimedTask) -> Ran:
         task = self._app.tasks[claimed.type]

@@ -11,7 +11,14 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import BROADCAST, CONTROL_CHANNEL, DUTIES_CHANNEL, TASKS_CHANNEL, WakeMode
+from interlock.postgres.notifier import (
+    BROADCAST,
+    CONTROL_CHANNEL,
+    DUTIES_CHANNEL,
+    LIMITED_CHANNEL,
+    TASKS_CHANNEL,
+    WakeMode,
+)
 from interlock.service import BackgroundService
 from interlock.telemetry import log
 from interlock.worker.cancellation import CANCEL_TIMEOUT_S, run_within
@@ -65,6 +72,7 @@ class WorkerComponents:
             self._subscription = self._app.notifier.subscribe(
                 {
                     TASKS_CHANNEL: self._on_tasks,
+                    LIMITED_CHANNEL: self._on_limited_tasks,
                     CONTROL_CHANNEL: self._on_control,
                     DUTIES_CHANNEL: self._maintenance.wake,
                 },
@@ -78,6 +86,11 @@ class WorkerComponents:
 
     def _on_tasks(self, namespace: str) -> None:
         if namespace == BROADCAST or namespace in self.registration.namespaces:
+            self._worker.wake.set()
+
+    def _on_limited_tasks(self, namespace: str) -> None:
+        if namespace in self.registration.namespaces:
+            self.fetcher.expect_limited_tasks()
             self._worker.wake.set()
 
     def _on_control(self, payload: str) -> None:
