@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from interlock.store.doctor import DOCTOR
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
+from interlock.store.limits import LIMITS
 from interlock.store.signals import SIGNALS
 from interlock.store.tasks import TASKS
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
-STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS}
+STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS, **LIMITS, **DOCTOR}
 CLAIM = {
     "namespaces": "array['default', 'other']",
     "types": "array['x']",
@@ -79,6 +81,39 @@ def test_claiming_walks_the_claim_index_in_its_order(mode: psycopg.Connection) -
     assert "Index Scan using tasks_claim" in text
     assert "Sort" not in text
     assert "Seq Scan" not in text
+
+
+def test_a_claim_does_not_call_the_function_that_takes_tokens(mode: psycopg.Connection) -> None:
+    """Its condition is a parameter: a filter that is evaluated once, before the function."""
+    text = plan(mode, "claim_pending_tasks", **CLAIM)
+    assert "tasks_claim_limited" not in text
+    assert "take_limited_tasks" not in text
+    if "ProjectSet" in text:
+        assert "One-Time Filter" in text
+
+
+def test_finding_the_waiting_lanes_walks_their_index(mode: psycopg.Connection) -> None:
+    text = plan(mode, "read_waiting_lanes")
+    assert text.count("Index Only Scan using tasks_limit_waiting") == 2
+    assert "Seq Scan on tasks" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "index"),
+    [
+        ("read_limit_usage", {"keys": "array['a', 'b']"}, "tasks_limit_taken"),
+        ("read_admissible_tasks", {"lanes": """'[{"keys": ["a"], "tasks": 5}]'"""}, "tasks_limit_waiting"),
+        ("write_limit_reasons", {"lanes": """'[{"keys": ["a"]}]'""", "each": "100"}, "tasks_limit_waiting"),
+        ("read_admitted_keys", {}, "tasks_claim_limited"),
+        ("read_undeclared_keys", {"limit": "10"}, "tasks_limit_taken"),
+    ],
+)
+def test_admission_under_limits_goes_by_its_indexes(
+    mode: psycopg.Connection, name: str, parameters: dict[str, str], index: str
+) -> None:
+    text = plan(mode, name, **parameters)
+    assert index in text
+    assert "Seq Scan on tasks" not in text
 
 
 def test_looking_for_the_next_due_task_walks_the_claim_index(mode: psycopg.Connection) -> None:

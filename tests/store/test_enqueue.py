@@ -116,7 +116,7 @@ def test_a_statement_can_be_written_for_every_driver(style: str) -> None:
     async def mail(to: str) -> None: ...
 
     sql, parameters = mail.options(delay=5, tags=["x"]).enqueue_statement("a").styled(style)
-    assert len(parameters) == 17
+    assert len(parameters) == 18
     assert "::" not in sql  # which some would read as a parameter
     assert ("%(" in sql, ":delay" in sql, "?" in sql, ":17" in sql, "$17" in sql, "%s" in sql) == tuple(
         style == name for name in ("pyformat", "named", "qmark", "numeric", "dollar", "format")
@@ -180,7 +180,8 @@ async def test_a_request_is_carried_out_once_even_after_its_task_has_ended(mail:
     assert sum(handle.created for handle in [*handles, late]) == 1
 
 
-async def test_bulk_merges_like_one_by_one(app: Interlock, mail: Any) -> None:
+async def test_bulk_merges_like_one_by_one(app: Interlock, mail: Any, database: Connection) -> None:
+    await declare_limit_keys(database, "l")
     first = await mail.options(unique_key="b").enqueue("b")
     tasks = [mail.options(unique_key=key).prepare(key) for key in "abcab"]
     handles = await app.enqueue_many([*tasks, mail.prepare("plain"), mail.options(**MERGING).prepare("all")])

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.store
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(seconds=60)
-X = {"types": ["x"], "actor": "w"}
+X: dict[str, Any] = {"types": ["x"], "actor": "w"}
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ async def test_the_time_until_the_next_start_is_that_of_the_token(database: Conn
     assert await until_start(database, now=NOON, **where) is None
     await add(database, "api", count=2)
     await release_all(database)
-    assert await until_start(database, now=NOON, **where) <= timedelta()
+    assert (await until_start(database, now=NOON, **where) or MINUTE) <= timedelta()
     await claim(database)
     assert await until_start(database, now=NOON + 20 * SECOND, **where) == 40 * SECOND
 

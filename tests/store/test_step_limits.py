@@ -308,3 +308,25 @@ async def test_explain_names_the_limit_a_step_waits_for(driver: JobDriver, url: 
         )
         third = await explain(app, (await driver.steps(job))["c"]["id"])
         assert len(third.causes) == 2, "what takes up the room of its job"
+
+
+async def test_limit_keys_of_steps_are_rendered_from_the_input_of_the_job_and_the_item(driver: JobDriver) -> None:
+    await put_limits(driver.connection, [Limit("*", share=1)])
+    keys = {"limit_key": ["t:{tenant}", "smtp"], "limit_weight": "{tokens}"}
+    job = await driver.submit(
+        step("a", compensate="undo", compensate_limit_key="u:{tenant}", **keys),
+        step("m", "a", kind="map", over_input="rows", limit_key="row:{item}"),
+        step("f", "m"),
+        input={"tenant": "acme", "tokens": 4, "rows": ["x", 7, {"no": "scalar"}]},
+    )
+    driver.outcomes = {"f": Failed("no")}
+    await run_all(driver)
+    query = "select step, limit_keys, limit_weight from interlock.tasks where job_id = %s and limit_keys is not null"
+    rows = await (await driver.connection.execute(query, [job])).fetchall()
+    assert {row["step"]: (row["limit_keys"], row["limit_weight"]) for row in rows} == {
+        "a": (["t:acme", "smtp"], 4.0),
+        "m[0]": (["row:x"], None),
+        "m[1]": (["row:7"], None),
+        "m[2]": (["row:"], None),
+        "compensate:a": (["u:acme"], None),
+    }

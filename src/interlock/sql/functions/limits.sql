@@ -84,7 +84,8 @@ begin
     limit 1;
     if found then
         raise exception 'task %: no limit is declared for its limit key %; declare one with app.limit(%, ...) or with `interlock limits set`, for the key or for a pattern such as %*',
-            type, quote_literal(undeclared), quote_literal(undeclared), substring(undeclared from '^[^:]*:?')
+            type, quote_literal(left(undeclared, 200)), quote_literal(left(undeclared, 200)),
+            left(substring(undeclared from '^[^:]*:?'), 200)
             using errcode = 'IL009', schema = 'interlock', table = 'limits';
     end if;
     return keys;

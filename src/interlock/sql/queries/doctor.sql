@@ -37,6 +37,17 @@ from (
 group by due.namespace, due.type
 order by due.namespace, due.type
 
+-- name: read_undeclared_keys
+-- Limit keys of pending and running tasks that have no rule.
+select wanted.key, count(*) as tasks
+from interlock.tasks
+    cross join lateral unnest(limit_keys) as wanted (key)
+where limit_keys is not null and state in ('pending', 'running')
+    and not exists (select from interlock.limit_rule(wanted.key))
+group by wanted.key
+order by wanted.key
+limit %(limit)s
+
 -- name: count_unrecovered_tasks
 -- Leases that expired a while ago and were not recovered.
 select count(*) as tasks, min(lease_expires_at) as oldest_at
