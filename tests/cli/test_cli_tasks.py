@@ -132,7 +132,7 @@ def test_status_without_a_task_shows_the_whole_queue(shell: Shell) -> None:
         "values ('nightly', 'report', '0 3 * * *', now() + interval '5 hours')"
     )
     shell.rows("select interlock.enqueue('x', namespace => 'post') from generate_series(1, 3)")
-    shell.rows("select interlock.enqueue('x', limit_key => 'api') from generate_series(1, 4)")
+    shell.rows("select interlock.enqueue('x', limit_keys => '{api}') from generate_series(1, 4)")
     shell.rows("select interlock.enqueue('x', run_at => now() - interval '7 minutes') from generate_series(1, 2)")
     lines = [line.split() for line in shell.answer("status").splitlines()]
     assert ["default", "4", "2", "0", "0", "0", "0", "0", "7", "min"] in lines

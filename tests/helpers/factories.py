@@ -8,12 +8,13 @@ import psycopg
 
 from interlock.model.options import NewTask
 from interlock.store.enqueue import enqueue_task
-from interlock.store.tasks import read_task_history, read_tasks
+from interlock.store.tasks import claim_limited_tasks, claim_pending_tasks, read_task_history, read_tasks
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
+    from interlock.store.tasks import ClaimedTask
 
 NAMESPACES = ("default", "fulfillment", "inventory")
 
@@ -27,8 +28,27 @@ def run_sql(url: str, statement: str) -> None:
 async def enqueue(
     database: Connection, task_type: str = "x", arguments: dict[str, Any] | None = None, **options: Any
 ) -> UUID:
-    """Enqueue one task as `enqueue_task` does; return its id."""
+    """Enqueue one task as `enqueue_task` does; return its id. A `limit_key` without a limit is declared first."""
+    key = options.pop("limit_key", None)
+    if key is not None:
+        await declare_limit_keys(database, key)
+        options["limit_keys"] = (key,)
     return (await enqueue_task(database, NewTask(task_type, arguments or {}, **options), actor="me")).id
+
+
+async def declare_limit_keys(database: Connection, *keys: str) -> None:
+    """Declare keys that have no limit yet, without a bound."""
+    await database.execute(
+        "insert into interlock.limits (key) select unnest(%s::text[]) on conflict do nothing", [list(keys)]
+    )
+
+
+async def claim_tasks(database: Connection, *, limit: int = 1, **options: Any) -> list[ClaimedTask]:
+    """Claim tasks with and without a limit, as a worker does."""
+    claimed = await claim_pending_tasks(database, limit=limit, **options)
+    if len(claimed) < limit:
+        claimed += await claim_limited_tasks(database, limit=limit - len(claimed), **options)
+    return claimed
 
 
 async def enqueue_by_sql(database: Connection, **columns: Any) -> UUID:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from factories import NAMESPACES, workflow
+from factories import NAMESPACES, claim_tasks, workflow
 from interlock.lifecycle import TaskRowEvent
 from interlock.store.jobs import read_jobs, read_steps
-from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
+from interlock.store.tasks import Outcome, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import Advanced, advance
 from interlock.workflow.new_job import NewJob
@@ -54,8 +54,8 @@ class JobDriver:
         rows = await (await self.connection.execute("select distinct type from interlock.tasks")).fetchall()
         types = [row["type"] for row in rows]
         common: Any = {"actor": "w_1", "types": types, "namespaces": NAMESPACES, "limit": limit, "now": self.now}
-        claimed = await claim_pending_tasks(self.connection, **common)
-        return claimed or await claim_pending_tasks(self.connection, suspected=True, **common)
+        claimed = await claim_tasks(self.connection, **common)
+        return claimed or await claim_tasks(self.connection, suspected=True, **common)
 
     async def inputs(self, task_id: UUID) -> dict[str, Any]:
         """Read the inputs that a worker receives with a step."""

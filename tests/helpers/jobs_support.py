@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from factories import claim_tasks
 from interlock import Interlock
 from interlock.config import Config
 from interlock.lifecycle import TaskRowEvent
 from interlock.orchestrator.run import orchestrating
 from interlock.orchestrator.settings import OrchestratorSettings
-from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
+from interlock.store.tasks import Outcome, settle_running_tasks
 from interlock.store.workers import RegisteredProcess, register_worker
 from jobs_app import app
 from processes import clean_environment, running_process
@@ -59,7 +60,7 @@ class ManualWorker:
     async def work_once(self) -> int:
         """Claim and settle all pending steps; return how many."""
         types = list(app.tasks)
-        claimed = await claim_pending_tasks(self._database, actor="manual", types=types, limit=100)
+        claimed = await claim_tasks(self._database, actor="manual", types=types, limit=100)
         outcomes = [self._outcome(task.id, task.attempt, str(task.step)) for task in claimed]
         if outcomes:
             self.done += [str(task.step) for task in claimed]  # before others can see that the job is done

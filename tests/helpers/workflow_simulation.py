@@ -16,6 +16,7 @@ import psycopg
 from psycopg.rows import DictRow
 from psycopg.types.json import Jsonb
 
+from factories import claim_tasks
 from interlock.client.step_context import step_result
 from interlock.errors import DisconnectedError, InputError, PermanentError
 from interlock.lifecycle import TaskRowEvent
@@ -23,14 +24,7 @@ from interlock.model.graph import chosen_branches
 from interlock.postgres.connection import configure_adapters, connection_arguments
 from interlock.store.limits import pause_namespace, resume_namespace
 from interlock.store.task_admin import cancel_unfinished_tasks, recover_expired_tasks
-from interlock.store.tasks import (
-    MAX_CRASHES,
-    HeldAttempt,
-    Outcome,
-    claim_pending_tasks,
-    renew_running_tasks,
-    settle_running_tasks,
-)
+from interlock.store.tasks import MAX_CRASHES, HeldAttempt, Outcome, renew_running_tasks, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import Advanced, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
@@ -292,8 +286,8 @@ class WorkflowSimulation:
             "lease": LEASE,
             "now": moment,
         }
-        claimed = await claim_pending_tasks(connection, **common)
-        claimed += await claim_pending_tasks(connection, suspected=True, **common)
+        claimed = await claim_tasks(connection, **common)
+        claimed += await claim_tasks(connection, suspected=True, **common)
         for task in claimed:
             self.first_claims.setdefault(task.id, moment)
         self._held += claimed

@@ -114,6 +114,39 @@ def test_other_readers_of_pending_tasks_walk_the_claim_index(
     assert "Seq Scan on tasks" not in text
 
 
+def test_a_claim_does_not_call_the_function_that_takes_tokens(mode: psycopg.Connection) -> None:
+    """Its condition is a parameter: a filter that is evaluated once, before the function."""
+    text = plan(mode, "claim_pending_tasks", **CLAIM)
+    assert "tasks_claim_limited" not in text
+    assert "take_limited_tasks" not in text
+    if "ProjectSet" in text:
+        assert "One-Time Filter" in text
+
+
+def test_finding_the_waiting_lanes_walks_their_index(mode: psycopg.Connection) -> None:
+    text = plan(mode, "read_waiting_lanes")
+    assert text.count("Index Only Scan using tasks_limit_waiting") == 2
+    assert "Seq Scan on tasks" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "index"),
+    [
+        ("read_limit_usage", {"keys": "array['a', 'b']"}, "tasks_limit_taken"),
+        ("read_admissible_tasks", {"lanes": """'[{"keys": ["a"], "tasks": 5}]'"""}, "tasks_limit_waiting"),
+        ("write_limit_reasons", {"lanes": """'[{"keys": ["a"]}]'""", "each": "100"}, "tasks_limit_waiting"),
+        ("read_admitted_keys", {}, "tasks_claim_limited"),
+        ("read_undeclared_keys", {"limit": "10"}, "tasks_limit_taken"),
+    ],
+)
+def test_admission_under_limits_goes_by_its_indexes(
+    mode: psycopg.Connection, name: str, parameters: dict[str, str], index: str
+) -> None:
+    text = plan(mode, name, **parameters)
+    assert index in text
+    assert "Seq Scan on tasks" not in text
+
+
 def test_looking_for_the_next_due_task_walks_the_claim_index(mode: psycopg.Connection) -> None:
     text = plan(mode, "until_next_run", namespaces=CLAIM["namespaces"], types=CLAIM["types"])
     assert text.count("Index Scan using tasks_claim") + text.count("Index Only Scan using tasks_claim") == 3

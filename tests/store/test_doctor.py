@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli_support import Shell
-from factories import add_live_worker, enqueue_by_sql, rewrite, step
+from factories import add_live_worker, declare_limit_keys, enqueue_by_sql, rewrite, step
 from interlock.store.doctor import DOCTOR, Finding, diagnose
 from interlock.store.step_results import read_orchestration_failures
 from interlock.store.tasks import claim_pending_tasks
@@ -32,6 +32,16 @@ async def here(database: Connection, id_: str, *types: str, role: str = "worker"
 async def wrong(database: Connection) -> dict[str, Finding]:
     """Return the findings by subject."""
     return {finding.about: finding for finding in await diagnose(database) if finding.needs_attention}
+
+
+async def test_tasks_of_a_key_without_a_limit_are_found(database: Connection) -> None:
+    await declare_limit_keys(database, "mail")
+    await enqueue_by_sql(database, type="add", limit_keys=["mail"])
+    await database.execute("update interlock.tasks set state = 'pending', event = 'release', held_by = null")
+    assert "limit" not in await wrong(database)
+    await database.execute("delete from interlock.limits")
+    found = (await wrong(database))["limit"]
+    assert found.found == "no limit is declared for the key mail; its tasks run without one"
 
 
 async def test_an_empty_database_is_well(database: Connection) -> None:

@@ -11,6 +11,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row, tuple_row
 
+from factories import declare_limit_keys
 from interlock import Backoff, Interlock
 from interlock.errors import InputError, UnknownTaskError
 from interlock.postgres.query import PARAMSTYLES
@@ -115,7 +116,7 @@ def test_a_statement_can_be_written_for_every_driver(style: str) -> None:
     async def mail(to: str) -> None: ...
 
     sql, parameters = mail.options(delay=5, tags=["x"]).enqueue_statement("a").styled(style)
-    assert len(parameters) == 17
+    assert len(parameters) == 18
     assert "::" not in sql  # which some would read as a parameter
     assert ("%(" in sql, ":delay" in sql, "?" in sql, ":17" in sql, "$17" in sql, "%s" in sql) == tuple(
         style == name for name in ("pyformat", "named", "qmark", "numeric", "dollar", "format")
@@ -179,7 +180,8 @@ async def test_a_request_is_carried_out_once_even_after_its_task_has_ended(mail:
     assert sum(handle.created for handle in [*handles, late]) == 1
 
 
-async def test_bulk_merges_like_one_by_one(app: Interlock, mail: Any) -> None:
+async def test_bulk_merges_like_one_by_one(app: Interlock, mail: Any, database: Connection) -> None:
+    await declare_limit_keys(database, "l")
     first = await mail.options(unique_key="b").enqueue("b")
     tasks = [mail.options(unique_key=key).prepare(key) for key in "abcab"]
     handles = await app.enqueue_many([*tasks, mail.prepare("plain"), mail.options(**MERGING).prepare("all")])
@@ -204,6 +206,7 @@ async def test_bulk_of_the_same_keys_at_once_neither_deadlocks_nor_doubles(app: 
 @pytest.mark.parametrize("count", [3, 120])
 async def test_bulk_enqueue_obeys_limits_and_pause(app: Interlock, mail: Any, count: int, database: Connection) -> None:
     await app.pause("default", "moving house")
+    await declare_limit_keys(database, "few")
     inputs = [{"to": "x"}] * count
     await mail.enqueue_many(inputs)
     await mail.options(namespace="other", limit_key="few").enqueue_many(inputs)
@@ -306,5 +309,5 @@ async def test_schedules_and_limits_are_stored_when_the_app_is_opened(url: str, 
     (schedule,) = await (await database.execute("select * from interlock.schedules")).fetchall()
     (limit,) = await (await database.execute("select * from interlock.limits")).fetchall()
     assert (schedule["type"], schedule["namespace"], schedule["missed"]) == ("report", "reports", "skip")
-    assert (schedule["every"], schedule["options"]["limit_key"]) == (timedelta(seconds=60), "few")
+    assert (schedule["every"], schedule["options"]["limit_keys"]) == (timedelta(seconds=60), ["few"])
     assert (limit["max_running"], limit["max_starts"], limit["period"]) == (2, 10, timedelta(minutes=1))

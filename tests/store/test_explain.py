@@ -113,7 +113,7 @@ async def test_a_running_task_names_its_worker_and_its_lease(app: Interlock, dat
 
 async def test_a_held_task_names_the_limit_or_the_pause(app: Interlock, database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_running=1, max_starts=5, period=timedelta(seconds=60))])
-    limited = await enqueue_by_sql(database, type="send", limit_key="mail")
+    limited = await enqueue_by_sql(database, type="send", limit_keys=["mail"])
     facts = (await app.explain(limited)).facts
     assert facts[0] == "limit mail"
     assert facts[1] == "limit mail: 0 of 1 are pending or running"

@@ -24,7 +24,7 @@ from interlock.store.limits import (
 )
 from interlock.store.stats import list_limits
 from interlock.store.task_admin import requeue_ended_tasks
-from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
+from interlock.store.tasks import Outcome, claim_limited_tasks, settle_running_tasks
 from interlock.worker.maintenance.leader import SWEEP_INTERVAL_S, LimitsDuty
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ async def rows(database: Connection, state: str, columns: str = "id") -> list[An
 
 
 async def end_one(database: Connection, event: TaskRowEvent = TaskRowEvent.SUCCEED, now: datetime = NOON) -> UUID:
-    (task,) = await claim_pending_tasks(database, actor="w", types=["x"], now=now)
+    (task,) = await claim_limited_tasks(database, actor="w", types=["x"], now=now)
     await settle_running_tasks(database, [Outcome(task.id, task.attempt, event)], actor="w", now=now)
     return task.id
 
@@ -91,22 +91,24 @@ async def test_the_order_of_admission_is_that_of_the_claim(database: Connection)
 async def test_starts_are_limited_in_a_window_that_slides(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_starts=3, period=MINUTE)])
     await enqueue_limited(database, 10)
-    assert await admit_limited_tasks(database, actor="l", now=NOON) == (3, NOON + MINUTE, False)
-    told = "limit mail: 3 starts per 60 s reached, next at 2030-01-01 12:01:00 UTC"
-    assert {reason for (reason,) in await rows(database, "waiting", "reason")} == {told}
-    assert await admit(database, NOON + MINUTE - timedelta(microseconds=1)) == 0
+    assert await admit(database) == 3
+    assert await admit(database) == 0, "as many are admitted as may start"
     for _ in range(3):
         await end_one(database)
-    assert await admit(database) == 0, "a task that ended has still started"
+    assert await admit_limited_tasks(database, actor="l", now=NOON) == (0, NOON + MINUTE, False)
+    told = "limit mail: 3 starts per 60 s reached, next at 2030-01-01 12:01:00 UTC"
+    assert {reason for (reason,) in await rows(database, "waiting", "reason")} == {told}
+    assert await admit(database, NOON + MINUTE - timedelta(microseconds=1)) == 0, "ended tasks have started, too"
     assert await admit(database, NOON + MINUTE) == 3
 
 
 async def test_the_next_start_comes_when_enough_of_the_window_has_passed(database: Connection) -> None:
     await put_limits(database, [Limit("mail", max_starts=2, period=MINUTE)])
-    await enqueue_limited(database)
-    assert await admit(database, NOON) == 1
-    await enqueue_limited(database, 5)
-    assert await admit_limited_tasks(database, actor="l", now=NOON + 20 * SECOND) == (1, NOON + MINUTE, False)
+    await enqueue_limited(database, 6)
+    assert await admit(database) == 2
+    await end_one(database)
+    await end_one(database, now=NOON + 20 * SECOND)
+    assert await admit_limited_tasks(database, actor="l", now=NOON + 20 * SECOND) == (0, NOON + MINUTE, False)
     assert await admit_limited_tasks(database, actor="l", now=NOON + MINUTE) == (1, NOON + 80 * SECOND, False)
 
 
@@ -116,16 +118,18 @@ def test_no_window_and_no_moment_ever_exceeds_the_limits(url: str, steps: list[t
     async def play() -> None:
         async with connect(url) as database:
             await put_limits(database, [Limit("mail", max_running=4, max_starts=3, period=MINUTE)])
-            await database.execute("delete from interlock.limit_starts")
+            await database.execute("delete from interlock.limit_usage")
             now, started = NOON, []
             for seconds, arriving, ending in steps:
                 now += seconds * SECOND
                 await enqueue_limited(database, arriving)
-                started += [now] * await admit(database, now)
+                await admit(database, now)
                 await sweep_limits(database, actor="l", now=now)
                 assert len(await rows(database, "pending")) <= 4
-                for _ in range(min(ending, len(await rows(database, "pending")))):
-                    await end_one(database, now=now)
+                for task in await claim_limited_tasks(database, actor="w", types=["x"], limit=ending, now=now):
+                    started.append(now)
+                    event = TaskRowEvent.RETRY if len(started) % 3 == 0 else TaskRowEvent.SUCCEED
+                    await settle_running_tasks(database, [Outcome(task.id, task.attempt, event)], actor="w", now=now)
             for begin in started:
                 assert sum(begin <= moment < begin + MINUTE for moment in started) <= 3
             await clear(database)
@@ -154,8 +158,9 @@ async def test_several_admitting_at_once_let_in_no_more_than_one_would(url: str,
     assert len(await rows(database, "pending")) == 12
 
 
-async def test_a_key_without_a_limit_holds_nothing(database: Connection) -> None:
-    ids = await enqueue_limited(database, 3, "unknown", run_at=NOON + MINUTE)
+async def test_a_key_whose_limit_was_deleted_holds_nothing(database: Connection) -> None:
+    ids = await enqueue_limited(database, 3, "lifted", run_at=NOON + MINUTE)
+    await delete_limits(database, ["lifted"])
     assert await admit(database) == 3
     assert sorted(await rows(database, "pending")) == sorted((id_,) for id_ in ids)
 
@@ -220,9 +225,10 @@ async def test_past_starts_are_forgotten(database: Connection) -> None:
     await enqueue_limited(database, 2)
     for minute in range(2):
         assert await admit(database, NOON + minute * MINUTE) == 1
+        await end_one(database, now=NOON + minute * MINUTE)
     await sweep_limits(database, actor="leader", now=NOON + MINUTE)
-    found = await (await database.execute("select started_at from interlock.limit_starts")).fetchall()
-    assert [row["started_at"] for row in found] == [NOON + MINUTE]
+    found = await (await database.execute("select used_at from interlock.limit_usage")).fetchall()
+    assert [row["used_at"] for row in found] == [NOON + MINUTE]
 
 
 async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the_sweep(database: Connection) -> None:
@@ -230,11 +236,13 @@ async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the
     assert await duty.run_once(database, now=NOON) == SWEEP_INTERVAL_S
     await put_limits(database, [Limit("mail", max_starts=1, period=2 * SECOND)])
     await enqueue_limited(database, 2)
+    await duty.run_once(database, now=NOON)
+    await end_one(database)
     assert await duty.run_once(database, now=NOON) == 2
     await put_limits(database, [Limit("many", max_running=5000)])
     await database.execute(
-        "insert into interlock.tasks (type, state, held_by, limit_key)"
-        " select 'x', 'waiting', 'limit', 'unlimited' from generate_series(1, 1500)"
+        "insert into interlock.tasks (type, state, held_by, limit_keys)"
+        " select 'x', 'waiting', 'limit', '{unlimited}' from generate_series(1, 1500)"
     )
     assert await duty.run_once(database, now=NOON) == 0, "there is more to let in"
     assert await duty.run_once(database, now=NOON) == 2
@@ -244,10 +252,13 @@ async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "limit 'k': give max_running, or max_starts and period"),
+        ({}, "limit 'k': give max_running, or max_starts, max_weight or max_cost with a period"),
         ({"max_running": 0}, "max_running must be a whole number from 1 to 2147483647, not 0"),
-        ({"max_starts": 3}, "max_starts and period must be given together"),
-        ({"period": MINUTE}, "max_starts and period must be given together"),
+        ({"max_starts": 3}, "max_starts, max_weight and max_cost need a period, and a period one of them"),
+        ({"period": MINUTE}, "max_starts, max_weight and max_cost need a period, and a period one of them"),
+        ({"max_weight": 0, "period": MINUTE}, "max_weight must be a number greater than 0, not 0"),
+        ({"max_cost": float("inf"), "period": MINUTE}, "max_cost must be a number greater than 0, not inf"),
+        ({"share": "much"}, "share must be a number greater than 0, not 'much'"),
         ({"max_starts": 3, "period": -MINUTE}, "period must be greater than 0, got -1 day, 23:59:00"),
     ],
 )
@@ -258,8 +269,22 @@ def test_an_invalid_limit_is_refused_by_name(options: dict[str, Any], message: s
 
 @pytest.mark.unit
 def test_a_near_next_start_is_left_out() -> None:
-    room = LimitUsage("k", None, 2, SECOND, 0, 2, NOON + SECOND)
-    assert room.hold_detail(NOON) == "2 starts per 1 s reached"
+    use = LimitUsage(
+        "k",
+        max_running=None,
+        max_starts=2,
+        max_weight=None,
+        max_cost=None,
+        period=SECOND,
+        share=1,
+        running=0,
+        due=0,
+        due_weight=0,
+        starts=2,
+        weight=0,
+        cost=0,
+    )
+    assert use.hold_detail(1, NOON + SECOND, NOON) == "2 starts per 1 s reached"
 
 
 @pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
@@ -269,8 +294,8 @@ async def test_admission_goes_by_its_indexes(database: Connection, mode: str) ->
     await put_limits(database, [Limit("k0", max_running=10), Limit("k1", max_starts=20, period=MINUTE)])
     await database.execute("insert into interlock.tasks (type) select 'x' from generate_series(1, 20000)")
     await database.execute(
-        "insert into interlock.tasks (type, state, held_by, limit_key)"
-        " select 'x', 'waiting', 'limit', 'k' || mod(n, 5) from generate_series(1, 5000) as n"
+        "insert into interlock.tasks (type, state, held_by, limit_keys)"
+        " select 'x', 'waiting', 'limit', array['k' || mod(n, 5)] from generate_series(1, 5000) as n"
     )
     await database.execute("analyze interlock.tasks")
     query = "select seq_scan from pg_stat_xact_user_tables where relname = 'tasks'"

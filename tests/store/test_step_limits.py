@@ -99,7 +99,7 @@ async def test_parts_of_a_map_wait_for_the_limit_and_the_map_does_not(driver: Jo
 
 async def test_jobs_share_a_limit_with_each_other_and_with_tasks(driver: JobDriver) -> None:
     jobs = [await driver.submit(step("a", **KEY)) for _ in range(3)]
-    await driver.connection.execute("select interlock.enqueue('a', limit_key => 'mail')")
+    await driver.connection.execute("select interlock.enqueue('a', limit_keys => '{mail}')")
     assert await admit(driver) == 1
     assert await admit(driver) == 0
     states = [(await driver.states(job))["a"] for job in jobs]
@@ -136,7 +136,7 @@ async def test_a_step_that_killed_its_workers_frees_its_place(driver: JobDriver)
             "update interlock.tasks set lease_expires_at = now() - interval '1 second' where id = %s", [claimed.id]
         )
         recovered = await recover_expired_tasks(driver.connection, actor="w_2")
-        assert [task.limit_key for task in recovered] == ["mail"]
+        assert [task.limit_keys for task in recovered] == [["mail"]]
     assert (await task_events(driver.connection, claimed.id))[-1] == "exhaust"
     assert await admit(driver) == 1
 
@@ -249,18 +249,18 @@ async def test_a_step_says_of_its_rows_what_its_task_says(database: Connection, 
     def fails() -> None:
         raise ValueError("no")
 
-    own: dict[str, Any] = {"limit_key": "k", "tags": ["red"], "callback_url": "http://localhost:9/told"}
+    own: dict[str, Any] = {"limit_keys": ["k"], "tags": ["red"], "callback_url": "http://localhost:9/told"}
     async with app:
         job = await app.submit("takes_over", {"list": [1]})
         await drain(app)
         assert (await job.status()).status == "FAILED"
-        query = "select step, limit_key, tags, callback_url from interlock.tasks where job_id = %s"
+        query = "select step, limit_keys, tags, callback_url from interlock.tasks where job_id = %s"
         rows = {row.pop("step"): row for row in await (await database.execute(query, [job.id])).fetchall()}
         query = "select tasks.step from interlock.callbacks join interlock.tasks on tasks.id = callbacks.task_id"
         told = {row["step"] for row in await (await database.execute(query)).fetchall()}
     assert rows["plain"] == rows["m[0]"] == rows["compensate:last"] == own
-    assert rows["other"] == {**own, "limit_key": "o", "tags": ["blue"]}
-    assert rows["m"] == {"limit_key": None, "tags": ["red"], "callback_url": None}
+    assert rows["other"] == {**own, "limit_keys": ["o"], "tags": ["blue"]}
+    assert rows["m"] == {"limit_keys": None, "tags": ["red"], "callback_url": None}
     assert told == {"plain", "other", "m[0]", "compensate:last"}
 
 
@@ -311,3 +311,25 @@ async def test_explain_names_the_limit_a_step_waits_for(driver: JobDriver, url: 
         )
         third = await explain(app, (await driver.steps(job))["c"]["id"])
         assert len(third.causes) == 2, "what takes up the room of its job"
+
+
+async def test_limit_keys_of_steps_are_rendered_from_the_input_of_the_job_and_the_item(driver: JobDriver) -> None:
+    await put_limits(driver.connection, [Limit("*", share=1)])
+    keys = {"limit_key": ["t:{tenant}", "smtp"], "limit_weight": "{tokens}"}
+    job = await driver.submit(
+        step("a", compensate="undo", compensate_limit_key="u:{tenant}", **keys),
+        step("m", "a", kind="map", over_input="rows", limit_key="row:{item}"),
+        step("f", "m"),
+        input={"tenant": "acme", "tokens": 4, "rows": ["x", 7, {"no": "scalar"}]},
+    )
+    driver.outcomes = {"f": Failed("no")}
+    await run_all(driver)
+    query = "select step, limit_keys, limit_weight from interlock.tasks where job_id = %s and limit_keys is not null"
+    rows = await (await driver.connection.execute(query, [job])).fetchall()
+    assert {row["step"]: (row["limit_keys"], row["limit_weight"]) for row in rows} == {
+        "a": (["t:acme", "smtp"], 4.0),
+        "m[0]": (["row:x"], None),
+        "m[1]": (["row:7"], None),
+        "m[2]": (["row:"], None),
+        "compensate:a": (["u:acme"], None),
+    }

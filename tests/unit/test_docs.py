@@ -36,6 +36,16 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
     assert shown[1] in (ROOT / "examples" / "hello.py").read_text(encoding="utf-8")
 
 
+def test_the_guide_to_limits_shows_its_example_as_it_is() -> None:
+    text = (
+        (ROOT / "examples" / "limits.py").read_text(encoding="utf-8").replace("    sent.append(tenant)\n", "    ...\n")
+    )
+    text = text.replace("-> None:\n    ...", "-> None: ...")
+    blocks = re.findall(r"```python\n(.+?)```", (ROOT / "docs" / "limits.md").read_text(encoding="utf-8"), re.DOTALL)
+    for block in blocks[:3]:
+        assert block in text
+
+
 def headings(page: Path) -> set[str]:
     """List the anchors of a page as GitHub makes them: lower case, without punctuation, with hyphens for spaces."""
     found = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)

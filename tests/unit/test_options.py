@@ -98,7 +98,15 @@ def test_a_schedule_stores_the_options_of_its_scope() -> None:
     app = Interlock("postgresql://nowhere/none")
 
     @app.periodic(cron="0 4 * * *")
-    @app.task(priority=3, max_tries=2, timeout=9, limit_key="l", tags=["a"], callback_url="https://example.org/")
+    @app.task(
+        priority=3,
+        max_tries=2,
+        timeout=9,
+        limit_key="l",
+        limit_weight=2,
+        tags=["a"],
+        callback_url="https://example.org/",
+    )
     def nightly() -> None: ...
 
     stored = app.schedules["nightly"].options
@@ -106,7 +114,8 @@ def test_a_schedule_stores_the_options_of_its_scope() -> None:
         "priority": 3,
         "max_tries": 2,
         "timeout_seconds": 9.0,
-        "limit_key": "l",
+        "limit_keys": ["l"],
+        "limit_weight": "2",
         "tags": ["a"],
         "callback_url": "https://example.org/",
     }
@@ -158,7 +167,13 @@ def test_the_copy_has_a_column_for_each_option_that_can_be_copied() -> None:
 
 
 def test_an_option_that_cannot_be_copied_keeps_a_task_from_being_copied() -> None:
-    values = {"unique_key": "u", "request_id": "r", "limit_key": "l", "task_id": "0198c0de-0000-7000-8000-000000000001"}
+    values = {
+        "unique_key": "u",
+        "request_id": "r",
+        "limit_key": "l",
+        "limit_weight": 2,
+        "task_id": "0198c0de-0000-7000-8000-000000000001",
+    }
     assert values.keys() == OPTIONS.keys() - names(Scope.COPY)
     assert is_copyable(NewTask("t", {}, priority=1, tags=("a",)))
     for name, value in values.items():

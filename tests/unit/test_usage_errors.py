@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from factories import declare_limit_keys
 from interlock import Interlock
 from interlock.errors import ConfigError, DefinitionError, InputError
 
@@ -168,6 +169,8 @@ async def test_elements_of_many_are_checked_before_any_is_stored(app: Interlock)
 @pytest.mark.store
 @pytest.mark.parametrize("name", ["unique_key", "request_id", "limit_key", "namespace", "tags"])
 async def test_keys_that_no_index_can_hold_are_refused_before_they_are_sent(app: Interlock, name: str) -> None:
+    async with app.connection() as connection:
+        await declare_limit_keys(connection, LONG[1:])
     mail = app.tasks["mail"]
     value: Any = [LONG] if name == "tags" else LONG
     with pytest.raises(InputError, match=rf"{name} must have at most 2,000 bytes in UTF-8, got 2,002 in 'é+'…"):

@@ -130,7 +130,7 @@ async def test_an_error_in_one_duty_stops_no_other(url: str, database: Connectio
     await database.execute("alter table interlock.schedules rename to gone")
     async with Team(url, 1) as team:
         await put_limits(database, [Limit("k", max_running=1)])
-        task = (await enqueue_task(database, NewTask("x", {}, limit_key="k"), actor="me")).id
+        task = (await enqueue_task(database, NewTask("x", {}, limit_keys=("k",)), actor="me")).id
         team.members[0].wake("limits")
         released = f"select from interlock.tasks where id = '{task}' and state = 'pending'"
         async with asyncio.timeout(30):

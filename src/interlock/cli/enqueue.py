@@ -28,6 +28,8 @@ from interlock.model.options import (
     DELAY,
     DURATION,
     ID,
+    LIMIT_KEYS,
+    LIMIT_WEIGHT,
     POLICY,
     PRIORITY,
     TEXT,
@@ -145,6 +147,8 @@ FLAG_TYPES: Mapping[ValueType, FlagType] = {
     TRIES: FlagType(int),
     POLICY: FlagType(str, "|".join(KINDS)),
     ID: FlagType(str, "UUID"),
+    LIMIT_KEYS: FlagType(list[str]),
+    LIMIT_WEIGHT: FlagType(str, "NUMBER"),
 }
 
 

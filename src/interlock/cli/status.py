@@ -49,13 +49,13 @@ from interlock.store.workers import LiveProcess
 WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 MAX_ROWS = 20  # of each table of the overview; --json has them all
-LIMIT_HEADER = ("limit", "running", "starts", "waiting")
+LIMIT_HEADER = ("limit", "rule", "running", "starts", "weight", "cost", "waiting", "next")
 SCHEDULE_HEADER = ("schedule", "task or workflow", "rhythm", "next", "last", "state")
 EVENT_COUNTERS = ("received", "dispatched", "completed", "failed", "mismatched", "fallback_hits")
 TIMES = ("run_at", "lease_expires_at", "cancel_requested_at", "created_at", "started_at", "finished_at")
 PLAIN_FIELDS = (
     *("priority", "attempt", "event", "worker_id", "cost", "job_id", "step"),
-    *("limit_key", "unique_key", "request_id", "correlation_id"),
+    *("limit_keys", "limit_weight", "unique_key", "request_id", "correlation_id"),
 )
 JSON_FIELDS = ("backoff", "input", "checkpoint", "output")
 
@@ -228,10 +228,17 @@ def _paused(seen: Overview) -> Iterable[Sequence[object]]:
 
 
 def limit_row(limit: LimitUse) -> Sequence[object]:
-    """Return the columns of a limit: key, running, starts, waiting."""
-    running = "" if limit.max_running is None else f"{limit.taken} of {limit.max_running}"
-    starts = "" if limit.period is None else f"{limit.starts} of {limit.max_starts} per {format_period(limit.period)}"
-    return limit.key, running, starts, limit.waiting
+    """Return the columns of a limit: key, rule, running, starts, weight, cost, waiting, next."""
+    per = "" if limit.period is None else f" per {format_period(limit.period)}"
+
+    def use(used: float, most: float | None, unit: str = per) -> str:
+        return "" if most is None else f"{used:g} of {most:g}{unit}"
+
+    rule = "none" if limit.rule is None else "" if limit.rule == limit.key else limit.rule
+    running = use(limit.taken, limit.max_running, "")
+    starts, weight = use(limit.starts, limit.max_starts), use(limit.weight, limit.max_weight)
+    next_at = "" if limit.next_at is None else f"{limit.next_at:%Y-%m-%d %H:%M:%S %Z}"
+    return limit.key, rule, running, starts, weight, use(limit.cost, limit.max_cost), limit.waiting, next_at
 
 
 def schedule_row(schedule: ScheduleState, now: datetime) -> Sequence[object]:

@@ -10,6 +10,7 @@ import inspect
 import re
 import types
 import typing
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from interlock.client.context import TaskContext
@@ -20,6 +21,7 @@ from interlock.postgres.connection import UnreadableJson
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from collections.abc import Set as AbstractSet
 
 _CONTEXT_ANNOTATION = re.compile(
     r"^(?:[\w.]+\.)?(?:(?:Task|Step)Context(?:\s*\|\s*None)?|Optional\[(?:[\w.]+\.)?(?:Task|Step)Context\])$"
@@ -68,6 +70,19 @@ class Arguments:
         self._plain: dict[str, frozenset[type]] = {}
         for name in (*self._signature.parameters, "return"):
             self.codec(name, required=False)
+
+    @property
+    def names(self) -> AbstractSet[str]:
+        """The names of the parameters."""
+        return self._names
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the defaults of parameters, as JSON; those that are no JSON are left out."""
+        found = {}
+        for name in self._names - self._required:
+            with suppress(InputError):
+                found[name] = self._convert(name, self._signature.parameters[name].default, Codec.encode)
+        return found
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Bind and validate arguments and return the JSON object that is stored."""

@@ -77,6 +77,7 @@ class TaskContext:
     __slots__ = (
         "_cost",
         "_line",
+        "_weight",
         "attempt",
         "cancel_reason",
         "cancelled",
@@ -139,6 +140,7 @@ class TaskContext:
         self.output_data = output_data  # the result as a document: see as_document
         self.error = error
         self.cost = cost
+        self._weight: float | None = None
         self.deadline: datetime | None = None
         self.lease_acquired_at = lease_acquired_at
         self.lease_timeout = lease_timeout
@@ -160,6 +162,17 @@ class TaskContext:
         if value is not None and (type(value) not in (int, float) or not abs(value) < MAX_COST):
             raise ValueError(f"cost must be a finite number, got {value!r:.100}")
         self._cost = value
+
+    @property
+    def weight(self) -> float | None:
+        """What the attempt used of the weight of its limits; it replaces the weight that it was started with."""
+        return self._weight
+
+    @weight.setter
+    def weight(self, value: float | None) -> None:
+        if value is not None and (type(value) not in (int, float) or not 0 <= value < MAX_COST):
+            raise ValueError(f"weight must be a finite number that is not negative, got {value!r:.100}")
+        self._weight = value
 
     @property
     def fence(self) -> int:

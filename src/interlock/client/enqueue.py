@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, over
 from interlock.client.task_handle import TaskHandle
 from interlock.errors import DefinitionError, InputError
 from interlock.model.json_values import check_input_size
-from interlock.model.options import EnqueueOptions, NewTask, as_columns, check_options
+from interlock.model.options import (
+    EnqueueOptions,
+    NewTask,
+    as_columns,
+    check_options,
+    placeholders,
+    render_limit_key,
+    render_limit_weight,
+)
 from interlock.postgres.connection import is_blocking, transaction, translated
 from interlock.postgres.ids import as_id, new_numbers
 from interlock.store.enqueue import (
@@ -67,6 +75,7 @@ class Enqueuer(Generic[P, R]):
             values = check_options(options)
         except (ValueError, DefinitionError) as error:
             raise InputError(f"task {self._task.name}: {error}") from None
+        self._task.check_limit_templates(values)
         if "run_at" in values or "delay" in values:
             values = {"run_at": None, "delay": None, **values}
         return Configured(self._app, self._task, {**self._columns, **as_columns(values)})
@@ -75,7 +84,7 @@ class Enqueuer(Generic[P, R]):
         """Check the arguments and return the task to be stored, for `app.enqueue_many`."""
         stored_input = self._task.encode(*args, **kwargs)
         check_input_size(f"task {self._task.name}", stored_input, self._app.config.largest_input)
-        return self._new_task(stored_input)
+        return self._with_limits(self._new_task(stored_input))
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Store one task in its own transaction."""
@@ -128,7 +137,7 @@ class Enqueuer(Generic[P, R]):
             return TaskHandle(app, id_, task, created)
 
         return await BulkEnqueue(app, handle).enqueue(
-            ((shared, encode(arguments)) for arguments in mappings),
+            (self._bulk_item(shared, encode(arguments)) for arguments in mappings),
             copy_to=[shared.namespace] if is_copyable(shared) else None,
             connection=connection,
         )
@@ -138,6 +147,27 @@ class Enqueuer(Generic[P, R]):
 
     def _handle(self, stored: Enqueued) -> TaskHandle[R]:
         return TaskHandle(self._app, stored.id, self._task, stored.created)
+
+    def _bulk_item(self, shared: NewTask, stored_input: dict[str, Any]) -> BulkItem:
+        if shared.limit_keys is None and shared.limit_weight is None:
+            return shared, stored_input
+        rendered = self._with_limits(replace(shared, input=stored_input))
+        return replace(rendered, input={}), stored_input
+
+    def _with_limits(self, task: NewTask) -> NewTask:
+        """Render the templates of the limit keys and of the weight from the arguments."""
+        keys, weight = task.limit_keys, task.limit_weight
+        if (keys is None and weight is None) or not placeholders((*(keys or ()), weight or "")):
+            return task
+        arguments = {**self._task.default_arguments, **task.input}
+        try:
+            return replace(
+                task,
+                limit_keys=None if keys is None else tuple(render_limit_key(key, arguments) for key in keys),
+                limit_weight=None if weight is None else render_limit_weight(weight, arguments),
+            )
+        except ValueError as error:
+            raise InputError(f"task {self._task.name}: {error}") from None
 
     def _new_task(self, stored_input: dict[str, Any]) -> NewTask:
         app = self._app

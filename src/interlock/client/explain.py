@@ -60,14 +60,29 @@ def _upstream_facts(cause: Cause) -> list[str]:
 
 
 def _limit_facts(row: dict[str, Any]) -> list[str]:
-    if row["max_running"] is None and row["max_starts"] is None:
-        return [f"there is no limit {row['limit_key']} any more: the leading worker lets it go on"]
+    """Describe the use of each limit of a task."""
+    return [fact for limit in row["limits"] or () for fact in _use_of_limit(limit)]
+
+
+def _use_of_limit(limit: dict[str, Any]) -> list[str]:
+    key, rule = limit["key"], limit["rule"]
+    if rule is None:
+        return [f"there is no limit {key} any more: the leading worker lets it go on"]
+    name = f"limit {key}" if rule == key else f"limit {key} (rule {rule})"
     facts = []
-    if row["max_running"] is not None:
-        facts.append(f"limit {row['limit_key']}: {row['limit_taken']} of {row['max_running']} are pending or running")
-    if row["max_starts"] is not None:
-        starts = f"{row['limit_starts']} of {row['max_starts']} in the last {row['period'].total_seconds():g} s"
-        facts.append(f"limit {row['limit_key']}: {starts} were started")
+    if limit["max_running"] is not None:
+        facts.append(f"{name}: {limit['running']} of {limit['max_running']} are pending or running")
+    if limit["period"] is None:
+        return facts or [f"{name} has no bound"]
+    window = f"in the last {limit['period']:g} s"
+    if limit["max_starts"] is not None:
+        facts.append(f"{name}: {limit['starts']} of {limit['max_starts']} {window} were started")
+    if limit["max_weight"] is not None:
+        facts.append(f"{name}: a weight of {limit['weight']:g} of {limit['max_weight']:g} {window} was used")
+    if limit["max_cost"] is not None:
+        facts.append(f"{name}: a cost of {limit['cost']:g} of {limit['max_cost']:g} {window} was spent")
+    if limit["next_at"] is not None:
+        facts.append(f"{name}: it has room again at {at(datetime.fromisoformat(limit['next_at']))}")
     return facts
 
 
@@ -94,6 +109,9 @@ def pending_facts(row: dict[str, Any], seen: Explained) -> list[str]:
     """Describe why a pending task is not claimed."""
     if row["run_at"] > seen.now:
         return [f"it is not due before {at(row['run_at'])}"]
+    reached = [limit for limit in row["limits"] or () if limit["next_at"] is not None]
+    if reached:
+        return [fact for limit in reached for fact in _use_of_limit(limit)]
     facts = []
     if row["crashes"]:
         facts.append(f"{_suspicion(row)}: it waits for a worker that runs nothing else")

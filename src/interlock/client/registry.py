@@ -327,17 +327,23 @@ class Definitions:
         *,
         max_running: int | None = None,
         max_starts: int | None = None,
+        max_weight: float | None = None,
+        max_cost: float | None = None,
         per: timedelta | float | None = None,
+        share: float | None = None,
     ) -> None:
-        """Limit tasks of a key: at most `max_running` at once (concurrency), or `max_starts` per period (rate limit).
+        """Limit the tasks of a key, or of each key that begins as a pattern such as `mail:*`.
 
-        The limit is stored when the app is opened.
+        At most `max_running` at once (concurrency limit); in any period `per` at most `max_starts` starts (rate limit)
+        and at most `max_weight` of their weights, and no start once they have reported `max_cost` (budget). `share` is
+        the part that the tasks of the key get of a limit that they share with others; alone, it declares a key without
+        a bound. The limit is stored when the app is opened.
         """
         if _check_name("the key of a limit", key) in self._limits:
             raise DefinitionError(f"limit {key!r} is declared twice")
         try:
             period = None if per is None else timedelta(seconds=check_seconds(f"limit {key!r}: per", per))
-            self._limits[key] = Limit(key, max_running, max_starts, period)
+            self._limits[key] = Limit(key, max_running, max_starts, period, max_weight, max_cost, share)
         except (ConfigError, ValueError) as error:
             raise DefinitionError(str(error)) from None
 

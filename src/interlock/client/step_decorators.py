@@ -184,6 +184,7 @@ JSON_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {
     "until": _moment,
     "backoff": _policy,
     "tags": _listed,
+    "limit_key": _listed,
     "config": _mapping,
     "input": _mapping,
     "output": _mapping,

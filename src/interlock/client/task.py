@@ -25,6 +25,7 @@ from interlock.model.options import (
     as_columns,
     check_options,
     check_text,
+    placeholders,
 )
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ class Task(Enqueuer[P, R], TaskDefaults):
         self.needs_context = (
             self.executor != "coroutine" or self.context_parameter is not None or bool(self.dependencies)
         )
+        try:
+            self.check_limit_templates(defaults)
+        except InputError as error:
+            raise DefinitionError(str(error)) from None
         if transactional:
             self._check_transactional()
         self.__doc__, self.__name__, self.__qualname__ = function.__doc__, function.__name__, function.__qualname__
@@ -161,6 +166,24 @@ class Task(Enqueuer[P, R], TaskDefaults):
                 raise ValueError(f"unknown option {name!r}; known are {known}")
             if value is not None:
                 setattr(self, name, CHECKS[name](name, value))
+
+    @property
+    def default_arguments(self) -> Mapping[str, Any]:
+        """The defaults of the parameters, as JSON, where they have one."""
+        return {} if self._arguments is None else self._arguments.defaults()
+
+    def check_limit_templates(self, options: Mapping[str, Any]) -> None:
+        """Raise InputError if a limit key or weight among the options names an argument that the task does not have."""
+        if self._arguments is None:
+            return  # a command takes any argument
+        for name in ("limit_key", "limit_weight"):
+            given = options.get(name)
+            templates = (given,) if isinstance(given, str) else given if isinstance(given, tuple | list) else ()
+            for missing in sorted(placeholders(templates) - self._arguments.names):
+                known = ", ".join(sorted(self._arguments.names)) or "none"
+                raise InputError(
+                    f"task {self.name}: {name} {given!r} names the argument {missing!r}, and the task has {known}"
+                )
 
     def _check_transactional(self) -> None:
         if self.executor != "coroutine":

@@ -60,7 +60,7 @@ class TaskStatus:
     lease_expires_at: datetime | None
     job_id: UUID | None
     step: str | None
-    limit_key: str | None
+    limit_keys: list[str] | None
     unique_key: str | None
     request_id: str | None
     tags: list[str] | None

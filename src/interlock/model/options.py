@@ -11,6 +11,7 @@ default of the task applies.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -41,6 +42,8 @@ MAX_JOB_DEPTH = 5  # of child jobs below the first, which has depth 0
 ConflictPolicy = Literal["reject", "return_existing", "cancel_in_progress", "queue"]
 CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
 MAX_TAGS = 100  # of one job
+MAX_LIMIT_KEYS = 8  # of one task
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 MAX_ATTRIBUTES = 50  # of one job
 
 # --- Checks of values: take the name for the message and the value, return it in the form in which it is stored ---
@@ -115,6 +118,66 @@ def _check_texts(name: str, value: Any) -> tuple[str, ...]:
     if not all(isinstance(text, str) and text and _is_storable(text) for text in texts):
         raise ValueError(f"{name} must be a sequence of non-empty strings, got {value!r}")
     return tuple(_check_size(f"each of the {name}", text) for text in texts)
+
+
+def check_limit_keys(name: str, value: Any) -> tuple[str, ...]:
+    """Check one limit key or several; {name} stands for an argument of the task."""
+    keys = tuple(dict.fromkeys(_check_texts(name, [value] if isinstance(value, str) else value)))
+    for key in keys:
+        if not key.strip() or re.search(r"[*{}]", _PLACEHOLDER.sub("", key)):
+            raise ValueError(f"{name} must have no * and braces only around the name of an argument, got {key!r}")
+    if not 1 <= len(keys) <= MAX_LIMIT_KEYS:
+        raise ValueError(f"{name} must be 1 to {MAX_LIMIT_KEYS} keys, got {len(keys)}")
+    _check_size(f"the keys of {name} together", "".join(keys))
+    return keys
+
+
+def check_limit_weight(name: str, value: Any) -> str:
+    """Check a weight: a positive number, or {name}, which stands for an argument of the task."""
+    if isinstance(value, str) and _PLACEHOLDER.fullmatch(value):
+        return value
+    try:
+        weight = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        weight = math.nan
+    if not 0 < weight < math.inf:
+        raise ValueError(f"{name} must be a positive number, or the name of an argument in braces, got {value!r}")
+    return f"{weight:g}" if float(f"{weight:g}") == weight else repr(weight)
+
+
+def placeholders(templates: Iterable[str]) -> set[str]:
+    """List the arguments that limit keys or weights are rendered from."""
+    return {name for template in templates for name in _PLACEHOLDER.findall(template)}
+
+
+def render_limit_key(template: str, arguments: Mapping[str, Any]) -> str:
+    """Put the values of arguments into a limit key, as the function of this name in the database does."""
+
+    def value(match: re.Match[str]) -> str:
+        argument = arguments.get(match[1])
+        if not isinstance(argument, str | int | float):
+            raise ValueError(_bad_argument(template, match[1], argument))  # noqa: TRY004 - callers expect a ValueError
+        text = orjson.dumps(argument).decode() if not isinstance(argument, str) else argument
+        if not text or re.search(r"[*{}]", text):
+            raise ValueError(_bad_argument(template, match[1], argument))
+        return text
+
+    return _PLACEHOLDER.sub(value, template)
+
+
+def _bad_argument(template: str, name: str, value: Any) -> str:
+    wanted = "a number, a boolean or a non-empty string without *, { and }"
+    return f"limit key {template}: the argument {name} must be {wanted}, got {value!r}"
+
+
+def render_limit_weight(template: str, arguments: Mapping[str, Any]) -> str:
+    """Take a weight from an argument, if its template names one."""
+    for name in placeholders([template]):
+        value = arguments.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"limit weight {template} must be a number greater than 0, got {value!r}")  # noqa: TRY004 - callers expect a ValueError
+        return check_limit_weight("limit_weight", value)
+    return template
 
 
 def check_tags(name: str, value: Any) -> tuple[str, ...]:
@@ -223,6 +286,8 @@ PRIORITY = _integer(MIN_PRIORITY, MAX_PRIORITY, "smallint")
 TRIES = _integer(1, MAX_TRIES, "int")
 POLICY = ValueType(_check_backoff, "jsonb")
 ID = ValueType(check_id, "uuid")
+LIMIT_KEYS = ValueType(check_limit_keys, "text[]")
+LIMIT_WEIGHT = ValueType(check_limit_weight, "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +324,11 @@ OPTIONS: Mapping[str, Option] = {
         Option("timeout", DURATION, _HANDLER | Scope.COPY, "How long one try may take.", column="timeout_seconds"),
         Option("backoff", POLICY, _HANDLER & ~Scope.REST | Scope.COPY, "How the delay between tries grows."),
         Option("correlation_id", ID, _CALL | Scope.COPY, "A UUID that goes into logs and events."),
-        Option("limit_key", TEXT, _INHERITED, "The concurrency or rate limit under which it runs."),
+        Option(
+            *("limit_key", LIMIT_KEYS, _INHERITED, "A limit under which it runs; may be repeated."),
+            column="limit_keys",
+        ),
+        Option("limit_weight", LIMIT_WEIGHT, _INHERITED, "What it counts against the weight of its limits."),
         Option("tags", TEXTS, _INHERITED | Scope.COPY, "A tag to find it by; may be repeated.", flag="tag"),
         Option("callback_url", URL, _INHERITED | Scope.COPY, "Webhook: this URL receives a POST when it has ended."),
         Option("task_id", ID, Scope(0), "Its id, made by the caller."),
@@ -324,7 +393,8 @@ class RunOptions(TypedDict, total=False):
 
     timeout: float | timedelta
     max_tries: int
-    limit_key: str
+    limit_key: str | Sequence[str]
+    limit_weight: float | str
     tags: Sequence[str]
     callback_url: str
 
@@ -354,7 +424,8 @@ class TaskDefaults:
     priority: int = 0
     timeout: float | None = None
     max_tries: int = DEFAULT_MAX_TRIES
-    limit_key: str | None = None
+    limit_key: tuple[str, ...] | None = None
+    limit_weight: str | None = None
     tags: tuple[str, ...] | None = None
     callback_url: str | None = None
 
@@ -374,7 +445,8 @@ class NewTask:
     backoff: dict[str, Any] | None = None
     unique_key: str | None = None
     request_id: str | None = None
-    limit_key: str | None = None
+    limit_keys: tuple[str, ...] | None = None
+    limit_weight: str | None = None
     tags: tuple[str, ...] | None = None
     callback_url: str | None = None
     correlation_id: UUID | None = None

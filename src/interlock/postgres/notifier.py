@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # The channels, which the functions and statements in interlock/sql notify; the payload follows.
 TASKS_CHANNEL = "interlock_tasks"  # namespace with due tasks, or BROADCAST
 DUE_CHANNEL = "interlock_due"  # time at which a task becomes due, in seconds since the epoch, and its namespace
+LIMITED_CHANNEL = "interlock_limited"  # namespace with pending tasks that have a limit
 CONTROL_CHANNEL = "interlock_control"  # worker id, BROADCAST after a changed pause, or a remote command (JSON)
 ANSWERS_CHANNEL = "interlock_answers"  # answer to a remote command (JSON)
 DUTIES_CHANNEL = "interlock_duties"  # name of the maintenance duty that is due

@@ -82,7 +82,8 @@ create table interlock.workflow_steps (
     -- whether the claim statement can gather the step's inputs by itself, and the constant part of these inputs
     simple boolean not null default false,
     handed jsonb not null default '{}',
-    limit_key text,
+    limit_keys text[],                       -- templates, rendered from the input of the job: mail:{tenant}
+    limit_weight text,                       -- a number or a template
     tags text[],
     callback_url text,
     primary key (workflow_id, step)
@@ -271,7 +272,8 @@ create table interlock.tasks (
     finished_at timestamptz,
     updated_at timestamptz not null default now(),
     held_by text,                            -- cause of the wait, only while waiting
-    limit_key text,
+    limit_keys text[],                       -- all of these limits must have room for it
+    limit_weight double precision,           -- counts against max_weight; null is 1
     unique_key text,
     request_id text,
     timeout_seconds double precision,
@@ -318,22 +320,27 @@ create table interlock.tasks (
 );
 
 -- The claim walks this index and no other; its order is exactly the order of the claim. Tasks that are suspected of
--- killing their worker are apart from the others of their namespace.
-create index tasks_claim on interlock.tasks (namespace, crashes, priority desc, run_at, id) where state = 'pending';
+-- killing their worker are apart from the others of their namespace. Tasks with a limit are in an index of their own: a
+-- claim that needs no token does not see them.
+create index tasks_claim on interlock.tasks (namespace, crashes, priority desc, run_at, id)
+    where state = 'pending' and limit_keys is null;
+create index tasks_claim_limited on interlock.tasks (namespace, crashes, priority desc, run_at, id)
+    where state = 'pending' and limit_keys is not null;
 -- Recovery walks this one. With the predicate "state = 'running'" the planner would use it for the settle, too.
 create index tasks_lease on interlock.tasks (lease_expires_at) where lease_expires_at is not null;
 -- One unfinished task per unique key; one task per request id, for as long as the task is kept.
 create unique index tasks_unique on interlock.tasks (unique_key)
     where unique_key is not null and state in ('waiting', 'pending', 'running');
 create unique index tasks_request on interlock.tasks (request_id) where request_id is not null;
--- Admission by limits counts by the first and walks the second; tasks without a limit are in neither.
-create index tasks_limit_taken on interlock.tasks (limit_key)
-    where limit_key is not null and state in ('pending', 'running');
-create index tasks_limit_waiting on interlock.tasks (limit_key, priority desc, run_at, id)
-    where limit_key is not null and state = 'waiting' and held_by = 'limit';
+-- Admission counts by the first and walks the second; tasks without a limit are in neither. Tasks with the same keys
+-- form a lane: however many wait, a lane is one step of the walk.
+create index tasks_limit_taken on interlock.tasks (limit_keys)
+    where limit_keys is not null and state in ('pending', 'running');
+create index tasks_limit_waiting on interlock.tasks (limit_keys, priority desc, run_at, id)
+    where limit_keys is not null and state = 'waiting' and held_by = 'limit';
 -- Gives the time at which the next task with a limit becomes due.
 create index tasks_limit_due on interlock.tasks (run_at)
-    where limit_key is not null and state = 'waiting' and held_by = 'limit';
+    where limit_keys is not null and state = 'waiting' and held_by = 'limit';
 create index tasks_paused on interlock.tasks (namespace, id) where state = 'waiting' and held_by = 'namespace';
 -- Unique: replaying a message creates no second row for a step.
 create unique index tasks_job on interlock.tasks (job_id, step) where job_id is not null;
@@ -357,24 +364,52 @@ create table interlock.namespaces (
     reason text
 );
 
--- Per key: at most max_running tasks pending or running, at most max_starts released per period.
+-- Rules of limits. The key is that of tasks, or a pattern such as mail:*, which gives each key that begins so counters of
+-- its own. Per key: at most max_running tasks pending or running; per period at most max_starts starts and max_weight of
+-- weight, and no start once tasks have reported max_cost.
 create table interlock.limits (
     key text primary key,
+    prefix text generated always as (case when right(key, 1) = '*' then left(key, -1) end) stored, -- of a pattern
     max_running int,
     max_starts int,
+    max_weight double precision,
+    max_cost double precision,
     period interval,
+    share double precision not null default 1, -- of a limit that several keys have in common
     updated_at timestamptz not null default now(),
+    constraint limits_key check (key <> '' and left(key, -1) !~ '[*{}]' and right(key, 1) !~ '[{}]'),
     constraint limits_max_running check (max_running >= 1),
-    constraint limits_rate check ((max_starts is null) = (period is null) and max_starts >= 1 and period > '0')
+    constraint limits_period check (
+        (period is null) = (num_nonnulls(max_starts, max_weight, max_cost) = 0) and period > '0'
+    ),
+    constraint limits_bounds check (max_starts >= 1 and max_weight > 0 and max_cost > 0),
+    constraint limits_share check (share > 0)
 );
 
-create table interlock.limit_starts (
-    key text not null references interlock.limits (key) on delete cascade,
-    started_at timestamptz not null,
-    starts int not null
+create index limits_prefix on interlock.limits (prefix) where prefix is not null;
+
+-- Starts with their weight, and reported costs, of keys whose rule has a period. A start is written by the statement that
+-- claims the task, without a time (infinity); it gets one that is not before the record of the claim.
+create table interlock.limit_usage (
+    id bigint generated always as identity primary key,
+    key text not null,
+    used_at timestamptz not null,
+    starts int not null default 0,
+    weight double precision not null default 0,
+    cost double precision not null default 0,
+    task_id uuid,                            -- where the weight can be corrected at the end of the attempt
+    attempt int
 );
 
-create index limit_starts_key on interlock.limit_starts (key, started_at);
+create index limit_usage_key on interlock.limit_usage (key, used_at);
+create index limit_usage_unstamped on interlock.limit_usage (id) where used_at = 'infinity';
+create index limit_usage_task on interlock.limit_usage (task_id, attempt) where task_id is not null;
+
+-- Fair queueing between the lanes of a limit: the lane that was served least, in proportion to its share, is next.
+create table interlock.limit_lanes (
+    keys text[] primary key,
+    served double precision not null
+);
 
 -- A tick enqueues a task of a type, or submits a job of a workflow, of its newest version unless one is named.
 create table interlock.schedules (

@@ -80,6 +80,7 @@ async def diagnose(connection: Connection, *, now: datetime | None = None) -> li
             *_check_jobs(jobs, moment),
             *await _check_leases(connection, moment, now),
             *await _check_vanished(connection, moment, now),
+            *await _check_limits(connection),
             *await _check_schedules(connection),
             *await _check_webhooks(connection),
         ]
@@ -273,6 +274,15 @@ async def _check_vanished(connection: Connection, moment: datetime, now: datetim
             **row,
         )
         for row in await run(connection, DOCTOR["read_vanished_workers"], parameters)
+    ]
+
+
+async def _check_limits(connection: Connection) -> list[Finding]:
+    """Report limit keys of unfinished tasks for which no limit is declared: steps, or tasks of a deleted limit."""
+    todo = "declare a limit with app.limit(...) or `interlock limits set`"
+    return [
+        _problem("limit", f"no limit is declared for the key {row['key']}; its tasks run without one", todo, **row)
+        for row in await run(connection, DOCTOR["read_undeclared_keys"], {"limit": MAX_FINDINGS})
     ]
 
 

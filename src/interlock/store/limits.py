@@ -1,62 +1,93 @@
-"""Holds: concurrency and rate limits per key, and paused namespaces.
+"""Holds: limits per key on concurrency, starts, weight and cost, and paused namespaces.
 
-Invariant: at most `max_running` tasks of a key are pending or running, and at most `max_starts` of them were admitted
-in any window of `period`. Every held task says in its reason what it waits for.
+Invariant: at most `max_running` tasks of a key are pending or running. In any window of `period`, at most `max_starts`
+claims of its tasks are recorded, with at most `max_weight` of weight, and none is made while the reported cost has
+reached `max_cost`. The leader admits under all of these bounds, so that every held task says what it waits for; the
+claim takes a token for each start, so that the bounds per period hold whatever workers do with admitted tasks.
+
+Tasks with the same keys form a lane. Lanes that share a key are served in turn, in proportion to their shares; within a
+lane, tasks are admitted in the order of the claim.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+import heapq
+import math
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import ConfigError
 from interlock.postgres.connection import transaction
 from interlock.postgres.notifier import BROADCAST
-from interlock.postgres.query import load_statements, run
+from interlock.postgres.query import as_json, load_statements, run, run_in_order
 from interlock.store.leader import duty_transaction
 from interlock.store.step_results import SimpleStepMessage, send_messages
 from interlock.store.task_admin import hold_pending_tasks, release_waiting_tasks
 from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
+    from interlock.store.tasks import Outcome
 
 LIMITS = load_statements("limits")
 BATCH_SIZE = 5_000  # tasks that one statement holds or releases
 MAX_INTEGER = 2**31 - 1  # of the columns
-MAX_ADMITTED_PER_KEY = 1_000  # in one round
-MAX_EXPLAINED_PER_KEY = 100  # waiting tasks whose reason is kept up to date: those that are admitted next
+MAX_ADMITTED = 1_000  # tasks of one lane in one round
+MAX_CANDIDATES = 5_000  # tasks that one round reads, of all lanes
+MIN_CANDIDATES = 10  # of each lane, however many lanes there are
+MAX_DUE_UNDER_BUDGET = 100  # pending tasks of a key whose only bound is a cost, which is known at the end
+MAX_EXPLAINED = 100  # waiting tasks of a lane whose reason is kept up to date: those that are admitted next
 # A reason names the time of the next start only if it is at least so far away; a nearer one would be stale when read.
 MIN_ANNOUNCED_WAIT = timedelta(seconds=5)
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `max_running` tasks of a key at once, at most `max_starts` per `period`, or both."""
+    """The rule of a key, or of all keys that begin as a pattern such as `mail:*`, each with counters of its own.
+
+    At most `max_running` tasks at once; per `period` at most `max_starts` starts, at most `max_weight` of weight, and
+    no start once the reported cost has reached `max_cost`. `share` is the part that tasks of the key get of a limit
+    that they have in common with tasks of other keys.
+    """
 
     key: str
     max_running: int | None = None
     max_starts: int | None = None
     period: timedelta | None = None
+    max_weight: float | None = None
+    max_cost: float | None = None
+    share: float | None = None
 
     def __post_init__(self) -> None:
+        if any(character in self.key for character in "{}") or "*" in self.key[:-1] or not self.key:
+            raise ConfigError(
+                f"limit {self.key!r}: a key has no braces, and a * only at its end, where it makes it a pattern"
+            )
         for name, value in (("max_running", self.max_running), ("max_starts", self.max_starts)):
             if value is not None and not (type(value) is int and 1 <= value <= MAX_INTEGER):
                 raise ConfigError(
                     f"limit {self.key!r}: {name} must be a whole number from 1 to {MAX_INTEGER}, not {value!r}"
                 )
-        if (self.max_starts is None) != (self.period is None):
-            raise ConfigError(f"limit {self.key!r}: max_starts and period must be given together")
+        for name, amount in (("max_weight", self.max_weight), ("max_cost", self.max_cost), ("share", self.share)):
+            if amount is not None and not (type(amount) in {int, float} and 0 < amount < math.inf):
+                raise ConfigError(f"limit {self.key!r}: {name} must be a number greater than 0, not {amount!r}")
+        per_period = (self.max_starts, self.max_weight, self.max_cost)
+        if all(bound is None for bound in per_period) != (self.period is None):
+            raise ConfigError(
+                f"limit {self.key!r}: max_starts, max_weight and max_cost need a period, and a period one of them"
+            )
         if self.period is not None and self.period <= timedelta():
             raise ConfigError(f"limit {self.key!r}: period must be greater than 0, got {self.period}")
-        if self.max_running is None and self.max_starts is None:
-            raise ConfigError(f"limit {self.key!r}: give max_running, or max_starts and period")
+        if self.max_running is None and self.period is None and self.share is None:
+            raise ConfigError(
+                f"limit {self.key!r}: give max_running, or max_starts, max_weight or max_cost with a period; "
+                "share alone declares a key without a bound"
+            )
 
 
 class Admission(NamedTuple):
@@ -80,41 +111,104 @@ class NamespaceState(NamedTuple):
     limited: int
 
 
-class LimitUsage(NamedTuple):
-    """A key that tasks wait for, its limit and the use of it."""
+@dataclass(slots=True)
+class LimitUsage:
+    """The rule of a key and the use of it; admitting a task takes from what is left."""
 
     key: str
     max_running: int | None
     max_starts: int | None
+    max_weight: float | None
+    max_cost: float | None
     period: timedelta | None
-    running: int
+    share: float
+    running: int  # pending or running
+    due: int  # pending, and a claim may start them now
+    due_weight: float
     starts: int
-    next_at: datetime | None
+    weight: float
+    cost: float
 
     @property
-    def room(self) -> int:
-        """The number of tasks that can be admitted now."""
-        free = [MAX_ADMITTED_PER_KEY]
+    def room(self) -> float:
+        """The number of tasks that can be admitted now, whatever their weight."""
+        free: list[float] = [math.inf]
         if self.max_running is not None:
             free.append(self.max_running - self.running)
         if self.max_starts is not None:
-            free.append(self.max_starts - self.starts)
-        return max(min(free), 0)
+            free.append(self.max_starts - self.starts - self.due)
+        if self.max_cost is not None:
+            free.append(MAX_DUE_UNDER_BUDGET - self.due if self.cost < self.max_cost else -self.due)
+        return min(free)
 
     @property
-    def is_limited(self) -> bool:
-        """Whether the key still has a limit."""
-        return self.max_running is not None or self.max_starts is not None
+    def excess(self) -> tuple[int, bool]:
+        """The number of pending tasks beyond the limit, and whether only those that are due are meant."""
+        running = 0 if self.max_running is None else self.running - self.max_running
+        due = 0 if self.max_starts is None else min(self.due, self.starts + self.due - self.max_starts)
+        if self.max_cost is not None and self.cost >= self.max_cost:
+            due = self.due
+        return (running, False) if running >= due else (due, True)
 
-    def hold_detail(self, now: datetime) -> str:
-        """Return the detail in the reason of waiting tasks of this key."""
+    def fits(self, weight: float) -> bool:
+        """Tell whether a task of this weight can be admitted now; one that is too heavy for any period goes alone."""
+        if self.room < 1:
+            return False
+        if self.max_weight is None:
+            return True
+        used = self.weight + self.due_weight
+        return used == 0 or used + weight <= self.max_weight
+
+    def admit(self, weight: float) -> None:
+        """Count a task that is admitted."""
+        self.running += 1
+        self.due += 1
+        self.due_weight += weight
+
+    def hold_detail(self, weight: float, next_at: datetime | None, now: datetime) -> str:
+        """Return the detail in the reason of a task that does not fit."""
         if self.max_running is not None and self.running >= self.max_running:
             return f"{self.running} of {self.max_running} running"
         period = 0.0 if self.period is None else self.period.total_seconds()
-        detail = f"{self.max_starts} starts per {period:g} s reached"
-        if self.next_at is not None and self.next_at - now > MIN_ANNOUNCED_WAIT:
-            detail += f", next at {self.next_at:%Y-%m-%d %H:%M:%S %Z}"
+        if self.max_cost is not None and self.cost >= self.max_cost:
+            detail = f"cost of {self.cost:g} of {self.max_cost:g} per {period:g} s spent"
+        elif self.max_starts is not None and self.starts + self.due >= self.max_starts:
+            detail = f"{self.max_starts} starts per {period:g} s reached"
+        elif self.max_weight is not None:
+            used = self.weight + self.due_weight
+            detail = f"weight of {used:g} of {self.max_weight:g} per {period:g} s used, {weight:g} needed"
+        else:
+            detail = f"{self.due} are pending"
+        if next_at is not None and next_at - now > MIN_ANNOUNCED_WAIT:
+            detail += f", next at {next_at:%Y-%m-%d %H:%M:%S %Z}"
         return detail
+
+
+@dataclass(slots=True)
+class Lane:
+    """The waiting tasks with the same keys; `served` is what they got so far, in proportion to their share."""
+
+    keys: tuple[str, ...]
+    served: float | None
+    limits: list[LimitUsage] = field(default_factory=list)
+    candidates: list[tuple[UUID, float]] = field(default_factory=list)  # id and weight, next one first
+    limit: int = 0  # number of candidates that were asked for
+    admitted: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the lane: the product of those of its keys."""
+        return math.prod(limit.share for limit in self.limits)
+
+    @property
+    def next_weight(self) -> float:
+        """The weight of the next task."""
+        return self.candidates[self.admitted][1] if self.admitted < len(self.candidates) else 1.0
+
+    def blocking_limit(self) -> LimitUsage | None:
+        """Return the first limit that has no room for the next task."""
+        weight = self.next_weight
+        return next((limit for limit in self.limits if not limit.fits(weight)), None)
 
 
 async def put_limits(connection: Connection, limits: Iterable[Limit], *, now: datetime | None = None) -> list[str]:
@@ -124,10 +218,18 @@ async def put_limits(connection: Connection, limits: Iterable[Limit], *, now: da
         "keys": list(wanted),
         "max_runnings": [limit.max_running for limit in wanted.values()],
         "max_starts": [limit.max_starts for limit in wanted.values()],
+        "max_weights": [_as_float(limit.max_weight) for limit in wanted.values()],
+        "max_costs": [_as_float(limit.max_cost) for limit in wanted.values()],
         "periods": [limit.period for limit in wanted.values()],
+        "shares": [1.0 if limit.share is None else float(limit.share) for limit in wanted.values()],
         "now": now,
     }
     return await _change_limits(connection, "put_limits", parameters)
+
+
+def _as_float(value: float | None) -> float | None:
+    """Convert an int: the driver refuses arrays of mixed types."""
+    return None if value is None else float(value)
 
 
 async def delete_limits(connection: Connection, keys: Iterable[str]) -> list[str]:
@@ -144,6 +246,9 @@ async def _change_limits(connection: Connection, name: str, parameters: dict[str
     return changed
 
 
+# --- Admission ---
+
+
 async def admit_limited_tasks(
     connection: Connection, *, actor: str, explain: bool = True, now: datetime | None = None
 ) -> Admission:
@@ -152,66 +257,173 @@ async def admit_limited_tasks(
     Without `explain`, the reasons are updated only when few keys are waited for; a later round updates the rest.
     """
     async with duty_transaction(connection, "limits", now=now) as moment:
-        usages = await _read_limit_usage(connection, moment)
-        released = await _admit(connection, usages, actor, moment)
-        if released:
-            usages = await _read_limit_usage(connection, moment)
-        if explain or len(usages) <= MAX_EXPLAINED_PER_KEY:
-            await _write_reasons(connection, usages, moment)
+        await run(connection, TASKS["stamp_limit_starts"], {"now": now})
+        lanes = await _read_lanes(connection, moment)
+        await _read_candidates(connection, lanes, moment)
+        released = await _admit(connection, lanes, actor, moment)
+        more = any(lane.admitted >= lane.limit > 0 and lane.blocking_limit() is None for lane in lanes)
+        blocked = [(lane, limit) for lane in lanes if (limit := lane.blocking_limit()) is not None]
+        openings = await _read_openings(connection, blocked, moment)
+        if explain or len(lanes) <= MAX_EXPLAINED:
+            await _write_reasons(connection, blocked, openings, moment)
         due = await run(connection, LIMITS["next_limited_run_at"], {"now": moment})
-    next_ats = [row["run_at"] for row in due] + [usage.next_at for usage in usages if usage.next_at is not None]
-    more = max(released.values(), default=0) >= MAX_ADMITTED_PER_KEY
-    return Admission(sum(released.values()), min(next_ats, default=None), more)
+    next_ats = [row["run_at"] for row in due] + [at for at in openings.values() if at is not None]
+    return Admission(released, min(next_ats, default=None), more)
 
 
-async def _write_reasons(connection: Connection, usages: Sequence[LimitUsage], now: datetime) -> None:
-    """Update the reason of the tasks that are admitted next, where it changed."""
-    full = [usage for usage in usages if usage.is_limited and not usage.room]
-    if full:
-        parameters = {
-            "keys": [usage.key for usage in full],
-            "details": [usage.hold_detail(now) for usage in full],
-            "each": MAX_EXPLAINED_PER_KEY,
-            "now": now,
-        }
-        await run(connection, LIMITS["write_limit_reasons"], parameters)
+async def _read_lanes(connection: Connection, now: datetime) -> list[Lane]:
+    """Read the lanes with waiting tasks, and the use of their limits."""
+    rows = await run(connection, LIMITS["read_waiting_lanes"], {})
+    lanes = [Lane(tuple(row["keys"]), row["served"]) for row in rows]
+    keys = {key for lane in lanes for key in lane.keys}
+    limits = await _read_limit_usage(connection, keys, now) if keys else {}
+    for lane in lanes:
+        lane.limits = [limits[key] for key in lane.keys if key in limits]
+    return lanes
 
 
-async def _read_limit_usage(connection: Connection, now: datetime) -> list[LimitUsage]:
-    return [LimitUsage(**row) for row in await run(connection, LIMITS["read_limit_usage"], {"now": now})]
+async def _read_limit_usage(connection: Connection, keys: Iterable[str], now: datetime) -> dict[str, LimitUsage]:
+    parameters = {"keys": sorted(keys), "now": now}
+    return {row["key"]: LimitUsage(**row) for row in await run(connection, LIMITS["read_limit_usage"], parameters)}
 
 
-async def _admit(connection: Connection, usages: Sequence[LimitUsage], actor: str, now: datetime) -> Counter[str]:
-    """Release the tasks that fit; return their number per key."""
-    free = [(usage.key, usage.room, usage.is_limited) for usage in usages if usage.room]
-    if not free:
-        return Counter()
-    names, rooms, limited = (list(column) for column in zip(*free, strict=True))
-    parameters = {"keys": names, "rooms": rooms, "limited": limited, "now": now}
-    rows = await run(connection, LIMITS["read_admissible_tasks"], parameters)
-    keys: dict[UUID, str] = {row["id"]: row["key"] for row in rows}
-    if not keys:
-        return Counter()
+async def _read_candidates(connection: Connection, lanes: Sequence[Lane], now: datetime) -> None:
+    """Read the next tasks of the lanes that have room."""
+    most = max(MIN_CANDIDATES, MAX_CANDIDATES // max(len(lanes), 1))
+    for lane in lanes:
+        room = min((limit.room for limit in lane.limits), default=math.inf)
+        lane.limit = int(max(min(room, most, MAX_ADMITTED), 0))
+    open_ = [lane for lane in lanes if lane.limit]
+    if not open_:
+        return
+    documents = [{"keys": lane.keys, "tasks": lane.limit, "limited": bool(lane.limits)} for lane in open_]
+    for row in await run(connection, LIMITS["read_admissible_tasks"], {"lanes": as_json(documents), "now": now}):
+        open_[row["place"] - 1].candidates.append((row["id"], row["weight"]))
+
+
+async def _admit(connection: Connection, lanes: Sequence[Lane], actor: str, now: datetime) -> int:
+    """Release the tasks that fit; return their number.
+
+    Start-time fair queueing: the lane that was served least is next. A lane that had nothing to do starts beside the
+    one that was served least, so that it neither makes up for the time nor has to wait.
+    """
+    active = [lane for lane in lanes if lane.candidates]
+    least = min((lane.served for lane in active if lane.served is not None), default=0.0)
+    for lane in active:
+        lane.served = least if lane.served is None else lane.served
+    queue = [(lane.served or 0.0, place) for place, lane in enumerate(active)]
+    heapq.heapify(queue)
+    ids: list[UUID] = []
+    while queue:
+        served, place = heapq.heappop(queue)
+        lane = active[place]
+        if lane.admitted == len(lane.candidates) or lane.blocking_limit() is not None:
+            continue  # nothing more in this round: what others take gives it no room
+        id_, weight = lane.candidates[lane.admitted]
+        for limit in lane.limits:
+            limit.admit(weight)
+        lane.admitted += 1
+        ids.append(id_)
+        lane.served = served + weight / lane.share
+        heapq.heappush(queue, (lane.served, place))
+    if not ids:
+        return 0
     admitted = await release_waiting_tasks(
-        connection, list(keys), actor=actor, reason="admitted by its limit", held_by="limit", now=now
+        connection, ids, actor=actor, reason="admitted by its limit", held_by="limit", now=now
     )
-    released = Counter(keys[id_] for id_ in admitted)
-    started = {"keys": list(released), "starts": list(released.values()), "now": now}
-    await run(connection, LIMITS["insert_limit_starts"], started)
-    return released
+    documents = [{"keys": lane.keys, "served": lane.served} for lane in active if lane.limits]
+    await run_in_order(connection, [(LIMITS["put_limit_lanes"], {"lanes": as_json(documents)})])
+    return len(admitted)
+
+
+async def _read_openings(
+    connection: Connection, blocked: Sequence[tuple[Lane, LimitUsage]], now: datetime
+) -> dict[str, datetime | None]:
+    """Return the time at which each key that blocks a lane has room again."""
+    first = {limit.key: (lane, limit) for lane, limit in reversed(blocked) if limit.period is not None}
+    if not first:
+        return {}
+    parameters = {
+        "keys": list(first),
+        "dues": [limit.due for _, limit in first.values()],
+        "due_weights": [float(limit.due_weight) for _, limit in first.values()],
+        "weights": [float(lane.next_weight) for lane, _ in first.values()],
+        "now": now,
+    }
+    return {row["key"]: row["next_at"] for row in await run(connection, LIMITS["read_limit_openings"], parameters)}
+
+
+async def _write_reasons(
+    connection: Connection,
+    blocked: Sequence[tuple[Lane, LimitUsage]],
+    openings: Mapping[str, datetime | None],
+    now: datetime,
+) -> None:
+    """Update the reason of the tasks that are admitted next, where it changed."""
+    if not blocked:
+        return
+    lanes = [
+        {
+            "keys": lane.keys,
+            "key": limit.key,
+            "detail": limit.hold_detail(lane.next_weight, openings.get(limit.key), now),
+        }
+        for lane, limit in blocked
+    ]
+    await run(connection, LIMITS["write_limit_reasons"], {"lanes": as_json(lanes), "each": MAX_EXPLAINED, "now": now})
 
 
 async def sweep_limits(connection: Connection, *, actor: str, now: datetime | None = None) -> list[UUID]:
-    """Hold pending tasks in excess of their limit, and delete starts that are older than every window."""
+    """Hold pending tasks in excess of their limits, and delete what no window contains any more."""
     async with duty_transaction(connection, "limits", now=now) as moment:
-        await run(connection, LIMITS["delete_past_limit_starts"], {"now": moment})
+        await run(connection, TASKS["stamp_limit_starts"], {"now": now})
+        past = {"batch": BATCH_SIZE, "now": moment}
+        await run_in_order(
+            connection, [(LIMITS["delete_past_limit_usage"], past), (LIMITS["delete_idle_limit_lanes"], {})]
+        )
+        keys = [row["key"] for row in await run(connection, LIMITS["read_admitted_keys"], {})]
+        limits = await _read_limit_usage(connection, keys, moment) if keys else {}
+        over = [(key, *limit.excess) for key, limit in limits.items() if limit.excess[0] > 0]
+        if not over:
+            return []
+        names, counts, due_only = (list(column) for column in zip(*over, strict=True))
+        parameters = {"keys": names, "tasks": counts, "due_only": due_only, "batch": BATCH_SIZE, "now": moment}
         excess: dict[str, list[UUID]] = {}
-        for row in await run(connection, LIMITS["read_excess_tasks"], {"batch": BATCH_SIZE}):
-            excess.setdefault(f"more than {row['max_running']} running", []).append(row["id"])
+        for row in await run(connection, LIMITS["read_excess_tasks"], parameters):
+            excess.setdefault(row["key"], []).append(row["id"])
         held = []
-        for detail, ids in excess.items():
+        for key, ids in excess.items():
+            limit = limits[key]
+            _, is_rate = limit.excess
+            detail = limit.hold_detail(1.0, None, moment) if is_rate else f"more than {limit.max_running} running"
             held += await hold_pending_tasks(connection, ids, actor=actor, held_by="limit", detail=detail, now=moment)
     return held
+
+
+async def record_reported_usage(
+    connection: Connection, outcomes: Iterable[Outcome], *, now: datetime | None = None
+) -> None:
+    """Count the costs and correct the weights that attempts of limited tasks reported, after their settle."""
+    outcomes = list(outcomes)
+    costs = [outcome for outcome in outcomes if outcome.cost is not None]
+    if costs:
+        parameters = {
+            "ids": [outcome.id for outcome in costs],
+            "costs": [_as_float(outcome.cost) for outcome in costs],
+            "now": now,
+        }
+        await run_in_order(connection, [(LIMITS["insert_limit_costs"], parameters)])
+    weights = [outcome for outcome in outcomes if outcome.weight is not None]
+    if weights:
+        parameters = {
+            "ids": [outcome.id for outcome in weights],
+            "attempts": [outcome.attempt for outcome in weights],
+            "weights": [_as_float(outcome.weight) for outcome in weights],
+        }
+        await run_in_order(connection, [(LIMITS["correct_limit_weights"], parameters)])
+
+
+# --- Paused namespaces ---
 
 
 async def pause_namespace(

@@ -88,8 +88,9 @@ class Schedule:
     def task(self, tick: datetime) -> NewTask:
         """Build the task of one tick."""
         options = dict(self.options)
-        if options.get("tags") is not None:
-            options["tags"] = tuple(options["tags"])
+        for name in ("tags", "limit_keys"):
+            if options.get(name) is not None:
+                options[name] = tuple(options[name])
         type_, request_id = self.type or "", self.request_id(tick)
         return NewTask(type_, self.input, self.namespace, run_at=tick, request_id=request_id, **options)
 

@@ -58,15 +58,26 @@ class PausedNamespace(NamedTuple):
 
 
 class LimitUse(NamedTuple):
-    """A limit and its use: `taken` tasks are pending or running, `starts` fall into the current period."""
+    """A key, its rule and the use of it: `taken` tasks are pending or running; the rest falls into the current period.
+
+    `rule` is the key or the pattern, None where no limit is declared. `next_at` is the time at which tasks that wait
+    for the period go on.
+    """
 
     key: str
+    rule: str | None
     max_running: int | None
     max_starts: int | None
+    max_weight: float | None
+    max_cost: float | None
     period: timedelta | None
+    share: float | None
     taken: int
     starts: int
+    weight: float
+    cost: float
     waiting: int
+    next_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +151,7 @@ async def list_paused_namespaces(connection: Connection) -> list[PausedNamespace
 
 
 async def list_limits(connection: Connection, *, now: datetime | None = None) -> list[LimitUse]:
-    """List all limits with their use; those with the most waiting tasks come first."""
+    """List all keys in use and all rules; those with the most waiting tasks come first."""
     return [LimitUse(**row) for row in await run(connection, STATUS["list_limits"], {"now": now})]
 
 

@@ -56,12 +56,12 @@ async def requeue_ended_tasks(
     parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
     async with transaction(connection):
         rows = await run(connection, TASKS["requeue_ended_tasks"], parameters)
-        limited = [row["id"] for row in rows if row["limit_key"] is not None]
+        limited = [row["id"] for row in rows if row["limit_keys"] is not None]
         if limited:
             await hold_pending_tasks(connection, limited, actor=actor, held_by="limit", detail="requeued", now=now)
             await run(connection, TASKS["notify_duties"], {"duties": ["limits"]})
         if rows:
-            await run(connection, TASKS["notify_tasks"], {"namespaces": [row["namespace"] for row in rows]})
+            await notify_tasks(connection, [row["namespace"] for row in rows])
     return [row["id"] for row in rows]
 
 
@@ -112,7 +112,7 @@ async def cancel_unfinished_tasks(
         if rows:
             await insert_webhooks(connection, [row["id"] for row in rows])
             awaited = [row["id"] for row in rows if row["awaited"]]
-            await notify_ended_tasks(connection, awaited=awaited, limited=any(row["limit_key"] for row in rows))
+            await notify_ended_tasks(connection, awaited=awaited, limited=any(row["limit_keys"] for row in rows))
         if running and attempts is None:  # with attempts, the caller is the worker itself, or the worker is gone
             workers = [row["worker_id"] for row in rows if row["worker_id"] is not None]
             await run(connection, TASKS["notify_worker"], {"workers": workers})
@@ -226,7 +226,7 @@ class RecoveredTask(NamedTuple):
     id: UUID
     event: str
     namespace: str
-    limit_key: str | None
+    limit_keys: list[str] | None
 
 
 async def recover_expired_tasks(
@@ -244,8 +244,10 @@ async def recover_expired_tasks(
         if recovered:
             ended = [task.id for task in recovered if task.event == "exhaust"]
             await insert_webhooks(connection, ended)
-            await notify_ended_tasks(connection, awaited=ended, limited=any(task.limit_key for task in recovered))
-            await notify_tasks(connection, {task.namespace for task in recovered if task.event == "expire"})
+            limited = any(task.limit_keys for task in recovered)
+            await notify_ended_tasks(connection, awaited=ended, limited=limited)
+            expired = {task.namespace for task in recovered if task.event == "expire"}
+            await notify_tasks(connection, expired, limited=limited)
     return canceled + recovered
 
 
@@ -277,4 +279,4 @@ async def _cancel_expired_tasks(connection: Connection, parameters: Mapping[str,
             reason=reason,
             now=parameters["now"],
         )
-    return [RecoveredTask(row["id"], "cancel", row["namespace"], row["limit_key"]) for row in rows]
+    return [RecoveredTask(row["id"], "cancel", row["namespace"], row["limit_keys"]) for row in rows]

@@ -97,6 +97,7 @@ class Outcome(NamedTuple):
     cost: float | None = None
     delay: float | None = None  # backoff in seconds, added to the server's time
     progress: Any = None
+    weight: float | None = None  # replaces that with which the attempt counts against its limits
 
 
 class NextRun(NamedTuple):
@@ -160,13 +161,53 @@ async def claim_pending_tasks(
     suspected: bool = False,
     now: datetime | None = None,
 ) -> list[ClaimedTask]:
-    """Claim up to `limit` tasks for the worker `actor`, in fair shares of the namespaces.
+    """Claim up to `limit` tasks without a limit key for the worker `actor`, in fair shares of the namespaces.
 
     `callback_url` is the webhook of steps that name none themselves. With `suspected`, only tasks that are suspected of
     killing their worker are claimed, and without it none of them.
     """
-    parameters = {
+    parameters = _claim_parameters(actor, types, namespaces, limit, lease, callback_url, suspected, now)
+    return await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+
+
+async def claim_limited_tasks(
+    connection: Connection,
+    *,
+    actor: str,
+    types: Sequence[str],
+    namespaces: Sequence[str] = ("default",),
+    limit: int = 1,
+    lease: timedelta = DEFAULT_LEASE,
+    callback_url: str | None = None,
+    suspected: bool = False,
+    now: datetime | None = None,
+) -> list[ClaimedTask]:
+    """Do the same for tasks with a limit, each of which takes a token of each of its limits.
+
+    The tokens get their time in a second statement, after the commit of the claim: it must not be before the record of
+    the claim, or a window could contain one start too many. Until then they count as used just now.
+    """
+    parameters = _claim_parameters(actor, types, namespaces, limit, lease, callback_url, suspected, now)
+    parameters |= {"namespaces": "{}", "limited_namespaces": parameters["namespaces"]}
+    claimed = await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+    if claimed:
+        await run(connection, TASKS["stamp_limit_starts"], {"now": now})
+    return claimed
+
+
+def _claim_parameters(
+    actor: str,
+    types: Sequence[str],
+    namespaces: Sequence[str],
+    limit: int,
+    lease: timedelta,
+    callback_url: str | None,
+    suspected: bool,  # noqa: FBT001 - as in the functions that call it
+    now: datetime | None,
+) -> dict[str, Any]:
+    return {
         "namespaces": array_literal(tuple(namespaces)),
+        "limited_namespaces": None,
         "types": array_literal(tuple(types)),
         "limit": limit,
         "each": -(-limit // max(len(namespaces), 1)),
@@ -177,7 +218,6 @@ async def claim_pending_tasks(
         "most_crashes": MAX_CRASHES if suspected else 0,
         "now": now,
     }
-    return await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
 
 
 async def has_suspected_tasks(
@@ -198,10 +238,20 @@ async def find_claims_without_reply(connection: Connection, worker: str, within:
 async def until_next_run(
     connection: Connection, *, types: Sequence[str], namespaces: Sequence[str], now: datetime | None = None
 ) -> NextRun:
-    """Return the time until the next scheduled task is due."""
+    """Return the time until the next scheduled task without a limit is due."""
     parameters = {"namespaces": list(namespaces), "types": list(types), "now": now}
     (row,) = await run(connection, TASKS["until_next_run"], parameters)
     return NextRun(**row)
+
+
+async def until_limited_start(
+    connection: Connection, *, types: Sequence[str], namespaces: Sequence[str], now: datetime | None = None
+) -> timedelta | None:
+    """Return the time until a pending task with a limit is due and has its tokens; None when none is pending."""
+    parameters = {"namespaces": list(namespaces), "types": list(types), "now": now}
+    (row,) = await run(connection, TASKS["until_limited_start"], parameters)
+    remaining: timedelta | None = row["remaining"]
+    return remaining
 
 
 async def renew_running_tasks(
@@ -267,7 +317,7 @@ def encode_outcomes(outcomes: Sequence[Outcome], largest: int) -> dict[str, str]
     outputs: list[str | None] = []
     others: list[dict[str, Any]] = []
     for outcome in outcomes:
-        id_, attempt, event, output, _, _, cost, _, progress = outcome
+        id_, attempt, event, output, _, _, cost, _, progress, _ = outcome
         if event == "succeed" and cost is None and progress is None:
             ids.append(id_)
             attempts.append(attempt)
@@ -312,9 +362,9 @@ async def insert_webhooks(connection: Connection, ids: Sequence[UUID]) -> None:
         await connection.execute(TASKS["insert_webhooks"].sql, {"ids": list(ids)})
 
 
-async def notify_tasks(connection: Connection, namespaces: Iterable[str]) -> None:
-    """Notify idle workers of pending tasks in these namespaces."""
-    await run(connection, TASKS["notify_tasks"], {"namespaces": list(namespaces)})
+async def notify_tasks(connection: Connection, namespaces: Iterable[str], *, limited: bool = False) -> None:
+    """Notify idle workers of pending tasks in these namespaces, some of which may have a limit."""
+    await run(connection, TASKS["notify_tasks"], {"namespaces": list(namespaces), "limited": limited})
 
 
 async def notify_ended_tasks(connection: Connection, *, awaited: Sequence[UUID], limited: bool) -> None:

@@ -18,7 +18,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import transaction
 from interlock.postgres.ids import new_id
 from interlock.store.limits import admit_limited_tasks
-from interlock.store.tasks import ClaimedTask, Outcome, claim_pending_tasks, save_checkpoint
+from interlock.store.tasks import ClaimedTask, Outcome, claim_limited_tasks, claim_pending_tasks, save_checkpoint
 from interlock.store.workers import RegisteredProcess, deregister_worker, register_worker
 from interlock.testing.inline import call, resources_of
 from interlock.worker.attempt import TaskStateMachine
@@ -133,9 +133,12 @@ class _Runner:
             "now": self._app.now(),
         }
         async with self._app.connection() as connection:
-            claimed = await claim_pending_tasks(connection, limit=1 if one else limit, **common)
+            most = 1 if one else limit
+            claimed = await claim_pending_tasks(connection, limit=most, **common)
+            claimed = claimed or await claim_limited_tasks(connection, limit=most, **common)
             # A task that is suspected of killing its worker runs alone, as every drained task does.
-            return claimed or await claim_pending_tasks(connection, limit=1, suspected=True, **common)
+            claimed = claimed or await claim_pending_tasks(connection, limit=1, suspected=True, **common)
+            return claimed or await claim_limited_tasks(connection, limit=1, suspected=True, **common)
 
     async def run(self, claimed: ClaimedTask) -> Ran:
         task = self._app.tasks[claimed.type]

@@ -16,6 +16,7 @@ from interlock.postgres.notifier import (
     CONTROL_CHANNEL,
     DUE_CHANNEL,
     DUTIES_CHANNEL,
+    LIMITED_CHANNEL,
     TASKS_CHANNEL,
     WakeMode,
 )
@@ -77,6 +78,7 @@ class WorkerComponents:
                 {
                     TASKS_CHANNEL: self._on_tasks,
                     DUE_CHANNEL: self._on_due,
+                    LIMITED_CHANNEL: self._on_limited_tasks,
                     CONTROL_CHANNEL: self._on_control,
                     DUTIES_CHANNEL: self._maintenance.wake,
                 },
@@ -96,6 +98,11 @@ class WorkerComponents:
         due, _, namespace = payload.partition(" ")
         if namespace in self.registration.namespaces:
             self._worker.wake_in(self.fetcher.seconds_until(float(due)))
+
+    def _on_limited_tasks(self, namespace: str) -> None:
+        if namespace in self.registration.namespaces:
+            self.fetcher.expect_limited_tasks()
+            self._worker.wake.set()
 
     def _on_control(self, payload: str) -> None:
         """React to a changed row or a cancellation request (a worker's id), a changed pause ("*"), or a command."""

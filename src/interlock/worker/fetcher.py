@@ -1,6 +1,8 @@
 """The Fetcher: claims tasks in fair shares of the namespaces, recovers expired leases, and finds the next due time.
 
-Invariant: whether a task may run was decided before it became pending; claiming decides only who runs it.
+Invariant: whether a task may run was decided before it became pending; claiming decides only who runs it. The one
+exception are limits per period: a task with a limit takes its tokens in the statement that claims it. These claims have
+a rhythm of their own, so that a worker without such tasks asks for them only now and then.
 """
 
 from __future__ import annotations
@@ -9,12 +11,18 @@ import math
 import random
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.errors import DisconnectedError, StatementError
 from interlock.store.limits import read_paused_namespaces
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.tasks import claim_pending_tasks, has_suspected_tasks, until_next_run
+from interlock.store.tasks import (
+    claim_limited_tasks,
+    claim_pending_tasks,
+    has_suspected_tasks,
+    until_limited_start,
+    until_next_run,
+)
 from interlock.telemetry import claim_batch_size
 
 if TYPE_CHECKING:
@@ -25,6 +33,7 @@ if TYPE_CHECKING:
     from interlock.worker.settings import WorkerSettings
 
 MIN_REST_S = 0.001
+MIN_LIMITED_REST_S = 0.01  # another worker is taking the tokens at the moment
 
 
 class Fetcher:
@@ -43,6 +52,10 @@ class Fetcher:
         self._rotation = 0
         self._recovered_at = -math.inf
         self._server_clock_lead_s = 0.0  # of the server's clock before this host's
+        # by time.monotonic(): when a claim also asks for tasks with a limit, and when to wake up for one
+        self._limited_at = -math.inf
+        self._limited_due_at = math.inf
+        self._limited_first = False
         self.is_exhausted = False  # the last claim took every due task
         self.has_suspects = False  # tasks that must run alone were waiting at the last recovery
 
@@ -52,7 +65,13 @@ class Fetcher:
         self._paused = set()
         self._reread_paused = True
         self._recovered_at = -math.inf
+        self.expect_limited_tasks()
         self.is_exhausted = False
+
+    def expect_limited_tasks(self) -> None:
+        """Look for tasks with a limit at the next claim: some may have been admitted."""
+        self._limited_at = -math.inf
+        self._limited_due_at = math.inf
 
     def reread_paused_namespaces(self) -> None:
         """Read again before the next claim which namespaces are paused."""
@@ -65,19 +84,48 @@ class Fetcher:
             return []
         # With fewer free slots than namespaces, each claim starts with another namespace.
         self._rotation = (self._rotation + 1) % len(namespaces)
-        claimed = await claim_pending_tasks(
-            connection,
-            actor=self._worker_id,
-            types=self._types,
-            namespaces=namespaces[self._rotation :] + namespaces[: self._rotation],
-            limit=free,
-            lease=self._settings.lease_time,
-            callback_url=self._callback_url,
-        )
-        claim_batch_size.observe(len(claimed))
-        share = -(-free // len(namespaces))
+        turn = namespaces[self._rotation :] + namespaces[: self._rotation]
+        limited: list[ClaimedTask] = []
+        if time.monotonic() >= self._limited_at:
+            limited = await self._claim_limited(connection, turn, free)
+        left = free - len(limited)
+        claimed: list[ClaimedTask] = []
+        if left:
+            claimed = await claim_pending_tasks(connection, namespaces=turn, limit=left, **self._claim_arguments)
+        claim_batch_size.observe(len(limited) + len(claimed))
+        share = -(-left // len(namespaces))
         found = Counter(task.namespace for task in claimed) if len(claimed) >= share else {}
-        self.is_exhausted = all(count < share for count in found.values())
+        self.is_exhausted = bool(left) and all(count < share for count in found.values()) and not limited
+        return limited + claimed
+
+    @property
+    def _claim_arguments(self) -> dict[str, Any]:
+        return {
+            "actor": self._worker_id,
+            "types": self._types,
+            "lease": self._settings.lease_time,
+            "callback_url": self._callback_url,
+        }
+
+    async def _claim_limited(self, connection: Connection, namespaces: list[str], free: int) -> list[ClaimedTask]:
+        """Claim tasks with a limit for half of the slots, or for a single one in every other claim.
+
+        The other tasks get the rest: neither kind keeps the other waiting. If tokens are missing, the next claim comes
+        when they are there.
+        """
+        self._limited_first = not self._limited_first
+        most = free - free // 2 if free > 1 or self._limited_first else 0
+        if not most:
+            self._limited_due_at = self._limited_at  # it is their turn next
+            return []
+        claimed = await claim_limited_tasks(connection, namespaces=namespaces, limit=most, **self._claim_arguments)
+        if len(claimed) < most:
+            remaining = await until_limited_start(connection, types=self._types, namespaces=namespaces)
+            rest_s = math.inf if remaining is None else max(remaining.total_seconds(), MIN_LIMITED_REST_S)
+            now = time.monotonic()
+            self._limited_due_at = now + rest_s
+            # A claim that is made anyway finds tasks whose notification was lost.
+            self._limited_at = now + min(rest_s, self._settings.poll_cap)
         return claimed
 
     def _unpaused(self) -> list[str]:
@@ -85,16 +133,8 @@ class Fetcher:
 
     async def claim_suspect(self, connection: Connection) -> list[ClaimedTask]:
         """Claim one task that is suspected of killing its worker; the caller must run nothing else."""
-        claimed = await claim_pending_tasks(
-            connection,
-            actor=self._worker_id,
-            types=self._types,
-            namespaces=self._unpaused(),
-            limit=1,
-            lease=self._settings.lease_time,
-            callback_url=self._callback_url,
-            suspected=True,
-        )
+        wanted: Any = {"namespaces": self._unpaused(), "limit": 1, "suspected": True, **self._claim_arguments}
+        claimed = await claim_pending_tasks(connection, **wanted) or await claim_limited_tasks(connection, **wanted)
         self.has_suspects, self.is_exhausted = bool(claimed), False
         return claimed
 
@@ -126,9 +166,8 @@ class Fetcher:
         except StatementError:
             return limit  # no immediate repetition
         self._server_clock_lead_s = server_time.timestamp() - time.time()
-        if remaining is None:
-            return limit
-        return min(limit, max(remaining.total_seconds(), MIN_REST_S))
+        rest_s = limit if remaining is None else min(limit, max(remaining.total_seconds(), MIN_REST_S))
+        return min(rest_s, max(self._limited_due_at - time.monotonic(), MIN_REST_S))
 
     def seconds_until(self, due: float) -> float:
         """Return the seconds until a time (since the epoch) of the server's clock, as far as that is known."""

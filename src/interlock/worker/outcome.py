@@ -43,9 +43,10 @@ def succeeded(attempt: TaskStateMachine) -> Outcome:
     if not attempt.has_context:  # so there is neither cost nor progress
         id_, number = attempt.key
         # tuple.__new__ takes a third of the time of the named constructor
-        return tuple.__new__(Outcome, (id_, number, TaskRowEvent.SUCCEED, output, None, None, None, None, None))
+        return tuple.__new__(Outcome, (id_, number, TaskRowEvent.SUCCEED, output, None, None, None, None, None, None))
     context = attempt.context
-    return Outcome(*attempt.key, TaskRowEvent.SUCCEED, output, cost=context.cost, progress=context.latest_progress)
+    progress, weight = context.latest_progress, context.weight
+    return Outcome(*attempt.key, TaskRowEvent.SUCCEED, output, cost=context.cost, progress=progress, weight=weight)
 
 
 def unsuccessful(attempt: TaskStateMachine, error: BaseException) -> Outcome:
@@ -68,6 +69,7 @@ def unsuccessful(attempt: TaskStateMachine, error: BaseException) -> Outcome:
         cost=context.cost,
         delay=retry_delay(attempt, error) if is_retried else None,
         progress=context.latest_progress,
+        weight=context.weight,
     )
 
 

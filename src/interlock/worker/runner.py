@@ -300,6 +300,8 @@ class Runner:
         if attempt.has_failed and attempt.interruption is not Interruption.SHUTDOWN:
             context.tasks_failed += 1
             self.statistics.tasks.failed += 1
+            if attempt.claimed is not None and attempt.claimed.own("limit_keys"):
+                self._worker.components.fetcher.expect_limited_tasks()
             self._worker.wake.set()  # the retry may be due before the next poll
         self._worker.slot_freed.set()
 

@@ -17,6 +17,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import is_fault_of_session, is_fault_of_values, is_in_transaction, transaction
 from interlock.postgres.retry import RetryState
 from interlock.service import wait_for_event
+from interlock.store.limits import record_reported_usage
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.tasks import (
     DEFAULT_MAX_RESULT_BYTES,
@@ -66,9 +67,14 @@ async def settle(
     outcomes = [_outcome_of(attempt) for attempt in attempts]
     extras = [a.claimed.extras for a in attempts if a.claimed is not None and a.claimed.extras is not None]
     has_webhooks = any(extra["callback_url"] for extra in extras)
-    if has_webhooks or any(outcome.event is TaskRowEvent.CANCEL for outcome in outcomes):
+    limited = any(extra["limit_keys"] for extra in extras)
+    reports_usage = limited and any(outcome.cost is not None or outcome.weight is not None for outcome in outcomes)
+    if has_webhooks or reports_usage or any(outcome.event is TaskRowEvent.CANCEL for outcome in outcomes):
         async with transaction(connection):
             awaited, lost = await _write_with_webhooks(connection, outcomes, actor, max_result_size, now)
+            if reports_usage:
+                settled = [outcome for outcome in outcomes if outcome.id not in lost]
+                await record_reported_usage(connection, settled, now=now)
     else:
         awaited, rows = await settle_running_tasks(connection, outcomes, actor=actor, largest=max_result_size, now=now)
         lost = {row.id for row in rows}
@@ -78,7 +84,7 @@ async def settle(
         for attempt in attempts:
             if attempt.key[0] in lost:
                 attempt.record_lost_lease()
-    await _notify(connection, attempts, awaited=awaited, limited=any(extra["limit_key"] for extra in extras))
+    await _notify(connection, attempts, awaited=awaited, limited=limited)
     return lost
 
 
@@ -357,7 +363,7 @@ async def _notify(
     try:
         await notify_ended_tasks(connection, awaited=awaited, limited=limited)
         if returned:
-            await notify_tasks(connection, returned)
+            await notify_tasks(connection, returned, limited=limited)
     except (StatementError, DisconnectedError):
         if in_transaction:  # the caller's transaction is aborted, and the settle with it
             raise

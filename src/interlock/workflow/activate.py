@@ -292,7 +292,7 @@ async def _skip_kept_steps(connection: Connection, batch: Batch, rows: Sequence[
 
 
 def _root_step(row: dict[str, Any]) -> WaitingStep:
-    names = ("id", "job_id", "step", "kind", "namespace", "priority", "limit_key", "condition")
+    names = ("id", "job_id", "step", "kind", "namespace", "priority", "limit_keys", "condition")
     return WaitingStep(**{name: row[name] for name in names})
 
 
@@ -485,7 +485,7 @@ async def _admit_by_worker_count(connection: Connection, batch: Batch) -> None:
         return
     parameters = {"ids": ids, "paused": list(batch.paused), "now": batch.now}
     for row in await run(connection, STEPS["read_admissible_steps"], parameters):
-        batch.activate_unless_held(Activation(row["id"], row["namespace"]), row["limit_key"])
+        batch.activate_unless_held(Activation(row["id"], row["namespace"]), row["limit_keys"])
 
 
 # --- Child jobs -------------------------------------------------------------------------------------------------

@@ -164,13 +164,13 @@ class Batch:
             self.keep_waiting(step.id, held_by="worker_count")
             job.changed = True
         else:
-            self.activate_unless_held(Activation(step.id, step.namespace), step.limit_key)
+            self.activate_unless_held(Activation(step.id, step.namespace), step.limit_keys)
 
-    def activate_unless_held(self, activation: Activation, limit_key: str | None) -> None:
+    def activate_unless_held(self, activation: Activation, limit_keys: list[str] | None) -> None:
         """Make a step pending, unless its namespace is paused or a limit admits it later."""
         if activation.namespace in self.paused:
             self.keep_waiting(activation.id, held_by="namespace")
-        elif limit_key is not None:
+        elif limit_keys is not None:
             self.keep_waiting(activation.id, held_by="limit")
         else:
             self.activations.append(activation)

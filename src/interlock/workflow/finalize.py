@@ -160,4 +160,4 @@ async def _activate_next_compensations(connection: Connection, batch: Batch, job
         "open_steps": [job.open_steps for job in compensating],
     }
     for row in await run(connection, STEPS["read_next_compensations"], parameters):
-        batch.activate_unless_held(Activation(row["id"], row["namespace"]), row["limit_key"])
+        batch.activate_unless_held(Activation(row["id"], row["namespace"]), row["limit_keys"])

@@ -86,7 +86,7 @@ class WaitingStep:
     kind: str
     namespace: str
     priority: int = 0
-    limit_key: str | None = None
+    limit_keys: list[str] | None = None
     edges: int = 0
     needed: int | None = None
     rule: Mapping[str, Any] | None = None
@@ -100,7 +100,7 @@ class WaitingStep:
 
 
 STEP_COLUMNS = (
-    *("id", "job_id", "step", "kind", "namespace", "priority", "limit_key", "edges", "needed", "rule", "condition"),
+    *("id", "job_id", "step", "kind", "namespace", "priority", "limit_keys", "edges", "needed", "rule", "condition"),
     *("cancel_rest", "unresolved", "taken", "failed"),
 )
 

@@ -99,7 +99,7 @@ begin
         select found.id, found.namespace, resolved.edges, found.unresolved <= resolved.edges as is_ready,
             resolved.is_conditional or steps.needed is not null or found.unresolved <= resolved.edges and (
                 found.taken + resolved.edges < steps.edges or steps.condition is not null
-                or found.limit_key is not null or steps.kind not in ('plain', 'decision')
+                or found.limit_keys is not null or steps.kind not in ('plain', 'decision')
             ) as needs_full_rules
         from (
                 select ended.job_id, ended.workflow_id, edges.downstream, count(*)::int as edges,
@@ -121,7 +121,7 @@ begin
                 limit 1
             ) as steps
             cross join lateral (
-                select id, namespace, limit_key, unresolved, taken
+                select id, namespace, limit_keys, unresolved, taken
                 from interlock.tasks
                 where job_id = resolved.job_id and step = resolved.downstream and state = 'waiting' and held_by = 'dependency'
                 limit 1

@@ -14,7 +14,8 @@ create or replace function interlock.enqueue(
     backoff jsonb default null,
     unique_key text default null,
     request_id text default null,
-    limit_key text default null,
+    limit_keys text[] default null,
+    limit_weight text default null,
     tags text[] default null,
     callback_url text default null,
     correlation_id uuid default null,
@@ -41,9 +42,10 @@ begin
     if actor is not null then
         perform set_config('interlock.actor', actor, true);
     end if;
-    if limit_key is not null then
+    if limit_keys is not null then
+        limit_keys := interlock.declared_limit_keys(type, limit_keys, input);
         hold := 'limit';
-        why := interlock.hold_reason('limit', limit_key);
+        why := interlock.hold_reason('limit', array_to_string(limit_keys, ', '));
     end if;
     select n.reason into pause_reason
     from interlock.namespaces n where n.name = namespace and n.paused_at is not null;
@@ -53,10 +55,13 @@ begin
     end if;
     loop
         insert into interlock.tasks as t (id, namespace, type, state, held_by, reason, priority, run_at, max_tries,
-            timeout_seconds, backoff, unique_key, request_id, limit_key, tags, callback_url, correlation_id, input)
+            timeout_seconds, backoff, unique_key, request_id, limit_keys, limit_weight, tags, callback_url, correlation_id,
+            input)
         values (wanted, namespace, type, case when hold is null then 'pending' else 'waiting' end, hold, why, priority,
             coalesce(run_at, now() + coalesce(delay, '0')), max_tries, timeout_seconds, backoff, unique_key,
-            request_id, limit_key, tags, callback_url, correlation_id, input)
+            request_id, limit_keys,
+            case when limit_weight is not null then interlock.render_limit_weight(limit_weight, input) end, tags,
+            callback_url, correlation_id, input)
         on conflict do nothing
         returning t.id into id;
         created := id is not null;

@@ -1,6 +1,6 @@
 -- moves: task waiting -release-> pending
--- Makes waiting tasks pending, and notifies the workers of each namespace once. Returns their ids, in one row per
--- namespace. With `only_held_by`, a task that waits for another cause by now is not released. Called by the statement of
+-- Makes waiting tasks pending, and notifies the workers of each namespace once. Returns their ids, in a few
+-- rows. With `only_held_by`, a task that waits for another cause by now is not released. Called by the statement of
 -- the same name and by advance_plain_steps().
 --
 -- advance_plain_steps() also passes tasks that are not released, with the number of their edges or parts that are resolved:
@@ -35,12 +35,13 @@ begin
                 when tasks.state = 'waiting' then only_held_by is null or tasks.held_by = only_held_by
                 else false
             end
-        returning tasks.id, tasks.namespace, given.edges
+        returning tasks.id, tasks.namespace, given.edges, tasks.limit_keys is not null as limited
     ), notified as materialized (
-        select array_agg(released.id) as ids, pg_notify('interlock_tasks', released.namespace)
+        select array_agg(released.id) as ids,
+            pg_notify(case when released.limited then 'interlock_limited' else 'interlock_tasks' end, released.namespace)
         from released
         where released.edges is null
-        group by released.namespace
+        group by released.namespace, released.limited
     )
     select notified.ids from notified;
 end

@@ -2,32 +2,51 @@
 
 -- name: read_due_types
 -- Due tasks of each namespace by type, among the first ones in the order of the claim, where tasks that no worker
--- claims gather. A recursive skip scan of the index finds the namespaces.
+-- claims gather. A recursive skip scan of the index finds the namespaces. Tasks with a limit have an index of their own.
 with recursive known (name) as (
-    (select namespace from interlock.tasks where state = 'pending' order by namespace limit 1)
+    (select namespace from interlock.tasks where state = 'pending' and limit_keys is null order by namespace limit 1)
     union all
     select (
             select namespace
             from interlock.tasks
-            where state = 'pending' and namespace > known.name
+            where state = 'pending' and limit_keys is null and namespace > known.name
             order by namespace
             limit 1
         )
     from known
     where known.name is not null
 )
-select known.name as namespace, found.type, count(*) as tasks, min(found.run_at) as oldest_at
-from known
-    cross join lateral (
-        select type, run_at
-        from interlock.tasks
-        where state = 'pending' and namespace = known.name and run_at <= coalesce(%(now)s::timestamptz, now())
-        order by crashes, priority desc, run_at, id
-        limit %(each)s
-    ) as found
-where known.name is not null
-group by known.name, found.type
-order by known.name, found.type
+select due.namespace, due.type, count(*) as tasks, min(due.run_at) as oldest_at
+from (
+    select known.name as namespace, found.type, found.run_at
+    from known
+        cross join lateral (
+            select type, run_at
+            from interlock.tasks
+            where state = 'pending' and limit_keys is null and namespace = known.name
+                and run_at <= coalesce(%(now)s::timestamptz, now())
+            order by crashes, priority desc, run_at, id
+            limit %(each)s
+        ) as found
+    where known.name is not null
+    union all
+    select namespace, type, run_at
+    from interlock.tasks
+    where state = 'pending' and limit_keys is not null and run_at <= coalesce(%(now)s::timestamptz, now())
+) as due
+group by due.namespace, due.type
+order by due.namespace, due.type
+
+-- name: read_undeclared_keys
+-- Limit keys of pending and running tasks that have no rule.
+select wanted.key, count(*) as tasks
+from interlock.tasks
+    cross join lateral unnest(limit_keys) as wanted (key)
+where limit_keys is not null and state in ('pending', 'running')
+    and not exists (select from interlock.limit_rule(wanted.key))
+group by wanted.key
+order by wanted.key
+limit %(limit)s
 
 -- name: count_unrecovered_tasks
 -- Leases that expired a while ago and were not recovered.

@@ -4,35 +4,41 @@
 -- name: read_explained_tasks
 -- Tasks with everything of their own that may hold them: worker, namespace, limit, and a dead letter about their end.
 select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.reason, tasks.held_by, tasks.run_at, tasks.attempt,
-    tasks.tries, tasks.crashes, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at, tasks.cancel_requested_at, tasks.job_id,
-    tasks.step, tasks.limit_key, tasks.unresolved, tasks.wait_until, tasks.error,
+    tasks.tries, tasks.crashes, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at,
+    tasks.cancel_requested_at, tasks.job_id, tasks.step, tasks.unresolved, tasks.wait_until, tasks.error,
     tasks.job_id is not null and tasks.state in ('done', 'error', 'canceled') and not tasks.advanced
         and jobs.status = 'RUNNING' as unprocessed,
     jobs.status as job_status, jobs.reason as job_reason, jobs.ending,
     coalesce(moved.recorded_at, tasks.updated_at) as since,
     workers.status as worker_status, workers.seen_until as worker_seen_until, workers.heartbeat_at,
     namespaces.paused_at, namespaces.paused_by, namespaces.reason as pause_reason,
-    limits.max_running, limits.max_starts, limits.period, taken.tasks as limit_taken, begun.starts as limit_starts,
+    limits.limits,
     dead.failed_at as dead_letter_at, dead.error as dead_letter_error
 from interlock.tasks
     left join interlock.jobs on jobs.id = tasks.job_id
     left join interlock.workers on tasks.worker_id in (workers.id, workers.instance) and tasks.state = 'running'
     left join interlock.namespaces on namespaces.name = tasks.namespace and namespaces.paused_at is not null
-    left join interlock.limits on limits.key = tasks.limit_key and tasks.state = 'waiting'
     left join lateral (
         select recorded_at from interlock.audit_logs where task_id = tasks.id order by id desc limit 1
     ) as moved on true
     left join lateral (
-        select count(*) as tasks
-        from interlock.tasks as counted
-        where counted.limit_key = limits.key and counted.limit_key is not null
-            and counted.state in ('pending', 'running')
-    ) as taken on limits.max_running is not null
-    left join lateral (
-        select coalesce(sum(starts), 0)::int as starts
-        from interlock.limit_starts
-        where key = limits.key and started_at > coalesce(%(now)s::timestamptz, now()) - limits.period
-    ) as begun on limits.max_starts is not null
+        select jsonb_agg(jsonb_build_object('key', wanted.key, 'rule', rule.key, 'max_running', rule.max_running,
+            'max_starts', rule.max_starts, 'max_weight', rule.max_weight, 'max_cost', rule.max_cost,
+            'period', extract(epoch from rule.period), 'running', taken.tasks, 'starts', used.starts,
+            'weight', used.weight, 'cost', used.cost,
+            'next_at', interlock.limit_frees_at(wanted.key, rule, coalesce(%(now)s::timestamptz, now()), 0, 0,
+                coalesce(tasks.limit_weight, 1))) order by wanted.place) as limits
+        from unnest(tasks.limit_keys) with ordinality as wanted (key, place)
+            left join lateral interlock.limit_rule(wanted.key) as rule on true
+            left join lateral interlock.limit_use(wanted.key, rule.period, coalesce(%(now)s::timestamptz, now())) as used
+                on rule.period is not null
+            left join lateral (
+                select count(*) as tasks
+                from interlock.tasks as counted
+                where counted.limit_keys is not null and counted.state in ('pending', 'running')
+                    and wanted.key = any (counted.limit_keys)
+            ) as taken on rule.max_running is not null
+    ) as limits on tasks.state in ('waiting', 'pending')
     left join lateral (
         select failed_at, error
         from interlock.orchestration_failures

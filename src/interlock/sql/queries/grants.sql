@@ -3,7 +3,7 @@
 -- name: grant_runtime_role
 grant usage on schema interlock to {role};
 grant select, insert, update, delete on interlock.tasks, interlock.jobs, interlock.workers,
-    interlock.idempotency_keys, interlock.namespaces, interlock.limits, interlock.limit_starts, interlock.schedules,
+    interlock.idempotency_keys, interlock.namespaces, interlock.limits, interlock.limit_usage, interlock.limit_lanes, interlock.schedules,
     interlock.callbacks, interlock.leaders, interlock.waiters, interlock.signals, interlock.orchestration_failures,
     interlock.tokens to {role};
 grant select, insert on interlock.workflows, interlock.workflow_steps, interlock.workflow_edges to {role};

@@ -2,16 +2,18 @@
 -- `hold_pending_tasks`.
 
 -- name: put_limits
-insert into interlock.limits (key, max_running, max_starts, period, updated_at)
-select key, max_running, max_starts, period, coalesce(%(now)s::timestamptz, now())
-from unnest(%(keys)s::text[], %(max_runnings)s::int[], %(max_starts)s::int[], %(periods)s::interval[])
-    as wanted (key, max_running, max_starts, period)
+insert into interlock.limits (key, max_running, max_starts, max_weight, max_cost, period, share, updated_at)
+select key, max_running, max_starts, max_weight, max_cost, period, share, coalesce(%(now)s::timestamptz, now())
+from unnest(%(keys)s::text[], %(max_runnings)s::int[], %(max_starts)s::int[], %(max_weights)s::float8[],
+        %(max_costs)s::float8[], %(periods)s::interval[], %(shares)s::float8[])
+    as wanted (key, max_running, max_starts, max_weight, max_cost, period, share)
 order by key
 on conflict (key) do update
-set max_running = excluded.max_running, max_starts = excluded.max_starts, period = excluded.period,
-    updated_at = excluded.updated_at
-where (limits.max_running, limits.max_starts, limits.period)
-    is distinct from (excluded.max_running, excluded.max_starts, excluded.period)
+set max_running = excluded.max_running, max_starts = excluded.max_starts, max_weight = excluded.max_weight,
+    max_cost = excluded.max_cost, period = excluded.period, share = excluded.share, updated_at = excluded.updated_at
+where (limits.max_running, limits.max_starts, limits.max_weight, limits.max_cost, limits.period, limits.share)
+    is distinct from (excluded.max_running, excluded.max_starts, excluded.max_weight, excluded.max_cost,
+        excluded.period, excluded.share)
 returning key
 
 -- name: delete_limits
@@ -19,86 +21,132 @@ delete from interlock.limits
 where key = any (%(keys)s::text[])
 returning key
 
--- name: read_limit_usage
--- Every key with waiting tasks, and the use of its limit. A recursive skip scan finds the keys in the index: a million
--- tasks of one key cost one step.
-with recursive waiting (key) as (
+-- name: read_waiting_lanes
+-- The different sets of limit keys of waiting tasks, and how much each was served. A recursive skip scan finds them in the
+-- index: a million tasks of one lane cost one step.
+with recursive waiting (keys) as (
     (
-        select limit_key
+        select limit_keys
         from interlock.tasks
-        where limit_key is not null and state = 'waiting' and held_by = 'limit'
-        order by limit_key
+        where limit_keys is not null and state = 'waiting' and held_by = 'limit'
+        order by limit_keys
         limit 1
     )
     union all
     select (
-            select limit_key
+            select limit_keys
             from interlock.tasks
-            where limit_key > waiting.key and limit_key is not null and state = 'waiting' and held_by = 'limit'
-            order by limit_key
+            where limit_keys > waiting.keys and limit_keys is not null and state = 'waiting' and held_by = 'limit'
+            order by limit_keys
             limit 1
         )
     from waiting
-    where waiting.key is not null
+    where waiting.keys is not null
 )
-select waiting.key, limits.max_running, limits.max_starts, limits.period, coalesce(taken.tasks, 0) as running,
-    coalesce(begun.starts, 0) as starts, next_start.started_at + limits.period as next_at
+select waiting.keys, lanes.served
 from waiting
-    left join interlock.limits on limits.key = waiting.key
-    left join lateral (
-        select count(*) as tasks
-        from interlock.tasks
-        where limit_key = waiting.key and limit_key is not null and state in ('pending', 'running')
-    ) as taken on limits.max_running is not null
-    left join lateral (
-        select sum(starts)::int as starts
-        from interlock.limit_starts
-        where key = limits.key and started_at > coalesce(%(now)s::timestamptz, now()) - limits.period
-    ) as begun on limits.max_starts is not null
-    -- The start that must leave the window before the next one is admitted.
-    left join lateral (
-        select started_at
-        from (
-            select started_at, sum(starts) over (order by started_at desc) as since
-            from interlock.limit_starts
-            where key = limits.key and started_at > coalesce(%(now)s::timestamptz, now()) - limits.period
-        ) as counted
-        where since >= limits.max_starts
-        order by started_at desc
-        limit 1
-    ) as next_start on limits.max_starts is not null
-where waiting.key is not null
+    left join interlock.limit_lanes as lanes on lanes.keys = waiting.keys
+where waiting.keys is not null
+
+-- name: read_limit_usage
+-- The rule of each key and the use of it: tasks that are admitted, those of them that a claim may start now, and what was
+-- used within the period. Keys without a rule are missing.
+with taken as materialized (
+    select wanted.key, sum(lanes.tasks)::int as tasks, sum(lanes.due)::int as due, sum(lanes.due_weight) as due_weight
+    from (
+            select limit_keys, count(*) as tasks,
+                count(*) filter (where state = 'pending' and run_at <= coalesce(%(now)s::timestamptz, now())) as due,
+                sum(coalesce(limit_weight, 1)) filter (
+                    where state = 'pending' and run_at <= coalesce(%(now)s::timestamptz, now())) as due_weight
+            from interlock.tasks
+            where limit_keys is not null and state in ('pending', 'running')
+            group by limit_keys
+        ) as lanes
+        cross join lateral unnest(limit_keys) as wanted (key)
+    where wanted.key = any (%(keys)s::text[])
+    group by wanted.key
+)
+select wanted.key, rule.max_running, rule.max_starts, rule.max_weight, rule.max_cost, rule.period, rule.share,
+    coalesce(taken.tasks, 0) as running, coalesce(taken.due, 0) as due, coalesce(taken.due_weight, 0) as due_weight,
+    coalesce(used.starts, 0) as starts, coalesce(used.weight, 0) as weight, coalesce(used.cost, 0) as cost
+from unnest(%(keys)s::text[]) as wanted (key)
+    cross join lateral interlock.limit_rule(wanted.key) as rule
+    left join taken on taken.key = wanted.key
+    left join lateral interlock.limit_use(wanted.key, rule.period, coalesce(%(now)s::timestamptz, now())) as used
+        on rule.period is not null
 
 -- name: read_admissible_tasks
--- The next tasks of each key, as many as its limit admits, in the order of the claim. Tasks that are not due count for
--- nothing, and tasks of paused namespaces keep waiting.
-select room.key, found.id
-from unnest(%(keys)s::text[], %(rooms)s::int[], %(limited)s::bool[]) as room (key, tasks, limited)
+-- The next tasks of each lane, at most so many, in the order of the claim. Tasks that are not due are left out unless
+-- nothing limits their lane any more; tasks of paused namespaces keep waiting.
+select lane.place, found.id, found.weight
+from rows from (
+        jsonb_to_recordset(%(lanes)s::jsonb) as (keys text[], tasks int, limited boolean)
+    ) with ordinality as lane (keys, tasks, limited, place)
     cross join lateral (
-        select id
+        select id, coalesce(limit_weight, 1) as weight, priority, run_at
         from interlock.tasks
-        where limit_key = room.key and limit_key is not null and state = 'waiting' and held_by = 'limit'
-            and (run_at <= coalesce(%(now)s::timestamptz, now()) or not room.limited)
+        where limit_keys = lane.keys and limit_keys is not null and state = 'waiting' and held_by = 'limit'
+            and (run_at <= coalesce(%(now)s::timestamptz, now()) or not lane.limited)
             and not exists (
                 select from interlock.namespaces where name = tasks.namespace and paused_at is not null
             )
         order by priority desc, run_at, id
-        limit room.tasks
+        limit lane.tasks
     ) as found
+order by lane.place, found.priority desc, found.run_at, found.id
 
--- name: insert_limit_starts
-insert into interlock.limit_starts (key, started_at, starts)
-select started.key, coalesce(%(now)s::timestamptz, now()), started.starts
-from unnest(%(keys)s::text[], %(starts)s::int[]) as started (key, starts)
-    join interlock.limits on limits.key = started.key and limits.max_starts is not null
-returning key
+-- name: put_limit_lanes
+insert into interlock.limit_lanes (keys, served)
+select keys, served
+from jsonb_to_recordset(%(lanes)s::jsonb) as lane (keys text[], served float8)
+order by keys
+on conflict (keys) do update set served = excluded.served
 
--- name: delete_past_limit_starts
-delete from interlock.limit_starts
-using interlock.limits
-where limits.key = limit_starts.key
-    and (limits.period is null or started_at <= coalesce(%(now)s::timestamptz, now()) - limits.period)
-returning limit_starts.key
+-- name: delete_idle_limit_lanes
+delete from interlock.limit_lanes
+where not exists (
+    select from interlock.tasks
+    where limit_keys = limit_lanes.keys and limit_keys is not null and state = 'waiting' and held_by = 'limit'
+)
+
+-- name: read_limit_openings
+-- The time at which each key has room for one more start of a weight; null when only its tasks are in the way.
+select wanted.key, interlock.limit_frees_at(wanted.key, rule, coalesce(%(now)s::timestamptz, now()), wanted.due,
+    wanted.due_weight, wanted.weight) as next_at
+from unnest(%(keys)s::text[], %(dues)s::int[], %(due_weights)s::float8[], %(weights)s::float8[])
+        as wanted (key, due, due_weight, weight)
+    cross join lateral interlock.limit_rule(wanted.key) as rule
+where rule.period is not null
+
+-- name: insert_limit_costs
+-- Costs that attempts reported at their end, for keys whose rule has a budget.
+insert into interlock.limit_usage (key, used_at, cost)
+select wanted.key, coalesce(%(now)s::timestamptz, clock_timestamp()), reported.cost
+from unnest(%(ids)s::uuid[], %(costs)s::float8[]) as reported (id, cost)
+    join interlock.tasks on tasks.id = reported.id
+    cross join lateral unnest(tasks.limit_keys) as wanted (key)
+    cross join lateral interlock.limit_rule(wanted.key) as rule
+where rule.max_cost is not null and reported.cost > 0
+
+-- name: correct_limit_weights
+-- Replaces the weight with which an attempt was started by the one that it reported.
+update interlock.limit_usage
+set weight = reported.weight
+from unnest(%(ids)s::uuid[], %(attempts)s::int[], %(weights)s::float8[]) as reported (id, attempt, weight)
+where limit_usage.task_id = reported.id and limit_usage.attempt = reported.attempt and task_id is not null
+
+-- name: delete_past_limit_usage
+-- What no window contains any more. Skips rows that a settle is correcting.
+delete from interlock.limit_usage
+where id = any (array(
+    select id
+    from interlock.limit_usage
+        left join lateral interlock.limit_rule(limit_usage.key) as rule on true
+    where used_at < 'infinity'
+        and (rule.period is null or used_at <= coalesce(%(now)s::timestamptz, now()) - rule.period)
+    limit %(batch)s
+    for update of limit_usage skip locked
+))
 
 -- name: write_limit_reasons
 -- Only for the tasks that are admitted next: a changed reason must not rewrite a million rows.
@@ -106,12 +154,12 @@ update interlock.tasks
 set reason = told.reason
 from (
     select found.id, hold.reason
-    from unnest(%(keys)s::text[], %(details)s::text[]) as blocked (key, detail)
+    from jsonb_to_recordset(%(lanes)s::jsonb) as blocked (keys text[], key text, detail text)
         cross join lateral (select interlock.hold_reason('limit', blocked.key, blocked.detail) as reason) as hold
         cross join lateral (
             select id, reason
             from interlock.tasks
-            where limit_key = blocked.key and limit_key is not null and state = 'waiting' and held_by = 'limit'
+            where limit_keys = blocked.keys and limit_keys is not null and state = 'waiting' and held_by = 'limit'
                 and run_at <= coalesce(%(now)s::timestamptz, now())
             order by priority desc, run_at, id
             limit %(each)s
@@ -124,29 +172,31 @@ returning tasks.id
 -- name: next_limited_run_at
 select run_at
 from interlock.tasks
-where limit_key is not null and state = 'waiting' and held_by = 'limit'
+where limit_keys is not null and state = 'waiting' and held_by = 'limit'
     and run_at > coalesce(%(now)s::timestamptz, now())
 order by run_at
 limit 1
 
+-- name: read_admitted_keys
+-- The keys of pending tasks, which may exceed their limits.
+select distinct wanted.key
+from interlock.tasks
+    cross join lateral unnest(limit_keys) as wanted (key)
+where state = 'pending' and limit_keys is not null
+
 -- name: read_excess_tasks
--- Pending tasks beyond the limit of their key, last in line first: the limit was lowered, or they were not admitted by
--- it.
-select limits.key, limits.max_running, found.id
-from interlock.limits
-    cross join lateral (
-        select count(*) as tasks
-        from interlock.tasks
-        where limit_key = limits.key and limit_key is not null and state in ('pending', 'running')
-    ) as taken
+-- Pending tasks beyond the limit of a key, last in line first: the limit was lowered, or they came back from an attempt
+-- and there is no token for them. Retries that are not due keep their place, and count against max_running only.
+select excess.key, found.id
+from unnest(%(keys)s::text[], %(tasks)s::int[], %(due_only)s::bool[]) as excess (key, tasks, due_only)
     cross join lateral (
         select id
         from interlock.tasks
-        where limit_key = limits.key and limit_key is not null and state in ('pending', 'running') and state = 'pending'
+        where state = 'pending' and limit_keys is not null and excess.key = any (limit_keys)
+            and (run_at <= coalesce(%(now)s::timestamptz, now()) or not excess.due_only)
         order by priority, run_at desc, id desc
-        limit greatest(taken.tasks - limits.max_running, 0)
+        limit excess.tasks
     ) as found
-where limits.max_running is not null
 limit %(batch)s
 
 -- name: put_paused_namespace
@@ -189,16 +239,27 @@ where held.name is not null
     and not exists (select from interlock.namespaces where namespaces.name = held.name and paused_at is not null)
 
 -- name: read_pending_of_namespace
-select id
-from interlock.tasks
-where state = 'pending' and namespace = %(name)s
-order by crashes, priority desc, run_at, id
+(
+    select id
+    from interlock.tasks
+    where state = 'pending' and limit_keys is null and namespace = %(name)s
+    order by crashes, priority desc, run_at, id
+    limit %(batch)s
+)
+union all
+(
+    select id
+    from interlock.tasks
+    where state = 'pending' and limit_keys is not null and namespace = %(name)s
+    order by crashes, priority desc, run_at, id
+    limit %(batch)s
+)
 limit %(batch)s
 
 -- name: read_held_of_namespace
 select id
 from interlock.tasks
-where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is null
+where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_keys is null
     -- A job with a worker_count admits its steps itself, except compensations.
     and not (capped and step not like 'compensate:%%')
 order by namespace, id
@@ -238,7 +299,7 @@ set held_by = 'namespace', reason = interlock.hold_reason('namespace', namespace
 where id = any (array(
         select id
         from interlock.tasks
-        where limit_key is not null and state = 'waiting' and held_by = 'limit' and namespace = %(name)s
+        where limit_keys is not null and state = 'waiting' and held_by = 'limit' and namespace = %(name)s
         limit %(batch)s
     ))
     and state = 'waiting' and held_by = 'limit'
@@ -247,11 +308,11 @@ returning job_id, capped
 -- name: move_hold_from_namespace_to_limit
 -- The reverse: the limit admits each of them. Steps of jobs with a worker_count return to their job first.
 update interlock.tasks
-set held_by = 'limit', reason = interlock.hold_reason('limit', limit_key)
+set held_by = 'limit', reason = interlock.hold_reason('limit', array_to_string(limit_keys, ', '))
 where id = any (array(
         select id
         from interlock.tasks
-        where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_key is not null
+        where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s and limit_keys is not null
             and not (capped and step not like 'compensate:%%')
         order by namespace, id
         limit %(batch)s
@@ -262,7 +323,13 @@ returning id
 -- name: list_namespaces
 -- Each count uses its own index; finished tasks are not read.
 with pending as (
-    select namespace, count(*) as tasks from interlock.tasks where state = 'pending' group by namespace
+    select namespace, count(*) as tasks
+    from (
+        select namespace from interlock.tasks where state = 'pending' and limit_keys is null
+        union all
+        select namespace from interlock.tasks where state = 'pending' and limit_keys is not null
+    ) as pending
+    group by namespace
 ), running as (
     select namespace, count(*) as tasks from interlock.tasks where lease_expires_at is not null group by namespace
 ), held as (
@@ -273,7 +340,7 @@ with pending as (
 ), limited as (
     select namespace, count(*) as tasks
     from interlock.tasks
-    where limit_key is not null and state = 'waiting' and held_by = 'limit'
+    where limit_keys is not null and state = 'waiting' and held_by = 'limit'
     group by namespace
 ), known (name) as (
     select name from interlock.namespaces

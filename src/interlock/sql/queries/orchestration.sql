@@ -247,7 +247,7 @@ with taken as (
 select ended.id as upstream_id, ended.job_id as upstream_job_id, ended.step as upstream, ended.state, ended.part_of,
     ended.superseded, ended.chosen, edges.condition as on_condition, edges.branch, steps.kind, steps.edges, steps.needed,
     steps.rule, steps.condition, steps.cancel_rest, found.id, found.job_id, found.step, found.namespace, found.priority,
-    found.limit_key, found.unresolved, found.taken, found.failed
+    found.limit_keys, found.unresolved, found.taken, found.failed
 from ended
     left join lateral (
         select downstream, condition, branch
@@ -262,7 +262,7 @@ from ended
         limit 1
     ) as steps on true
     left join lateral (
-        select id, job_id, step, namespace, priority, limit_key, unresolved, taken, failed
+        select id, job_id, step, namespace, priority, limit_keys, unresolved, taken, failed
         from interlock.tasks
         where job_id = ended.job_id and step = edges.downstream and state = 'waiting' and held_by = 'dependency'
         limit 1

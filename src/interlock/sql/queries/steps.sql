@@ -3,11 +3,11 @@
 -- name: insert_steps
 -- Inserts all steps of new jobs. Root steps of a started job that have a handler are pending at once, up to worker_count.
 insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
-    backoff, limit_key, tags, callback_url, job_id, step, unresolved, correlation_id, capped, reused, output)
-select namespace, type, case when goes and paused is null and limit_key is null then 'pending' else 'waiting' end,
+    backoff, limit_keys, limit_weight, tags, callback_url, job_id, step, unresolved, correlation_id, capped, reused, output)
+select namespace, type, case when goes and paused is null and limit_keys is null then 'pending' else 'waiting' end,
     case
         when goes and paused is not null then 'namespace'
-        when goes and limit_key is not null then 'limit'
+        when goes and limit_keys is not null then 'limit'
         when goes then null
         when edges > 0 then 'dependency'
         when may_go then 'worker_count'
@@ -15,14 +15,14 @@ select namespace, type, case when goes and paused is null and limit_key is null 
     end,
     case
         when goes and paused is not null then interlock.hold_reason('namespace', paused, pause_reason)
-        when goes and limit_key is not null then interlock.hold_reason('limit', limit_key)
+        when goes and limit_keys is not null then interlock.hold_reason('limit', array_to_string(limit_keys, ', '))
         when goes then null
         when edges > 0 then waits_for
         when may_go then interlock.hold_reason('worker_count', worker_count::text)
         else 'waits for the job to start'
     end,
-    priority, coalesce(%(now)s::timestamptz, now()), max_tries, timeout_seconds, backoff, limit_key, tags,
-    callback_url, job_id, step, edges, correlation_id, worker_count is not null, reused is not null, reused
+    priority, coalesce(%(now)s::timestamptz, now()), max_tries, timeout_seconds, backoff, limit_keys,
+    limit_weight, tags, callback_url, job_id, step, edges, correlation_id, worker_count is not null, reused is not null, reused
 from (
     select steps.*, jobs.id as job_id, jobs.worker_count, jobs.correlation_id,
         case when jobs.reused -> steps.step ? 'result' then jobs.reused -> steps.step end as reused,
@@ -36,7 +36,14 @@ from (
             select step, position, namespace, priority, max_tries, edges, waits_for, backoff, kind, condition,
                 case when kind in ('plain', 'decision') then type else 'interlock.' || kind end as type,
                 case when kind in ('plain', 'decision') then timeout_seconds end as timeout_seconds,
-                case when kind in ('plain', 'decision') then limit_key end as limit_key, tags,
+                case
+                    when kind in ('plain', 'decision') and limit_keys is not null
+                        then interlock.step_limit_keys(limit_keys, jobs.input)
+                end as limit_keys,
+                case
+                    when kind in ('plain', 'decision') and limit_weight is not null
+                        then interlock.step_limit_weight(limit_weight, jobs.input)
+                end as limit_weight, tags,
                 case when kind in ('plain', 'decision') then callback_url end as callback_url
             from interlock.workflow_steps
             where workflow_steps.workflow_id = jobs.workflow_id
@@ -52,7 +59,7 @@ order by job_id, position
 
 -- name: read_root_steps
 -- Reads and locks the root steps of jobs that start, the steps whose results they reuse, and those that they leave out.
-select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.limit_key, steps.kind,
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, tasks.limit_keys, steps.kind,
     steps.condition, tasks.reused, tasks.output -> 'orchestration_metadata' -> 'chosen' as chosen,
     (jobs.reused -> steps.step ->> 'skipped_by_failure')::boolean as left_out
 from interlock.jobs
@@ -66,7 +73,7 @@ from interlock.jobs
         where workflow_steps.workflow_id = jobs.workflow_id and jobs.reused ? step
     ) as steps
     cross join lateral (
-        select id, job_id, step, namespace, priority, limit_key, reused, output
+        select id, job_id, step, namespace, priority, limit_keys, reused, output
         from interlock.tasks
         where tasks.job_id = jobs.id and tasks.step = steps.step and state = 'waiting'
             and held_by in ('start', 'dependency')
@@ -175,29 +182,40 @@ returning id, job_id, step
 -- name: insert_parts
 -- Inserts one task for each element of a map's source. The map's own row has their number already.
 insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
-    backoff, limit_key, tags, callback_url, job_id, step, correlation_id, capped, part, part_of, input)
+    backoff, limit_keys, limit_weight, tags, callback_url, job_id, step, correlation_id, capped, part, part_of, input)
 select map.namespace, steps.type, case when hold.held_by is null then 'pending' else 'waiting' end, hold.held_by,
     hold.reason, map.priority, coalesce(%(now)s::timestamptz, now()), steps.max_tries, steps.timeout_seconds,
-    steps.backoff, steps.limit_key, steps.tags, steps.callback_url, map.job_id,
+    steps.backoff, limits.keys, limits.weight, steps.tags, steps.callback_url, map.job_id,
     format('%%s[%%s]', map.step, items.index), map.correlation_id, map.capped, items.index, map.id,
     jsonb_build_object('item', items.item, 'index', items.index)
 from interlock.tasks as map
     join interlock.jobs on jobs.id = map.job_id
     join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = map.step
     left join interlock.namespaces as paused on paused.name = map.namespace and paused.paused_at is not null
+    cross join lateral interlock.map_items(interlock.map_source(map.job_id, steps.spec)) as items
+    cross join lateral (
+        select case
+                when steps.limit_keys is not null
+                    then interlock.step_limit_keys(steps.limit_keys, jobs.input, to_jsonb(items))
+            end as keys,
+            case
+                when steps.limit_weight is not null
+                    then interlock.step_limit_weight(steps.limit_weight, jobs.input, to_jsonb(items))
+            end as weight
+        offset 0
+    ) as limits
     cross join lateral (
         select case
                 when map.capped then 'worker_count'
                 when paused.name is not null then 'namespace'
-                when steps.limit_key is not null then 'limit'
+                when steps.limit_keys is not null then 'limit'
             end as held_by,
             case
                 when map.capped then interlock.hold_reason('worker_count', jobs.worker_count::text)
                 when paused.name is not null then interlock.hold_reason('namespace', paused.name, paused.reason)
-                when steps.limit_key is not null then interlock.hold_reason('limit', steps.limit_key)
+                when steps.limit_keys is not null then interlock.hold_reason('limit', array_to_string(limits.keys, ', '))
             end as reason
     ) as hold
-    cross join lateral interlock.map_items(interlock.map_source(map.job_id, steps.spec)) as items
 where map.id = any (%(ids)s::uuid[])
 order by map.id, items.index
 
@@ -212,7 +230,7 @@ set unresolved = coalesce(given.unresolved, tasks.unresolved), taken = coalesce(
                 from interlock.namespaces
                 where name = tasks.namespace
             )
-            when 'limit' then interlock.hold_reason('limit', tasks.limit_key)
+            when 'limit' then interlock.hold_reason('limit', array_to_string(tasks.limit_keys, ', '))
             when 'worker_count' then (
                 select interlock.hold_reason('worker_count', worker_count::text)
                 from interlock.jobs
@@ -232,7 +250,7 @@ where tasks.id = any (%(ids)s::uuid[]) and tasks.id = given.id
 -- Reads, for jobs with a worker_count, the ready steps that may run now. A step that waits for a limit counts against
 -- worker_count, since the limit admits it without asking the job. A step that waits for a paused namespace does not count.
 -- Of each paused namespace one step is returned, to wait for the namespace: its resumption leads to the job.
-select found.id, found.namespace, found.limit_key
+select found.id, found.namespace, found.limit_keys
 from interlock.jobs
     cross join lateral (
         select count(*) as steps
@@ -242,7 +260,7 @@ from interlock.jobs
     ) as active
     cross join lateral (
         (
-            select id, namespace, limit_key
+            select id, namespace, limit_keys
             from interlock.tasks
             where job_id = jobs.id and state = 'waiting' and held_by = 'worker_count'
                 and namespace <> all (%(paused)s::text[])
@@ -250,10 +268,10 @@ from interlock.jobs
             limit greatest(jobs.worker_count - active.steps, 0)
         )
         union all
-        select held.id, held.namespace, held.limit_key
+        select held.id, held.namespace, held.limit_keys
         from unnest(%(paused)s::text[]) as paused (name)
             cross join lateral (
-                select id, namespace, limit_key
+                select id, namespace, limit_keys
                 from interlock.tasks
                 where job_id = jobs.id and state = 'waiting' and held_by = 'worker_count' and namespace = paused.name
                 order by held_by, priority desc, part, id
@@ -271,18 +289,18 @@ where jobs.id = any (%(ids)s::uuid[]) and jobs.worker_count is not null
 -- undone at the place of the child step, after the compensation of that step itself and before steps that ended earlier.
 -- Tries, backoff, timeout, limit, tags and callback are those of the compensating task, where the definition has them.
 with recursive tree as (
-    select id as root_id, id, workflow_id, correlation_id, '{}'::numeric[] as place, '' as path
+    select id as root_id, id, workflow_id, input, correlation_id, '{}'::numeric[] as place, '' as path
     from interlock.jobs
     where id = any (%(ids)s::uuid[])
     union all
-    select tree.root_id, child.id, child.workflow_id, tree.correlation_id,
+    select tree.root_id, child.id, child.workflow_id, child.input, tree.correlation_id,
         tree.place || array[extract(epoch from greatest(child.completed_at, starter.finished_at)),
             coalesce(starter.position, -1), extract(epoch from child.completed_at), child.iteration],
         tree.path || coalesce(starter.step, child.id::text)
             || case when child.iteration > 1 then '#' || child.iteration else '' end || '/'
     from tree
         cross join lateral (
-            select id, workflow_id, parent_task_id, iteration, completed_at
+            select id, workflow_id, input, parent_task_id, iteration, completed_at
             from interlock.jobs
             where parent_job_id = tree.id and parent_job_id is not null and status = 'COMPLETED'
             offset 0
@@ -301,11 +319,20 @@ with recursive tree as (
         ) as starter on true
 )
 insert into interlock.tasks (namespace, type, state, held_by, reason, run_at, max_tries, timeout_seconds, backoff,
-    limit_key, tags, callback_url, job_id, step, compensates, correlation_id, capped, part, input)
+    limit_keys, limit_weight, tags, callback_url, job_id, step, compensates, correlation_id, capped, part, input)
 select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for the compensations before it',
     coalesce(%(now)s::timestamptz, now()), coalesce((steps.spec ->> 'compensate_tries')::int, steps.max_tries),
     coalesce((steps.spec ->> 'compensate_timeout')::float8, steps.timeout_seconds),
-    case when steps.spec ? 'compensate_tries' then null else steps.backoff end, steps.spec ->> 'compensate_limit_key',
+    case when steps.spec ? 'compensate_tries' then null else steps.backoff end,
+    case
+        when steps.spec ? 'compensate_limit_key' then interlock.step_limit_keys(array(
+                select jsonb_path_query(steps.spec, 'lax $.compensate_limit_key[*]') #>> '{}'
+            ), tree.input)
+    end,
+    case
+        when steps.spec ? 'compensate_limit_weight'
+            then interlock.step_limit_weight(steps.spec ->> 'compensate_limit_weight', tree.input)
+    end,
     case
         when steps.spec ? 'compensate_tags'
             then array(select jsonb_array_elements_text(steps.spec -> 'compensate_tags'))
@@ -327,10 +354,10 @@ returning id, job_id, part
 
 -- name: read_next_compensations
 -- Reads the next compensation of each job, if all of its open steps are waiting compensations: no two run at once.
-select found.id, found.namespace, found.limit_key
+select found.id, found.namespace, found.limit_keys
 from unnest(%(ids)s::uuid[], %(open_steps)s::int[]) as wanted (job_id, open_steps)
     cross join lateral (
-        select id, namespace, limit_key
+        select id, namespace, limit_keys
         from interlock.tasks
         where tasks.job_id = wanted.job_id and state = 'waiting' and held_by = 'compensation'
         order by held_by, priority desc, part, id

@@ -15,7 +15,8 @@ from interlock.release_waiting_tasks(%(actor)s, %(ids)s::uuid[], %(held_by)s::te
 update interlock.tasks
 set state = 'waiting', event = 'hold', held_by = %(held_by)s,
     reason = interlock.hold_reason(%(held_by)s::text,
-        case %(held_by)s::text when 'namespace' then namespace else limit_key end, %(detail)s::text),
+        case %(held_by)s::text when 'namespace' then namespace else array_to_string(limit_keys, ', ') end,
+        %(detail)s::text),
     updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (%(ids)s::uuid[]) and state = 'pending'
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
@@ -27,6 +28,8 @@ returning id
 -- `tasks_claim`; with another one the planner walks a longer index. The array, instead of a join, makes the planner
 -- find the rows by the primary key, however small it estimates the table. `least_crashes` and `most_crashes` are both 0
 -- for tasks that may run beside others; a worker that runs nothing else claims one that is suspected of killing workers.
+-- Tasks with a limit are claimed only with `limited_namespaces`, which are null in other claims: the function that takes
+-- their tokens is not called then. docs/decisions/0022-limits.md has the reasons.
 -- The inputs of simple steps are gathered here: docs/decisions/0012-step-inputs-in-the-claim.md has the measurements.
 with picked as materialized (
     select found.id
@@ -34,7 +37,7 @@ with picked as materialized (
         cross join lateral (
             select id
             from interlock.tasks
-            where state = 'pending' and tasks.namespace = wanted.namespace
+            where state = 'pending' and limit_keys is null and tasks.namespace = wanted.namespace
                 and crashes >= %(least_crashes)s::smallint and crashes <= %(most_crashes)s::smallint
                 and run_at <= coalesce(%(now)s::timestamptz, now()) and type = any (%(types)s::text[])
             order by crashes, priority desc, run_at, id
@@ -50,16 +53,20 @@ set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tr
     updated_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
     -- Steps are created without an app: one without a webhook URL takes that of the app of the first worker.
     callback_url = coalesce(callback_url, case when job_id is not null then %(callback_url)s::text end)
-where tasks.id = any (array(select id from picked))
+where tasks.id = any (array(select id from picked) || array(
+        select interlock.take_limited_tasks(%(limited_namespaces)s::text[], %(types)s::text[],
+            %(least_crashes)s::smallint, %(most_crashes)s::smallint, %(each)s, %(limit)s, %(now)s::timestamptz)
+        where %(limited_namespaces)s::text[] is not null
+    ))
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries,
     nullif(tasks.input, '{}'),
     -- One column that is mostly null costs the worker less than nine.
     case
-        when num_nonnulls(tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_key, tasks.callback_url,
+        when num_nonnulls(tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_keys, tasks.callback_url,
             tasks.job_id, tasks.correlation_id, tasks.cancel_requested_at) > 0
         then jsonb_build_object('timeout_seconds', tasks.timeout_seconds, 'backoff', tasks.backoff,
-            'checkpoint', tasks.checkpoint, 'limit_key', tasks.limit_key, 'callback_url', tasks.callback_url,
+            'checkpoint', tasks.checkpoint, 'limit_keys', tasks.limit_keys, 'callback_url', tasks.callback_url,
             'job_id', tasks.job_id, 'step', tasks.step, 'correlation_id', tasks.correlation_id,
             'unwanted', tasks.cancel_requested_at is not null,
             'job', case when tasks.job_id is not null then coalesce((
@@ -117,8 +124,9 @@ from interlock.tasks
 where lease_expires_at is not null and worker_id = %(worker)s and started_at > now() - %(within)s::interval
 
 -- name: until_next_run
--- Returns the time until the next pending task of these namespaces is due, by the server's clock. A task that became
--- due within the last second counts: it was not due at the worker's latest claim, and no notification may come for it.
+-- Returns the time until the next pending task without a limit of these namespaces is due, by the server's clock. A task
+-- that became due within the last second counts: it was not due at the worker's latest claim, and no notification may come
+-- for it.
 -- At most a day, because an interval cannot hold some far times.
 with recursive levels as (
     -- The priorities in each namespace, one index look-up each: within one, the claim index is in the order of run_at.
@@ -127,7 +135,7 @@ with recursive levels as (
         cross join lateral (
             select priority
             from interlock.tasks
-            where state = 'pending' and tasks.namespace = wanted.namespace and crashes = 0
+            where state = 'pending' and limit_keys is null and tasks.namespace = wanted.namespace and crashes = 0
             order by priority desc, run_at, id
             limit 1
         ) as highest
@@ -137,7 +145,7 @@ with recursive levels as (
         cross join lateral (
             select priority
             from interlock.tasks
-            where state = 'pending' and tasks.namespace = levels.namespace and crashes = 0
+            where state = 'pending' and limit_keys is null and tasks.namespace = levels.namespace and crashes = 0
                 and tasks.priority < levels.priority
             order by priority desc, run_at, id
             limit 1
@@ -149,12 +157,19 @@ from levels
     cross join lateral (
         select run_at
         from interlock.tasks
-        where state = 'pending' and tasks.namespace = levels.namespace and crashes = 0
+        where state = 'pending' and limit_keys is null and tasks.namespace = levels.namespace and crashes = 0
             and tasks.priority = levels.priority
             and type = any (%(types)s::text[]) and run_at > coalesce(%(now)s::timestamptz, now()) - interval '1 second'
         order by run_at, id
         limit 1
     ) as found
+
+-- name: stamp_limit_starts
+-- Runs after the commit of a claim of tasks with a limit.
+select from interlock.stamp_limit_starts(%(now)s::timestamptz)
+
+-- name: until_limited_start
+select interlock.until_limited_start(%(namespaces)s::text[], %(types)s::text[], %(now)s::timestamptz) as remaining
 
 -- name: renew_running_tasks
 -- Renews leases (the heartbeat of tasks), stores new progress, and returns tasks with a cancel request. Rows that are
@@ -250,7 +265,7 @@ limit 1
 
 -- name: lock_expired_tasks_to_cancel
 -- Tasks whose lease expired before their worker read the cancel request.
-select id, attempt, namespace, limit_key, reason
+select id, attempt, namespace, limit_keys, reason
 from interlock.tasks
 where lease_expires_at < coalesce(%(now)s::timestamptz, now()) and cancel_requested_at is not null
 order by lease_expires_at
@@ -292,14 +307,18 @@ where id = any (array(
         for update skip locked
     ))
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id, event, namespace, limit_key
+returning id, event, namespace, limit_keys
 
 -- name: has_suspected_tasks
 -- Whether due tasks of these namespaces are suspected of killing their worker, so that they wait for a worker that runs
 -- nothing else.
 select exists (
     select from interlock.tasks
-    where state = 'pending' and namespace = any (%(namespaces)s::text[]) and crashes > 0
+    where state = 'pending' and limit_keys is null and namespace = any (%(namespaces)s::text[]) and crashes > 0
+        and run_at <= coalesce(%(now)s::timestamptz, now()) and type = any (%(types)s::text[])
+) or exists (
+    select from interlock.tasks
+    where state = 'pending' and limit_keys is not null and namespace = any (%(namespaces)s::text[]) and crashes > 0
         and run_at <= coalesce(%(now)s::timestamptz, now()) and type = any (%(types)s::text[])
 ) as found
 
@@ -347,7 +366,7 @@ from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as unwanted (id, attempt)
 where tasks.id = unwanted.id and tasks.attempt = coalesce(unwanted.attempt, tasks.attempt)
     and (state in ('waiting', 'pending') or state = 'running' and %(running)s)
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning tasks.id, tasks.limit_key, tasks.worker_id,
+returning tasks.id, tasks.limit_keys, tasks.worker_id,
     exists (select from interlock.waiters where task_id = tasks.id) as awaited
 
 -- name: request_cancel_of_running_tasks
@@ -414,12 +433,12 @@ set state = 'pending', event = 'requeue', reason = %(reason)s, tries = 0, crashe
     run_at = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 where id = any (%(ids)s::uuid[]) and state in ('error', 'canceled') and job_id is null
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id, namespace, limit_key
+returning id, namespace, limit_keys
 
 -- name: read_tasks
 select id, namespace, type, state, event, reason, held_by, priority, run_at, attempt, tries, crashes, max_tries,
-    worker_id, lease_expires_at, job_id, step, limit_key, unique_key, request_id, tags, correlation_id, input, output, error, cost,
-    progress, created_at, started_at, finished_at, updated_at
+    worker_id, lease_expires_at, job_id, step, limit_keys, unique_key, request_id, tags, correlation_id, input, output,
+    error, cost, progress, created_at, started_at, finished_at, updated_at
 from interlock.tasks
 where id = any (%(ids)s::uuid[])
 
@@ -448,7 +467,8 @@ where job_id is not null
     and (%(tag)s::text is null or tags @> array[%(tag)s::text])
 
 -- name: notify_tasks
-select pg_notify('interlock_tasks', namespace)
+select pg_notify('interlock_tasks', namespace),
+    case when %(limited)s then pg_notify('interlock_limited', namespace) end
 from (select distinct unnest(%(namespaces)s::text[]) as namespace) as changed
 
 -- name: notify_ended_tasks

@@ -12,16 +12,15 @@ returning id
 
 -- name: insert_workflow_steps
 insert into interlock.workflow_steps (workflow_id, step, position, kind, type, namespace, needed, rule, condition,
-    cancel_rest, strategy, edges, outputs, compensate, waits_for, priority, max_tries, timeout_seconds, backoff, limit_key,
-    tags, callback_url, spec, simple, handed)
+    cancel_rest, strategy, edges, outputs, compensate, waits_for, priority, max_tries, timeout_seconds, backoff,
+    limit_keys, limit_weight, tags, callback_url, spec, simple, handed)
 select %(workflow_id)s, step, position, kind, type, namespace, needed, rule, condition, cancel_rest, strategy, edges,
-    outputs, compensate, waits_for, priority, max_tries, timeout_seconds, backoff, limit_key, tags, callback_url, spec,
-    simple, handed
+    outputs, compensate, waits_for, priority, max_tries, timeout_seconds, backoff, limit_keys, limit_weight, tags,
+    callback_url, spec, simple, handed
 from jsonb_to_recordset(%(steps)s::jsonb) as declared (step text, position int, kind text, type text, namespace text,
     needed int, rule jsonb, condition text, cancel_rest boolean, strategy float8, edges int, outputs text[],
-    compensate text, waits_for text, priority int,
-    max_tries int, timeout_seconds float8, backoff jsonb, limit_key text, tags text[], callback_url text, spec jsonb,
-    simple boolean, handed jsonb)
+    compensate text, waits_for text, priority int, max_tries int, timeout_seconds float8, backoff jsonb,
+    limit_keys text[], limit_weight text, tags text[], callback_url text, spec jsonb, simple boolean, handed jsonb)
 
 -- name: insert_workflow_edges
 insert into interlock.workflow_edges (workflow_id, upstream, downstream, condition, branch)

@@ -19,7 +19,10 @@ from interlock.model.options import (
     DELAY,
     DURATION,
     ID,
+    LIMIT_KEYS,
+    LIMIT_WEIGHT,
     MAX_ATTRIBUTES,
+    MAX_LIMIT_KEYS,
     MAX_TAGS,
     MAX_WORKER_COUNT,
     PRIORITY,
@@ -228,6 +231,8 @@ OPTION_TYPES: Mapping[ValueType, Any] = {
     PRIORITY: Annotated[int, Field(ge=PRIORITY.least, le=PRIORITY.most)],
     TRIES: Annotated[int, Field(ge=TRIES.least, le=TRIES.most)],
     ID: UUID,
+    LIMIT_KEYS: Name | Annotated[list[Name], Field(max_length=MAX_LIMIT_KEYS)],
+    LIMIT_WEIGHT: float | Name,
 }
 
 if TYPE_CHECKING:

@@ -121,6 +121,8 @@ class Child:
             self._context = None
             if context.cost is not None:
                 self.worker.send({"type": "cost", "value": context.cost})
+            if context.weight is not None:
+                self.worker.send({"type": "weight", "value": context.weight})
             if isinstance(context, StepContext) and context.orchestration_metadata:
                 self.worker.send({"type": "metadata", "values": context.orchestration_metadata})
             self.worker.send(outcome)

@@ -63,6 +63,7 @@ class HandlerSession:
         self._observations: dict[str, Callable[[Mapping[str, Any]], None]] = {
             "progress": self._on_progress,
             "cost": self._on_cost,
+            "weight": self._on_weight,
             "metadata": self._on_metadata,
             "log": self._on_log,
         }
@@ -147,6 +148,9 @@ class HandlerSession:
 
     def _on_cost(self, message: Mapping[str, Any]) -> None:
         self._context.cost = float(message.get("value"))  # type: ignore[arg-type]  # TypeError: not a number
+
+    def _on_weight(self, message: Mapping[str, Any]) -> None:
+        self._context.weight = float(message.get("value"))  # type: ignore[arg-type]  # TypeError: not a number
 
     def _on_log(self, message: Mapping[str, Any]) -> None:
         level = message.get("level")
