@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -202,13 +203,20 @@ async def test_what_a_handler_prints_stays_as_it_is(url: str, database: Connecti
     assert "plain output" in output.splitlines()
 
 
+class CollectingHandler(logging.Handler):
+    """Keeps the records that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 async def test_a_worker_inside_an_application_leaves_the_root_logger_alone(url: str, database: Connection) -> None:
     """The application adds the filter to its own handlers."""
-    import logging  # noqa: PLC0415 - only this test needs it
-
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]  # collects what the handler gets
+    handler = CollectingHandler()
     handler.addFilter(TaskIdFilter())
     before = logging.getLogger().handlers[:]
     observed_app.logger.addHandler(handler)
@@ -220,7 +228,7 @@ async def test_a_worker_inside_an_application_leaves_the_root_logger_alone(url: 
         observed_app.logger.warning("outside")
     finally:
         observed_app.logger.removeHandler(handler)
-    inside, outside = records
+    inside, outside = handler.records
     assert (vars(inside)["task_id"], vars(inside)["task_type"]) == (str(task), "log_in_thread")
     assert vars(outside)["task_id"] is None
     assert running_task.get() is None

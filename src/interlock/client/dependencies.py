@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from interlock.client.context import TaskContext
 from interlock.errors import DefinitionError
+from interlock.log_context import running_task
 from interlock.service import cancel_and_wait
 from interlock.telemetry import log
 
@@ -185,7 +186,9 @@ class Resources:
     def __init__(self, overrides: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
         self._overrides = overrides
         self._owners: dict[Callable[..., Any], _Owner] = {}
-        self._variables = copy_context()  # of the process, not of the attempt that needs a value first
+        # a value of scope "worker" does not belong to the attempt that needs it first
+        self._variables = copy_context()
+        self._variables.run(running_task.set, None)
 
     @asynccontextmanager
     async def injected(
