@@ -94,6 +94,18 @@ async def test_the_traceback_begins_with_the_code_of_the_user(
     assert "/interlock/" not in stored
 
 
+async def test_a_program_without_a_logging_configuration_logs_no_values_of_local_variables(
+    url: str, database: Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await enqueue(database, "fail_in_coroutine", {"message": "no disk"}, max_tries=1)
+    async with serving_observed(url):
+        await until(lambda: observed_app.reported)
+    output = "".join(capfd.readouterr())
+    assert "task_failed" in output
+    assert "in fail_in_coroutine" in output
+    assert output.count("the value of a local variable") == 0
+
+
 async def test_a_cancellation_and_a_shutdown_are_not_logged_as_failures(url: str, database: Connection) -> None:
     canceled = await enqueue(database, "sleep_on", {})
     with capture_logs() as logs:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import traceback
 import types
 import typing
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -307,7 +308,7 @@ def _logged_exit(
                     "dependency_cleanup_failed",
                     provider=_name(provider),
                     error=f"{type(raised).__qualname__}: {raised}",
-                    exc_info=raised,
+                    traceback="".join(traceback.format_exception(raised)),
                 )
         except BaseException as raised:
             if raised is not error:
