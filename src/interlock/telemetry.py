@@ -187,15 +187,15 @@ def _processors(form: Literal["console", "json"], out: TextIO) -> list[Processor
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
-        _show_remote_traceback,
+        _rename_traceback,
         # The event of a transition is logged under `event`; structlog's own field of that name becomes `message`.
         structlog.processors.EventRenamer("message", "_event"),
         renderer,
     ]
 
 
-def _show_remote_traceback(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Show a traceback that came from another process as text like one of this process."""
+def _rename_traceback(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Put the text of a traceback where the renderers expect it."""
     if (trace := event.pop("traceback", None)) is not None:
         event["exception"] = trace.rstrip("\n") if isinstance(trace, str) else trace
     return event

@@ -29,6 +29,7 @@ def break_down(_error: BaseException, _failed: FailedAttempt) -> None:
 
 
 def _deeper(message: str) -> Any:
+    secret = "the value of a local variable"  # noqa: F841, S105 - which must not be logged
     raise ValueError(message)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from interlock import Depends, Interlock, TaskContext
+from interlock.log_context import running_task
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -47,6 +48,8 @@ class Pool:
 
 async def open_pool() -> AsyncIterator[Pool]:
     note("open pool")
+    if running_task.get() is not None:
+        note("the pool belongs to an attempt")
     yield Pool("pool")
     note("close pool")
 

@@ -153,7 +153,7 @@ async def test_a_value_of_scope_worker_is_made_once_for_concurrent_users_and_aga
 
     first = await asyncio.gather(use(), use(), return_exceptions=True)
     assert [type(error) for error in first] == [OSError, OSError]
-    assert await asyncio.gather(use(), use(), use()) == [2, 2, 2]
+    assert list(await asyncio.gather(use(), use(), use())) == [2, 2, 2]
     await resources.close()
     await resources.close()
     assert made == ["open", "open", "close"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -91,6 +92,18 @@ async def test_the_traceback_begins_with_the_code_of_the_user(
     assert output.count("ValueError: no disk") >= 1
     stored = (await task_row(database, task))["error"]["traceback"]
     assert "/interlock/" not in stored
+
+
+async def test_a_program_without_a_logging_configuration_logs_no_values_of_local_variables(
+    url: str, database: Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    await enqueue(database, "fail_in_coroutine", {"message": "no disk"}, max_tries=1)
+    async with serving_observed(url):
+        await until(lambda: observed_app.reported)
+    output = "".join(capfd.readouterr())
+    assert "task_failed" in output
+    assert "in fail_in_coroutine" in output
+    assert output.count("the value of a local variable") == 0
 
 
 async def test_a_cancellation_and_a_shutdown_are_not_logged_as_failures(url: str, database: Connection) -> None:
@@ -202,13 +215,20 @@ async def test_what_a_handler_prints_stays_as_it_is(url: str, database: Connecti
     assert "plain output" in output.splitlines()
 
 
+class CollectingHandler(logging.Handler):
+    """Keeps the records that it gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
 async def test_a_worker_inside_an_application_leaves_the_root_logger_alone(url: str, database: Connection) -> None:
     """The application adds the filter to its own handlers."""
-    import logging  # noqa: PLC0415 - only this test needs it
-
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]  # collects what the handler gets
+    handler = CollectingHandler()
     handler.addFilter(TaskIdFilter())
     before = logging.getLogger().handlers[:]
     observed_app.logger.addHandler(handler)
@@ -220,7 +240,7 @@ async def test_a_worker_inside_an_application_leaves_the_root_logger_alone(url: 
         observed_app.logger.warning("outside")
     finally:
         observed_app.logger.removeHandler(handler)
-    inside, outside = records
+    inside, outside = handler.records
     assert (vars(inside)["task_id"], vars(inside)["task_type"]) == (str(task), "log_in_thread")
     assert vars(outside)["task_id"] is None
     assert running_task.get() is None

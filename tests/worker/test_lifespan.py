@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import signal
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,12 +14,14 @@ from structlog.testing import capture_logs
 
 import resources_app
 from factories import enqueue, task_row, task_state
-from interlock import Interlock, serving
+from interlock import DefinitionError, Depends, Interlock, serving
 from interlock.config import Config
+from interlock.errors import LifespanError
 from processes import eventually
 from worker_support import until, worker_process
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from contextlib import AbstractContextManager
     from pathlib import Path
     from subprocess import Popen
@@ -101,6 +105,51 @@ async def test_a_failing_stop_is_logged_and_the_worker_ends_as_usual(url: str, n
     (failed,) = [entry for entry in entries if entry["message"] == "lifespan_failed"]
     assert (failed["phase"], failed["error"], failed["level"]) == ("stop", "RuntimeError: cannot stop", "error")
     assert "resources_app.py" in failed["exception"]
+
+
+async def test_a_stop_that_hangs_is_cut_off_within_the_limit_of_the_shutdown(url: str, database: Connection) -> None:
+    del database
+    reached: list[str] = []
+
+    async def hang() -> AsyncIterator[int]:
+        yield 1
+        reached.append("cleanup")
+        await asyncio.sleep(3600)
+
+    @asynccontextmanager
+    async def lifespan(_: Interlock) -> AsyncIterator[None]:
+        yield
+        reached.append("stop")
+        await asyncio.sleep(3600)
+
+    app = Interlock(url, lifespan=lifespan)
+
+    @app.task
+    async def use(value: int = Depends(hang, scope="worker")) -> int:
+        return value
+
+    with capture_logs() as logs:
+        async with asyncio.timeout(60), app, serving(app, duties=False, shutdown_limit=2, grace=0.5):
+            assert await (await use.enqueue()).result(timeout=30) == 1
+    assert reached == ["cleanup", "stop"]
+    assert {"dependency_cleanup_timed_out", "lifespan_stop_timed_out"} <= {entry["event"] for entry in logs}
+
+
+async def test_a_lifespan_that_yields_a_value_or_is_no_context_manager_is_refused(url: str) -> None:
+    @asynccontextmanager
+    async def yields_state(_: Interlock) -> AsyncIterator[dict[str, int]]:
+        yield {"pool": 1}
+
+    async def no_manager(_: Interlock) -> None: ...
+
+    app = Interlock(url, lifespan=yields_state)  # type: ignore[arg-type]  # what the test is about
+    with pytest.raises(LifespanError, match=r"test_lifespan\.py:\d+ yields .* must yield nothing"):
+        async with asyncio.timeout(60), app, serving(app, duties=False):
+            await asyncio.sleep(3600)  # which the failure of the worker interrupts
+    with pytest.raises(
+        DefinitionError, match=r"lifespan no_manager must be an async function that yields once.*py:\d+"
+    ):
+        Interlock(lifespan=no_manager)  # type: ignore[arg-type]  # what the test is about
 
 
 async def test_dependencies_are_made_per_attempt_or_once_per_process_and_cleaned_up(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import traceback
 import types
 import typing
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 from interlock.client.context import TaskContext
 from interlock.errors import DefinitionError
+from interlock.log_context import running_task
 from interlock.service import cancel_and_wait
 from interlock.telemetry import log
 
@@ -185,7 +187,9 @@ class Resources:
     def __init__(self, overrides: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
         self._overrides = overrides
         self._owners: dict[Callable[..., Any], _Owner] = {}
-        self._variables = copy_context()  # of the process, not of the attempt that needs a value first
+        # a value of scope "worker" does not belong to the attempt that needs it first
+        self._variables = copy_context()
+        self._variables.run(running_task.set, None)
 
     @asynccontextmanager
     async def injected(
@@ -304,7 +308,7 @@ def _logged_exit(
                     "dependency_cleanup_failed",
                     provider=_name(provider),
                     error=f"{type(raised).__qualname__}: {raised}",
-                    exc_info=raised,
+                    traceback="".join(traceback.format_exception(raised)),
                 )
         except BaseException as raised:
             if raised is not error:

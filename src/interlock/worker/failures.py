@@ -10,7 +10,7 @@ import asyncio
 import inspect
 from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from interlock.client.hooks import FailedAttempt
 from interlock.client.task import place_of_function
@@ -18,7 +18,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.log_context import running_task
 from interlock.service import cancel_and_wait
 from interlock.telemetry import log
-from interlock.worker.executors.base import HandlerError, user_frames
+from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError, format_traceback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ class FailureReports:
             max_tries=context.max_tries,
             next_try_at=None if next_try_at is None else next_try_at.isoformat(timespec="milliseconds"),
             next_try_in_s=None if outcome.delay is None else round(outcome.delay, 3),
-            **_traceback_fields(error),
+            traceback=traceback_text(error),
         )
         if self._hooks and context.task_id is not None:
             failed = FailedAttempt(
@@ -93,7 +93,7 @@ class FailureReports:
                     "error_hook_failed",
                     hook=place_of_function(hook) or repr(hook),
                     error=f"{type(raised).__qualname__}: {raised}",
-                    **_traceback_fields(raised),
+                    traceback=traceback_text(raised),
                 )
 
     async def close(self) -> None:
@@ -103,8 +103,12 @@ class FailureReports:
             await cancel_and_wait(list(self._running), timeout_s=HOOK_CLOSE_TIMEOUT_S)
 
 
-def _traceback_fields(error: BaseException) -> dict[str, Any]:
-    """Return the fields of a log record that show a traceback from the first frame of the user's code on."""
+def traceback_text(error: BaseException) -> str | None:
+    """Return the traceback of an error from the first frame of the user's code on, for a log record.
+
+    A text and no `exc_info`: the default configuration of structlog shows the values of all local variables for the
+    latter, which may be secret, and takes seconds for large ones.
+    """
     if isinstance(error, HandlerError):
-        return {} if error.trace is None else {"traceback": error.trace}
-    return {"exc_info": (type(error), error, user_frames(error))}
+        return error.trace
+    return "".join(format_traceback(error))[-MAX_TRACEBACK_LENGTH:]

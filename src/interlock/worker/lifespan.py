@@ -15,7 +15,7 @@ from interlock.client.task import format_place, place_of_function
 from interlock.errors import LifespanError
 from interlock.service import cancel_and_wait
 from interlock.telemetry import log
-from interlock.worker.executors.base import user_frames
+from interlock.worker.failures import traceback_text
 
 if TYPE_CHECKING:
     from interlock.client.app import Interlock
@@ -82,8 +82,7 @@ class LifespanRunner:
         except Exception as error:
             place = self._place_of(error)
             described = f"{type(error).__qualname__}: {error}"
-            trace = (type(error), error, user_frames(error))
-            log.error("lifespan_failed", phase=phase, place=place, error=described, exc_info=trace)
+            log.error("lifespan_failed", phase=phase, place=place, error=described, traceback=traceback_text(error))
             if phase == "start":
                 raise LifespanError(f"the lifespan of the app failed at {place}: {described}") from error
 

@@ -71,14 +71,27 @@ async def serving(
 ) -> AsyncIterator[WorkerStateMachine]:
     """Run a worker in the caller's event loop until the block ends; then shut it down gracefully.
 
+    A worker that fails, as when the lifespan of the app does, cancels the block, and its error is raised.
     Options such as `concurrency=8` replace the given settings, which are those of the app's configuration by default.
     """
     base = settings or WorkerSettings.of(app.config)
     worker = WorkerStateMachine(get_instance_name(app.config.worker_name), app, base.with_options(**options))
-    running = asyncio.create_task(worker.serve(signals=False))
+    running, block = asyncio.create_task(worker.serve(signals=False)), asyncio.current_task()
+    is_interrupted = False
+
+    def interrupt(ended: asyncio.Task[None]) -> None:
+        nonlocal is_interrupted
+        if not ended.cancelled() and ended.exception() is not None and block is not None:
+            is_interrupted = block.cancel()
+
+    running.add_done_callback(interrupt)
     try:
         yield worker
+    except asyncio.CancelledError:
+        if not is_interrupted or block is None or block.uncancel():
+            raise
     finally:
+        running.remove_done_callback(interrupt)
         if worker.is_running() and not worker.context.shutdown_requested:
             worker.request_shutdown()
         await running
