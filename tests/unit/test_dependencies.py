@@ -24,7 +24,9 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-REQUIRED = {canonicalize_name(one.name): one for one in map(Requirement, PROJECT["dependencies"])}
+REQUIRED: dict[str, Requirement] = {
+    canonicalize_name(one.name): one for one in map(Requirement, PROJECT["dependencies"])
+}
 EXTRAS = {
     canonicalize_name(Requirement(one).name)
     for extra in ("sort", "ray")
@@ -69,7 +71,7 @@ def test_every_dependency_has_a_lower_and_an_upper_bound(name: str) -> None:
 @pytest.mark.parametrize("lock", ["run", "dev"])
 def test_the_locked_versions_are_within_the_bounds(lock: str) -> None:
     text = (ROOT / "locks" / f"{lock}.txt").read_text(encoding="utf-8")
-    locked = {
+    locked: dict[str, str] = {
         canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, re.MULTILINE)
     }
     for name, requirement in REQUIRED.items():
