@@ -163,7 +163,9 @@ def _read_variable(env: Mapping[str, str], name: str) -> str | None:
     value = env.get(_variable(name))
     if value == "" and name in _NEVER_EMPTY:
         raise ConfigError(f"{_variable(name)} is empty; set it, or unset it to use the default")
-    return value or None
+    if not value or _is_service_link(_variable(name), value):  # a service interlock-supervisor sets ..._PORT to a URL
+        return None
+    return value
 
 
 def _checked_all(given: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, Any]:

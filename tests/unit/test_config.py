@@ -120,6 +120,7 @@ def test_variables_of_services_and_of_the_tests_are_no_settings() -> None:
         "INTERLOCK_PORT": "tcp://10.0.0.1:5432",
         "INTERLOCK_DB_PORT_5432_TCP": "tcp://10.0.0.1:5432",
         "INTERLOCK_DB_PORT_5432_TCP_ADDR": "10.0.0.1",
+        "INTERLOCK_SUPERVISOR_PORT": "tcp://10.0.0.1:8321",
         "INTERLOCK_TEST_EXAMPLES": "3",
         "INTERLOCK_APP": "",  # empty is unset, where the default is no other database
     }

@@ -1,170 +1,78 @@
-"""Dependencies of handlers: what a declaration may say, that they are no part of the input, and overriding in tests."""
+"""The declared dependencies: every import has one, and their bounds contain the locked versions.
+
+`./dev test-bounds` runs a smoke test with the lowest and the highest versions that the bounds allow.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-
-import resources_app
-from interlock import DefinitionError, Depends, InputError, Interlock, TaskContext
-from interlock.client.step_context import parameters_of
-from interlock.testing import drain, run_inline
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.unit
 
-
-def get_one() -> int:
-    return 1
-
-
-def needs_dsn(dsn: str) -> str:
-    return dsn
-
-
-def of_one_attempt(one: Annotated[int, Depends(get_one)]) -> int:
-    return one
-
-
-def with_context(context: TaskContext) -> int:
-    return context.attempt
-
-
-def managed() -> Iterator[int]:
-    yield 1
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+REQUIRED: dict[str, Requirement] = {
+    canonicalize_name(one.name): one for one in map(Requirement, PROJECT["dependencies"])
+}
+EXTRAS = {
+    canonicalize_name(Requirement(one).name)
+    for extra in ("sort", "ray")
+    for one in PROJECT["optional-dependencies"][extra]
+}
+# In the environment of the user already when the module that imports it is: pytest loads its plugin.
+OF_THE_CALLER = {"pytest"}
+# Parts of declared dependencies, which bound their versions: an extra of psycopg, the core of pydantic, the registry
+# type of jsonschema.
+PARTS = {"psycopg-pool", "pydantic-core", "referencing"}
 
 
-def define(function: Callable[..., Any]) -> None:
-    Interlock().task(function)
+def runtime_imports(tree: ast.AST) -> Iterator[str]:
+    """List the top-level names of all imports that run, which those under `if TYPE_CHECKING:` do not."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.Import):
+            yield from (name.name.partition(".")[0] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield node.module.partition(".")[0]
+        yield from runtime_imports(node)
 
 
-def test_injected_parameters_are_no_part_of_the_input() -> None:
-    task = resources_app.use_session
-    assert task.encode(7) == {"number": 7}  # type: ignore[call-arg]  # the form with Annotated, unknown to mypy
-    assert resources_app.use_in_thread.encode(7) == {"number": 7}
-    assert task.decode({"number": 7}) == {"number": 7}
-    with pytest.raises(InputError, match="'session' is a dependency, which the worker provides"):
-        task.encode(7, session="mine")
-    with pytest.raises(InputError, match="unknown argument: session"):
-        task.decode({"number": 7, "session": "mine"})
+def test_every_import_is_a_declared_dependency() -> None:
+    distributions = packages_distributions()
+    declared = {*REQUIRED, *EXTRAS, *OF_THE_CALLER, *PARTS, "interlock"}
+    undeclared = {}
+    for path in (ROOT / "src").rglob("*.py"):
+        for name in set(runtime_imports(ast.parse(path.read_text(encoding="utf-8")))) - sys.stdlib_module_names:
+            if not {canonicalize_name(found) for found in distributions.get(name, [name])} & declared:
+                undeclared[name] = path.name
+    assert undeclared == {}
 
 
-def test_the_wiring_of_a_workflow_does_not_see_injected_parameters() -> None:
-    document = resources_app.flow.document
-    assert set(document["input_schema"]["properties"]) == {"number"}
-    found = parameters_of(resources_app.app.tasks["resources_flow/store"])
-    assert found is not None
-    assert found.parameters == (("fetch", True),)
+@pytest.mark.parametrize("name", REQUIRED)
+def test_every_dependency_has_a_lower_and_an_upper_bound(name: str) -> None:
+    operators = {specifier.operator for specifier in REQUIRED[name].specifier}
+    assert operators == {">=", "<"}, REQUIRED[name]
 
 
-def test_a_declaration_that_cannot_work_is_refused_with_its_place() -> None:
-    from contextlib import contextmanager  # noqa: PLC0415 - only this test needs it
-
-    context_manager = contextmanager(managed)
-
-    def not_callable(x: int = Depends("pool")) -> None: ...  # type: ignore[arg-type]  # what the test is about
-
-    def unknown_scope(x: int = Depends(get_one, scope="job")) -> None: ...  # type: ignore[arg-type]  # the same
-
-    def missing(x: int = Depends(needs_dsn)) -> None: ...
-
-    def too_short(x: int = Depends(of_one_attempt, scope="worker")) -> None: ...
-
-    def context_of_worker(x: int = Depends(with_context, scope="worker")) -> None: ...
-
-    def manager(x: int = Depends(context_manager)) -> None: ...
-
-    for function, message in [
-        (not_callable, "task not_callable, parameter 'x': Depends takes a function that makes the value, got 'pool'"),
-        (unknown_scope, "scope must be one of attempt, worker, got 'job'"),
-        (missing, "has no value for its parameter 'dsn'"),
-        (too_short, "depends on 'one', which is made for each attempt"),
-        (context_of_worker, "cannot take the context of one attempt"),
-        (manager, "is a context manager; give the generator function itself"),
-    ]:
-        with pytest.raises(DefinitionError) as caught:
-            define(function)
-        assert message in str(caught.value)
-        assert f"test_dependencies.py:{function.__code__.co_firstlineno}" in str(caught.value)
-
-
-def test_a_provider_that_depends_on_itself_is_refused() -> None:
-    def again(value: int = 0) -> int:
-        return value
-
-    again.__defaults__ = (Depends(again),)
-
-    def handler(x: int = Depends(again)) -> None: ...
-
-    with pytest.raises(DefinitionError, match="depends on itself"):
-        define(handler)
-
-
-async def test_a_direct_call_names_what_it_lacks_and_takes_what_is_given() -> None:
-    with pytest.raises(TypeError, match="injects nothing: pass 'session', or call it with"):
-        await resources_app.use_session(1)  # type: ignore[call-arg]  # what the test is about
-    assert await resources_app.use_session(1, session="mine", region="us") == "mine us 1"
-
-
-async def test_run_inline_makes_dependencies_and_takes_those_of_the_test() -> None:
-    assert await run_inline(resources_app.use_in_thread, 1) == "pool/session eu 1"
-    assert await run_inline(resources_app.use_in_thread, 1, session="mine") == "mine eu 1"
-    assert await run_inline(resources_app.use_in_process, 1) == "pool/session eu 1"
-
-
-async def test_overrides_replace_providers_in_run_inline_and_in_what_depends_on_them() -> None:
-    async def fake_pool() -> AsyncIterator[resources_app.Pool]:
-        yield resources_app.Pool("fake")
-
-    overrides = resources_app.app.dependency_overrides
-    overrides[resources_app.open_pool] = fake_pool
-    overrides[resources_app.get_region] = lambda: "moon"
-    try:
-        assert await run_inline(resources_app.use_in_thread, 1) == "fake/session moon 1"
-    finally:
-        overrides.clear()
-
-
-async def test_a_value_of_scope_worker_is_made_once_for_concurrent_users_and_again_after_a_failure() -> None:
-    import asyncio  # noqa: PLC0415 - only this test needs it
-
-    from interlock.client.dependencies import Resources, find_dependencies  # noqa: PLC0415 - the same
-
-    made: list[str] = []
-
-    async def flaky() -> AsyncIterator[int]:
-        made.append("open")
-        await asyncio.sleep(0)
-        if len(made) == 1:
-            raise OSError("not yet")
-        yield len(made)
-        made.append("close")
-
-    def handler(x: int = Depends(flaky, scope="worker")) -> None: ...
-
-    resources, calls = Resources({}), find_dependencies("test", handler)
-
-    async def use() -> Any:
-        async with resources.injected(calls, TaskContext()) as values:
-            return values["x"]
-
-    first = await asyncio.gather(use(), use(), return_exceptions=True)
-    assert [type(error) for error in first] == [OSError, OSError]
-    assert list(await asyncio.gather(use(), use(), use())) == [2, 2, 2]
-    await resources.close()
-    await resources.close()
-    assert made == ["open", "open", "close"]
-
-
-async def test_drain_makes_dependencies_and_runs_the_steps_of_a_workflow(url: str) -> None:
-    app = resources_app.app
-    app.config = app.config.with_flags({"database_url": url})
-    async with app:
-        handle = await resources_app.use_in_thread.enqueue(3)
-        job = await app.submit(resources_app.flow, {"number": 5})
-        await drain(app)
-        assert await handle.result() == "pool/session eu 3"
-        assert (await job.status()).output == {"store": "pool/session eu5"}
+@pytest.mark.parametrize("lock", ["run", "dev"])
+def test_the_locked_versions_are_within_the_bounds(lock: str) -> None:
+    text = (ROOT / "locks" / f"{lock}.txt").read_text(encoding="utf-8")
+    locked: dict[str, str] = {
+        canonicalize_name(name): version for name, version in re.findall(r"^([\w.-]+)==([^\s;\\]+)", text, re.MULTILINE)
+    }
+    for name, requirement in REQUIRED.items():
+        assert requirement.specifier.contains(locked[name]), f"{requirement}, locked is {locked[name]}"

@@ -555,10 +555,10 @@ def _import_module(name: str, reference: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
         # otherwise the module exists, and a module that it imports does not
-        is_missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
-        if is_missing and error.__traceback__ is not None and not _frames_of_user(error):
-            raise ConfigError(f"cannot import {reference!r} from {here}: there is no module {error.name!r}") from None
+        if missing is not None and f"{name}.".startswith(f"{missing}.") and not _frames_of_user(error):
+            raise ConfigError(f"cannot import {reference!r} from {here}: there is no module {missing!r}") from None
         raise _app_import_error(name, error) from error
 
 

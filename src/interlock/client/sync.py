@@ -301,11 +301,9 @@ class SyncApp:
             if loop is not self._loop and loop.is_running():
                 return loop
         with self._lock:
-            if self._loop is None:
-                self._start()
-            return self._loop
+            return self._start() if self._loop is None else self._loop
 
-    def _start(self) -> None:
+    def _start(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="interlock-sync", daemon=True)
         thread.start()
@@ -316,6 +314,7 @@ class SyncApp:
             self._stop()
             raise
         atexit.register(self._close_at_exit)
+        return loop
 
     def _close_at_exit(self) -> None:
         with suppress(TimeoutError):  # the server does not answer: let the process end
@@ -365,8 +364,9 @@ async def _cancel_others() -> None:
 
 
 def _deadlock_error(coroutine: Coroutine[Any, Any, Any]) -> StoreError:
-    owner, _, method = coroutine.__qualname__.rpartition(".")
-    call = f"{_VARIABLES[owner]}.{method}" if owner in _VARIABLES else coroutine.__qualname__
+    name: str = getattr(coroutine, "__qualname__", "the call")
+    owner, _, method = name.rpartition(".")
+    call = f"{_VARIABLES[owner]}.{method}" if owner in _VARIABLES else name
     return StoreError(
         f"a blocking call in the event loop in which the app is open would wait for itself: write `await {call}(...)`"
     )
