@@ -43,12 +43,13 @@ def with_others(**of_each: tuple[Any, Any]) -> Call:
 
 def documents(row: Row) -> Row:
     """Pass one job as a document."""
-    return {"ids": [row["id"]], "jobs": as_json([{"id": str(row["id"]), "reason": "why", "open_steps": 1}])}
+    document = {"id": str(row["id"]), "reason": "why", "open_steps": 1, "failed_steps": 0}
+    return {"ids": [row["id"]], "jobs": as_json([document])}
 
 
 def keyed(status: str, order: int = 1, **columns: Any) -> MakeRow:
     """Make a job with a key."""
-    return job(status, key="k", key_order=order, on_conflict="queue", **columns)
+    return job(status, **{"key": "k", "key_order": order, "on_conflict": "queue", **columns})
 
 
 def workflow(name: str, namespace: str) -> MakeRow:

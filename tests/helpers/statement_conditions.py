@@ -1,7 +1,7 @@
-"""Finds the conditions that select the rows of a write, in the named statements and the database functions.
+"""Finds the conditions of named statements and database functions that write rows, or lock rows for a later write.
 
-A condition is one term of an AND: of the WHERE of an UPDATE or DELETE, of the subqueries and CTEs that choose its rows,
-and of the CASE that chooses the state that it writes. `without` returns the text with one condition replaced by `true`.
+A condition is one term of an AND: of the WHERE of the statement, of the subqueries and CTEs that choose its rows, and
+of the CASE that chooses the state that it writes. `without` returns the text with one condition replaced by `true`.
 
 The SELECT of `set_config`, which names the actor in the records, is not a condition: it is always true.
 """
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _COMMENT = re.compile(r"--[^\n]*")
-_TOKEN = re.compile(r"'(?:[^']|'')*'|%\(\w+\)s|%%|[\w.]+|::|<>|<=|>=|\|\||->>|->|\S")
+_TOKEN = re.compile(r"'(?:[^']|'')*'|%\(\w+\)s|%%|[\w.]+|::|<>|<=|>=|\|\||->>|->|<@|@>|\S")
 _FUNCTION = re.compile(r"^create or replace function interlock\.(\w+).*?\$\$;$", re.MULTILINE | re.DOTALL)
+_LOCKS = re.compile(r"\bfor (?:no key )?update\b")
+_WRITES = re.compile(r"\b(?:update|delete from|insert into) interlock\.")
 _NAMES_ACTOR = "set_config ( 'interlock.actor'"
 _STATE_COLUMNS = {"state", "status"}
 _CLAUSES = frozenset(
@@ -50,45 +52,57 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class ConditionalWrite:
-    """A named statement, or a database function (`name()`), that writes to one of the tables under test."""
+class ConditionalStatement:
+    """A named statement, or a database function (`name()`), that writes or locks rows under conditions."""
 
     name: str
     file: str
     sql: str
     conditions: tuple[Condition, ...]
 
-    def without(self, condition: str) -> str:
-        """Return the text with one condition replaced by `true`."""
-        (found,) = [each for each in self.conditions if each.text == condition]
+    def without(self, *conditions: str) -> str:
+        """Return the text with these conditions replaced by `true`."""
+        known = {each.text: each for each in self.conditions}
+        spans = [span for condition in conditions for span in known[condition].spans]
         sql = self.sql
-        for start, end in sorted(found.spans, reverse=True):
+        for start, end in sorted(spans, reverse=True):
             sql = f"{sql[:start]}true{sql[end:]}"
         return sql
 
 
 @cache
-def conditional_writes(tables: frozenset[str]) -> dict[str, ConditionalWrite]:
+def conditional_writes(tables: frozenset[str]) -> dict[str, ConditionalStatement]:
     """Read all named statements and functions that update or delete rows of these tables, by name."""
-    texts = [
-        (statement.name, f"queries/{aggregate}.sql", statement.sql)
-        for aggregate in AGGREGATES
-        for statement in load_statements(aggregate).values()
-    ]
-    texts += [
-        (f"{match[1]}()", f"functions/{path.name}", match[0])
-        for path in sorted(SQL.joinpath("functions").glob("*.sql"))
-        for match in _FUNCTION.finditer(path.read_text(encoding="utf-8"))
-    ]
-    parsed = (parse(name, file, sql, tables) for name, file, sql in texts)
-    return {write.name: write for write in parsed if write.conditions}
+    parsed = (parse(*text, tables) for text in _texts())
+    return {statement.name: statement for statement in parsed if statement.conditions}
 
 
-def parse(name: str, file: str, sql: str, tables: frozenset[str]) -> ConditionalWrite:
-    """Find the conditions of a text's writes to these tables."""
+@cache
+def conditional_reads(functions: frozenset[str]) -> dict[str, ConditionalStatement]:
+    """Read all named statements that lock rows and write none, and these functions, by name."""
+    chosen = (
+        (name, file, sql)
+        for name, file, sql in _texts()
+        if name in functions or (not name.endswith("()") and _LOCKS.search(sql) and not _WRITES.search(sql))
+    )
+    return {name: parse(name, file, sql, None) for name, file, sql in chosen}
+
+
+def _texts() -> Iterator[tuple[str, str, str]]:
+    """Read the name, file and text of all named statements and functions."""
+    for aggregate in AGGREGATES:
+        for statement in load_statements(aggregate).values():
+            yield statement.name, f"queries/{aggregate}.sql", statement.sql
+    for path in sorted(SQL.joinpath("functions").glob("*.sql")):
+        for match in _FUNCTION.finditer(path.read_text(encoding="utf-8")):
+            yield f"{match[1]}()", f"functions/{path.name}", match[0]
+
+
+def parse(name: str, file: str, sql: str, tables: frozenset[str] | None) -> ConditionalStatement:
+    """Find the conditions of a text's writes to these tables; without tables, those of its query."""
     reader = _Reader(sql)
     spans: dict[str, list[tuple[tuple[int, int], ...]]] = {}
-    found = sorted(reader.conditions(tables), key=lambda each: each[0])
+    found = sorted(reader.conditions_of_writes(tables) if tables is not None else reader.conditions_of_query())
     for place in dict.fromkeys(found):
         spans.setdefault(reader.normalized(*place[0]), []).append(place)
     conditions = [
@@ -97,7 +111,7 @@ def parse(name: str, file: str, sql: str, tables: frozenset[str]) -> Conditional
         for number, place in enumerate(places, 1)
     ]
     conditions.sort(key=lambda condition: condition.spans)
-    return ConditionalWrite(name, file, sql, tuple(conditions))
+    return ConditionalStatement(name, file, sql, tuple(conditions))
 
 
 class _Reader:
@@ -107,11 +121,16 @@ class _Reader:
         self._tokens = list(_tokens(sql))
         self._ctes = list(self._find_ctes())
 
-    def conditions(self, tables: frozenset[str]) -> Iterator[tuple[tuple[int, int], ...]]:
+    def conditions_of_writes(self, tables: frozenset[str]) -> Iterator[tuple[tuple[int, int], ...]]:
         """Yield the places of each condition of each write to these tables, as offsets in the text."""
         for at in range(len(self._tokens)):
             if self._table_written_at(at) in tables:
                 yield from self._write(at, self._end(at))
+
+    def conditions_of_query(self) -> Iterator[tuple[tuple[int, int], ...]]:
+        """Yield the places of each condition of the outermost SELECT."""
+        start = next(at for at, token in enumerate(self._tokens) if token.text == "select" and token.depth == 0)
+        return self._query(start, len(self._tokens))
 
     def normalized(self, start: int, end: int) -> str:
         """Write a condition in one line, with `now` for the clock, without casts, and with … for subqueries."""
