@@ -72,6 +72,9 @@ class Needed:
     `row` and `call` replace or add to those of the statement. The row must stay as it is, or, with `expect`, end with
     these values; a read must not return it, or return it with these values. `meanwhile` is a change of the row that
     another transaction commits after the statement has read the row and before it writes.
+
+    With `instead`, the text is a part of the SQL outside of the conditions that the parser finds, such as a column that
+    later statements of a function test; it is replaced by `instead`.
     """
 
     text: str
@@ -81,6 +84,7 @@ class Needed:
     expect: Mapping[str, Any] | None = None
     caught_by: CaughtBy = "row"
     meanwhile: str | None = None
+    instead: str | None = None
 
 
 @dataclass(frozen=True)

@@ -307,39 +307,6 @@ TABLE = (
         ),
     ),
     GuardedWrite(
-        "advance_plain_steps()",
-        row=message(visible=True),
-        call=lambda _: {"lock_timeout": "1s"},
-        sql=(
-            "select * from interlock.advance_plain_steps(%(actor)s, %(limit)s::int, %(msg_id)s::bigint, "
-            "%(lock_timeout)s, %(now)s::timestamptz)"
-        ),
-        conditions=(
-            Needed(
-                "msg_id = any (array(…))",
-                "messages that another orchestrator handles are taken from it",
-                row=message(visible=False),
-            ),
-            Needed(
-                "vt <= clock_timestamp ()",
-                "a message that was deferred because its job is locked is taken at once",
-                row=message(visible=False),
-            ),
-            Needed(
-                "msg_id between coalesce(only_message, 0) and coalesce(only_message, 9223372036854775807)",
-                "an orchestrator that was notified of one message takes others from those that were notified of them",
-                call={"msg_id": 0},
-            ),
-            Redundant("jobs.id = any (unfinished_ids)", IDS_FOR_THE_PLANNER),
-            Needed(
-                "jobs.id = counted.id",
-                "a job counts the ended steps of another one, and never ends or ends early",
-                row=beside(reported(OWN_JOB, 1), before=(reported(OTHER_JOB, 2),), after=(reported(UUID(int=1), 2),)),
-                expect={"open_steps": 9},
-            ),
-        ),
-    ),
-    GuardedWrite(
         "read_specific_message()",
         row=message(visible=True),
         call=lambda row: {"msg_id": row["msg_id"]},
