@@ -10,7 +10,7 @@ from uuid import UUID
 
 from condition_scenarios import HOUR, NOW, GuardedWrite, Needed, Redundant, Scene, beside, job, record, task
 from conditions_of_jobs import IDS_FOR_THE_PLANNER
-from conditions_of_steps import OTHER_JOB, OWN_JOB, OWN_WORKFLOW, message, reported
+from conditions_of_steps import ONLY_WHILE_WAITING, OTHER_JOB, OWN_JOB, OWN_WORKFLOW, message, reported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 PAUSED = record("namespaces", "name", name="default", paused_at=NOW - HOUR)
 PARENT = job("RUNNING", id=UUID(int=9))
 MAP = UUID(int=8)
+OWN_MAP = {"id": MAP, "held_by": "parts", "unresolved": 2}
+MAP_ELSEWHERE = task("waiting", job=job("RUNNING"), held_by="parts", unresolved=2)
+WAITING_ELSEWHERE = task("waiting", job=job("RUNNING"), step="n", unresolved=1)
+REPORTED = beside(reported(OWN_JOB, 1), before=(reported(OTHER_JOB, 2),), after=(reported(UUID(int=1), 2),))
 
 
 def batch(
@@ -30,11 +34,14 @@ def batch(
     edge: Mapping[str, Any] | None = None,
     definition: Mapping[str, Any] | None = None,
     waiting: Mapping[str, Any] | None = None,
+    siblings: bool = False,
     sql: str | None = None,
+    returns: str = "message",
 ) -> MakeRow:
     """Make a plain batch, with these columns in its rows: a step has ended, and the next one waits for it alone.
 
-    Returns the message of the end. `sql` is run at last.
+    Returns the message of the end, or the waiting step. `siblings` are other waiting steps of the job, made before and
+    after it; `sql` is run at last.
     """
 
     async def make(scene: Scene) -> Row:
@@ -52,10 +59,15 @@ def batch(
         async def given(_: Scene) -> Row:
             return own
 
-        await task("waiting", job=given, step="n", **{"unresolved": 1, **(waiting or {})})(scene)
+        following_steps = {}
+        for step_name in ("a", "n", "z") if siblings else ("n",):
+            columns = {"unresolved": 1, **(waiting or {})}
+            following_steps[step_name] = await task("waiting", job=given, step=step_name, **columns)(scene)
         await task(job=given, step="m", **{"state": "done", **(ended or {})})(scene)
         if sql is not None:
             await scene.execute(sql)
+        if returns != "message":
+            return following_steps["n"]
         (row,) = await scene.execute("select msg_id from interlock.orchestration_messages")
         return await scene.made("orchestration_messages", row["msg_id"], "msg_id")
 
@@ -226,11 +238,54 @@ TABLE = (
                 beside(batch(), before=(PAUSED,)),
                 instead="",
             ),
+            Needed(
+                "reported.id = jobs.id",
+                "a batch of two jobs never counts as plain",
+                row=REPORTED,
+                expect={"open_steps": 9},
+            ),
+            Redundant("jobs.id = any (locked_job_ids)", IDS_FOR_THE_PLANNER),
+            Needed(
+                "job_id = resolved.job_id",
+                "a step of another job is released, and the own one waits for ever",
+                row=beside(batch(returns="step"), before=(WAITING_ELSEWHERE,), after=(WAITING_ELSEWHERE,)),
+                expect={"state": "pending"},
+            ),
+            Needed(
+                "step = resolved.downstream",
+                "another step of the job is released, and the right one waits for ever",
+                row=batch(siblings=True, returns="step"),
+                expect={"state": "pending"},
+            ),
+            Redundant("state = 'waiting'", ONLY_WHILE_WAITING),
+            Needed(
+                "held_by = 'dependency'",
+                "a step that was activated before, and waits for a paused namespace, is released",
+                row=batch(waiting={"held_by": "namespace", "unresolved": 0}, returns="step"),
+            ),
+            Needed(
+                "id = resolved.part_of",
+                "the end of a part counts for another map",
+                row=beside(
+                    batch(waiting=OWN_MAP, ended={"part_of": MAP, "part": 0}, returns="step"),
+                    before=(MAP_ELSEWHERE,),
+                    after=(MAP_ELSEWHERE,),
+                ),
+                expect={"unresolved": 1},
+            ),
+            Redundant("state = 'waiting' [2]", ONLY_WHILE_WAITING),
+            Needed(
+                "held_by = 'parts'",
+                "the end of a part counts for a map that was not activated yet",
+                row=batch(
+                    waiting=OWN_MAP | {"held_by": "dependency"}, ended={"part_of": MAP, "part": 0}, returns="step"
+                ),
+            ),
             Redundant("jobs.id = any (unfinished_ids)", IDS_FOR_THE_PLANNER),
             Needed(
                 "jobs.id = counted.id",
                 "a job counts the ended steps of another one, and never ends or ends early",
-                row=beside(reported(OWN_JOB, 1), before=(reported(OTHER_JOB, 2),), after=(reported(UUID(int=1), 2),)),
+                row=REPORTED,
                 expect={"open_steps": 9},
             ),
         ),

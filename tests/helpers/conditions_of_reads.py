@@ -560,6 +560,13 @@ TABLE = (
         ),
     ),
     GuardedRead(
+        "lock_jobs()",
+        row=job("RUNNING"),
+        call=by_id(),
+        sql="select id from interlock.lock_jobs(%(ids)s::uuid[])",
+        conditions=(Needed("id = any (wanted)", "one batch locks all jobs", call={"ids": [OTHER]}),),
+    ),
+    GuardedRead(
         "job_ahead()",
         row=beside(keyed("RUNNING"), after=(keyed("PENDING", 2, id=KNOWN),)),
         call=lambda _: {},

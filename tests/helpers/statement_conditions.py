@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -70,40 +69,35 @@ class ConditionalStatement:
         return sql
 
 
-@cache
-def conditional_writes(tables: frozenset[str]) -> dict[str, ConditionalStatement]:
-    """Read all named statements and functions that update or delete rows of these tables, by name."""
-    parsed = (parse(*text, tables) for text in _texts())
+def conditional_statements(tables: frozenset[str], functions: frozenset[str]) -> dict[str, ConditionalStatement]:
+    """Read all named statements and functions that write to these tables or lock rows, by name.
+
+    `functions` are database functions that do neither and whose query counts as well.
+    """
+    texts = [
+        (statement.name, f"queries/{aggregate}.sql", statement.sql)
+        for aggregate in AGGREGATES
+        for statement in load_statements(aggregate).values()
+    ] + [
+        (f"{match[1]}()", f"functions/{path.name}", match[0])
+        for path in sorted(SQL.joinpath("functions").glob("*.sql"))
+        for match in _FUNCTION.finditer(path.read_text(encoding="utf-8"))
+    ]
+    parsed = [parse(name, file, sql, tables, is_query=name in functions) for name, file, sql in texts]
     return {statement.name: statement for statement in parsed if statement.conditions}
 
 
-@cache
-def conditional_reads(functions: frozenset[str]) -> dict[str, ConditionalStatement]:
-    """Read all named statements that lock rows and write none, and these functions, by name."""
-    chosen = (
-        (name, file, sql)
-        for name, file, sql in _texts()
-        if name in functions or (not name.endswith("()") and _LOCKS.search(sql) and not _WRITES.search(sql))
-    )
-    return {name: parse(name, file, sql, None) for name, file, sql in chosen}
-
-
-def _texts() -> Iterator[tuple[str, str, str]]:
-    """Read the name, file and text of all named statements and functions."""
-    for aggregate in AGGREGATES:
-        for statement in load_statements(aggregate).values():
-            yield statement.name, f"queries/{aggregate}.sql", statement.sql
-    for path in sorted(SQL.joinpath("functions").glob("*.sql")):
-        for match in _FUNCTION.finditer(path.read_text(encoding="utf-8")):
-            yield f"{match[1]}()", f"functions/{path.name}", match[0]
-
-
-def parse(name: str, file: str, sql: str, tables: frozenset[str] | None) -> ConditionalStatement:
-    """Find the conditions of a text's writes to these tables; without tables, those of its query."""
+def parse(name: str, file: str, sql: str, tables: frozenset[str], *, is_query: bool = False) -> ConditionalStatement:
+    """Find the conditions of a text's writes to these tables and of its locks, or of its query."""
     reader = _Reader(sql)
+    if is_query or (not name.endswith("()") and _LOCKS.search(sql) and not _WRITES.search(sql)):
+        found = list(reader.conditions_of_query())
+    elif name.endswith("()"):
+        found = [*reader.conditions_of_writes(tables), *reader.conditions_of_locks()]
+    else:
+        found = list(reader.conditions_of_writes(tables))
     spans: dict[str, list[tuple[tuple[int, int], ...]]] = {}
-    found = sorted(reader.conditions_of_writes(tables) if tables is not None else reader.conditions_of_query())
-    for place in dict.fromkeys(found):
+    for place in dict.fromkeys(sorted(found)):
         spans.setdefault(reader.normalized(*place[0]), []).append(place)
     conditions = [
         Condition(text if number == 1 else f"{text} [{number}]", place)
@@ -131,6 +125,18 @@ class _Reader:
         """Yield the places of each condition of the outermost SELECT."""
         start = next(at for at, token in enumerate(self._tokens) if token.text == "select" and token.depth == 0)
         return self._query(start, len(self._tokens))
+
+    def conditions_of_locks(self) -> Iterator[tuple[tuple[int, int], ...]]:
+        """Yield the places of each condition of the SELECTs that lock rows, without the queries around them."""
+        for at, token in enumerate(self._tokens):
+            words = [following.text for following in self._tokens[at : at + 4]]
+            if words[:2] == ["for", "update"] or words == ["for", "no", "key", "update"]:
+                start = next(
+                    place
+                    for place in range(at, -1, -1)
+                    if self._tokens[place].depth == token.depth and self._tokens[place].text == "select"
+                )
+                yield from self._query(start, self._end(start))
 
     def normalized(self, start: int, end: int) -> str:
         """Write a condition in one line, with `now` for the clock, without casts, and with … for subqueries."""
@@ -281,12 +287,12 @@ class _Reader:
         yield (self._offsets(start, end),)
         # EXISTS and scalar subqueries are removed as a whole
         if re.search(r"(= any \( array|=|\bin) \( select\b", words):
-            opening = next(
-                at
-                for at in range(start, end - 1)
-                if self._tokens[at].text == "(" and self._tokens[at + 1].text == "select"
-            )
-            yield from self._query(opening + 1, self._closing(opening))
+            at = start
+            while at < end - 1:
+                if self._tokens[at].text == "(" and self._tokens[at + 1].text == "select":
+                    yield from self._query(at + 1, self._closing(at))
+                    at = self._closing(at)
+                at += 1
 
     # --- ranges of tokens
 

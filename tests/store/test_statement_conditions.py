@@ -22,7 +22,7 @@ import conditions_of_workers
 from condition_scenarios import STATEMENTS, Guarded, Needed, Redundant, Scene, play
 from interlock.postgres.connection import connect
 from interlock.postgres.guards import GUARDS
-from statement_conditions import conditional_reads, conditional_writes, parse
+from statement_conditions import conditional_statements, parse
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 TABLES = frozenset({guard.table for guard in GUARDS} | {"callbacks", "leaders", "orchestration_messages", "signals"})
 # Functions that decide which job of a key starts or ends.
 FUNCTIONS = frozenset({"job_ahead()", "replaced_by()"})
-SQL = {**conditional_writes(TABLES), **conditional_reads(FUNCTIONS)}
+SQL = conditional_statements(TABLES, FUNCTIONS)
 TABLE: tuple[Guarded, ...] = (
     *conditions_of_tasks.TABLE,
     *conditions_of_steps.TABLE,
@@ -214,7 +214,8 @@ async def test_a_condition_is_needed_against_a_concurrent_change(
             ["tasks.b = 2"],
         ),
         ("update interlock.tasks set a = 1 where (select set_config('interlock.actor', 'x', true)) is not null", []),
-        ("select id from interlock.tasks where x for update", []),
+        ("select id from interlock.tasks where x for update", ["x"]),
+        ("select id from interlock.tasks where x", []),
         ("update interlock.namespaces set a = 1 where x", []),
     ],
 )
