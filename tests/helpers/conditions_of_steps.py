@@ -146,6 +146,7 @@ TABLE = (
                         edge("a", "met"),
                         MET,
                     ),
+                    after=(job("RUNNING", workflow_id=OTHER_WORKFLOW),),
                 ),
             ),
             Needed(
@@ -174,7 +175,7 @@ TABLE = (
             Needed(
                 "tasks.step = edges.upstream",
                 "a step that is no dependency counts as not needed",
-                row=beside(in_job("running", "b"), before=(edge("a", "met"),), after=(MET,)),
+                row=beside(in_job("running", "b"), before=(edge("a", "met"), in_job("done", "met", id=KNOWN))),
             ),
             Needed(
                 "state in ('waiting', 'pending', 'running')",
