@@ -154,7 +154,8 @@ class _Reader:
             else:
                 words.append(token.text)
         text = " ".join(words)
-        text = re.sub(r" :: \w+(?: \[ \])?", "", text).replace("coalesce ( %(now)s , now ( ) )", "now")
+        text = re.sub(r" :: \w+(?: \[ \])?", "", text)
+        text = re.sub(r"coalesce \( %\(now\)s , (?:now|clock_timestamp) \( \) \)", "now", text)
         text = re.sub(r"(?<=[(\[]) | (?=[),\]\[])", "", text)
         return re.sub(r"\b(array|coalesce|interval|greatest|least|starts_with|cardinality) \(", r"\1(", text)
 
