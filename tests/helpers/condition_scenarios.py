@@ -171,16 +171,16 @@ class Scene:
 
     async def read(self, row: Row) -> Row | None:
         """Read a row again, with its place in the table, which every write changes. None if it is deleted."""
-        table, key = row["table"], row["key"]
+        table, key = row["_table"], row["_key"]
         place = "" if table in VIEWS else ", ctid::text as ctid"
         found = await self.execute(
             f"select *{place} from interlock.{table} where {key} = %(value)s", {"value": row[key]}
         )
-        return {**found[0], "table": table, "key": key} if found else None
+        return {**found[0], "_table": table, "_key": key} if found else None
 
     async def made(self, table: str, key_value: Any, key: str = "id") -> Row:
         """Return a row that was made."""
-        row = await self.read({"table": table, "key": key, key: key_value})
+        row = await self.read({"_table": table, "_key": key, key: key_value})
         assert row is not None
         return row
 
@@ -276,7 +276,7 @@ def worker(status: str, *, events: tuple[str, ...] | None = None, at: datetime =
     return make
 
 
-def record(table: str, key: str = "id", **columns: Any) -> MakeRow:
+def record(table: str, key: str = "id", /, **columns: Any) -> MakeRow:
     """Make a row of a table without a machine."""
 
     async def make(scene: Scene) -> Row:
@@ -305,7 +305,7 @@ def changed(row: MakeRow, sql: str) -> MakeRow:
     async def make(scene: Scene) -> Row:
         made = await row(scene)
         await scene.execute(sql, made)
-        return await scene.made(made["table"], made[made["key"]], made["key"])
+        return await scene.made(made["_table"], made[made["_key"]], made["_key"])
 
     return make
 
@@ -333,7 +333,7 @@ async def play(scene: Scene, guarded: Guarded, needed: Needed, text: str, other:
             return "constraint"
         raise
     if isinstance(guarded, GuardedRead):
-        found = [each for each in returned if each.get(row["key"], row[row["key"]]) == row[row["key"]]]
+        found = [each for each in returned if each.get(row["_key"], row[row["_key"]]) == row[row["_key"]]]
     else:
         after = await scene.read(row)
         found = [after] if after is not None else []

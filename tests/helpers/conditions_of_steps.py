@@ -54,7 +54,7 @@ def edge(upstream: str, downstream: str, condition: str = "after", of: UUID = OW
 
     async def make(scene: Scene) -> Row:
         definition = {"name": str(of), "version": "1", "definition": {}, "root_namespaces": [], "plain_roots": True}
-        if await scene.read({"table": "workflows", "key": "id", "id": of}) is None:
+        if await scene.read({"_table": "workflows", "_key": "id", "id": of}) is None:
             await scene.insert("workflows", {"id": of, **definition})
         columns = {"upstream": upstream, "downstream": downstream, "condition": condition, "branch": False}
         await scene.insert("workflow_edges", {"workflow_id": of, **columns})
@@ -68,7 +68,7 @@ def in_job(state: str, step: str, job_id: UUID = OWN_JOB, **columns: Any) -> Mak
     workflow_id = OWN_WORKFLOW if job_id == OWN_JOB else OTHER_WORKFLOW
 
     async def find_or_make(scene: Scene) -> Row:
-        found = await scene.read({"table": "jobs", "key": "id", "id": job_id})
+        found = await scene.read({"_table": "jobs", "_key": "id", "id": job_id})
         return found or await job("RUNNING", id=job_id, workflow_id=workflow_id)(scene)
 
     return task(state, job=find_or_make, step=step, **columns)
