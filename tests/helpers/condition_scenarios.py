@@ -1,13 +1,14 @@
 """Scenarios that prove that a condition of a statement is needed: rows, calls, and what becomes of the row.
 
-A table of `GuardedWrite` lists, for one statement each, a row that it writes to and, for each condition, a row or a
-call that differs in exactly that. The statement as shipped must leave the row alone; without the condition it must not.
+A table has a `Guarded` for each statement: a row that it applies to and, for each condition, a row or a call that
+differs in exactly that. The statement as shipped must leave the row alone; without the condition it must not.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -21,7 +22,7 @@ from interlock.postgres.query import as_json, load_statements
 from sql_text import AGGREGATES
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from interlock.machine import Machine
     from interlock.postgres.connection import Connection
@@ -69,8 +70,11 @@ class Needed:
     """A condition, what goes wrong without it, and the scenario that shows it.
 
     `row` and `call` replace or add to those of the statement. The row must stay as it is, or, with `expect`, end with
-    these values. `meanwhile` is a change of the row that another transaction commits after the statement has read the
-    row and before it writes.
+    these values; a read must not return it, or return it with these values. `meanwhile` is a change of the row that
+    another transaction commits after the statement has read the row and before it writes.
+
+    With `instead`, the text is a part of the SQL outside of the conditions that the parser finds, such as a column that
+    later statements of a function test; it is replaced by `instead`.
     """
 
     text: str
@@ -80,6 +84,7 @@ class Needed:
     expect: Mapping[str, Any] | None = None
     caught_by: CaughtBy = "row"
     meanwhile: str | None = None
+    instead: str | None = None
 
 
 @dataclass(frozen=True)
@@ -91,8 +96,8 @@ class Redundant:
 
 
 @dataclass(frozen=True)
-class GuardedWrite:
-    """A statement, or a function as `name()`, with a row that it writes to and the parameters of the call.
+class Guarded:
+    """A statement, or a function as `name()`, with a row that it applies to and the parameters of the call.
 
     `sql` is the call of a function that no statement of the same name calls with all parameters.
     """
@@ -102,6 +107,14 @@ class GuardedWrite:
     call: Call
     conditions: tuple[Needed | Redundant, ...]
     sql: str | None = None
+
+
+class GuardedWrite(Guarded):
+    """A statement that writes."""
+
+
+class GuardedRead(Guarded):
+    """A statement that chooses, and mostly locks, the rows that later statements of the transaction write."""
 
 
 def by_id(**parameters: Any) -> Call:
@@ -158,16 +171,16 @@ class Scene:
 
     async def read(self, row: Row) -> Row | None:
         """Read a row again, with its place in the table, which every write changes. None if it is deleted."""
-        table, key = row["table"], row["key"]
+        table, key = row["_table"], row["_key"]
         place = "" if table in VIEWS else ", ctid::text as ctid"
         found = await self.execute(
             f"select *{place} from interlock.{table} where {key} = %(value)s", {"value": row[key]}
         )
-        return {**found[0], "table": table, "key": key} if found else None
+        return {**found[0], "_table": table, "_key": key} if found else None
 
     async def made(self, table: str, key_value: Any, key: str = "id") -> Row:
         """Return a row that was made."""
-        row = await self.read({"table": table, "key": key, key: key_value})
+        row = await self.read({"_table": table, "_key": key, key: key_value})
         assert row is not None
         return row
 
@@ -263,7 +276,7 @@ def worker(status: str, *, events: tuple[str, ...] | None = None, at: datetime =
     return make
 
 
-def record(table: str, key: str = "id", **columns: Any) -> MakeRow:
+def record(table: str, key: str = "id", /, **columns: Any) -> MakeRow:
     """Make a row of a table without a machine."""
 
     async def make(scene: Scene) -> Row:
@@ -292,44 +305,48 @@ def changed(row: MakeRow, sql: str) -> MakeRow:
     async def make(scene: Scene) -> Row:
         made = await row(scene)
         await scene.execute(sql, made)
-        return await scene.made(made["table"], made[made["key"]], made["key"])
+        return await scene.made(made["_table"], made[made["_key"]], made["_key"])
 
     return make
 
 
-async def play(scene: Scene, write: GuardedWrite, needed: Needed, text: str, other: Connection | None = None) -> str:
+async def play(scene: Scene, guarded: Guarded, needed: Needed, text: str, other: Connection | None = None) -> str:
     """Play one scenario with the given text of the statement; tell what became of the row.
 
     `other` is the connection on which the change of `meanwhile` is made.
     """
-    row = await (needed.row or write.row)(scene)
+    row = await (needed.row or guarded.row)(scene)
     before = await scene.read(row)
-    given = {**write.call(row), **(needed.call(row) if callable(needed.call) else needed.call)}
-    if write.name.endswith("()"):
+    given = {**guarded.call(row), **(needed.call(row) if callable(needed.call) else needed.call)}
+    if guarded.name.endswith("()"):
         await scene.connection.execute(text.encode())
-        text = write.sql or STATEMENTS[write.name.removesuffix("()")].sql
+        text = guarded.sql or STATEMENTS[guarded.name.removesuffix("()")].sql
     try:
         if other is None:
-            await scene.execute(text, given)
+            returned = await scene.execute(text, given)
         else:
-            await _execute_across(scene, text, given, other, needed, row)
+            returned = await _execute_across(scene, text, given, other, needed, row)
     except psycopg.Error as error:
         if (error.sqlstate or "").startswith("IL"):
             return "guard"
         if isinstance(error, psycopg.IntegrityError):
             return "constraint"
         raise
-    after = await scene.read(row)
-    if needed.expect is not None:
-        is_right = after is not None and all(_fits(after[name], value) for name, value in needed.expect.items())
+    if isinstance(guarded, GuardedRead):
+        found = [each for each in returned if each.get(row["_key"], row[row["_key"]]) == row[row["_key"]]]
     else:
-        is_right = after == before
+        after = await scene.read(row)
+        found = [after] if after is not None else []
+    if needed.expect is not None:
+        is_right = found != [] and all(_fits(each, needed.expect) for each in found)
+    else:
+        is_right = found == ([] if isinstance(guarded, GuardedRead) else [before])
     return "right" if is_right else "row"
 
 
 async def _execute_across(
     scene: Scene, text: str, given: Mapping[str, Any], other: Connection, needed: Needed, row: Row
-) -> None:
+) -> list[Row]:
     """Run a statement that waits for another transaction, which has changed the row and commits then."""
     assert needed.meanwhile is not None
     assert needed.expect is not None, "the other transaction changes the row: say what must be left of it"
@@ -343,11 +360,11 @@ async def _execute_across(
             )
             blocked = (await cursor.fetchall())[0]["blocked"]
             await asyncio.sleep(0.002)
-    await running
+    return await running
 
 
 def _fits(found: Any, expected: Any) -> bool:
-    """Tell whether a value is the expected one; of a document, the expected fields count."""
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return all(found[name] == value for name, value in expected.items())
+    """Tell whether a value is the expected one; of a row or document, the expected fields count."""
+    if isinstance(expected, Mapping) and isinstance(found, dict):
+        return all(_fits(found[name], value) for name, value in expected.items())
     return bool(found == expected)

@@ -43,12 +43,13 @@ def with_others(**of_each: tuple[Any, Any]) -> Call:
 
 def documents(row: Row) -> Row:
     """Pass one job as a document."""
-    return {"ids": [row["id"]], "jobs": as_json([{"id": str(row["id"]), "reason": "why", "open_steps": 1}])}
+    document = {"id": str(row["id"]), "reason": "why", "open_steps": 1, "failed_steps": 0}
+    return {"ids": [row["id"]], "jobs": as_json([document])}
 
 
 def keyed(status: str, order: int = 1, **columns: Any) -> MakeRow:
     """Make a job with a key."""
-    return job(status, key="k", key_order=order, on_conflict="queue", **columns)
+    return job(status, **{"key": "k", "key_order": order, "on_conflict": "queue", **columns})
 
 
 def workflow(name: str, namespace: str) -> MakeRow:
@@ -268,17 +269,14 @@ TABLE = (
             Needed(
                 "status in ('PENDING', 'RUNNING')",
                 "a job that ended while a message was set aside loses the reason of its end",
-                row=changed(
-                    beside(job("CANCELED", id=AHEAD), before=(failure(msg_id=1, job_id=AHEAD),)),
-                    f"update interlock.jobs set reason = '{SET_ASIDE}' where id = %(id)s",
-                ),
+                row=beside(job("CANCELED", id=AHEAD, reason=SET_ASIDE), before=(failure(msg_id=1, job_id=AHEAD),)),
             ),
             Needed(
                 "reason like 'a step result was set aside: %%'",
                 "a job loses a reason that says something else",
-                row=changed(
-                    beside(job("RUNNING", id=AHEAD), before=(failure(msg_id=1, job_id=AHEAD),)),
-                    "update interlock.jobs set reason = 'waits for its children' where id = %(id)s",
+                row=beside(
+                    job("RUNNING", id=AHEAD, reason="waits for its children"),
+                    before=(failure(msg_id=1, job_id=AHEAD),),
                 ),
             ),
         ),
@@ -334,7 +332,7 @@ TABLE = (
                 "workflow_id = unserved.id",
                 "jobs that wait with the right reason are written on every tick",
                 row=beside(
-                    changed(lonely(), f"update interlock.jobs set reason = $${UNSERVED}$$ where id = %(id)s"),
+                    lonely(reason=UNSERVED),
                     before=(workflow("a", "mars"),),
                     after=(workflow("b", "venus"),),
                 ),
@@ -353,7 +351,7 @@ TABLE = (
             Needed(
                 "reason is distinct from unserved.reason",
                 "every waiting job is written on every tick",
-                row=changed(lonely(), f"update interlock.jobs set reason = $${UNSERVED}$$ where id = %(id)s"),
+                row=lonely(reason=UNSERVED),
             ),
         ),
     ),

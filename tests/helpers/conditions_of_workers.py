@@ -160,11 +160,12 @@ TABLE = (
     GuardedWrite(
         "acquire_leadership",
         row=record("leaders", "duty", duty="d", holder="a", expires_at=NOW + MINUTE),
-        call=lambda _: {"duty": "d", "holder": "b", "lease": MINUTE},
+        call=lambda _: {"duty": "d", "holder": "a", "lease": HOUR},
         conditions=(
             Needed(
                 "leaders.holder = excluded.holder or leaders.expires_at <= now",
                 "two processes are the leader at once",
+                call={"holder": "b"},
             ),
         ),
     ),

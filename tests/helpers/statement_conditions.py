@@ -1,7 +1,7 @@
-"""Finds the conditions that select the rows of a write, in the named statements and the database functions.
+"""Finds the conditions of named statements and database functions that write rows, or lock rows for a later write.
 
-A condition is one term of an AND: of the WHERE of an UPDATE or DELETE, of the subqueries and CTEs that choose its rows,
-and of the CASE that chooses the state that it writes. `without` returns the text with one condition replaced by `true`.
+A condition is one term of an AND: of the WHERE of the statement, of the subqueries and CTEs that choose its rows, and
+of the CASE that chooses the state that it writes. `without` returns the text with one condition replaced by `true`.
 
 The SELECT of `set_config`, which names the actor in the records, is not a condition: it is always true.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _COMMENT = re.compile(r"--[^\n]*")
-_TOKEN = re.compile(r"'(?:[^']|'')*'|%\(\w+\)s|%%|[\w.]+|::|<>|<=|>=|\|\||->>|->|\S")
+_TOKEN = re.compile(r"'(?:[^']|'')*'|%\(\w+\)s|%%|[\w.]+|::|<>|<=|>=|\|\||->>|->|<@|@>|\S")
 _FUNCTION = re.compile(r"^create or replace function interlock\.(\w+).*?\$\$;$", re.MULTILINE | re.DOTALL)
+_LOCKS = re.compile(r"\bfor (?:no key )?update\b")
+_WRITES = re.compile(r"\b(?:update|delete from|insert into) interlock\.")
 _NAMES_ACTOR = "set_config ( 'interlock.actor'"
 _STATE_COLUMNS = {"state", "status"}
 _CLAUSES = frozenset(
@@ -50,46 +51,53 @@ class Condition:
 
 
 @dataclass(frozen=True)
-class ConditionalWrite:
-    """A named statement, or a database function (`name()`), that writes to one of the tables under test."""
+class ConditionalStatement:
+    """A named statement, or a database function (`name()`), that writes or locks rows under conditions."""
 
     name: str
     file: str
     sql: str
     conditions: tuple[Condition, ...]
 
-    def without(self, condition: str) -> str:
-        """Return the text with one condition replaced by `true`."""
-        (found,) = [each for each in self.conditions if each.text == condition]
+    def without(self, *conditions: str) -> str:
+        """Return the text with these conditions replaced by `true`."""
+        known = {each.text: each for each in self.conditions}
+        spans = [span for condition in conditions for span in known[condition].spans]
         sql = self.sql
-        for start, end in sorted(found.spans, reverse=True):
+        for start, end in sorted(spans, reverse=True):
             sql = f"{sql[:start]}true{sql[end:]}"
         return sql
 
 
-@cache
-def conditional_writes(tables: frozenset[str]) -> dict[str, ConditionalWrite]:
-    """Read all named statements and functions that update or delete rows of these tables, by name."""
+def conditional_statements(tables: frozenset[str], functions: frozenset[str]) -> dict[str, ConditionalStatement]:
+    """Read all named statements and functions that write to these tables or lock rows, by name.
+
+    `functions` are database functions that do neither and whose query counts as well.
+    """
     texts = [
         (statement.name, f"queries/{aggregate}.sql", statement.sql)
         for aggregate in AGGREGATES
         for statement in load_statements(aggregate).values()
-    ]
-    texts += [
+    ] + [
         (f"{match[1]}()", f"functions/{path.name}", match[0])
         for path in sorted(SQL.joinpath("functions").glob("*.sql"))
         for match in _FUNCTION.finditer(path.read_text(encoding="utf-8"))
     ]
-    parsed = (parse(name, file, sql, tables) for name, file, sql in texts)
-    return {write.name: write for write in parsed if write.conditions}
+    parsed = [parse(name, file, sql, tables, is_query=name in functions) for name, file, sql in texts]
+    return {statement.name: statement for statement in parsed if statement.conditions}
 
 
-def parse(name: str, file: str, sql: str, tables: frozenset[str]) -> ConditionalWrite:
-    """Find the conditions of a text's writes to these tables."""
+def parse(name: str, file: str, sql: str, tables: frozenset[str], *, is_query: bool = False) -> ConditionalStatement:
+    """Find the conditions of a text's writes to these tables and of its locks, or of its query."""
     reader = _Reader(sql)
+    if is_query or (not name.endswith("()") and _LOCKS.search(sql) and not _WRITES.search(sql)):
+        found = list(reader.conditions_of_query())
+    elif name.endswith("()"):
+        found = [*reader.conditions_of_writes(tables), *reader.conditions_of_locks()]
+    else:
+        found = list(reader.conditions_of_writes(tables))
     spans: dict[str, list[tuple[tuple[int, int], ...]]] = {}
-    found = sorted(reader.conditions(tables), key=lambda each: each[0])
-    for place in dict.fromkeys(found):
+    for place in dict.fromkeys(sorted(found)):
         spans.setdefault(reader.normalized(*place[0]), []).append(place)
     conditions = [
         Condition(text if number == 1 else f"{text} [{number}]", place)
@@ -97,7 +105,7 @@ def parse(name: str, file: str, sql: str, tables: frozenset[str]) -> Conditional
         for number, place in enumerate(places, 1)
     ]
     conditions.sort(key=lambda condition: condition.spans)
-    return ConditionalWrite(name, file, sql, tuple(conditions))
+    return ConditionalStatement(name, file, sql, tuple(conditions))
 
 
 class _Reader:
@@ -107,11 +115,28 @@ class _Reader:
         self._tokens = list(_tokens(sql))
         self._ctes = list(self._find_ctes())
 
-    def conditions(self, tables: frozenset[str]) -> Iterator[tuple[tuple[int, int], ...]]:
+    def conditions_of_writes(self, tables: frozenset[str]) -> Iterator[tuple[tuple[int, int], ...]]:
         """Yield the places of each condition of each write to these tables, as offsets in the text."""
         for at in range(len(self._tokens)):
             if self._table_written_at(at) in tables:
                 yield from self._write(at, self._end(at))
+
+    def conditions_of_query(self) -> Iterator[tuple[tuple[int, int], ...]]:
+        """Yield the places of each condition of the outermost SELECT."""
+        start = next(at for at, token in enumerate(self._tokens) if token.text == "select" and token.depth == 0)
+        return self._query(start, len(self._tokens))
+
+    def conditions_of_locks(self) -> Iterator[tuple[tuple[int, int], ...]]:
+        """Yield the places of each condition of the SELECTs that lock rows, without the queries around them."""
+        for at, token in enumerate(self._tokens):
+            words = [following.text for following in self._tokens[at : at + 4]]
+            if words[:2] == ["for", "update"] or words == ["for", "no", "key", "update"]:
+                start = next(
+                    place
+                    for place in range(at, -1, -1)
+                    if self._tokens[place].depth == token.depth and self._tokens[place].text == "select"
+                )
+                yield from self._query(start, self._end(start))
 
     def normalized(self, start: int, end: int) -> str:
         """Write a condition in one line, with `now` for the clock, without casts, and with … for subqueries."""
@@ -129,7 +154,8 @@ class _Reader:
             else:
                 words.append(token.text)
         text = " ".join(words)
-        text = re.sub(r" :: \w+(?: \[ \])?", "", text).replace("coalesce ( %(now)s , now ( ) )", "now")
+        text = re.sub(r" :: \w+(?: \[ \])?", "", text)
+        text = re.sub(r"coalesce \( %\(now\)s , (?:now|clock_timestamp) \( \) \)", "now", text)
         text = re.sub(r"(?<=[(\[]) | (?=[),\]\[])", "", text)
         return re.sub(r"\b(array|coalesce|interval|greatest|least|starts_with|cardinality) \(", r"\1(", text)
 
@@ -262,12 +288,12 @@ class _Reader:
         yield (self._offsets(start, end),)
         # EXISTS and scalar subqueries are removed as a whole
         if re.search(r"(= any \( array|=|\bin) \( select\b", words):
-            opening = next(
-                at
-                for at in range(start, end - 1)
-                if self._tokens[at].text == "(" and self._tokens[at + 1].text == "select"
-            )
-            yield from self._query(opening + 1, self._closing(opening))
+            at = start
+            while at < end - 1:
+                if self._tokens[at].text == "(" and self._tokens[at + 1].text == "select":
+                    yield from self._query(at + 1, self._closing(at))
+                    at = self._closing(at)
+                at += 1
 
     # --- ranges of tokens
 
