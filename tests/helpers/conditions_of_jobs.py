@@ -116,6 +116,7 @@ TABLE = (
                 "status = 'SUBMITTED'",
                 "the error of a job that was rejected before is overwritten",
                 row=job("FAILED", events=("reject",)),
+                caught_by="guard",
             ),
         ),
     ),
@@ -140,7 +141,12 @@ TABLE = (
                 call=with_others(reason=("its own", "of another")),
                 expect={"reason": "its own"},
             ),
-            Needed("status = 'RUNNING'", "the reason of a job that has failed is overwritten", row=job("FAILED")),
+            Needed(
+                "status = 'RUNNING'",
+                "the reason of a job that has failed is overwritten",
+                row=job("FAILED"),
+                caught_by="guard",
+            ),
         ),
     ),
     GuardedWrite(
@@ -159,6 +165,7 @@ TABLE = (
                 "status in ('SUBMITTED', 'PENDING', 'RUNNING')",
                 "the reason of a job that was canceled before is overwritten",
                 row=job("CANCELED"),
+                caught_by="guard",
             ),
         ),
     ),
@@ -192,6 +199,7 @@ TABLE = (
                 "jobs.status = 'RUNNING'",
                 "the output of a job that has completed is overwritten",
                 row=job("COMPLETED"),
+                caught_by="guard",
             ),
             Needed(
                 "made.output is not null",
@@ -252,6 +260,7 @@ TABLE = (
                 "status in ('PENDING', 'RUNNING')",
                 "the reason of a job that has completed is overwritten",
                 row=message_of(job("COMPLETED")),
+                caught_by="guard",
             ),
             Needed(
                 "(…)",
@@ -270,6 +279,7 @@ TABLE = (
                 "status in ('PENDING', 'RUNNING')",
                 "a job that ended while a message was set aside loses the reason of its end",
                 row=beside(job("CANCELED", id=AHEAD, reason=SET_ASIDE), before=(failure(msg_id=1, job_id=AHEAD),)),
+                caught_by="guard",
             ),
             Needed(
                 "reason like 'a step result was set aside: %%'",
@@ -292,6 +302,7 @@ TABLE = (
                 "status in ('SUBMITTED', 'PENDING', 'RUNNING')",
                 "a job that has completed gets the reason of a failure",
                 row=job("COMPLETED"),
+                caught_by="guard",
             ),
         ),
     ),
