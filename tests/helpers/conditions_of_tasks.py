@@ -39,8 +39,24 @@ TABLE = (
     GuardedWrite(
         "claim_pending_tasks",
         row=task("pending"),
-        call=lambda _: {"namespaces": ["default"], "types": ["x"], "lease": MINUTE},
+        call=lambda _: {
+            "namespaces": ["default"],
+            "types": ["x"],
+            "lease": MINUTE,
+            "least_crashes": 0,
+            "most_crashes": 0,
+        },
         conditions=(
+            Needed(
+                "crashes >= %(least_crashes)s",
+                "a worker that runs one task alone claims one that is not suspected of killing workers",
+                call={"least_crashes": 1, "most_crashes": 9},
+            ),
+            Needed(
+                "crashes <= %(most_crashes)s",
+                "a task that is suspected of killing its worker runs beside others",
+                row=task("pending", crashes=1),
+            ),
             Needed(
                 "state = 'pending'",
                 "a task that waits for its dependencies is run",
@@ -70,7 +86,22 @@ TABLE = (
         row=task("running", claims=2),
         call=lambda row: {"ids": [row["id"]], "attempts": [row["attempt"]], "progresses": [None], "lease": 2 * MINUTE},
         conditions=(
-            Needed("tasks.id = held.id", "one worker renews the leases of all others", call={"ids": [OTHER]}),
+            Redundant("id = any (%(ids)s)", "the join by id selects the same rows; here it chooses the rows to lock"),
+            Needed(
+                "tasks.id = any (array(…))",
+                "one locked row holds up the renewal of all others, whose leases run out",
+                meanwhile="select from interlock.tasks where id = %(id)s for update",
+                expect={"lease_expires_at": NOW + MINUTE},
+            ),
+            Needed(
+                "tasks.id = held.id",
+                "a lost lease is renewed with the attempt of another task",
+                call=lambda row: {
+                    "ids": [row["id"], OTHER],
+                    "attempts": [1, row["attempt"]],
+                    "progresses": [None, None],
+                },
+            ),
             Needed(
                 "tasks.attempt = held.attempt",
                 "a worker that lost its lease keeps the next attempt alive, and writes its progress",
@@ -139,13 +170,13 @@ TABLE = (
     ),
     GuardedWrite(
         "recover_expired_tasks",
-        row=task("running", lease_expires_at=NOW - SECOND, max_tries=5),
-        call=lambda _: {},
+        row=task("running", lease_expires_at=NOW - SECOND),
+        call=lambda _: {"max_crashes": 3, "message": "killed its worker %s times"},
         conditions=(
             Needed(
-                "tries < max_tries",
-                "a task whose worker died on the last try is tried for ever",
-                row=task("running", lease_expires_at=NOW - SECOND, max_tries=1),
+                "crashes + 1 < %(max_crashes)s",
+                "a task that kills its workers kills them for ever",
+                row=task("running", lease_expires_at=NOW - SECOND, crashes=2),
                 expect={"state": "error", "event": "exhaust"},
             ),
             Needed(
@@ -162,6 +193,32 @@ TABLE = (
                 "cancel_requested_at is null",
                 "a task that is to be canceled runs again",
                 row=task("running", lease_expires_at=NOW - SECOND, cancel_requested_at=NOW - HOUR),
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "exonerate_tasks",
+        row=task("pending", crashes=1),
+        call=lambda row: {"ids": [row["id"]], "attempts": [row["attempt"]]},
+        conditions=(
+            Redundant("tasks.id = any (%(ids)s)", IDS_FOR_THE_PLANNER),
+            Needed(
+                "tasks.id = held.id",
+                "a suspected task is cleared because another one ran with the number of its attempt",
+                call=lambda row: {"ids": [row["id"], OTHER], "attempts": [7, row["attempt"]]},
+            ),
+            Needed(
+                "tasks.attempt = held.attempt",
+                "the end of an old attempt clears the suspicion against a later one",
+                call={"attempts": [7]},
+            ),
+            Needed(
+                "state = 'pending'",
+                "the suspicion is cleared while the attempt that may kill its worker runs",
+                row=task("running", crashes=1),
+            ),
+            Needed(
+                "crashes > 0", "a task that is not suspected is written, and its workers are woken", row=task("pending")
             ),
         ),
     ),

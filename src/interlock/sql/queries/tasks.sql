@@ -187,7 +187,6 @@ with free as materialized (
         updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
     from unnest(%(ids)s::uuid[], %(attempts)s::int[], %(progresses)s::jsonb[]) as held (id, attempt, progress)
     where tasks.id = any (array(select id from free)) and tasks.id = held.id and tasks.attempt = held.attempt
-        and case when state = 'running' then true else false end
     returning tasks.id, tasks.cancel_requested_at, tasks.reason
 )
 select id, true as renewed, cancel_requested_at, reason
