@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import UUID
 
 import psycopg
+from psycopg.types.datetime import TimestamptzLoader
 
 from interlock.lifecycle import JOB, SUPERVISED_WORKER
 from interlock.postgres.query import as_json, load_statements
@@ -23,6 +24,8 @@ from sql_text import AGGREGATES
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from psycopg.abc import Buffer
 
     from interlock.machine import Machine
     from interlock.postgres.connection import Connection
@@ -61,8 +64,9 @@ _WORKER_PATHS: dict[str, tuple[str, ...]] = {
     "TERMINATED": ("terminate",),
 }
 
-# How a missing condition shows: the row is not as it must be, or the database refuses the write.
-CaughtBy = Literal["row", "guard", "constraint"]
+# How a missing condition shows: the row is not as it must be, or the database refuses the write, or a function stops at
+# a value that it cannot handle.
+CaughtBy = Literal["row", "guard", "constraint", "function"]
 
 
 @dataclass(frozen=True)
@@ -122,11 +126,20 @@ def by_id(**parameters: Any) -> Call:
     return lambda row: {"id": row["id"], "ids": [row["id"]], **parameters}
 
 
+class _Timestamps(TimestamptzLoader):
+    """Loads infinity, which Python does not have, as the last time of Python."""
+
+    def load(self, data: Buffer) -> datetime:
+        """Load one value."""
+        return datetime.max.replace(tzinfo=UTC) if bytes(data) == b"infinity" else super().load(data)
+
+
 class Scene:
     """A database in which a scenario runs: makes rows with the statements as shipped, and reads them."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
+        connection.adapters.register_loader("timestamptz", _Timestamps)
         self._numbers = count(1)
 
     async def execute(self, sql: str, parameters: Mapping[str, Any] | None = None) -> list[Row]:
@@ -331,6 +344,8 @@ async def play(scene: Scene, guarded: Guarded, needed: Needed, text: str, other:
             return "guard"
         if isinstance(error, psycopg.IntegrityError):
             return "constraint"
+        if isinstance(error, psycopg.DataError):
+            return "function"
         raise
     if isinstance(guarded, GuardedRead):
         found = [each for each in returned if each.get(row["_key"], row[row["_key"]]) == row[row["_key"]]]

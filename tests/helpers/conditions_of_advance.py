@@ -202,9 +202,9 @@ TABLE = (
                 instead="",
             ),
             not_plain(
-                "or found.limit_key is not null",
+                "or found.limit_keys is not null",
                 "a step runs although its limit is used up",
-                batch(waiting={"limit_key": "k"}),
+                batch(waiting={"limit_keys": ["k"]}),
                 instead="",
             ),
             not_plain(
@@ -227,7 +227,7 @@ TABLE = (
             not_plain(
                 "needs_full_rules or",
                 "a step runs although its limit is used up",
-                batch(waiting={"limit_key": "k"}),
+                batch(waiting={"limit_keys": ["k"]}),
                 instead="",
             ),
             not_plain(

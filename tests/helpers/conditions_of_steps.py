@@ -114,7 +114,7 @@ def message(*, visible: bool) -> MakeRow:
 
 def limited(state: str = "waiting", **columns: Any) -> MakeRow:
     """Make a task that waits for a limit."""
-    return task(state, **{"held_by": "limit", "limit_key": "k", **columns})
+    return task(state, **{"held_by": "limit", "limit_keys": ["k"], **columns})
 
 
 def paused(**columns: Any) -> MakeRow:
@@ -349,14 +349,14 @@ TABLE = (
     GuardedWrite(
         "write_limit_reasons",
         row=limited(),
-        call=lambda _: {"keys": ["k"], "details": ["full"]},
+        call=lambda _: {"lanes": as_json([{"keys": ["k"], "key": "k", "detail": "full"}])},
         conditions=(
             Needed(
-                "limit_key = blocked.key",
+                "limit_keys = blocked.keys",
                 "a task is said to wait for the limit of another key",
-                row=limited(limit_key="other"),
+                row=limited(limit_keys=["other"]),
             ),
-            Redundant("limit_key is not null", "no key is null; here it makes the planner use the index"),
+            Redundant("limit_keys is not null", "no key is null; here it makes the planner use the index"),
             Redundant("state = 'waiting'", REPEATED),
             Redundant("held_by = 'limit'", REPEATED),
             Needed(
@@ -372,7 +372,7 @@ TABLE = (
             Needed(
                 "tasks.id = told.id",
                 "a task is said to wait for the limit of another key",
-                row=beside(limited(limit_key="other"), before=(limited(),)),
+                row=beside(limited(limit_keys=["other"]), before=(limited(),)),
             ),
             Redundant("tasks.state = 'waiting'", ONLY_WHILE_WAITING),
             Needed(
@@ -430,7 +430,7 @@ TABLE = (
                 row=limited(namespace="other"),
             ),
             Redundant(
-                "limit_key is not null", "a task that waits for a limit has a key; it makes the planner use the index"
+                "limit_keys is not null", "a task that waits for a limit has a key; it makes the planner use the index"
             ),
             Redundant("state = 'waiting'", REPEATED),
             Redundant("held_by = 'limit'", REPEATED),
@@ -450,26 +450,26 @@ TABLE = (
     ),
     GuardedWrite(
         "move_hold_from_namespace_to_limit",
-        row=paused(limit_key="k"),
+        row=paused(limit_keys=["k"]),
         call=lambda _: {"name": "n"},
         conditions=(
             Needed(
                 "id = any (array(…))",
                 "tasks of other paused namespaces start",
-                row=paused(limit_key="k", namespace="other"),
+                row=paused(limit_keys=["k"], namespace="other"),
             ),
             Redundant("state = 'waiting'", REPEATED),
             Redundant("held_by = 'namespace'", REPEATED),
             Needed(
                 "namespace = %(name)s",
                 "tasks of other paused namespaces start",
-                row=paused(limit_key="k", namespace="other"),
+                row=paused(limit_keys=["k"], namespace="other"),
             ),
-            Needed("limit_key is not null", "a task without a limit waits for one, for ever", row=paused()),
+            Needed("limit_keys is not null", "a task without a limit waits for one, for ever", row=paused()),
             Needed(
                 "not (capped and step not like 'compensate:%%')",
                 "a step is admitted by its limit although its job runs enough steps",
-                row=paused(job=CAPPED_JOB, capped=True, limit_key="k"),
+                row=paused(job=CAPPED_JOB, capped=True, limit_keys=["k"]),
             ),
             Redundant("state = 'waiting' [2]", ONLY_WHILE_WAITING),
             Needed(

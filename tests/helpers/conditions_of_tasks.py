@@ -24,7 +24,7 @@ JOB = job("RUNNING")
 TABLE = (
     GuardedWrite(
         "hold_pending_tasks",
-        row=task("pending", limit_key="k"),
+        row=task("pending", limit_keys=["k"]),
         call=by_id(held_by="limit"),
         conditions=(
             Needed("id = any (%(ids)s)", "every pending task of the database is held", call={"ids": [OTHER]}),
@@ -75,7 +75,16 @@ TABLE = (
                 row=task("pending", type="y"),
             ),
             Needed(
-                "tasks.id = any (array(…))",
+                "limit_keys is null",
+                "a task starts without the tokens of its limits",
+                row=task("pending", limit_keys=["k"]),
+            ),
+            Redundant(
+                "%(limited_namespaces)s is not null",
+                "without namespaces the function finds no task; so it is not even called",
+            ),
+            Needed(
+                "tasks.id = any (array(…) || array(…))",
                 "every task of the table is claimed, whatever its namespace",
                 row=task("pending", namespace="elsewhere"),
             ),
@@ -353,7 +362,7 @@ TABLE = (
     ),
     GuardedWrite(
         "release_waiting_tasks()",
-        row=task("waiting", held_by="limit", limit_key="k"),
+        row=task("waiting", held_by="limit", limit_keys=["k"]),
         call=by_id(held_by="limit"),
         sql=(
             "select ids from interlock.release_waiting_tasks(%(actor)s, %(ids)s::uuid[], %(held_by)s::text, "
@@ -391,7 +400,7 @@ TABLE = (
             Needed(
                 "only_held_by is null or tasks.held_by = only_held_by",
                 "a task of a paused namespace is released because its limit has room",
-                row=task("waiting", held_by="namespace", limit_key="k"),
+                row=task("waiting", held_by="namespace", limit_keys=["k"]),
             ),
         ),
     ),

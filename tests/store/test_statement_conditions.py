@@ -14,6 +14,7 @@ import pytest_asyncio
 
 import conditions_of_advance
 import conditions_of_jobs
+import conditions_of_limits
 import conditions_of_reads
 import conditions_of_steps
 import conditions_of_supervision
@@ -45,6 +46,7 @@ TABLE: tuple[Guarded, ...] = (
     *conditions_of_workers.TABLE,
     *conditions_of_supervision.TABLE,
     *conditions_of_reads.TABLE,
+    *conditions_of_limits.TABLE,
 )
 APPLIED = [pytest.param(guarded, id=guarded.name) for guarded in TABLE]
 REDUNDANT = [
