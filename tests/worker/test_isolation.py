@@ -133,7 +133,7 @@ async def test_an_outage_that_costs_a_worker_its_leases_makes_no_task_suspected(
     async with FaultyProxy(url) as network:
         app, gate = gated_app(network.url)
         tasks = [await enqueue(database, "gated") for _ in range(5)]
-        settings = replace(BUSY, concurrency=5, lease=1.5, shutdown_limit=5)
+        settings = replace(BUSY, concurrency=5, lease=6, shutdown_limit=5)
         async with serving(app, settings) as worker:
             await until(lambda: len(worker.context.active) == 5)
             attempts = list(worker.context.active.values())
