@@ -15,7 +15,7 @@ from fault_injection import gated_app, locked
 from interlock import Interlock, TaskContext
 from interlock.config import Config
 from interlock.errors import StatementError
-from interlock.lifecycle import TaskState
+from interlock.lifecycle import TaskEvent, TaskState
 from interlock.postgres.connection import connect, is_fault_of_values
 from interlock.store.tasks import claim_pending_tasks, read_task_history
 from interlock.worker.attempt import TaskStateMachine
@@ -223,7 +223,9 @@ async def test_a_transaction_that_the_handler_left_aborted_is_its_own_failure(ur
 async def test_a_return_at_shutdown_that_is_refused_for_a_moment_is_repeated(url: str, database: Connection) -> None:
     tasks = [await enqueue(database, "gated") for _ in range(3)]
     claimed = await claim_pending_tasks(database, actor="w", types=["gated"], limit=3)
-    attempts = [TaskStateMachine.not_started(task, "w") for task in claimed]
+    attempts = [
+        TaskStateMachine.not_started(task, "w", TaskEvent.SHUTDOWN_REQUESTED, "which shuts down") for task in claimed
+    ]
     async with connect(url) as connection:
         async with refusing(database, "pending"):
             returning = asyncio.create_task(return_attempts(connection, attempts, actor="w"))
