@@ -52,7 +52,9 @@ async def test_the_blocks_of_the_guide_run_one_after_the_other(url: str, monkeyp
             worker = asyncio.create_task(work(names["app"]))
     app = names["app"]
     view = asyncio.create_task(asyncio.to_thread(names["in_a_view"], "ada@example.org"))
-    while not view.done():
-        await asyncio.to_thread(lambda: app.sync.run(drain(app)))
-    assert await view == "Hello to ada@example.org"
-    app.sync.close()
+    try:
+        while not view.done():
+            await asyncio.to_thread(lambda: app.sync.run(drain(app)))
+        assert await view == "Hello to ada@example.org"
+    finally:
+        app.sync.close()
