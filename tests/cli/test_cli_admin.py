@@ -51,9 +51,13 @@ def test_limits_are_set_listed_and_deleted(shell: Shell) -> None:
     assert "0 of 5" in shell.answer("limits", "list")
     (limit,) = json.loads(shell.answer("limits", "list", "--json"))
     assert (limit["key"], limit["max_starts"], limit["period"]) == ("mail", 100, 60)
+    needed = "max_starts, max_weight and max_cost need a period, and a period one of them"
+    pattern = "a key has no braces, and a * only at its end, where it makes it a pattern"
+    bounds = "give max_running, or max_starts, max_weight or max_cost with a period"
     for arguments, message in (
-        (["mail"], "limit 'mail': give max_running, or max_starts and period"),
-        (["mail", "--max-starts", "3"], "limit 'mail': max_starts and period must be given together"),
+        (["mail"], f"limit 'mail': {bounds}; share alone declares a key without a bound"),
+        (["mail", "--max-starts", "3"], f"limit 'mail': {needed}"),
+        (["a*b", "--share", "1"], f"limit 'a*b': {pattern}"),
         (["mail", "--max-starts", "3", "--period", "0"], "limit 'mail': period must be greater than 0, got 0:00:00"),
     ):
         refused = shell.run("limits", "set", *arguments)
@@ -62,6 +66,18 @@ def test_limits_are_set_listed_and_deleted(shell: Shell) -> None:
     missing = shell.run("limits", "delete", "mail")
     assert missing.returncode == 1
     assert "there is no limit mail" in missing.stderr
+
+
+def test_the_list_shows_each_key_with_its_rule_and_use(shell: Shell) -> None:
+    shell.run("limits", "set", "llm:*", "--max-weight", "100", "--max-cost", "5", "--period", "60", "--share", "2")
+    shell.rows("select interlock.enqueue('x', limit_keys => '{llm:acme}', limit_weight => '7')")
+    shell.rows("insert into interlock.limit_usage (key, used_at, weight, cost) values ('llm:acme', now(), 98, 6)")
+    lines = shell.answer("limits", "list").splitlines()
+    (line,) = (line.split() for line in lines if line.startswith("llm:acme"))
+    assert " ".join(line[:-3]) == "llm:acme llm:* 98 of 100 per 60 s 6 of 5 per 60 s 1"
+    found = {limit["key"]: limit for limit in json.loads(shell.answer("limits", "list", "--json"))}
+    assert (found["llm:acme"]["waiting"], found["llm:*"]["share"]) == (1, 2)
+    assert found["llm:acme"]["next_at"] is not None
 
 
 def test_templates_are_checked_without_an_app(shell: Shell, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from interlock.store.doctor import DOCTOR
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.limits import LIMITS
 from interlock.store.signals import SIGNALS
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
-STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS, **LIMITS, **DOCTOR}
+STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS, **LIMITS}
 CLAIM = {
     "namespaces": "array['default', 'other']",
     "types": "array['x']",
@@ -69,8 +68,8 @@ def plan(connection: psycopg.Connection, name: str, /, **parameters: str) -> str
     text = re.sub(r"%\((\w+)\)s", number, STATEMENTS[name].sql).replace("%%", "%")
     connection.execute("deallocate all", prepare=False)
     connection.execute(f"prepare hot as {text}".encode())
-    values = ", ".join(parameters.get(name, "null") for name in names)
-    return "\n".join(line for (line,) in connection.execute(f"explain execute hot({values})".encode()))
+    values = f"({', '.join(parameters.get(name, 'null') for name in names)})" if names else ""
+    return "\n".join(line for (line,) in connection.execute(f"explain execute hot{values}".encode()))
 
 
 @pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
@@ -123,30 +122,6 @@ def test_a_claim_does_not_call_the_function_that_takes_tokens(mode: psycopg.Conn
         assert "One-Time Filter" in text
 
 
-def test_finding_the_waiting_lanes_walks_their_index(mode: psycopg.Connection) -> None:
-    text = plan(mode, "read_waiting_lanes")
-    assert text.count("Index Only Scan using tasks_limit_waiting") == 2
-    assert "Seq Scan on tasks" not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "parameters", "index"),
-    [
-        ("read_limit_usage", {"keys": "array['a', 'b']"}, "tasks_limit_taken"),
-        ("read_admissible_tasks", {"lanes": """'[{"keys": ["a"], "tasks": 5}]'"""}, "tasks_limit_waiting"),
-        ("write_limit_reasons", {"lanes": """'[{"keys": ["a"]}]'""", "each": "100"}, "tasks_limit_waiting"),
-        ("read_admitted_keys", {}, "tasks_claim_limited"),
-        ("read_undeclared_keys", {"limit": "10"}, "tasks_limit_taken"),
-    ],
-)
-def test_admission_under_limits_goes_by_its_indexes(
-    mode: psycopg.Connection, name: str, parameters: dict[str, str], index: str
-) -> None:
-    text = plan(mode, name, **parameters)
-    assert index in text
-    assert "Seq Scan on tasks" not in text
-
-
 def test_looking_for_the_next_due_task_walks_the_claim_index(mode: psycopg.Connection) -> None:
     text = plan(mode, "until_next_run", namespaces=CLAIM["namespaces"], types=CLAIM["types"])
     assert text.count("Index Scan using tasks_claim") + text.count("Index Only Scan using tasks_claim") == 3
@@ -166,6 +141,47 @@ def test_settling_goes_by_primary_key_and_not_by_the_lease_index(mode: psycopg.C
     assert "Index Scan using tasks_pkey" in text
     assert "tasks_lease" not in text
     assert "Seq Scan on tasks" not in text
+
+
+LIMITED = """
+insert into interlock.tasks (type) select 'x' from generate_series(1, 20000);
+insert into interlock.tasks (type, state, held_by, limit_keys)
+select 'x', 'waiting', 'limit', array['k' || mod(n, 50), 'all'] from generate_series(1, 5000) as n;
+update interlock.tasks set state = 'pending', event = 'release', held_by = null
+where id in (select id from interlock.tasks where state = 'waiting' limit 300);
+"""
+
+
+@pytest.fixture
+def limited(url: str) -> Iterator[psycopg.Connection]:
+    """Return a database with 20,000 tasks without a limit, and 5,000 with limits in 50 lanes."""
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+        connection.execute(LIMITED)
+        connection.execute("vacuum analyze interlock.tasks")
+        yield connection
+
+
+@pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
+def test_admission_under_limits_goes_by_its_indexes(limited: psycopg.Connection, mode: str) -> None:
+    limited.execute(f"set plan_cache_mode = {mode}".encode())
+    limited.execute(STATEMENTS["walk_indexes"].sql.replace("true", "false").encode())  # for the session
+    lanes = """'[{"keys": ["k1", "all"], "tasks": 5}]'"""
+    statements = {
+        "read_waiting_lanes": {},
+        "read_limit_usage": {"keys": "array['k1', 'all']"},
+        "read_admissible_tasks": {"lanes": lanes},
+        "write_limit_reasons": {"lanes": lanes, "each": "100"},
+        "read_admitted_keys": {},
+        "read_excess_tasks": {"keys": "array['k1']", "tasks": "array[5]", "due_only": "array[true]", "batch": "100"},
+        "next_limited_run_at": {},
+    }
+    plans = {name: plan(limited, name, **parameters) for name, parameters in statements.items()}
+    for name, text in plans.items():
+        assert "Seq Scan on tasks" not in text, f"{name}: {text}"
+    assert "Index Only Scan using tasks_limit_waiting" in plans["read_waiting_lanes"], plans["read_waiting_lanes"]
+    for name in ("read_admissible_tasks", "write_limit_reasons"):
+        assert "Index Scan using tasks_limit_waiting" in plans[name], plans[name]
+    assert "using tasks_limit_due" in plans["next_limited_run_at"], plans["next_limited_run_at"]
 
 
 @pytest.fixture

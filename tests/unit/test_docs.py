@@ -37,10 +37,7 @@ def test_the_readme_shows_the_example_as_it_is() -> None:
 
 
 def test_the_guide_to_limits_shows_its_example_as_it_is() -> None:
-    text = (
-        (ROOT / "examples" / "limits.py").read_text(encoding="utf-8").replace("    sent.append(tenant)\n", "    ...\n")
-    )
-    text = text.replace("-> None:\n    ...", "-> None: ...")
+    text = (ROOT / "examples" / "limits.py").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.+?)```", (ROOT / "docs" / "limits.md").read_text(encoding="utf-8"), re.DOTALL)
     for block in blocks[:3]:
         assert block in text

@@ -257,6 +257,7 @@ async def admit_limited_tasks(
     Without `explain`, the reasons are updated only when few keys are waited for; a later round updates the rest.
     """
     async with duty_transaction(connection, "limits", now=now) as moment:
+        await run(connection, LIMITS["walk_indexes"], {})
         await run(connection, TASKS["stamp_limit_starts"], {"now": now})
         lanes = await _read_lanes(connection, moment)
         await _read_candidates(connection, lanes, moment)
@@ -376,6 +377,7 @@ async def _write_reasons(
 async def sweep_limits(connection: Connection, *, actor: str, now: datetime | None = None) -> list[UUID]:
     """Hold pending tasks in excess of their limits, and delete what no window contains any more."""
     async with duty_transaction(connection, "limits", now=now) as moment:
+        await run(connection, LIMITS["walk_indexes"], {})
         await run(connection, TASKS["stamp_limit_starts"], {"now": now})
         past = {"batch": BATCH_SIZE, "now": moment}
         await run_in_order(

@@ -85,13 +85,18 @@ class Fetcher:
         # With fewer free slots than namespaces, each claim starts with another namespace.
         self._rotation = (self._rotation + 1) % len(namespaces)
         turn = namespaces[self._rotation :] + namespaces[: self._rotation]
-        limited: list[ClaimedTask] = []
-        if time.monotonic() >= self._limited_at:
-            limited = await self._claim_limited(connection, turn, free)
+        # Tasks with a limit get half of the slots first, or a single slot in every other claim: neither kind keeps the
+        # other waiting.
+        asks_limited = time.monotonic() >= self._limited_at
+        self._limited_first = asks_limited and not self._limited_first
+        first = free - free // 2 if free > 1 else int(self._limited_first)
+        limited = await self._claim_limited(connection, turn, first) if asks_limited and first else []
         left = free - len(limited)
         claimed: list[ClaimedTask] = []
         if left:
             claimed = await claim_pending_tasks(connection, namespaces=turn, limit=left, **self._claim_arguments)
+        if asks_limited and not first and not claimed:
+            limited = await self._claim_limited(connection, turn, free)
         claim_batch_size.observe(len(limited) + len(claimed))
         share = -(-left // len(namespaces))
         found = Counter(task.namespace for task in claimed) if len(claimed) >= share else {}
@@ -107,17 +112,8 @@ class Fetcher:
             "callback_url": self._callback_url,
         }
 
-    async def _claim_limited(self, connection: Connection, namespaces: list[str], free: int) -> list[ClaimedTask]:
-        """Claim tasks with a limit for half of the slots, or for a single one in every other claim.
-
-        The other tasks get the rest: neither kind keeps the other waiting. If tokens are missing, the next claim comes
-        when they are there.
-        """
-        self._limited_first = not self._limited_first
-        most = free - free // 2 if free > 1 or self._limited_first else 0
-        if not most:
-            self._limited_due_at = self._limited_at  # it is their turn next
-            return []
+    async def _claim_limited(self, connection: Connection, namespaces: list[str], most: int) -> list[ClaimedTask]:
+        """Claim tasks with a limit. If tokens are missing, the next such claim comes when they are there."""
         claimed = await claim_limited_tasks(connection, namespaces=namespaces, limit=most, **self._claim_arguments)
         if len(claimed) < most:
             remaining = await until_limited_start(connection, types=self._types, namespaces=namespaces)

@@ -21,6 +21,11 @@ delete from interlock.limits
 where key = any (%(keys)s::text[])
 returning key
 
+-- name: walk_indexes
+-- For the transaction of an admission. The planner does not know that tasks with a limit are few among the pending ones,
+-- nor how many a lane has: it would scan the table, or read and sort a whole lane.
+select set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)
+
 -- name: read_waiting_lanes
 -- The different sets of limit keys of waiting tasks, and how much each was served. A recursive skip scan finds them in the
 -- index: a million tasks of one lane cost one step.
@@ -172,7 +177,7 @@ returning tasks.id
 -- name: next_limited_run_at
 select run_at
 from interlock.tasks
-where limit_keys is not null and state = 'waiting' and held_by = 'limit'
+where limit_keys is not null and state = 'waiting' and held_by = 'limit' and run_at > '-infinity'
     and run_at > coalesce(%(now)s::timestamptz, now())
 order by run_at
 limit 1
