@@ -42,8 +42,9 @@ TABLE = (
     GuardedRead(
         "take_limited_tasks()",
         row=limited(),
-        call=lambda _: {},
-        sql="select interlock.take_limited_tasks(array['default'], array['x'], 100, 100, %(now)s::timestamptz) as id",
+        call=lambda _: {"least": 0, "most": 0},
+        sql="select interlock.take_limited_tasks(array['default'], array['x'], %(least)s::smallint, "
+        "%(most)s::smallint, 100, 100, %(now)s::timestamptz) as id",
         conditions=(
             Needed(
                 "state = 'pending'",
@@ -60,6 +61,16 @@ TABLE = (
                 "tasks.namespace = served.namespace",
                 "a worker runs tasks of a namespace that it does not serve",
                 row=limited(namespace="elsewhere"),
+            ),
+            Needed(
+                "crashes >= least_crashes",
+                "a worker that runs nothing else takes a task that needs no isolation",
+                call={"least": 1, "most": 9},
+            ),
+            Needed(
+                "crashes <= most_crashes",
+                "a task that is suspected of killing its worker runs beside others",
+                row=limited(crashes=1),
             ),
             Needed("run_at <= checked_at", "a delayed task starts at once", row=limited(run_at=NOW + SECOND)),
             Needed("type = any (types)", "a worker claims tasks that it has no handler for", row=limited(type="y")),

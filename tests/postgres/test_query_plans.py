@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from interlock.store.doctor import DOCTOR
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.limits import LIMITS
 from interlock.store.signals import SIGNALS
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
-STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS, **LIMITS}
+STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS, **LIMITS, **DOCTOR}
 CLAIM = {
     "namespaces": "array['default', 'other']",
     "types": "array['x']",

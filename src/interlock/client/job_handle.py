@@ -325,6 +325,14 @@ def _failure(status: JobStatus) -> JobFailedError:
     return JobFailedError(message, status=status.status, error=status.error)
 
 
+def _check_statuses(status: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    statuses = None if status is None else (status,) if isinstance(status, str) else tuple(status)
+    for each in statuses or ():
+        if each not in JobState.__members__.values():
+            raise ValueError(f"status must be one of {', '.join(JobState)}, got {each!r}")
+    return statuses
+
+
 async def find_job_summaries(
     app: Interlock,
     *,
@@ -342,10 +350,6 @@ async def find_job_summaries(
     before: UUID | None,
 ) -> list[JobSummary]:
     """Check a filter and find jobs, newest first; `before` is the last id of the previous page."""
-    statuses = None if status is None else (status,) if isinstance(status, str) else tuple(status)
-    for each in statuses or ():
-        if each not in JobState.__members__.values():
-            raise InputError(f"status must be one of {', '.join(JobState)}, got {each!r}")
     if version is not None and workflow is None:
         raise InputError(f"version {version!r} needs a workflow, whose version it is")
     if type(limit) is not int or limit < 0:
@@ -353,7 +357,7 @@ async def find_job_summaries(
     try:
         cursor = None if before is None else check_id("before", before)
         wanted = JobFilter(
-            statuses=statuses,
+            statuses=_check_statuses(status),
             workflow=workflow,
             version=version,
             namespace=namespace,

@@ -68,14 +68,7 @@ class Limit:
             raise ConfigError(
                 f"limit {self.key!r}: a key has no braces, and a * only at its end, where it makes it a pattern"
             )
-        for name, value in (("max_running", self.max_running), ("max_starts", self.max_starts)):
-            if value is not None and not (type(value) is int and 1 <= value <= MAX_INTEGER):
-                raise ConfigError(
-                    f"limit {self.key!r}: {name} must be a whole number from 1 to {MAX_INTEGER}, not {value!r}"
-                )
-        for name, amount in (("max_weight", self.max_weight), ("max_cost", self.max_cost), ("share", self.share)):
-            if amount is not None and not (type(amount) in {int, float} and 0 < amount < math.inf):
-                raise ConfigError(f"limit {self.key!r}: {name} must be a number greater than 0, not {amount!r}")
+        self._check_amounts()
         per_period = (self.max_starts, self.max_weight, self.max_cost)
         if all(bound is None for bound in per_period) != (self.period is None):
             raise ConfigError(
@@ -88,6 +81,16 @@ class Limit:
                 f"limit {self.key!r}: give max_running, or max_starts, max_weight or max_cost with a period; "
                 "share alone declares a key without a bound"
             )
+
+    def _check_amounts(self) -> None:
+        for name, value in (("max_running", self.max_running), ("max_starts", self.max_starts)):
+            if value is not None and not (type(value) is int and 1 <= value <= MAX_INTEGER):
+                raise ConfigError(
+                    f"limit {self.key!r}: {name} must be a whole number from 1 to {MAX_INTEGER}, not {value!r}"
+                )
+        for name, amount in (("max_weight", self.max_weight), ("max_cost", self.max_cost), ("share", self.share)):
+            if amount is not None and not (type(amount) in {int, float} and 0 < amount < math.inf):
+                raise ConfigError(f"limit {self.key!r}: {name} must be a number greater than 0, not {amount!r}")
 
 
 class Admission(NamedTuple):
@@ -303,12 +306,25 @@ async def _read_candidates(connection: Connection, lanes: Sequence[Lane], now: d
 
 
 async def _admit(connection: Connection, lanes: Sequence[Lane], actor: str, now: datetime) -> int:
-    """Release the tasks that fit; return their number.
-
-    Start-time fair queueing: the lane that was served least is next. A lane that had nothing to do starts beside the
-    one that was served least, so that it neither makes up for the time nor has to wait.
-    """
+    """Release the tasks that fit; return their number."""
     active = [lane for lane in lanes if lane.candidates]
+    ids = _choose(active)
+    if not ids:
+        return 0
+    admitted = await release_waiting_tasks(
+        connection, ids, actor=actor, reason="admitted by its limit", held_by="limit", now=now
+    )
+    documents = [{"keys": lane.keys, "served": lane.served} for lane in active if lane.limits]
+    await run_in_order(connection, [(LIMITS["put_limit_lanes"], {"lanes": as_json(documents)})])
+    return len(admitted)
+
+
+def _choose(active: Sequence[Lane]) -> list[UUID]:
+    """Choose the tasks that fit, by start-time fair queueing: the lane that was served least is next.
+
+    A lane that had nothing to do starts beside the one that was served least, so that it neither makes up for the time
+    nor has to wait.
+    """
     least = min((lane.served for lane in active if lane.served is not None), default=0.0)
     for lane in active:
         lane.served = least if lane.served is None else lane.served
@@ -327,14 +343,7 @@ async def _admit(connection: Connection, lanes: Sequence[Lane], actor: str, now:
         ids.append(id_)
         lane.served = served + weight / lane.share
         heapq.heappush(queue, (lane.served, place))
-    if not ids:
-        return 0
-    admitted = await release_waiting_tasks(
-        connection, ids, actor=actor, reason="admitted by its limit", held_by="limit", now=now
-    )
-    documents = [{"keys": lane.keys, "served": lane.served} for lane in active if lane.limits]
-    await run_in_order(connection, [(LIMITS["put_limit_lanes"], {"lanes": as_json(documents)})])
-    return len(admitted)
+    return ids
 
 
 async def _read_openings(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from interlock.errors import DisconnectedError, FenceError, StatementError, StoreError
 from interlock.lifecycle import TaskRowEvent
@@ -65,25 +65,20 @@ async def settle(
     anything is sent. `unconfirmed` are tasks whose earlier settle got no reply: the server may have committed it.
     """
     outcomes = [_outcome_of(attempt) for attempt in attempts]
-    extras = [a.claimed.extras for a in attempts if a.claimed is not None and a.claimed.extras is not None]
-    has_webhooks = any(extra["callback_url"] for extra in extras)
+    extras = _extras_of(attempts)
     limited = any(extra["limit_keys"] for extra in extras)
-    reports_usage = limited and any(outcome.cost is not None or outcome.weight is not None for outcome in outcomes)
-    if has_webhooks or reports_usage or any(outcome.event is TaskRowEvent.CANCEL for outcome in outcomes):
+    usage = _reported_usage(outcomes) if limited else []
+    if usage or any(extra["callback_url"] for extra in extras) or _has_cancellations(outcomes):
         async with transaction(connection):
             awaited, lost = await _write_with_webhooks(connection, outcomes, actor, max_result_size, now)
-            if reports_usage:
-                settled = [outcome for outcome in outcomes if outcome.id not in lost]
-                await record_reported_usage(connection, settled, now=now)
+            if usage:
+                await record_reported_usage(connection, [each for each in usage if each.id not in lost], now=now)
     else:
         awaited, rows = await settle_running_tasks(connection, outcomes, actor=actor, largest=max_result_size, now=now)
         lost = {row.id for row in rows}
-    if lost:
-        if not lost.isdisjoint(unconfirmed):
-            lost -= await _committed_before(connection, outcomes, unconfirmed)
-        for attempt in attempts:
-            if attempt.key[0] in lost:
-                attempt.record_lost_lease()
+    if not lost.isdisjoint(unconfirmed):
+        lost -= await _committed_before(connection, outcomes, unconfirmed)
+    _record_lost(attempts, lost)
     await _notify(connection, attempts, awaited=awaited, limited=limited)
     return lost
 
@@ -312,6 +307,26 @@ class Settler:
     def _finish(self, batch: list[TaskStateMachine], lost: set[UUID]) -> None:
         for attempt in batch:
             self._owner.finish(attempt, written=not lost or attempt.key[0] not in lost)
+
+
+def _extras_of(attempts: Sequence[TaskStateMachine]) -> list[dict[str, Any]]:
+    return [a.claimed.extras for a in attempts if a.claimed is not None and a.claimed.extras is not None]
+
+
+def _reported_usage(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes with a cost or weight, which count against the limits of their tasks."""
+    return [outcome for outcome in outcomes if outcome.cost is not None or outcome.weight is not None]
+
+
+def _has_cancellations(outcomes: Sequence[Outcome]) -> bool:
+    return any(outcome.event is TaskRowEvent.CANCEL for outcome in outcomes)
+
+
+def _record_lost(attempts: Sequence[TaskStateMachine], lost: AbstractSet[UUID]) -> None:
+    if lost:
+        for attempt in attempts:
+            if attempt.key[0] in lost:
+                attempt.record_lost_lease()
 
 
 def _outcome_of(attempt: TaskStateMachine) -> Outcome:
