@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from interlock.errors import DisconnectedError, StatementError
 from interlock.lifecycle import TaskRowEvent
@@ -57,15 +57,11 @@ async def settle(
     """
     outcomes = [_outcome_of(attempt) for attempt in attempts]
     extras = [a.claimed.extras for a in attempts if a.claimed is not None and a.claimed.extras is not None]
-    has_webhooks = any(extra["callback_url"] for extra in extras)
     limited = any(extra["limit_keys"] for extra in extras)
-    reports_usage = limited and any(outcome.cost is not None or outcome.weight is not None for outcome in outcomes)
-    if has_webhooks or reports_usage or any(outcome.event is TaskRowEvent.CANCEL for outcome in outcomes):
+    if limited or _has_webhooks(extras) or any(outcome.event is TaskRowEvent.CANCEL for outcome in outcomes):
         async with transaction(connection):
             awaited, lost = await _write_with_webhooks(connection, outcomes, actor, max_result_size, now)
-            if reports_usage:
-                settled = [outcome for outcome in outcomes if outcome.id not in lost]
-                await record_reported_usage(connection, settled, now=now)
+            await record_reported_usage(connection, outcomes, except_for=lost, now=now)
     else:
         awaited, rows = await settle_running_tasks(connection, outcomes, actor=actor, largest=max_result_size, now=now)
         lost = {row.id for row in rows}
@@ -198,6 +194,10 @@ class Settler:
     def _finish(self, batch: list[TaskStateMachine], lost: set[UUID]) -> None:
         for attempt in batch:
             self._owner.finish(attempt, written=not lost or attempt.key[0] not in lost)
+
+
+def _has_webhooks(extras: Sequence[dict[str, Any]]) -> bool:
+    return any(extra["callback_url"] for extra in extras)
 
 
 def _outcome_of(attempt: TaskStateMachine) -> Outcome:
