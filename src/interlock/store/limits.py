@@ -27,7 +27,7 @@ from interlock.store.task_admin import hold_pending_tasks, release_waiting_tasks
 from interlock.store.tasks import TASKS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -328,12 +328,25 @@ def _choose(active: Sequence[Lane]) -> list[UUID]:
     least = min((lane.served for lane in active if lane.served is not None), default=0.0)
     for lane in active:
         lane.served = least if lane.served is None else lane.served
-    queue = [(lane.served or 0.0, place) for place, lane in enumerate(active)]
+    ids = _take_turns(active)
+    if not ids:
+        return 0
+    admitted = await release_waiting_tasks(
+        connection, ids, actor=actor, reason="admitted by its limit", held_by="limit", now=now
+    )
+    documents = [{"keys": lane.keys, "served": lane.served} for lane in active if lane.limits]
+    await run_in_order(connection, [(LIMITS["put_limit_lanes"], {"lanes": as_json(documents)})])
+    return len(admitted)
+
+
+def _take_turns(lanes: Sequence[Lane]) -> list[UUID]:
+    """Choose tasks in turn from the lane that was served least, while its limits have room."""
+    queue = [(lane.served or 0.0, place) for place, lane in enumerate(lanes)]
     heapq.heapify(queue)
     ids: list[UUID] = []
     while queue:
         served, place = heapq.heappop(queue)
-        lane = active[place]
+        lane = lanes[place]
         if lane.admitted == len(lane.candidates) or lane.blocking_limit() is not None:
             continue  # nothing more in this round: what others take gives it no room
         id_, weight = lane.candidates[lane.admitted]
@@ -412,10 +425,17 @@ async def sweep_limits(connection: Connection, *, actor: str, now: datetime | No
 
 
 async def record_reported_usage(
-    connection: Connection, outcomes: Iterable[Outcome], *, now: datetime | None = None
+    connection: Connection,
+    outcomes: Iterable[Outcome],
+    *,
+    except_for: Container[UUID] = (),
+    now: datetime | None = None,
 ) -> None:
-    """Count the costs and correct the weights that attempts of limited tasks reported, after their settle."""
-    outcomes = list(outcomes)
+    """Count the costs and correct the weights that attempts of limited tasks reported.
+
+    Runs in the transaction of the settle. Lost attempts, `except_for`, have settled nothing.
+    """
+    outcomes = [outcome for outcome in outcomes if outcome.id not in except_for]
     costs = [outcome for outcome in outcomes if outcome.cost is not None]
     if costs:
         parameters = {

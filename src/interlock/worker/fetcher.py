@@ -85,23 +85,37 @@ class Fetcher:
         # With fewer free slots than namespaces, each claim starts with another namespace.
         self._rotation = (self._rotation + 1) % len(namespaces)
         turn = namespaces[self._rotation :] + namespaces[: self._rotation]
-        # Tasks with a limit get half of the slots first, or a single slot in every other claim: neither kind keeps the
-        # other waiting.
-        asks_limited = time.monotonic() >= self._limited_at
-        self._limited_first = asks_limited and not self._limited_first
-        first = free - free // 2 if free > 1 else int(self._limited_first)
-        limited = await self._claim_limited(connection, turn, first) if asks_limited and first else []
+        if time.monotonic() >= self._limited_at:
+            limited, claimed = await self._claim_both(connection, turn, free)
+        else:
+            limited, claimed = [], await self._claim_unlimited(connection, turn, free)
         left = free - len(limited)
-        claimed: list[ClaimedTask] = []
-        if left:
-            claimed = await claim_pending_tasks(connection, namespaces=turn, limit=left, **self._claim_arguments)
-        if asks_limited and not first and not claimed:
-            limited = await self._claim_limited(connection, turn, free)
         claim_batch_size.observe(len(limited) + len(claimed))
         share = -(-left // len(namespaces))
         found = Counter(task.namespace for task in claimed) if len(claimed) >= share else {}
         self.is_exhausted = bool(left) and all(count < share for count in found.values()) and not limited
         return limited + claimed
+
+    async def _claim_both(
+        self, connection: Connection, namespaces: list[str], free: int
+    ) -> tuple[list[ClaimedTask], list[ClaimedTask]]:
+        """Claim tasks with and without a limit.
+
+        Those with a limit get half of the slots first, or a single slot in every other claim: neither kind keeps the
+        other waiting.
+        """
+        self._limited_first = not self._limited_first
+        first = free - free // 2 if free > 1 else int(self._limited_first)
+        limited = await self._claim_limited(connection, namespaces, first) if first else []
+        claimed = await self._claim_unlimited(connection, namespaces, free - len(limited))
+        if not first and not claimed:
+            limited = await self._claim_limited(connection, namespaces, free)
+        return limited, claimed
+
+    async def _claim_unlimited(self, connection: Connection, namespaces: list[str], most: int) -> list[ClaimedTask]:
+        if not most:
+            return []
+        return await claim_pending_tasks(connection, namespaces=namespaces, limit=most, **self._claim_arguments)
 
     @property
     def _claim_arguments(self) -> dict[str, Any]:

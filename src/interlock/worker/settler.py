@@ -72,7 +72,7 @@ async def settle(
         async with transaction(connection):
             awaited, lost = await _write_with_webhooks(connection, outcomes, actor, max_result_size, now)
             if usage:
-                await record_reported_usage(connection, [each for each in usage if each.id not in lost], now=now)
+                await record_reported_usage(connection, usage, except_for=lost, now=now)
     else:
         awaited, rows = await settle_running_tasks(connection, outcomes, actor=actor, largest=max_result_size, now=now)
         lost = {row.id for row in rows}

@@ -155,9 +155,7 @@ where id = any (array(
 
 -- name: write_limit_reasons
 -- Only for the tasks that are admitted next: a changed reason must not rewrite a million rows.
-update interlock.tasks
-set reason = told.reason
-from (
+with told as materialized (
     select found.id, hold.reason
     from jsonb_to_recordset(%(lanes)s::jsonb) as blocked (keys text[], key text, detail text)
         cross join lateral (select interlock.hold_reason('limit', blocked.key, blocked.detail) as reason) as hold
@@ -170,8 +168,13 @@ from (
             limit %(each)s
         ) as found
     where found.reason is distinct from hold.reason
-) as told
-where tasks.id = told.id and tasks.state = 'waiting' and tasks.held_by = 'limit'
+)
+update interlock.tasks
+set reason = told.reason
+from told
+-- The array and the CASE make the planner use the primary key instead of reading all waiting tasks.
+where tasks.id = any (array(select id from told)) and tasks.id = told.id
+    and case when tasks.state = 'waiting' and tasks.held_by = 'limit' then true else false end
 returning tasks.id
 
 -- name: next_limited_run_at
