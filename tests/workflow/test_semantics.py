@@ -19,6 +19,8 @@ from job_driver import Failed, JobDriver, name_of
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from interlock.store.tasks import ClaimedTask
+
 pytestmark = pytest.mark.store
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -453,3 +455,39 @@ async def test_a_repeat_is_bounded(driver: JobDriver) -> None:
         "FAILED",
         """step loop failed: "output.poll == 'ready'" is not true after 2 runs""",
     )
+
+
+async def repeating(driver: JobDriver) -> tuple[UUID, ClaimedTask]:
+    """Start a job with an endless repeat and a signal that makes it superfluous; return it with the step of the child."""
+    await put_workflow(driver.connection, workflow(step("poll"), name="sub"))
+    job = await driver.submit(
+        step("loop", kind="child", workflow="sub", repeat_until="output.poll == 'ready'", max_repeats=9),
+        step("stop", kind="signal", signal="stop"),
+        step("end", "loop", "stop", join="any", cancel_rest=True),
+        name="main",
+    )
+    (poll,) = await driver.claim()
+    return job, poll
+
+
+async def test_cancel_rest_stops_a_repeat_whose_child_completes_before_it_is_canceled(driver: JobDriver) -> None:
+    job, poll = await repeating(driver)
+    await driver.settle(poll)
+    await send_signal(driver.connection, job, "stop", None, actor="eva")
+    await driver.advance(limit=1)  # the end of the poll comes before the message that cancels the child
+    await driver.run()
+    assert driver.ran == ["poll", "end"]
+    assert [child["status"] for child in await children_of(driver, job)] == ["COMPLETED"]
+    assert await driver.states(job) == {"loop": "canceled", "stop": "done", "end": "done"}
+    assert (await driver.job(job))["status"] == "COMPLETED"
+
+
+async def test_a_canceled_job_stops_a_repeat_whose_child_completes_before_it_is_canceled(driver: JobDriver) -> None:
+    job, poll = await repeating(driver)
+    await driver.settle(poll)
+    assert await cancel_job(driver.connection, job, actor="eva")
+    await driver.advance(limit=1)
+    await driver.run()
+    assert driver.ran == ["poll"]
+    assert (await driver.states(job))["loop"] == "canceled"
+    assert (await driver.job(job))["status"] == "CANCELED"

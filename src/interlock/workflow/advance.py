@@ -173,18 +173,22 @@ async def _look_at_jobs(connection: Connection, batch: Batch, messages: Iterable
 async def _end_child_steps(
     connection: Connection, batch: Batch, messages: Iterable[SimpleStepMessage], taken: set[UUID]
 ) -> int:
-    """End child steps whose child job has ended, or start the next one of a repeat; return how many."""
+    """End child steps whose child job has ended, or start the next one of a repeat; return how many.
+
+    A step that is to be canceled starts no further child; it is done only if it needs none.
+    """
     wanted = {message.task_id for message in messages if message.job_id in batch.jobs} - taken - {None}
     if not wanted:
         return 0
     parameters = {"ids": list(wanted), "job_ids": list(batch.jobs)}
     rows = await run(connection, ORCHESTRATION["read_parent_steps"], parameters)
-    repeated = [row for row in rows if batch.jobs[row["job_id"]].is_advancing and _is_to_be_repeated(row)]
+    asked = [row for row in rows if row["superseded"] or batch.jobs[row["job_id"]].is_ending]
+    repeated = [row for row in rows if row not in asked and _is_to_be_repeated(row)]
     ended = await repeat_children(connection, batch, repeated)
     for row in rows:
         if row in repeated:
             continue
-        if row["status"] != JobState.COMPLETED and (row["superseded"] or batch.jobs[row["job_id"]].is_ending):
+        if row in asked and (row["status"] != JobState.COMPLETED or _lacks_repeat_condition(row)):
             await cancel_steps(connection, batch, [row["id"]], reason="its child job was canceled")
         else:
             ended.append(_end_child_step(batch, row))
@@ -209,7 +213,7 @@ def _lacks_repeat_condition(row: dict[str, Any]) -> bool:
 def _end_child_step(batch: Batch, row: dict[str, Any]) -> EndedStep:
     """Complete a child step with the output of its child job, or fail it."""
     step = WaitingStep(**{name: row[name] for name in ("id", "job_id", "step", "namespace")}, kind="child")
-    if _lacks_repeat_condition(row) and batch.jobs[step.job_id].is_advancing:
+    if _lacks_repeat_condition(row):
         until = row["spec"]["repeat_until"]
         return batch.fail(step, f"{until!r} is not true after {row['iteration']} runs", "RepeatLimitReached")
     if row["status"] == JobState.COMPLETED:
