@@ -404,7 +404,7 @@ async def test_a_lost_message_to_a_child_is_sent_again(driver: JobDriver) -> Non
     await cancel_job(driver.connection, job, actor="eva")
     await driver.connection.execute("delete from interlock.orchestration_messages")
     assert (await driver.advance()).received == 0
-    assert await resend_cancellations(driver.connection) == 1
+    assert await resend_cancellations(driver.connection) == 2, "for the child job, and for the step that waits for it"
     await driver.advance()
     # the end of the canceled steps was lost too: the maintenance resends it
     await driver.connection.execute(
@@ -458,7 +458,7 @@ async def test_a_repeat_is_bounded(driver: JobDriver) -> None:
 
 
 async def repeating(driver: JobDriver) -> tuple[UUID, ClaimedTask]:
-    """Start a job with an endless repeat and a signal that makes it superfluous; return it with the step of the child."""
+    """Start a job with a repeat and a signal that makes it superfluous; return it with the step of the child."""
     await put_workflow(driver.connection, workflow(step("poll"), name="sub"))
     job = await driver.submit(
         step("loop", kind="child", workflow="sub", repeat_until="output.poll == 'ready'", max_repeats=9),

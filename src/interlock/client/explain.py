@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 
 # in these states, a requested cancellation may not have taken effect yet
-CANCEL_PENDING_STATES = TASK_ROW.unfinished - {TaskRowState.WAITING}
 MAX_NAMES = 5  # in a sentence; further ones are only counted
 # values of `held_by` that mean that other tasks or jobs must end first
 HELD_BY_OTHERS = frozenset({"dependency", "parts", "worker_count", "compensation", "job", "start"})
@@ -255,7 +254,7 @@ def _name(row: dict[str, Any], *, is_job: bool) -> str:
 def _task_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     row = cause.row
     facts = _job_of_step(row) if is_root else []
-    if row["cancel_requested_at"] is not None and row["state"] in CANCEL_PENDING_STATES:
+    if row["cancel_requested_at"] is not None and row["state"] in TASK_ROW.unfinished:
         facts.append(f"its cancellation was asked for at {at(row['cancel_requested_at'])}")
     if row["state"] == TaskRowState.WAITING:
         return facts + waiting_facts(cause, seen)

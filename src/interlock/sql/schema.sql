@@ -343,6 +343,9 @@ create index tasks_held_steps on interlock.tasks (job_id, held_by, priority desc
 create index tasks_unadvanced on interlock.tasks (coalesce(finished_at, created_at))
     where job_id is not null and not advanced and state in ('done', 'error', 'canceled');
 create index tasks_wait_until on interlock.tasks (wait_until) where wait_until is not null and state = 'waiting';
+-- Steps that are to be canceled, until their parts or their child job have ended: few.
+create index tasks_to_be_canceled on interlock.tasks (cancel_requested_at)
+    where cancel_requested_at is not null and state = 'waiting' and held_by in ('job', 'parts');
 create index tasks_inbox on interlock.tasks (wait_started_at, id) where state = 'waiting' and held_by = 'signal';
 
 create table interlock.namespaces (

@@ -46,7 +46,11 @@ from interlock.postgres.query import run, run_in_order
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.signals import SIGNALS
 from interlock.store.step_results import SimpleStepMessage
-from interlock.store.task_admin import cancel_unfinished_tasks, request_cancel_of_running_tasks
+from interlock.store.task_admin import (
+    cancel_unfinished_tasks,
+    request_cancel_of_running_tasks,
+    request_cancel_of_waiting_steps,
+)
 from interlock.store.workflows import WORKFLOWS
 from interlock.workflow.batch import Activation, lock_jobs
 from interlock.workflow.finalize import complete_jobs, finalize_jobs, jobs_without_open_steps
@@ -111,22 +115,40 @@ async def _cancel_rest(connection: Connection, batch: Batch) -> None:
 
 
 async def cancel_steps(connection: Connection, batch: Batch, ids: Sequence[UUID], *, reason: str) -> None:
-    """Cancel waiting and pending steps of locked jobs, with the parts of maps, and ask running ones to stop.
+    """Cancel waiting and pending steps of locked jobs, and ask running ones to stop.
 
-    A step that waits for its child job ends when that has been canceled. The child gets a message: a transaction that
-    locked a job and then its parent or child could deadlock. The message has ids only: the child is canceled because
-    its parent or its step is.
+    A step that waits for its parts or its child job ends when these have been canceled. In a job that is about to be
+    canceled, nothing depends on the end of a map, so that it is canceled before its parts have stopped.
+    """
+    if not ids:
+        return
+    options: dict[str, Any] = {"actor": batch.actor, "reason": reason, "now": batch.now}
+    await cancel_unfinished_tasks(connection, ids, **options)
+    await request_cancel_of_running_tasks(connection, ids, reason=reason, now=batch.now)
+    waiting = await request_cancel_of_waiting_steps(connection, ids, **options)
+    await cancel_below_steps(connection, batch, [row["id"] for row in waiting])
+    maps = [row["id"] for row in waiting if row["held_by"] == "parts" and batch.jobs[row["job_id"]].is_ending]
+    await cancel_waiting_steps(connection, batch, maps, reason=reason)
+
+
+async def cancel_waiting_steps(connection: Connection, batch: Batch, ids: Sequence[UUID], *, reason: str) -> None:
+    """Cancel steps that waited for their parts or their child job."""
+    if ids:
+        await cancel_unfinished_tasks(connection, ids, actor=batch.actor, reason=reason, running=True, now=batch.now)
+
+
+async def cancel_below_steps(connection: Connection, batch: Batch, ids: Sequence[UUID]) -> None:
+    """Cancel the unfinished parts of these steps, and let their child jobs be canceled.
+
+    A child gets a message: a transaction that locked a job and then its parent or child could deadlock. The message has
+    ids only: the child is canceled because its parent or its step is.
     """
     if not ids:
         return
     parts = [row["id"] for row in await run(connection, STEPS["read_unfinished_parts"], {"ids": list(ids)})]
-    ids = list(dict.fromkeys([*ids, *parts]))
-    children = await run(connection, ORCHESTRATION["read_children_of_steps"], {"ids": ids})
+    await cancel_steps(connection, batch, parts, reason="the map was canceled")
+    children = await run(connection, ORCHESTRATION["read_children_of_steps"], {"ids": list(ids)})
     batch.messages += [SimpleStepMessage(child["id"]) for child in children]
-    waiting = {child["parent_task_id"] for child in children}
-    others = [id_ for id_ in ids if id_ not in waiting]
-    await cancel_unfinished_tasks(connection, others, actor=batch.actor, reason=reason, now=batch.now)
-    await request_cancel_of_running_tasks(connection, others, reason=reason, now=batch.now)
 
 
 # --- From ended steps to ready ones -----------------------------------------------------------------------------
@@ -358,7 +380,10 @@ async def _activate_special_steps(connection: Connection, batch: Batch, steps: d
 
 
 async def _end_maps(connection: Connection, batch: Batch, maps: Mapping[UUID, WaitingStep]) -> list[EndedStep | None]:
-    """End maps whose parts have all ended: done if enough parts are, in error otherwise."""
+    """End maps whose parts have all ended: done if enough parts are, in error otherwise.
+
+    A map that is to be canceled is done only if all of its parts are.
+    """
     if not maps:
         return []
     parameters = {"ids": list(maps), "names": MAX_NAMED_PARTS}
@@ -366,7 +391,9 @@ async def _end_maps(connection: Connection, batch: Batch, maps: Mapping[UUID, Wa
     ended: list[EndedStep | None] = []
     for id_, step in maps.items():
         row = parts[id_]
-        if is_share_met(row["strategy"], row["done"], row["parts"]):
+        if row["is_to_be_canceled"] and row["done"] < row["parts"]:
+            await cancel_waiting_steps(connection, batch, [id_], reason=row["reason"])
+        elif is_share_met(row["strategy"], row["done"], row["parts"]):
             ended.append(batch.succeed(step))
         else:
             failed = row["parts"] - row["done"]

@@ -48,6 +48,8 @@ async def cancel_locked_job(connection: Connection, batch: Batch, job: LockedJob
         return False
     job.ending_reason = reason or f"canceled by {batch.actor}"
     unfinished = await run(connection, STEPS["lock_unfinished_steps"], {"ids": [job.id]})
+    if job.has_started:
+        job.ending = JobState.CANCELED
     step_reason = f"the job was canceled: {job.ending_reason}"
     ids = [row["id"] for row in unfinished]
     await cancel_steps(connection, batch, ids, reason=step_reason)

@@ -314,8 +314,8 @@ where tasks.id = any (%(ids)s::uuid[])
 
 -- name: read_parent_steps
 -- Reads child steps that wait for their child job, where that has ended, with the end of that job.
-select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.superseded, child.id as child_id, child.status,
-    child.output::text as output, child.reason, child.iteration, child.input, steps.spec
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.cancel_requested_at is not null as is_to_be_canceled,
+    tasks.reason as cancel_reason, child.id as child_id, child.status, child.output::text as output, child.reason, child.iteration, child.input, steps.spec
 from interlock.tasks
     cross join lateral (select workflow_id from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
     cross join lateral (
@@ -405,21 +405,28 @@ from interlock.jobs
         select id, status, ending from interlock.jobs as parent where parent.id = jobs.parent_job_id limit 1
     ) as parent
     left join lateral (
-        select state, superseded from interlock.tasks where tasks.id = jobs.parent_task_id limit 1
+        select state, superseded, cancel_requested_at from interlock.tasks where tasks.id = jobs.parent_task_id limit 1
     ) as starter on true
 where jobs.id = any (%(ids)s::uuid[])
     and case when jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') then jobs.ending is null else false end
-    and (parent.ending = 'CANCELED' or parent.status = 'CANCELED' or starter.state = 'canceled' or starter.superseded)
+    and (parent.ending = 'CANCELED' or parent.status = 'CANCELED' or starter.state = 'canceled'
+        or starter.cancel_requested_at is not null)
 
--- name: read_children_of_canceled_jobs
--- Finds unfinished children of jobs that are being canceled, in case the message to a child was lost.
-select child.id
+-- name: read_lost_cancellations
+-- Finds unfinished children of jobs that are being canceled, and steps that are to be canceled and wait for their parts or
+-- their child job, in case a message was lost. A step is to be looked at again, a child job by itself.
+(select child.id as job_id, null::uuid as task_id
 from interlock.jobs
     join interlock.jobs as child on child.parent_job_id = jobs.id
         and child.status in ('SUBMITTED', 'PENDING', 'RUNNING') and child.ending is null
 where jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') and jobs.ending = 'CANCELED'
     and child.parent_job_id is not null
-limit %(limit)s
+limit %(limit)s)
+union all
+(select job_id, id
+from interlock.tasks
+where cancel_requested_at is not null and state = 'waiting' and held_by in ('job', 'parts')
+limit %(limit)s)
 
 -- name: record_job_failure
 -- Records that the orchestrator could not start, cancel or advance a job, and hides it for 1 second to 1 hour, doubling

@@ -122,7 +122,8 @@ where upstream.state in ('done', 'error', 'canceled', 'skipped')
 
 -- name: read_ended_parts
 -- Reads how many parts of maps are done, the first names of the others, and the share that must be done.
-select map.id, steps.strategy, parts.parts, parts.done, parts.failed
+select map.id, steps.strategy, parts.parts, parts.done, parts.failed, map.reason,
+    map.cancel_requested_at is not null as is_to_be_canceled
 from interlock.tasks as map
     cross join lateral (select workflow_id from interlock.jobs where jobs.id = map.job_id limit 1) as jobs
     cross join lateral (
@@ -144,6 +145,24 @@ select id
 from interlock.tasks
 where part_of = any (%(ids)s::uuid[]) and part_of is not null and state in ('waiting', 'pending', 'running')
 order by id
+
+-- name: request_cancel_of_waiting_steps
+-- Marks steps that wait for their parts or their child job: these are canceled, and the step ends with them.
+update interlock.tasks
+set cancel_requested_at = coalesce(cancel_requested_at, %(now)s::timestamptz, now()),
+    reason = case
+        when cancel_requested_at is null then coalesce(%(reason)s, 'canceled by ' || %(actor)s::text)
+        else reason
+    end
+where id = any (%(ids)s::uuid[]) and state = 'waiting' and held_by in ('job', 'parts')
+returning id, job_id, held_by
+
+-- name: read_steps_to_cancel
+-- Reads the steps among these that are to be canceled, and wait for their parts or their child job.
+select id
+from interlock.tasks
+where id = any (%(ids)s::uuid[])
+    and case when state = 'waiting' and cancel_requested_at is not null then held_by in ('job', 'parts') else false end
 
 -- name: supersede_upstream_steps
 -- Marks the unfinished dependencies of steps that have what they need: their end does not fail the job.
