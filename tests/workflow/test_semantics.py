@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from factories import step, workflow
-from interlock.store.jobs import read_jobs
+from interlock.store.jobs import read_jobs, until_next_due
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.workflows import put_workflow
-from interlock.workflow.advance import resend_cancellations
+from interlock.workflow.advance import cancel_overdue_jobs, resend_cancellations
 from interlock.workflow.cancel import cancel_job
+from interlock.workflow.new_job import NewJob
+from interlock.workflow.queued_jobs import cancel_replaced_jobs, start_queued_jobs
 from interlock.workflow.signals import end_due_waits, send_signal
+from interlock.workflow.submit import submit_job
 from job_driver import Failed, JobDriver, name_of
 
 if TYPE_CHECKING:
@@ -396,6 +399,86 @@ async def test_a_failed_job_waits_for_a_child_that_nobody_waits_for(driver: JobD
     await driver.run()
     assert (await driver.job(job))["status"] == "FAILED"
     assert driver.ran == ["bad", "c1", "compensate:child/c1"]
+
+
+async def failing_with_a_child(driver: JobDriver, **options: Any) -> tuple[UUID, UUID]:
+    """Run a job until it has failed and waits for a child job of a step with `wait=False`, which waits for a signal."""
+    below = workflow(step("deep", kind="signal", signal="s"), name="below")
+    sub = workflow(
+        step("c1", compensate="undo"),
+        step("below", "c1", kind="child", workflow="below", wait=False),
+        step("c2", "below", kind="signal", signal="s"),
+        name="sub",
+    )
+    for document in (below, sub):
+        await put_workflow(driver.connection, document)
+    driver.outcomes = {"bad": NO}
+    job = await driver.submit(
+        step("p1", compensate="undo"),
+        step("child", "p1", kind="child", workflow="sub", wait=False),
+        step("bad", "child"),
+        name="main",
+        **options,
+    )
+    await driver.run()
+    (child,) = await children_of(driver, job)
+    row = await driver.job(job)
+    assert (row["status"], row["ending"], child["status"]) == ("RUNNING", "FAILED", "RUNNING")
+    return job, child["id"]
+
+
+async def check_failed_with_canceled_children(driver: JobDriver, job: UUID, reason: str) -> None:
+    assert (await driver.job(job))["reason"].endswith(f"is being canceled ({reason}), then: step bad failed: no")
+    await driver.run()
+    row = await driver.job(job)
+    assert (row["status"], row["reason"]) == ("FAILED", "step bad failed: no")
+    (child,) = await children_of(driver, job)
+    (below,) = await children_of(driver, child["id"])
+    assert (child["status"], below["status"]) == ("CANCELED", "CANCELED")
+    assert child["reason"] == f"job {job}, which it belongs to, failed, and was canceled then: {reason}"
+    assert driver.ran == ["p1", "c1", "bad", "compensate:c1", "compensate:p1"]
+
+
+async def test_canceling_a_failed_job_cancels_the_children_that_it_waits_for(driver: JobDriver) -> None:
+    job, _ = await failing_with_a_child(driver)
+    assert await cancel_job(driver.connection, job, actor="eva")
+    assert not await cancel_job(driver.connection, job, actor="eva"), "they are being canceled"
+    await check_failed_with_canceled_children(driver, job, "canceled by eva")
+
+
+async def test_the_timeout_of_a_failed_job_cancels_the_children_that_it_waits_for(driver: JobDriver) -> None:
+    driver.now = NOW
+    job, _ = await failing_with_a_child(driver, timeout=60)
+    assert await until_next_due(driver.connection, now=NOW) == 60
+    later = NOW + timedelta(seconds=61)
+    assert await cancel_overdue_jobs(driver.connection, actor="o_1", now=later) == 1
+    assert await cancel_overdue_jobs(driver.connection, actor="o_1", now=later) == 0
+    await check_failed_with_canceled_children(driver, job, "the job's timeout of 60 s is over")
+
+
+async def test_a_job_that_replaces_a_failed_one_cancels_the_children_that_it_waits_for(driver: JobDriver) -> None:
+    job, _ = await failing_with_a_child(driver, key="k")
+    new = NewJob("main", {}, key="k", on_conflict="cancel_in_progress")
+    submitted = await submit_job(driver.connection, new, actor="eva")
+    assert await cancel_replaced_jobs(driver.connection, actor="o_1") == 1
+    assert await cancel_replaced_jobs(driver.connection, actor="o_1") == 0
+    await check_failed_with_canceled_children(driver, job, f"replaced by job {submitted.id}")
+    assert await start_queued_jobs(driver.connection, actor="o_1") == 1
+
+
+async def test_canceling_a_parent_reaches_the_children_of_a_child_that_has_failed(driver: JobDriver) -> None:
+    child = workflow(step("c", kind="child", workflow="leaf", wait=False), step("bad", "c"), name="mid")
+    leaf = workflow(step("s", kind="signal", signal="s"), name="leaf")
+    for document in (leaf, child):
+        await put_workflow(driver.connection, document)
+    driver.outcomes = {"bad": NO}
+    job = await driver.submit(step("m", kind="child", workflow="mid"), name="top")
+    await driver.run()
+    assert await cancel_job(driver.connection, job, actor="eva")
+    await driver.run()
+    (mid,) = await children_of(driver, job)
+    (below,) = await children_of(driver, mid["id"])
+    assert [(await driver.job(job))["status"], mid["status"], below["status"]] == ["CANCELED", "FAILED", "CANCELED"]
 
 
 async def test_a_lost_message_to_a_child_is_sent_again(driver: JobDriver) -> None:

@@ -282,6 +282,8 @@ def _job_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     )
     if row["deadline_at"] is not None and row["ending"] is None:
         facts.append(f"it is canceled if it has not ended at {at(row['deadline_at'])}")
+    elif row["deadline_at"] is not None and _waits_for_children(row):
+        facts.append(f"its child jobs are canceled if they have not ended at {at(row['deadline_at'])}")
     return facts
 
 
@@ -304,6 +306,8 @@ def _progress_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str
     facts = []
     if row["compensating"]:
         facts.append(f"it compensates, and becomes {row['ending']} then: {row['ending_reason']}")
+    elif row["unfinished_child"] is not None:
+        facts += _ending_with_children(row)
     elif row["ending"] is not None:
         facts.append(f"it becomes {row['ending']} once its last step has stopped: {row['ending_reason']}")
     facts.append(f"{_count_open_steps(seen) if is_root else row['open_steps']} of its steps are open")
@@ -311,9 +315,24 @@ def _progress_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str
         latest = f"the latest at {at(row['dead_letter_at'])}: {row['dead_letter_error']}"
         facts.append(f"{row['dead_letters']} of its step results became dead letters, {latest}")
         facts.append(f"when the cause is gone, `interlock jobs replay {row['id']}` sends them again at once")
-    if not cause.causes and not cause.shared:
+    if not cause.causes and not cause.shared and row["unfinished_child"] is None:
         facts.append("none of its steps is active, and it has not ended: a step result was lost")
     return facts + _no_orchestrator(seen)
+
+
+def _waits_for_children(row: dict[str, Any]) -> bool:
+    """Tell whether a job has failed and waits for child jobs that nobody has canceled."""
+    return row["ending"] == JobState.FAILED and row["unfinished_child"] is not None and row["cancel_reason"] is None
+
+
+def _ending_with_children(row: dict[str, Any]) -> list[str]:
+    child = row["unfinished_child"]
+    facts = [f"it becomes {row['ending']} once its steps and its child job {child} have ended: {row['ending_reason']}"]
+    if _waits_for_children(row):
+        facts.append(f"`interlock jobs cancel {row['id']}` cancels its child jobs; it becomes FAILED then")
+    elif row["cancel_reason"] is not None:
+        facts.append(f"its child jobs are being canceled: {row['cancel_reason']}")
+    return facts
 
 
 def _count_open_steps(seen: Explained) -> str:

@@ -233,7 +233,11 @@ class JobHandle:
     result = wait
 
     async def cancel(self, reason: str | None = None) -> bool:
-        """Cancel the job and its children and ask running steps to stop; False if it has ended or is ending."""
+        """Cancel the job and its children and ask running steps to stop.
+
+        False if it has ended, is being canceled or compensates. A job that has failed and waits for child jobs becomes
+        FAILED once these have been canceled.
+        """
         app = self._app
         async with app.connection() as connection:
             canceled = await cancel_job(connection, self.id, actor=app.actor, reason=reason, now=app.now())

@@ -133,6 +133,7 @@ create table interlock.jobs (
     -- final status and its reason, stored while running steps end and compensations run
     ending text,
     ending_reason text,
+    cancel_reason text,                      -- of a failing job: why the child jobs that it waits for are canceled
     compensating boolean not null default false,
     -- counters that save counting the steps
     open_steps int not null default 0,
@@ -198,7 +199,7 @@ create index jobs_attributes on interlock.jobs using gin (attributes jsonb_path_
 create index jobs_created on interlock.jobs (created_at);
 create index jobs_unsuccessful on interlock.jobs (status, id) where status in ('FAILED', 'CANCELED');
 create index jobs_deadline on interlock.jobs (deadline_at)
-    where deadline_at is not null and ending is null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
+    where deadline_at is not null and ending is distinct from 'CANCELED' and status in ('SUBMITTED', 'PENDING', 'RUNNING');
 create index jobs_not_before on interlock.jobs (not_before)
     where not_before is not null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
 

@@ -49,6 +49,7 @@ class LockedJob:
     status: str
     ending: str | None
     ending_reason: str | None
+    cancel_reason: str | None  # of a failing job: why the child jobs that it waits for are canceled
     compensating: bool
     worker_count: int | None
     open_steps: int
@@ -79,6 +80,11 @@ class LockedJob:
         return self.ending is not None and self.status not in JOB.final
 
     @property
+    def waits_for_children(self) -> bool:
+        """Whether it is about to fail, and its child jobs have to end first."""
+        return self.status == JobState.RUNNING and self.ending == JobState.FAILED and not self.compensating
+
+    @property
     def is_over(self) -> bool:
         """Whether it has ended or is about to fail or to be canceled."""
         return self.status in JOB.final or self.ending is not None
@@ -86,7 +92,9 @@ class LockedJob:
 
 _UNREAD_FIELDS = frozenset({"reason", "changed", "stored"})
 _READ_COLUMNS = tuple(column.name for column in fields(LockedJob) if column.name not in _UNREAD_FIELDS)
-_UPDATED_COLUMNS = ("open_steps", "failed_steps", "ending", "ending_reason", "compensating", "reason", "error")
+_UPDATED_COLUMNS = (
+    *("open_steps", "failed_steps", "ending", "ending_reason", "cancel_reason", "compensating", "reason", "error"),
+)
 _updated_values = attrgetter(*_UPDATED_COLUMNS)
 
 
