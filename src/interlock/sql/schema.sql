@@ -140,7 +140,8 @@ create table interlock.jobs (
     failed_steps int not null default 0,
     retried_from uuid,
     -- by step: the document whose result is taken from `retried_from`; for a step that failed or was canceled there without
-    -- consequence and does not run again, whether it counts as failed: {"skipped_by_failure": true}
+    -- consequence and does not run again, whether it counts as failed: {"skipped_by_failure": true}; for a map that runs again,
+    -- the map whose done parts are kept: {"map_id": …}; for a child step, the child job to retry: {"child_id": …, "iteration": …}
     reused jsonb,
     parent_task_id uuid,
     iteration int not null default 1,        -- of a child job, among those that its step starts one after another

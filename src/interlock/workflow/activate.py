@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.errors import PermanentError
+from interlock.errors import InputError, PermanentError
 from interlock.lifecycle import TaskRowState
 from interlock.model.conditions import parse_condition
 from interlock.model.graph import (
@@ -42,6 +42,7 @@ from interlock.model.joins import (
 )
 from interlock.model.options import MAX_JOB_DEPTH, check_text
 from interlock.model.timing import later, wake_at
+from interlock.postgres.ids import new_id
 from interlock.postgres.query import run, run_in_order
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.signals import SIGNALS
@@ -52,8 +53,9 @@ from interlock.store.task_admin import (
     request_cancel_of_waiting_steps,
 )
 from interlock.store.workflows import WORKFLOWS
-from interlock.workflow.batch import Activation, lock_jobs
+from interlock.workflow.batch import Activation, KeptPart, lock_jobs
 from interlock.workflow.finalize import complete_jobs, finalize_jobs, jobs_without_open_steps
+from interlock.workflow.kept_steps import read_kept_steps
 from interlock.workflow.new_job import (
     NewJob,
     describe_unknown_workflow,
@@ -403,7 +405,7 @@ async def _end_maps(connection: Connection, batch: Batch, maps: Mapping[UUID, Wa
 
 
 def _activate_map(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> EndedStep | None:
-    """Insert the parts of a map, and let the map wait for them; a map without parts ends at once."""
+    """Insert the parts of a map, and let the map wait for those that run; a map without parts to run ends at once."""
     parts: int | None = row["parts"]
     if parts is None:
         return batch.fail(step, MAP_SOURCE_ERROR)
@@ -411,15 +413,20 @@ def _activate_map(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> Ended
         return batch.fail(step, too_many_parts_error(parts))
     if parts == 0:
         return batch.succeed(step)
-    reason = f"waits for {parts} part{'s' if parts > 1 else ''}"
-    rest = row["input_without_source"]
-    batch.keep_waiting(
-        step.id, unresolved=parts, taken=0, failed=0, held_by="parts", reason=reason, parts_job_input=rest
-    )
+    job = batch.jobs[step.job_id]
+    kept = [KeptPart(new_id(), step.id, part, job.retried_from) for part in row["kept_parts"] if part < parts]
+    batch.kept_parts += kept
     batch.maps.append(step.id)
     batch.created_count += parts
-    job = batch.jobs[step.job_id]
-    job.open_steps += parts
+    running = parts - len(kept)
+    if running == 0:
+        return batch.succeed(step)
+    reason = f"waits for {running} part{'s' if running > 1 else ''}"
+    rest = row["input_without_source"]
+    batch.keep_waiting(
+        step.id, unresolved=running, taken=len(kept), failed=0, held_by="parts", reason=reason, parts_job_input=rest
+    )
+    job.open_steps += running
     job.changed = True
     return None
 
@@ -538,6 +545,7 @@ async def _activate_children(
     connection: Connection, batch: Batch, steps: dict[UUID, WaitingStep], rows: Sequence[dict[str, Any]]
 ) -> list[EndedStep]:
     """Insert the child jobs of these steps; return the steps that do not wait, or whose child is refused."""
+    rows = [row if row.get("retried_child_id") is None else await _with_retried_child(connection, row) for row in rows]
     prepared = await _prepare_children(connection, batch, rows)
     children = [child for child in prepared if not isinstance(child, str)]
     inserted = await insert_jobs(connection, children, actor=batch.actor, now=batch.now) if children else []
@@ -559,6 +567,24 @@ async def _activate_children(
     return ended
 
 
+async def _with_retried_child(connection: Connection, row: dict[str, Any]) -> dict[str, Any]:
+    """Add what the child job of a step takes over from the child job that it retries, unless that cannot be retried."""
+    old_id: UUID = row["retried_child_id"]
+    for old in await run(connection, JOBS["read_jobs"], {"ids": [old_id]}):
+        try:
+            reused = await read_kept_steps(connection, old_id, None, old)
+        except InputError:  # rejected, or pruned
+            break
+        return {
+            **row,
+            "version": old["version"],
+            "next_input": old["input"],
+            "iteration": row["retried_iteration"],
+            "taken_over": {"retried_from": old_id, "reused": reused},
+        }
+    return row
+
+
 async def _prepare_children(
     connection: Connection, batch: Batch, rows: Sequence[dict[str, Any]]
 ) -> list[PreparedJob | str]:
@@ -566,7 +592,7 @@ async def _prepare_children(
 
     A child obeys the rules of a submitted job: its workflow exists, its input matches the schema, its depth is allowed.
     """
-    wanted = [(row["spec"]["workflow"], row["spec"].get("workflow_version")) for row in rows]
+    wanted = [(row["spec"]["workflow"], row.get("version") or row["spec"].get("workflow_version")) for row in rows]
     workflows = await find_workflows(connection, wanted, now=batch.now)
     ids = list({found.id for found in workflows if found.id is not None})
     schema_rows = await run(connection, WORKFLOWS["read_input_schemas"], {"ids": ids})
@@ -607,7 +633,7 @@ def _prepare_child(
         iteration=row.get("iteration", 1),
         correlation_id=job.correlation_id,
     )
-    return prepare_job(new, found, depth=job.depth + 1)
+    return prepare_job(new, found, depth=job.depth + 1, **row.get("taken_over", {}))
 
 
 def child_input(mapping: dict[str, Any] | None, inputs: dict[str, Any]) -> dict[str, Any]:

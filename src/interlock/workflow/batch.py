@@ -105,6 +105,15 @@ class Activation(NamedTuple):
     namespace: str
 
 
+class KeptPart(NamedTuple):
+    """A part of a map whose result is taken over from the job that this one retries."""
+
+    id: UUID  # of the new row
+    map_id: UUID
+    part: int
+    retried_from: UUID | None
+
+
 @dataclass(slots=True)
 class Batch:
     """The locked jobs of one transaction, and the writes to their steps, gathered."""
@@ -121,6 +130,7 @@ class Batch:
     waits: dict[UUID, dict[str, Any]] = field(default_factory=dict)
     consumed: dict[int, str] = field(default_factory=dict)  # signals: the steps that consume them
     maps: list[UUID] = field(default_factory=list)
+    kept_parts: list[KeptPart] = field(default_factory=list)
     racing: list[WaitingStep] = field(default_factory=list)  # ready steps with `cancel_rest`
     messages: list[SimpleStepMessage] = field(default_factory=list)
     completed: list[LockedJob] = field(default_factory=list)
@@ -265,7 +275,23 @@ class Batch:
 
     def _take_maps(self) -> list[StatementCall]:
         maps, self.maps = self.maps, []
-        return [(STEPS["insert_parts"], {"ids": maps, "now": self.now})] if maps else []
+        kept, self.kept_parts = self.kept_parts, []
+        if not maps:
+            return []
+        insert = {
+            "ids": maps,
+            "kept_maps": [part.map_id for part in kept],
+            "kept_parts": [part.part for part in kept],
+            "kept_ids": [part.id for part in kept],
+            "now": self.now,
+        }
+        skip = {
+            "ids": [part.id for part in kept],
+            "reasons": [f"result reused from job {part.retried_from}" for part in kept],
+            "skipped_by_failure": [False] * len(kept),
+            **self._common(),
+        }
+        return [(STEPS["insert_parts"], insert), *([(TASKS["skip_waiting_tasks"], skip)] if kept else [])]
 
     def _take_signals(self) -> list[StatementCall]:
         consumed, self.consumed = self.consumed, {}
