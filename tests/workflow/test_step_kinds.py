@@ -415,6 +415,16 @@ async def test_an_approval_activates_or_fails_its_step(driver: JobDriver, approv
         assert (row["status"], row["reason"]) == ("FAILED", "step ok failed: rejected by eve: hm")
 
 
+async def test_a_signal_step_cannot_be_approved(driver: JobDriver) -> None:
+    job = await driver.submit(step("s", kind="signal", signal="paid"), step("boss", kind="approval"))
+    answer = {"approved": True}
+    for name in ("s", "paid"):
+        with pytest.raises(InputError, match=f"step 's' .* waits for signal 'paid'.*interlock jobs signal {job} paid"):
+            await send_signal(driver.connection, job, name, answer, actor="eva", is_answer=True)
+    assert await send_signal(driver.connection, job, "boss", answer, actor="eva", is_answer=True)
+    assert await driver.states(job) == {"s": "waiting", "boss": "done"}
+
+
 async def test_a_submit_in_a_transaction_that_rolls_back_leaves_nothing(driver: JobDriver) -> None:
     await put_workflow(driver.connection, workflow(step("s", kind="signal", signal="x")))
     async with driver.connection.transaction(force_rollback=True):
