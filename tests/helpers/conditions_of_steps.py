@@ -190,6 +190,20 @@ TABLE = (
         ),
     ),
     GuardedWrite(
+        "request_cancel_of_waiting_steps",
+        row=task("waiting", job=RUNNING, held_by="parts"),
+        call=lambda row: {"ids": [row["id"]], "reason": None},
+        conditions=(
+            Needed("id = any (%(ids)s)", "every map and every child step is canceled", call={"ids": [OTHER]}),
+            Redundant("state = 'waiting'", ONLY_WHILE_WAITING),
+            Needed(
+                "held_by in ('job', 'parts')",
+                "a step that waits for others is canceled as soon as it runs, without having been asked for",
+                row=task("waiting", job=RUNNING, held_by="dependency"),
+            ),
+        ),
+    ),
+    GuardedWrite(
         "update_waiting_steps",
         row=task("waiting", job=RUNNING, unresolved=3),
         call=lambda row: {"ids": [row["id"]], "steps": as_json([{"id": str(row["id"]), "unresolved": 1}])},

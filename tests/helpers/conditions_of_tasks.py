@@ -243,10 +243,23 @@ TABLE = (
                 call={"attempts": [1]},
             ),
             Needed(
-                "(state in ('waiting', 'pending') or state = 'running' and %(running)s)",
+                "(state in ('waiting', 'pending') and (%(running)s or coalesce(held_by not in ('job', 'parts'), true)) "
+                "or state = 'running' and %(running)s)",
                 "a task that is done becomes canceled",
                 row=task("done"),
                 caught_by="guard",
+            ),
+            Needed(
+                "state in ('waiting', 'pending')",
+                "a task that is done becomes canceled",
+                row=task("done"),
+                caught_by="guard",
+            ),
+            Needed(
+                "(%(running)s or coalesce(held_by not in ('job', 'parts'), true))",
+                "a step ends before the child job that it waits for",
+                row=task("waiting", job=JOB, held_by="job"),
+                call={"running": False},
             ),
             Needed(
                 "state = 'running'",

@@ -39,7 +39,8 @@ class ObservedStep:
 
     Moments are numbers that grow over all jobs; events of one transaction may share a number. `started` is the moment
     of the first claim, or of the beginning of a wait; None if the step never started, or if that is not known. The end
-    is REST_CANCELED also for a step that ended in error after a `cancel_rest` had asked it to stop.
+    is REST_CANCELED also for a step that ended in error after a `cancel_rest` had asked it to stop. `cancel_requested`
+    is the moment at which a user canceled this step alone.
     """
 
     name: str
@@ -47,6 +48,7 @@ class ObservedStep:
     ended: float
     started: float | None = None
     parts: tuple[ObservedStep, ...] = ()
+    cancel_requested: float | None = None
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,9 @@ class History:
         ]
 
     def _asked_to_stop(self, step: ObservedStep) -> bool:
-        requested = self.job.cancel_requested
-        return bool(self._rest_cancelers(step.name)) or (requested is not None and requested <= step.ended)
+        requests = (self.job.cancel_requested, step.cancel_requested)
+        asked = any(requested is not None and requested <= step.ended for requested in requests)
+        return asked or bool(self._rest_cancelers(step.name))
 
     def _decision_violations(self, step: ObservedStep) -> Iterator[str]:
         """A step runs, is skipped or is passed over only when, and only as, the rules decide it."""
@@ -204,7 +207,7 @@ class History:
                 yield f"started at {step.started}, after {canceler.name} had canceled it at {canceler.started}"
 
     def _part_violations(self, step: ObservedStep) -> Iterator[str]:
-        """A map runs one part for each item; canceling a map cancels its parts."""
+        """A map runs one part for each item; canceling a map cancels its parts, and it ends with the last of them."""
         if not step.parts:
             return
         failing = self.outcomes.get(step.name, SUCCESS).failing_parts
@@ -219,6 +222,9 @@ class History:
             canceled = step.end in {End.CANCELED, End.REST_CANCELED}
             if canceled and part.started is not None and part.started > step.ended:
                 yield f"part {part.name} started at {part.started}, after the map was canceled at {step.ended}"
+            requested = self.job.cancel_requested
+            if part.ended > step.ended and (requested is None or requested > step.ended):
+                yield f"part {part.name} ended at {part.ended}, after its map at {step.ended}"
 
     def _child_violations(self, step: ObservedStep) -> Iterator[str]:
         """A child step has a child job when it runs, waits for its end, and cancels it when it is canceled."""

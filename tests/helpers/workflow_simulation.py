@@ -23,7 +23,7 @@ from interlock.lifecycle import TaskRowEvent
 from interlock.model.graph import chosen_branches
 from interlock.postgres.connection import configure_adapters, connection_arguments
 from interlock.store.limits import pause_namespace, resume_namespace
-from interlock.store.task_admin import cancel_unfinished_tasks, recover_expired_tasks
+from interlock.store.task_admin import cancel_tasks, cancel_unfinished_tasks, recover_expired_tasks
 from interlock.store.tasks import MAX_CRASHES, HeldAttempt, Outcome, renew_running_tasks, settle_running_tasks
 from interlock.store.workflows import put_workflow
 from interlock.workflow.advance import Advanced, advance, cancel_overdue_jobs, start_waiting_jobs
@@ -177,7 +177,7 @@ class WorkflowSimulation:
         self.time = datetime(2040, 1, 1, tzinfo=UTC)
         self._has_worker = False
         self.case = case
-        self.canceled_at: dict[UUID, datetime] = {}
+        self.canceled_at: dict[UUID, datetime] = {}  # jobs and steps
         self.first_claims: dict[UUID, datetime] = {}
         self.jobs: list[UUID] = []
         self.done = Counter[str]()
@@ -345,7 +345,7 @@ class WorkflowSimulation:
             self.done["recovered"] += 1
 
     async def _stop(self, connection: BreakableConnection, some: list[ClaimedTask]) -> list[ClaimedTask]:
-        """Stop attempts whose job was canceled; return the attempts that have not seen the request and go on."""
+        """Stop attempts whose job or step was canceled; return those that have not seen the request and go on."""
         query = "select id from interlock.tasks where id = any (%s) and cancel_requested_at is not null"
         rows = await self.rows(query, [task.id for task in some])
         asked = {row["id"] for row in rows if self.chance(self.unwanted)}
@@ -471,6 +471,12 @@ class WorkflowSimulation:
         if found:
             self.canceled_at[job_id] = moment
         return found
+
+    async def cancel_step(self, task_id: UUID) -> None:
+        moment = self.now()
+        found = await self.using(lambda connection: cancel_tasks(connection, [task_id], actor="ada", now=moment))
+        if found.canceled or found.requested:
+            self.canceled_at.setdefault(task_id, moment)
 
     async def replay(self, connection: BreakableConnection) -> None:
         """Send result messages for steps in any state."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cli_support import UNKNOWN, Shell
-from factories import add_live_worker, enqueue_by_sql, step
+from factories import add_live_worker, enqueue_by_sql, step, workflow
 from interlock import Interlock
 from interlock.config import Config
 from interlock.errors import InputError, UnknownTaskError
@@ -17,6 +17,7 @@ from interlock.store.explain import EXPLAIN
 from interlock.store.limits import Limit, pause_namespace, put_limits
 from interlock.store.tasks import claim_pending_tasks
 from interlock.store.workers import RegisteredProcess, register_worker
+from interlock.store.workflows import put_workflow
 from interlock.workflow.cancel import cancel_job
 from job_driver import Failed, JobDriver
 from jobs_app import chain
@@ -285,6 +286,28 @@ async def test_a_canceling_job_waits_for_running_steps(app: Interlock, database:
     found = await app.explain(job)
     assert found.facts[0] == "it becomes CANCELED once its last step has stopped: changed my mind"
     assert "its cancellation was asked for at" in words(found)
+
+
+async def test_a_failed_job_names_the_child_job_that_it_waits_for(
+    app: Interlock, database: Connection, driver: JobDriver
+) -> None:
+    await add_live_worker(database)
+    await put_workflow(database, workflow(step("s", kind="signal", signal="s"), name="sub"))
+    driver.outcomes = {"bad": Failed("no")}
+    job = await driver.submit(step("c", kind="child", workflow="sub", wait=False), step("bad", "c"), timeout=60)
+    await driver.run()
+    (child,) = await app.find_jobs(parent=job)
+    found = await app.explain(job)
+    assert found.facts[:2] == (
+        f"it becomes FAILED once its steps and its child job {child.id} have ended: step bad failed: no",
+        f"`interlock jobs cancel {job}` cancels its child jobs; it becomes FAILED then",
+    )
+    assert "its child jobs are canceled if they have not ended at" in words(found)
+    assert "a step result was lost" not in words(found)
+    assert await app.job(job).cancel("too late")
+    found = await app.explain(job)
+    assert found.facts[1] == "its child jobs are being canceled: too late"
+    assert "if they have not ended" not in words(found)
 
 
 FILL = """

@@ -17,10 +17,10 @@ from interlock.postgres.connection import connect
 from interlock.store.jobs import ORCHESTRATION
 from interlock.store.retention import Retention, delete_ended_tasks
 from interlock.store.step_results import read_queue_state
-from interlock.store.task_admin import cancel_unfinished_tasks
+from interlock.store.task_admin import cancel_tasks, cancel_unfinished_tasks
 from interlock.store.tasks import Outcome, settle_running_tasks
 from interlock.store.workflows import put_workflow
-from interlock.workflow.advance import advance, cancel_overdue_jobs, start_waiting_jobs
+from interlock.workflow.advance import advance, cancel_overdue_jobs, resend_cancellations, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.dry_run import dry_run
 from interlock.workflow.new_job import NewJob
@@ -251,14 +251,64 @@ async def test_a_child_submitted_while_its_parent_is_canceled_is_refused(driver:
 
 async def test_canceling_a_step_cancels_its_child_job(driver: JobDriver) -> None:
     parent, kid = await child_of(driver, step("a"))
-    await cancel_unfinished_tasks(driver.connection, [(await driver.steps(parent))["k"]["id"]], actor="ada")
+    waiting = (await driver.steps(parent))["k"]["id"]
+    assert await cancel_tasks(driver.connection, [waiting], actor="ada") == ([], [waiting])
     await driver.advance()
+    assert await driver.states(parent) == {"k": "waiting"}, "it ends with its child job"
     await driver.advance()
     await driver.run()
     assert driver.ran == []
+    assert await driver.states(parent) == {"k": "canceled"}
     assert (await driver.job(parent))["reason"] == "step k was canceled by ada"
     row = await driver.job(kid)
     assert (row["status"], row["reason"]) == ("CANCELED", "the step that waited for it was canceled")
+
+
+async def test_failure_handlers_of_a_canceled_child_step_run_after_its_child_has_compensated(
+    driver: JobDriver,
+) -> None:
+    await put_workflow(driver.connection, workflow(step("c1", compensate="undo"), step("c2", "c1"), name="kid"))
+    parent = await driver.submit(
+        step("k", kind="child", workflow="kid"), step("rescue", recovers=["k"]), step("tell", on_failure=["k"])
+    )
+    await driver.run(until=lambda: "c1" in driver.ran)
+    (c2,) = await driver.claim()
+    await cancel_tasks(driver.connection, [(await driver.steps(parent))["k"]["id"]], actor="ada")
+    await driver.run()
+    assert driver.ran == ["c1"], "the step of the child still runs"
+    await cancel_unfinished_tasks(driver.connection, [c2.id], actor="w_1", attempts=[c2.attempt], running=True)
+    await driver.run()
+    assert driver.ran[:2] == ["c1", "compensate:c1"]
+    assert sorted(driver.ran[2:]) == ["rescue", "tell"]
+    assert (await driver.states(parent))["k"] == "canceled"
+    assert (await driver.job(parent))["status"] == "COMPLETED"
+
+
+async def test_canceling_a_repeat_stops_it_even_if_its_child_completes_first(driver: JobDriver) -> None:
+    await put_workflow(driver.connection, workflow(step("poll"), name="kid"))
+    loop = step("k", kind="child", workflow="kid", repeat_until="output.poll == 'ready'", max_repeats=9)
+    parent = await driver.submit(loop, name="parent")
+    (poll,) = await driver.claim()
+    await driver.settle(poll)
+    await cancel_tasks(driver.connection, [(await driver.steps(parent))["k"]["id"]], actor="ada")
+    await driver.advance(limit=1)
+    await driver.run()
+    assert driver.ran == ["poll"]
+    row = await driver.job(parent)
+    assert (row["status"], row["reason"]) == ("FAILED", "step k was canceled by ada")
+
+
+async def test_a_lost_message_to_cancel_a_step_is_sent_again(driver: JobDriver) -> None:
+    parent, kid = await child_of(driver, step("a"))
+    await cancel_tasks(driver.connection, [(await driver.steps(parent))["k"]["id"]], actor="ada")
+    await driver.connection.execute("delete from interlock.orchestration_messages")
+    assert (await driver.advance()).received == 0
+    assert await resend_cancellations(driver.connection) == 1
+    await driver.advance()
+    await driver.advance()
+    await driver.run()
+    assert ((await driver.job(kid))["status"], (await driver.job(parent))["status"]) == ("CANCELED", "FAILED")
+    assert await resend_cancellations(driver.connection) == 0
 
 
 # --- data that cannot be acted on

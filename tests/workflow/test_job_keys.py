@@ -116,6 +116,29 @@ async def test_reject_refuses_a_second_unfinished_job(driver: JobDriver) -> None
     assert (await submit(driver.connection, on_conflict="reject")).created, "free when it has ended"
 
 
+async def test_return_existing_does_not_return_a_job_that_is_being_canceled(driver: JobDriver) -> None:
+    first = (await submit(driver.connection)).id
+    (running,) = await driver.claim()
+    assert await cancel_job(driver.connection, first, actor="ada")
+    second = await submit(driver.connection, 1, on_conflict="return_existing")
+    assert second.created
+    assert (await driver.job(second.id))["reason"].startswith(f"waits for job {first}")
+    assert await submit(driver.connection, 2, on_conflict="return_existing") == (second.id, False)
+    await driver.settle(running)
+    await driver.run()
+    await sweep(driver.connection)
+    await driver.run()
+    assert await statuses(driver, first, second.id) == ["CANCELED", "COMPLETED"]
+
+
+async def test_a_conflict_within_a_list_names_the_entries_of_the_list(driver: JobDriver) -> None:
+    jobs = [NewJob("w", {"n": n}, key=key, on_conflict="reject") for n, key in enumerate("abca")]
+    with pytest.raises(JobConflictError, match="workflow w: job 3 of the list has the same key as job 0") as caught:
+        await submit_jobs(driver.connection, jobs, actor="ada")
+    assert caught.value.job_id is None
+    assert await find_jobs(driver.connection, JobFilter()) == []
+
+
 async def test_return_existing_returns_the_unfinished_job(driver: JobDriver) -> None:
     first = (await submit(driver.connection)).id
     assert await submit(driver.connection, 5, on_conflict="return_existing") == (first, False)

@@ -13,7 +13,7 @@ from workflow_oracle import End, JobStatus, JobVerdict, possible_verdicts
 from workflow_simulation import Case, ConnectionPool, WorkflowSimulation, random_case
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from datetime import datetime
     from uuid import UUID
 
@@ -56,12 +56,18 @@ def test_random_jobs_end_as_the_oracle_says(shared: SharedDatabase, first: int) 
 def test_random_jobs_keep_the_rules_at_any_time(shared: SharedDatabase, first: int) -> None:
     for seed in seeds(16)[first::2]:
         case = random_case(seed, cancel_rest=True, together=False)
-        shared.run(play_observed(shared.pool, case, cancels=False))
+        shared.run(play_observed(shared.pool, case))
 
 
 def test_random_canceled_jobs_keep_the_rules(shared: SharedDatabase) -> None:
     for seed in seeds(12):
-        shared.run(play_observed(shared.pool, random_case(seed, together=False), cancels=True))
+        shared.run(play_observed(shared.pool, random_case(seed, together=False), cancel_some_jobs))
+
+
+def test_random_jobs_with_canceled_steps_keep_the_rules(shared: SharedDatabase) -> None:
+    for seed in seeds(16):
+        case = random_case(seed, cancel_rest=seed % 2 == 0, together=False)
+        shared.run(play_observed(shared.pool, case, cancel_some_steps))
 
 
 async def play(pool: ConnectionPool, case: Case) -> None:
@@ -80,19 +86,41 @@ async def play(pool: ConnectionPool, case: Case) -> None:
     await check_tasks(simulation)
 
 
-async def play_observed(pool: ConnectionPool, case: Case, *, cancels: bool) -> None:
-    """Run the jobs of a case, perhaps cancel some, and check their histories by the rules."""
+async def cancel_some_jobs(simulation: WorkflowSimulation) -> None:
+    """Cancel half of the jobs and child jobs, at one time."""
+    await simulation.act(simulation.random.randint(0, 40))
+    rows = await simulation.rows(
+        "select id from interlock.jobs where namespace = any (%s) order by id", simulation.namespaces
+    )
+    for row in rows:
+        if simulation.chance(50):
+            await simulation.cancel_job(row["id"])
+
+
+async def cancel_some_steps(simulation: WorkflowSimulation) -> None:
+    """Cancel unfinished steps, above all those that wait for their parts or their child job, at several times."""
+    for _ in range(3):
+        await simulation.act(simulation.random.randint(0, 15))
+        rows = await simulation.rows(
+            "select id, coalesce(held_by in ('job', 'parts'), false) as waits from interlock.tasks "
+            "where namespace = any (%s) and part_of is null and compensates is null "
+            "and state in ('waiting', 'pending', 'running') order by id",
+            simulation.namespaces,
+        )
+        for row in rows:
+            if simulation.chance(50 if row["waits"] else 5):
+                await simulation.cancel_step(row["id"])
+
+
+async def play_observed(
+    pool: ConnectionPool, case: Case, cancel: Callable[[WorkflowSimulation], Awaitable[None]] | None = None
+) -> None:
+    """Run the jobs of a case, perhaps cancel some of it, and check their histories by the rules."""
     simulation = WorkflowSimulation(pool, case)
     await simulation.begin()
-    if cancels:
-        await simulation.act(simulation.random.randint(0, 40))
-        rows = await simulation.rows(
-            "select id from interlock.jobs where namespace = any (%s) order by id", simulation.namespaces
-        )
+    if cancel is not None:
         simulation.unwanted = 50
-        for row in rows:
-            if simulation.chance(50):
-                await simulation.cancel_job(row["id"])
+        await cancel(simulation)
     await simulation.run()
     definition = case.definition
     for job_id in simulation.jobs:
@@ -122,7 +150,11 @@ async def observe(simulation: WorkflowSimulation, job_id: UUID) -> ObservedJob:
     requested = None
     if job["status"] == "CANCELED":
         # a child job is canceled with its parent or its step, at a time that no row has: not later than its first step
-        canceled = [row["finished_at"] for row in rows if row["state"] == "canceled" and not row["superseded"]]
+        canceled = [
+            row["finished_at"]
+            for row in rows
+            if row["state"] == "canceled" and not row["superseded"] and row["id"] not in simulation.canceled_at
+        ]
         requested = moment(simulation.canceled_at.get(job_id) or min(canceled, default=job["completed_at"]))
     children = {row["step"]: await observe(simulation, row["child_id"]) for row in rows if row["child_id"] is not None}
     compensations = []
@@ -163,12 +195,14 @@ def _replaced(job: ObservedJob, **changes: Any) -> ObservedJob:
 def observed_step(simulation: WorkflowSimulation, row: dict[str, Any], rows: list[dict[str, Any]]) -> ObservedStep:
     parts = [part for part in rows if part["part_of"] == row["id"]]
     started = simulation.first_claims.get(row["id"])
+    requested = simulation.canceled_at.get(row["id"])
     return ObservedStep(
         row["step"] if row["part_of"] is None else str(row["part"]),
         end_of(row),
         moment(row["finished_at"]),
         None if started is None else moment(started),
-        tuple(observed_step(simulation, part, []) for part in sorted(parts, key=lambda part: int(part["part"]))),
+        cancel_requested=None if requested is None else moment(requested),
+        parts=tuple(observed_step(simulation, part, []) for part in sorted(parts, key=lambda part: int(part["part"]))),
     )
 
 

@@ -272,24 +272,137 @@ async def test_branches_and_conditions_are_decided_again(driver: JobDriver) -> N
     assert (await driver.job(other))["status"] == "COMPLETED"
 
 
-async def test_a_failed_map_runs_again_as_a_whole(driver: JobDriver) -> None:
-    driver.outcomes = {"m[0]": 1, "m[1]": Failed("no")}
-    old = await driver.submit(step("m", kind="map", over_input="list"), step("end", "m"), input={"list": [1, 2]})
+def mapped() -> list[dict[str, Any]]:
+    return [step("find"), step("m", "find", kind="map", over="find"), step("end", "m")]
+
+
+async def failed_map(driver: JobDriver) -> UUID:
+    """Run a job whose map has one failed part of four."""
+    driver.outcomes = {"find": [5, 6, 7, 8], "m[0]": "a", "m[1]": Failed("no"), "m[2]": "c", "m[3]": "d"}
+    old = await driver.submit(*mapped())
     await driver.run()
-    new = await retried_run(driver, old, end="end")
-    assert sorted(driver.ran) == ["end", "m[0]", "m[1]"]
+    assert (await driver.job(old))["status"] == "FAILED"
+    return old
+
+
+@pytest.mark.parametrize("worker_count", [None, 1])
+async def test_a_failed_map_runs_only_its_failed_parts_again(driver: JobDriver, worker_count: int | None) -> None:
+    driver.outcomes = {"m[0]": "a", "m[1]": Failed("no"), "m[2]": Failed("no"), "m[3]": "d"}
+    steps = [step("m", kind="map", over_input="list"), step("end", "m")]
+    old = await driver.submit(*steps, input={"list": [5, 6, 7, 8], "other": 1}, worker_count=worker_count)
+    await driver.run()
+    new = await retried_run(driver, old, **{"m[1]": "b", "m[2]": Failed("no")})
+    assert sorted(driver.ran) == ["m[1]", "m[2]"]
+    row = await driver.job(new)
+    assert (row["status"], row["reason"]) == ("FAILED", "step m failed: 1 of 4 parts failed: m[2]")
+    newest = await retried_run(driver, new, **{"m[2]": "c"})
+    assert sorted(driver.ran) == ["end", "m[2]"]
+    assert (await driver.job(newest))["status"] == "COMPLETED"
+    found = await driver.steps(newest)
+    assert (found["m[0]"]["state"], found["m[0]"]["reason"]) == ("skipped", f"result reused from job {new}")
+    assert found["m"]["output"]["result"] == ["a", "b", "c", "d"]
+    assert (await driver.inputs(found["end"]["id"]))["results"] == {"m": ["a", "b", "c", "d"]}
+    assert (await driver.inputs(found["m[2]"]["id"]))["job_input"] == {"other": 1}
+
+
+async def test_a_map_runs_as_a_whole_after_a_step_that_runs_again_or_when_it_is_named(driver: JobDriver) -> None:
+    old = await failed_map(driver)
+    new = await retried_run(driver, old, "find", find=[1, 2])
+    assert sorted(driver.ran) == ["end", "find", "m[0]", "m[1]"]
+    assert (await driver.job(new))["status"] == "COMPLETED"
+    await retried_run(driver, old, "m")
+    assert sorted(driver.ran) == ["end", "m[0]", "m[1]", "m[2]", "m[3]"]
+
+
+async def test_a_retry_keeps_parts_that_a_canceled_retry_did_not_come_to(driver: JobDriver) -> None:
+    old = await failed_map(driver)
+    await driver.connection.execute("update interlock.workers set seen_until = '-infinity'")
+    between = await retry_job_from(driver.connection, old, actor="ada")
+    assert (await driver.job(between.id))["status"] == "PENDING"
+    assert await cancel_job(driver.connection, between.id, actor="ada")
+    await driver.connection.execute("update interlock.workers set seen_until = 'infinity'")
+    new = await retried_run(driver, between.id, **{"m[1]": "b"})
+    assert sorted(driver.ran) == ["end", "m[1]"]
+    assert (await driver.steps(new))["m"]["output"]["result"] == ["a", "b", "c", "d"]
+
+
+async def test_a_map_whose_parts_were_all_done_when_its_job_was_canceled_runs_none_again(driver: JobDriver) -> None:
+    driver.outcomes = {"find": [5], "m[0]": "a"}
+    old = await driver.submit(*mapped())
+    await driver.run(until=lambda: "find" in driver.ran)
+    (part,) = await driver.claim()
+    await driver.settle(part)
+    assert await cancel_job(driver.connection, old, actor="ada")
+    await driver.run()
+    new = await retried_run(driver, old)
+    assert driver.ran == ["end"]
+    assert (await driver.steps(new))["m"]["output"]["result"] == ["a"]
     assert (await driver.job(new))["status"] == "COMPLETED"
 
 
-async def test_a_failed_child_step_starts_a_new_child_job(driver: JobDriver) -> None:
-    driver.outcomes = {"kid": Failed("no")}
-    await put_workflow(driver.connection, workflow(step("kid"), name="child"))
+async def children_of(driver: JobDriver, job: UUID) -> list[dict[str, Any]]:
+    """Read the child jobs of a job."""
+    query = "select id, iteration, retried_from from interlock.jobs where parent_job_id = %s order by id"
+    return await (await driver.connection.execute(query, [job])).fetchall()
+
+
+async def test_a_failed_child_step_retries_its_child_job_and_that_its_own(driver: JobDriver) -> None:
+    driver.outcomes = {"deep": Failed("no"), "kid": 1, "first": 2}
+    await put_workflow(driver.connection, workflow(step("first"), step("deep", "first"), name="below"))
+    child = workflow(step("kid"), step("inner", "kid", kind="child", workflow="below"), name="child")
+    await put_workflow(driver.connection, child)
     old = await driver.submit(step("a"), step("c", "a", kind="child", workflow="child"), name="parent")
     await driver.run()
     assert (await driver.job(old))["status"] == "FAILED"
-    new = await retried_run(driver, old, kid="fine")
-    assert driver.ran == ["kid"]
-    assert (await driver.job(new))["output"] == {"c": {"kid": "fine"}}
+    # a retry keeps the version of the child
+    await put_workflow(driver.connection, workflow(step("other"), name="child", version="2"))
+    new = await retried_run(driver, old, deep="fine")
+    assert driver.ran == ["deep"]
+    assert (await driver.job(new))["output"] == {"c": {"inner": {"deep": "fine"}}}
+    ((first,), (second,)) = await children_of(driver, old), await children_of(driver, new)
+    assert second["retried_from"] == first["id"]
+    ((first,), (second,)) = await children_of(driver, first["id"]), await children_of(driver, second["id"])
+    assert second["retried_from"] == first["id"]
+
+
+async def test_a_named_child_step_starts_a_new_child_job(driver: JobDriver) -> None:
+    driver.outcomes = {"k2": Failed("no")}
+    await put_workflow(driver.connection, workflow(step("k1"), step("k2", "k1"), name="child"))
+    old = await driver.submit(step("c", kind="child", workflow="child"), name="parent")
+    await driver.run()
+    new = await retried_run(driver, old, "c")
+    assert driver.ran == ["k1", "k2"]
+    assert [child["retried_from"] for child in await children_of(driver, new)] == [None]
+
+
+async def test_a_repeat_goes_on_with_the_iteration_that_failed(driver: JobDriver) -> None:
+    sub = workflow(step("first"), step("poll", "first"), name="sub", output={"count": "poll"})
+    await put_workflow(driver.connection, sub)
+    loop = step("loop", kind="child", workflow="sub", repeat_until="output.count >= 3", max_repeats=5)
+    driver.outcomes = {"poll": 1}
+    old = await driver.submit(loop, name="main")
+    await driver.run(until=lambda: "poll" in driver.ran)
+    driver.outcomes = {"poll": Failed("no")}
+    await driver.run()
+    assert (await driver.job(old))["status"] == "FAILED"
+    new = await retried_run(driver, old, poll=3)
+    assert driver.ran == ["poll"]
+    assert [child["iteration"] for child in await children_of(driver, new)] == [2]
+    assert (await driver.job(new))["output"] == {"loop": {"count": 3}}
+
+
+async def test_a_repeat_whose_iterations_were_compensated_starts_anew(driver: JobDriver) -> None:
+    sub = workflow(step("poll", compensate="undo"), name="sub", output={"count": "poll"})
+    await put_workflow(driver.connection, sub)
+    loop = step("loop", kind="child", workflow="sub", repeat_until="output.count >= 3", max_repeats=5)
+    driver.outcomes = {"poll": 1}
+    old = await driver.submit(loop, name="main")
+    await driver.run(until=lambda: "poll" in driver.ran)
+    driver.outcomes = {"poll": Failed("no")}
+    await driver.run()
+    assert "compensate:loop/poll" in driver.ran
+    new = await retried_run(driver, old, poll=3)
+    assert [child["iteration"] for child in await children_of(driver, new)] == [1]
 
 
 async def test_a_job_without_failed_steps_needs_a_step(driver: JobDriver) -> None:

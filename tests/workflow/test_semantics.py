@@ -8,16 +8,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from factories import step, workflow
-from interlock.store.jobs import read_jobs
+from interlock.store.jobs import read_jobs, until_next_due
 from interlock.store.task_admin import cancel_unfinished_tasks
 from interlock.store.workflows import put_workflow
-from interlock.workflow.advance import resend_cancellations
+from interlock.workflow.advance import cancel_overdue_jobs, resend_cancellations
 from interlock.workflow.cancel import cancel_job
+from interlock.workflow.new_job import NewJob
+from interlock.workflow.queued_jobs import cancel_replaced_jobs, start_queued_jobs
 from interlock.workflow.signals import end_due_waits, send_signal
+from interlock.workflow.submit import submit_job
 from job_driver import Failed, JobDriver, name_of
 
 if TYPE_CHECKING:
     from uuid import UUID
+
+    from interlock.store.tasks import ClaimedTask
 
 pytestmark = pytest.mark.store
 
@@ -396,13 +401,93 @@ async def test_a_failed_job_waits_for_a_child_that_nobody_waits_for(driver: JobD
     assert driver.ran == ["bad", "c1", "compensate:child/c1"]
 
 
+async def failing_with_a_child(driver: JobDriver, **options: Any) -> tuple[UUID, UUID]:
+    """Run a job until it has failed and waits for a child job of a step with `wait=False`, which waits for a signal."""
+    below = workflow(step("deep", kind="signal", signal="s"), name="below")
+    sub = workflow(
+        step("c1", compensate="undo"),
+        step("below", "c1", kind="child", workflow="below", wait=False),
+        step("c2", "below", kind="signal", signal="s"),
+        name="sub",
+    )
+    for document in (below, sub):
+        await put_workflow(driver.connection, document)
+    driver.outcomes = {"bad": NO}
+    job = await driver.submit(
+        step("p1", compensate="undo"),
+        step("child", "p1", kind="child", workflow="sub", wait=False),
+        step("bad", "child"),
+        name="main",
+        **options,
+    )
+    await driver.run()
+    (child,) = await children_of(driver, job)
+    row = await driver.job(job)
+    assert (row["status"], row["ending"], child["status"]) == ("RUNNING", "FAILED", "RUNNING")
+    return job, child["id"]
+
+
+async def check_failed_with_canceled_children(driver: JobDriver, job: UUID, reason: str) -> None:
+    assert (await driver.job(job))["reason"].endswith(f"is being canceled ({reason}), then: step bad failed: no")
+    await driver.run()
+    row = await driver.job(job)
+    assert (row["status"], row["reason"]) == ("FAILED", "step bad failed: no")
+    (child,) = await children_of(driver, job)
+    (below,) = await children_of(driver, child["id"])
+    assert (child["status"], below["status"]) == ("CANCELED", "CANCELED")
+    assert child["reason"] == f"job {job}, which it belongs to, failed, and was canceled then: {reason}"
+    assert driver.ran == ["p1", "c1", "bad", "compensate:c1", "compensate:p1"]
+
+
+async def test_canceling_a_failed_job_cancels_the_children_that_it_waits_for(driver: JobDriver) -> None:
+    job, _ = await failing_with_a_child(driver)
+    assert await cancel_job(driver.connection, job, actor="eva")
+    assert not await cancel_job(driver.connection, job, actor="eva"), "they are being canceled"
+    await check_failed_with_canceled_children(driver, job, "canceled by eva")
+
+
+async def test_the_timeout_of_a_failed_job_cancels_the_children_that_it_waits_for(driver: JobDriver) -> None:
+    driver.now = NOW
+    job, _ = await failing_with_a_child(driver, timeout=60)
+    assert await until_next_due(driver.connection, now=NOW) == 60
+    later = NOW + timedelta(seconds=61)
+    assert await cancel_overdue_jobs(driver.connection, actor="o_1", now=later) == 1
+    assert await cancel_overdue_jobs(driver.connection, actor="o_1", now=later) == 0
+    await check_failed_with_canceled_children(driver, job, "the job's timeout of 60 s is over")
+
+
+async def test_a_job_that_replaces_a_failed_one_cancels_the_children_that_it_waits_for(driver: JobDriver) -> None:
+    job, _ = await failing_with_a_child(driver, key="k")
+    new = NewJob("main", {}, key="k", on_conflict="cancel_in_progress")
+    submitted = await submit_job(driver.connection, new, actor="eva")
+    assert await cancel_replaced_jobs(driver.connection, actor="o_1") == 1
+    assert await cancel_replaced_jobs(driver.connection, actor="o_1") == 0
+    await check_failed_with_canceled_children(driver, job, f"replaced by job {submitted.id}")
+    assert await start_queued_jobs(driver.connection, actor="o_1") == 1
+
+
+async def test_canceling_a_parent_reaches_the_children_of_a_child_that_has_failed(driver: JobDriver) -> None:
+    child = workflow(step("c", kind="child", workflow="leaf", wait=False), step("bad", "c"), name="mid")
+    leaf = workflow(step("s", kind="signal", signal="s"), name="leaf")
+    for document in (leaf, child):
+        await put_workflow(driver.connection, document)
+    driver.outcomes = {"bad": NO}
+    job = await driver.submit(step("m", kind="child", workflow="mid"), name="top")
+    await driver.run()
+    assert await cancel_job(driver.connection, job, actor="eva")
+    await driver.run()
+    (mid,) = await children_of(driver, job)
+    (below,) = await children_of(driver, mid["id"])
+    assert [(await driver.job(job))["status"], mid["status"], below["status"]] == ["CANCELED", "FAILED", "CANCELED"]
+
+
 async def test_a_lost_message_to_a_child_is_sent_again(driver: JobDriver) -> None:
     await put_workflow(driver.connection, workflow(step("c1"), name="sub"))
     job = await driver.submit(step("child", kind="child", workflow="sub"), name="main")
     await cancel_job(driver.connection, job, actor="eva")
     await driver.connection.execute("delete from interlock.orchestration_messages")
     assert (await driver.advance()).received == 0
-    assert await resend_cancellations(driver.connection) == 1
+    assert await resend_cancellations(driver.connection) == 2, "for the child job, and for the step that waits for it"
     await driver.advance()
     # the end of the canceled steps was lost too: the maintenance resends it
     await driver.connection.execute(
@@ -453,3 +538,39 @@ async def test_a_repeat_is_bounded(driver: JobDriver) -> None:
         "FAILED",
         """step loop failed: "output.poll == 'ready'" is not true after 2 runs""",
     )
+
+
+async def repeating(driver: JobDriver) -> tuple[UUID, ClaimedTask]:
+    """Start a job with a repeat and a signal that makes it superfluous; return it with the step of the child."""
+    await put_workflow(driver.connection, workflow(step("poll"), name="sub"))
+    job = await driver.submit(
+        step("loop", kind="child", workflow="sub", repeat_until="output.poll == 'ready'", max_repeats=9),
+        step("stop", kind="signal", signal="stop"),
+        step("end", "loop", "stop", join="any", cancel_rest=True),
+        name="main",
+    )
+    (poll,) = await driver.claim()
+    return job, poll
+
+
+async def test_cancel_rest_stops_a_repeat_whose_child_completes_before_it_is_canceled(driver: JobDriver) -> None:
+    job, poll = await repeating(driver)
+    await driver.settle(poll)
+    await send_signal(driver.connection, job, "stop", None, actor="eva")
+    await driver.advance(limit=1)  # the end of the poll comes before the message that cancels the child
+    await driver.run()
+    assert driver.ran == ["poll", "end"]
+    assert [child["status"] for child in await children_of(driver, job)] == ["COMPLETED"]
+    assert await driver.states(job) == {"loop": "canceled", "stop": "done", "end": "done"}
+    assert (await driver.job(job))["status"] == "COMPLETED"
+
+
+async def test_a_canceled_job_stops_a_repeat_whose_child_completes_before_it_is_canceled(driver: JobDriver) -> None:
+    job, poll = await repeating(driver)
+    await driver.settle(poll)
+    assert await cancel_job(driver.connection, job, actor="eva")
+    await driver.advance(limit=1)
+    await driver.run()
+    assert driver.ran == ["poll"]
+    assert (await driver.states(job))["loop"] == "canceled"
+    assert (await driver.job(job))["status"] == "CANCELED"

@@ -11,7 +11,7 @@ import pytest
 from factories import step, workflow
 from interlock.errors import InputError, UnknownJobError
 from interlock.store.jobs import find_jobs
-from interlock.store.task_admin import cancel_unfinished_tasks
+from interlock.store.task_admin import cancel_tasks, cancel_unfinished_tasks
 from interlock.store.tasks import read_task_history
 from interlock.store.workflows import put_workflow
 from interlock.testing import dry_run
@@ -147,23 +147,70 @@ async def test_canceling_a_map_cancels_its_parts(driver: JobDriver, worker_count
     await driver.run(until=lambda: "find" in driver.ran)
     (running,) = await driver.claim(limit=1)
     map_id = (await driver.steps(job))["m"]["id"]
-    assert await cancel_unfinished_tasks(driver.connection, [map_id], actor="ada") == [map_id]
+    assert await cancel_tasks(driver.connection, [map_id], actor="ada") == ([], [map_id])
+    await driver.advance()
     await driver.advance()
     steps = await driver.steps(job)
     assert [steps[name]["state"] for name in ("m", "m[0]", "m[1]", "m[2]", "end")] == [
-        *("canceled", "running", "canceled", "canceled"),
-        "skipped",
-    ]
+        *("waiting", "running", "canceled", "canceled"),
+        "waiting",
+    ], "the map ends with its last part"
     assert steps["m[1]"]["reason"] == "the map was canceled"
     query = "select cancel_requested_at is not null as is_asked from interlock.tasks where id = %s"
     (row,) = await (await driver.connection.execute(query, [running.id])).fetchall()
     assert row["is_asked"], "the running part is asked to stop"
-    assert (await driver.job(job))["status"] == "RUNNING", "a part still runs"
     await driver.settle(running)
     await driver.run()
     assert driver.ran == ["find", "m[0]"]
+    assert [(await driver.states(job))[name] for name in ("m", "end")] == ["canceled", "skipped"]
     row = await driver.job(job)
     assert (row["status"], row["reason"]) == ("FAILED", "step m was canceled by ada")
+
+
+async def test_failure_handlers_of_a_canceled_map_run_after_its_parts_have_stopped(driver: JobDriver) -> None:
+    driver.outcomes = {"find": [0, 1]}
+    handlers = [step("rescue", recovers=["m"]), step("tell", on_failure=["m"])]
+    job = await driver.submit(*mapped(), *handlers)
+    await driver.run(until=lambda: "find" in driver.ran)
+    first, second = await driver.claim()
+    await cancel_tasks(driver.connection, [(await driver.steps(job))["m"]["id"]], actor="ada")
+    for part in (first, second):
+        await driver.run()
+        assert driver.ran == ["find"], "the parts still run"
+        await cancel_unfinished_tasks(driver.connection, [part.id], actor="w_1", attempts=[part.attempt], running=True)
+    await driver.run()
+    assert sorted(driver.ran) == ["end", "find", "rescue", "tell"]
+    assert (await driver.job(job))["status"] == "COMPLETED"
+
+
+async def test_a_map_whose_parts_are_all_done_when_it_is_canceled_is_done(driver: JobDriver) -> None:
+    driver.outcomes = {"find": [0]}
+    job = await driver.submit(*mapped())
+    await driver.run(until=lambda: "find" in driver.ran)
+    (part,) = await driver.claim()
+    await cancel_tasks(driver.connection, [(await driver.steps(job))["m"]["id"]], actor="ada")
+    await driver.settle(part)
+    await driver.run()
+    assert (await driver.states(job))["m"] == "done"
+    assert (await driver.job(job))["status"] == "COMPLETED"
+
+
+async def test_force_cancels_a_map_before_its_parts_have_stopped(driver: JobDriver) -> None:
+    driver.outcomes = {"find": [0, 1]}
+    job = await driver.submit(*mapped())
+    await driver.run(until=lambda: "find" in driver.ran)
+    (running,) = await driver.claim(limit=1)
+    map_id = (await driver.steps(job))["m"]["id"]
+    assert await cancel_tasks(driver.connection, [map_id], actor="ada", force=True) == ([map_id], [])
+    await driver.advance()
+    states = await driver.states(job)
+    assert (states["m"], states["m[0]"], states["m[1]"], states["end"]) == (
+        *("canceled", "running", "canceled"),
+        "skipped",
+    )
+    await driver.settle(running)
+    await driver.run()
+    assert (await driver.job(job))["status"] == "FAILED"
 
 
 async def test_a_child_job_gets_its_input_and_its_output_is_the_result(driver: JobDriver) -> None:
@@ -366,6 +413,16 @@ async def test_an_approval_activates_or_fails_its_step(driver: JobDriver, approv
         assert (await driver.steps(job))["ok"]["output"]["result"] == answer
     else:
         assert (row["status"], row["reason"]) == ("FAILED", "step ok failed: rejected by eve: hm")
+
+
+async def test_a_signal_step_cannot_be_approved(driver: JobDriver) -> None:
+    job = await driver.submit(step("s", kind="signal", signal="paid"), step("boss", kind="approval"))
+    answer = {"approved": True}
+    for name in ("s", "paid"):
+        with pytest.raises(InputError, match=f"step 's' .* waits for signal 'paid'.*interlock jobs signal {job} paid"):
+            await send_signal(driver.connection, job, name, answer, actor="eva", is_answer=True)
+    assert await send_signal(driver.connection, job, "boss", answer, actor="eva", is_answer=True)
+    assert await driver.states(job) == {"s": "waiting", "boss": "done"}
 
 
 async def test_a_submit_in_a_transaction_that_rolls_back_leaves_nothing(driver: JobDriver) -> None:

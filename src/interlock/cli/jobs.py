@@ -181,7 +181,11 @@ def cancel(context: typer.Context, id_: Id, reason: Reason = None, yes: Yes = Fa
     if not run_with_app(used, lambda opened: opened.job(id_).cancel(reason)):
         print_note(run_with_app(used, lambda opened: _explain_refused_cancel(opened, id_)))
         raise typer.Exit(1)
-    print_note(f"job {id_} is canceled as soon as its running steps have stopped")
+    found = run_with_app(used, lambda opened: opened.job(id_).status())
+    if found.ending == JobState.FAILED:
+        print_note(f"job {id_} has failed: its child jobs are canceled, and it becomes FAILED when they have ended")
+    else:
+        print_note(f"job {id_} is canceled as soon as its running steps have stopped")
 
 
 @app.command()

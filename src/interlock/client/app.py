@@ -47,10 +47,9 @@ from interlock.store.enqueue import is_copyable
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
 from interlock.store.schedules import put_schedules
 from interlock.store.task_admin import (
-    cancel_unfinished_tasks,
+    cancel_tasks,
     count_steps,
     find_tasks,
-    request_cancel_of_running_tasks,
     requeue_unless_duplicate,
 )
 from interlock.store.workflows import put_workflow
@@ -395,14 +394,11 @@ class Interlock(Definitions):
         force: bool = False,
         preview: bool = False,
     ) -> Affected:
-        """Cancel all tasks that match a filter, in batches; ask the workers of running ones, unless `force`."""
+        """Cancel all tasks that match a filter, in batches; ask for running ones to stop, unless `force`."""
 
         async def cancel_page(connection: Connection, ids: list[UUID]) -> list[UUID]:
-            canceled = await cancel_unfinished_tasks(
-                connection, ids, actor=self.actor, reason=reason, running=force, now=self.now()
-            )
-            rest = [id_ for id_ in ids if id_ not in set(canceled)]
-            return canceled + await request_cancel_of_running_tasks(connection, rest, reason=reason, now=self.now())
+            found = await cancel_tasks(connection, ids, actor=self.actor, reason=reason, force=force, now=self.now())
+            return found.canceled + found.requested
 
         matching = task_filter(states, namespace, type, tag)
         return await apply_to_tasks(self, cancel_page, matching, limit, preview=preview)

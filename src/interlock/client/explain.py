@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 # in these states, a requested cancellation may not have taken effect yet
-CANCEL_PENDING_STATES = TASK_ROW.unfinished - {TaskRowState.WAITING}
 MAX_NAMES = 5  # in a sentence; further ones are only counted
 # values of `held_by` that mean that other tasks or jobs must end first
 HELD_BY_OTHERS = frozenset({"dependency", "parts", "worker_count", "compensation", "job", "start"})
@@ -285,7 +284,7 @@ def _name(row: dict[str, Any], *, is_job: bool) -> str:
 def _task_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     row = cause.row
     facts = _job_of_step(row) if is_root else []
-    if row["cancel_requested_at"] is not None and row["state"] in CANCEL_PENDING_STATES:
+    if row["cancel_requested_at"] is not None and row["state"] in TASK_ROW.unfinished:
         facts.append(f"its cancellation was asked for at {at(row['cancel_requested_at'])}")
     if row["state"] == TaskRowState.WAITING:
         return facts + waiting_facts(cause, seen)
@@ -313,6 +312,8 @@ def _job_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str]:
     )
     if row["deadline_at"] is not None and row["ending"] is None:
         facts.append(f"it is canceled if it has not ended at {at(row['deadline_at'])}")
+    elif row["deadline_at"] is not None and _waits_for_children(row):
+        facts.append(f"its child jobs are canceled if they have not ended at {at(row['deadline_at'])}")
     return facts
 
 
@@ -335,6 +336,8 @@ def _progress_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str
     facts = []
     if row["compensating"]:
         facts.append(f"it compensates, and becomes {row['ending']} then: {row['ending_reason']}")
+    elif row["unfinished_child"] is not None:
+        facts += _ending_with_children(row)
     elif row["ending"] is not None:
         facts.append(f"it becomes {row['ending']} once its last step has stopped: {row['ending_reason']}")
     facts.append(f"{_count_open_steps(seen) if is_root else row['open_steps']} of its steps are open")
@@ -342,9 +345,24 @@ def _progress_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str
         latest = f"the latest at {at(row['dead_letter_at'])}: {row['dead_letter_error']}"
         facts.append(f"{row['dead_letters']} of its step results became dead letters, {latest}")
         facts.append(f"when the cause is gone, `interlock jobs replay {row['id']}` sends them again at once")
-    if not cause.causes and not cause.shared:
+    if not cause.causes and not cause.shared and row["unfinished_child"] is None:
         facts.append("none of its steps is active, and it has not ended: a step result was lost")
     return facts + _no_orchestrator(seen)
+
+
+def _waits_for_children(row: dict[str, Any]) -> bool:
+    """Tell whether a job has failed and waits for child jobs that nobody has canceled."""
+    return row["ending"] == JobState.FAILED and row["unfinished_child"] is not None and row["cancel_reason"] is None
+
+
+def _ending_with_children(row: dict[str, Any]) -> list[str]:
+    child = row["unfinished_child"]
+    facts = [f"it becomes {row['ending']} once its steps and its child job {child} have ended: {row['ending_reason']}"]
+    if _waits_for_children(row):
+        facts.append(f"`interlock jobs cancel {row['id']}` cancels its child jobs; it becomes FAILED then")
+    elif row["cancel_reason"] is not None:
+        facts.append(f"its child jobs are being canceled: {row['cancel_reason']}")
+    return facts
 
 
 def _count_open_steps(seen: Explained) -> str:

@@ -233,7 +233,11 @@ class JobHandle:
     result = wait
 
     async def cancel(self, reason: str | None = None) -> bool:
-        """Cancel the job and its children and ask running steps to stop; False if it has ended or is ending."""
+        """Cancel the job and its children and ask running steps to stop.
+
+        False if it has ended, is being canceled or compensates. A job that has failed and waits for child jobs becomes
+        FAILED once these have been canceled.
+        """
         app = self._app
         async with app.connection() as connection:
             canceled = await cancel_job(connection, self.id, actor=app.actor, reason=reason, now=app.now())
@@ -246,6 +250,11 @@ class JobHandle:
 
         "already sent": the same signal was sent with this request id, or the approval has been answered.
         """
+        return await self._send(name, payload, request_id=request_id)
+
+    async def _send(
+        self, name: str, payload: Any, *, is_answer: bool = False, request_id: str | None = None
+    ) -> SignalOutcome:
         app = self._app
         try:
             stored = to_json(payload)
@@ -254,7 +263,14 @@ class JobHandle:
             raise InputError(f"signal {name!r}: {error}") from None
         async with app.connection() as connection:
             sent = await send_signal(
-                connection, self.id, name, stored, actor=app.actor, request_id=asked, now=app.now()
+                connection,
+                self.id,
+                name,
+                stored,
+                actor=app.actor,
+                is_answer=is_answer,
+                request_id=asked,
+                now=app.now(),
             )
         return "sent" if sent else "already sent"
 
@@ -275,7 +291,8 @@ class JobHandle:
         by: str | None = None,
     ) -> SignalOutcome:
         """Answer an approval step, once; `by` names who decides, by default the app's actor."""
-        return await self.signal(step, {"approved": bool(approved), "by": by or self._app.actor, "comment": comment})
+        answer = {"approved": bool(approved), "by": by or self._app.actor, "comment": comment}
+        return await self._send(step, answer, is_answer=True)
 
     async def retry(self, *, request_id: str | None = None) -> JobHandle:
         """Submit a failed or canceled job again: its failed steps and the steps after them run, done ones are kept."""

@@ -14,9 +14,8 @@ from interlock.lifecycle import TASK_ROW, TaskRowState
 from interlock.store.task_admin import (
     TaskFilter,
     TaskSummary,
-    cancel_unfinished_tasks,
+    cancel_tasks,
     iterate_task_pages,
-    request_cancel_of_running_tasks,
     requeue_unless_duplicate,
 )
 from interlock.store.tasks import read_task_history, read_tasks
@@ -137,18 +136,20 @@ class TaskHandle(Generic[R_co]):
         return value
 
     async def cancel(self, reason: str | None = None, *, force: bool = False) -> CancelOutcome:
-        """Cancel the task: at once if it is not running or with `force`, else by a request to its worker.
+        """Cancel the task: at once if it does no work now or with `force`, else by a request to stop that work.
 
-        Returns "canceled", "requested" when the worker was asked, or "ended" if the task had ended before.
+        Returns "canceled", "requested" or "ended" if the task had ended before. A worker is asked to stop a running
+        task; the parts of a map and the child job of a step are canceled, and the step ends with them.
         """
         app = self._app
         async with app.connection() as connection:
             while True:
-                if await cancel_unfinished_tasks(
-                    connection, [self.id], actor=app.actor, reason=reason, running=force, now=app.now()
-                ):
+                found = await cancel_tasks(
+                    connection, [self.id], actor=app.actor, reason=reason, force=force, now=app.now()
+                )
+                if found.canceled:
                     return "canceled"
-                if await request_cancel_of_running_tasks(connection, [self.id], reason=reason, now=app.now()):
+                if found.requested:
                     return "requested"
                 if (await self.status()).has_ended:
                     return "ended"

@@ -134,13 +134,15 @@ create table interlock.jobs (
     -- final status and its reason, stored while running steps end and compensations run
     ending text,
     ending_reason text,
+    cancel_reason text,                      -- of a failing job: why the child jobs that it waits for are canceled
     compensating boolean not null default false,
     -- counters that save counting the steps
     open_steps int not null default 0,
     failed_steps int not null default 0,
     retried_from uuid,
     -- by step: the document whose result is taken from `retried_from`; for a step that failed or was canceled there without
-    -- consequence and does not run again, whether it counts as failed: {"skipped_by_failure": true}
+    -- consequence and does not run again, whether it counts as failed: {"skipped_by_failure": true}; for a map that runs again,
+    -- the map whose done parts are kept: {"map_id": …}; for a child step, the child job to retry: {"child_id": …, "iteration": …}
     reused jsonb,
     parent_task_id uuid,
     iteration int not null default 1,        -- of a child job, among those that its step starts one after another
@@ -199,7 +201,7 @@ create index jobs_attributes on interlock.jobs using gin (attributes jsonb_path_
 create index jobs_created on interlock.jobs (created_at);
 create index jobs_unsuccessful on interlock.jobs (status, id) where status in ('FAILED', 'CANCELED');
 create index jobs_deadline on interlock.jobs (deadline_at)
-    where deadline_at is not null and ending is null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
+    where deadline_at is not null and ending is distinct from 'CANCELED' and status in ('SUBMITTED', 'PENDING', 'RUNNING');
 create index jobs_not_before on interlock.jobs (not_before)
     where not_before is not null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
 
@@ -356,6 +358,9 @@ create index tasks_held_steps on interlock.tasks (job_id, held_by, priority desc
 create index tasks_unadvanced on interlock.tasks (coalesce(finished_at, created_at))
     where job_id is not null and not advanced and state in ('done', 'error', 'canceled');
 create index tasks_wait_until on interlock.tasks (wait_until) where wait_until is not null and state = 'waiting';
+-- Steps that are to be canceled, until their parts or their child job have ended: few.
+create index tasks_to_be_canceled on interlock.tasks (cancel_requested_at)
+    where cancel_requested_at is not null and state = 'waiting' and held_by in ('job', 'parts');
 create index tasks_inbox on interlock.tasks (wait_started_at, id) where state = 'waiting' and held_by = 'signal';
 
 create table interlock.namespaces (

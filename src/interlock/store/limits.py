@@ -306,25 +306,12 @@ async def _read_candidates(connection: Connection, lanes: Sequence[Lane], now: d
 
 
 async def _admit(connection: Connection, lanes: Sequence[Lane], actor: str, now: datetime) -> int:
-    """Release the tasks that fit; return their number."""
-    active = [lane for lane in lanes if lane.candidates]
-    ids = _choose(active)
-    if not ids:
-        return 0
-    admitted = await release_waiting_tasks(
-        connection, ids, actor=actor, reason="admitted by its limit", held_by="limit", now=now
-    )
-    documents = [{"keys": lane.keys, "served": lane.served} for lane in active if lane.limits]
-    await run_in_order(connection, [(LIMITS["put_limit_lanes"], {"lanes": as_json(documents)})])
-    return len(admitted)
+    """Release the tasks that fit; return their number.
 
-
-def _choose(active: Sequence[Lane]) -> list[UUID]:
-    """Choose the tasks that fit, by start-time fair queueing: the lane that was served least is next.
-
-    A lane that had nothing to do starts beside the one that was served least, so that it neither makes up for the time
-    nor has to wait.
+    Start-time fair queueing: the lane that was served least is next. A lane that had nothing to do starts beside the
+    one that was served least, so that it neither makes up for the time nor has to wait.
     """
+    active = [lane for lane in lanes if lane.candidates]
     least = min((lane.served for lane in active if lane.served is not None), default=0.0)
     for lane in active:
         lane.served = least if lane.served is None else lane.served

@@ -14,6 +14,8 @@ from interlock.errors import StatementError
 from interlock.lifecycle import TaskRowState
 from interlock.postgres.connection import UNIQUE_VIOLATION, transaction
 from interlock.postgres.query import run
+from interlock.store.jobs import STEPS
+from interlock.store.step_results import SimpleStepMessage, send_messages
 from interlock.store.tasks import MAX_CRASHES, TASKS, insert_webhooks, notify_ended_tasks, notify_tasks
 
 if TYPE_CHECKING:
@@ -92,8 +94,9 @@ async def cancel_unfinished_tasks(
     running: bool = False,
     now: datetime | None = None,
 ) -> list[UUID]:
-    """Cancel unfinished tasks, running ones only with `running`; return those that were canceled.
+    """Cancel unfinished tasks and return those that were canceled.
 
+    Running ones, and steps that wait for their parts or their child job, are canceled only with `running`.
     Webhooks are inserted in the same transaction, and result watchers are notified. `attempts` fences the cancellation
     of running tasks by the worker that holds them.
     """
@@ -128,6 +131,47 @@ async def request_cancel_of_running_tasks(
     if rows:
         await run(connection, TASKS["notify_worker"], {"workers": [row["worker_id"] for row in rows]})
     return [row["id"] for row in rows]
+
+
+async def request_cancel_of_waiting_steps(
+    connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None = None, now: datetime | None = None
+) -> list[dict[str, Any]]:
+    """Mark steps that wait for their parts or their child job as to be canceled; return these steps."""
+    parameters = {"ids": list(ids), "actor": actor, "reason": reason, "now": now}
+    return await run(connection, STEPS["request_cancel_of_waiting_steps"], parameters)
+
+
+class CanceledTasks(NamedTuple):
+    """The tasks that a cancellation ended, and those that end once their work has stopped."""
+
+    canceled: list[UUID]
+    requested: list[UUID]
+
+
+async def cancel_tasks(
+    connection: Connection,
+    ids: Sequence[UUID],
+    *,
+    actor: str,
+    reason: str | None = None,
+    force: bool = False,
+    now: datetime | None = None,
+) -> CanceledTasks:
+    """Cancel tasks that do no work now, and ask for the others to be stopped: by their workers, or by an orchestrator.
+
+    An orchestrator stops the parts of maps and child jobs. With `force`, all of them are canceled at once.
+    """
+    async with transaction(connection):
+        canceled = await cancel_unfinished_tasks(connection, ids, actor=actor, reason=reason, running=force, now=now)
+        ended = set(canceled)
+        rest = [id_ for id_ in ids if id_ not in ended]
+        if not rest:
+            return CanceledTasks(canceled, [])
+        requested = await request_cancel_of_running_tasks(connection, rest, reason=reason, now=now)
+        waiting = await request_cancel_of_waiting_steps(connection, rest, actor=actor, reason=reason, now=now)
+        if waiting:
+            await run(connection, *send_messages(SimpleStepMessage(row["job_id"], row["id"]) for row in waiting))
+    return CanceledTasks(canceled, requested + [row["id"] for row in waiting])
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.errors import PermanentError
+from interlock.errors import InputError, PermanentError
 from interlock.lifecycle import TaskRowState
 from interlock.model.conditions import parse_condition
 from interlock.model.graph import (
@@ -42,14 +42,20 @@ from interlock.model.joins import (
 )
 from interlock.model.options import MAX_JOB_DEPTH, check_text
 from interlock.model.timing import later, wake_at
+from interlock.postgres.ids import new_id
 from interlock.postgres.query import run, run_in_order
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.signals import SIGNALS
 from interlock.store.step_results import SimpleStepMessage
-from interlock.store.task_admin import cancel_unfinished_tasks, request_cancel_of_running_tasks
+from interlock.store.task_admin import (
+    cancel_unfinished_tasks,
+    request_cancel_of_running_tasks,
+    request_cancel_of_waiting_steps,
+)
 from interlock.store.workflows import WORKFLOWS
-from interlock.workflow.batch import Activation, lock_jobs
+from interlock.workflow.batch import Activation, KeptPart, lock_jobs
 from interlock.workflow.finalize import complete_jobs, finalize_jobs, jobs_without_open_steps
+from interlock.workflow.kept_steps import read_kept_steps
 from interlock.workflow.new_job import (
     NewJob,
     describe_unknown_workflow,
@@ -111,22 +117,40 @@ async def _cancel_rest(connection: Connection, batch: Batch) -> None:
 
 
 async def cancel_steps(connection: Connection, batch: Batch, ids: Sequence[UUID], *, reason: str) -> None:
-    """Cancel waiting and pending steps of locked jobs, with the parts of maps, and ask running ones to stop.
+    """Cancel waiting and pending steps of locked jobs, and ask running ones to stop.
 
-    A step that waits for its child job ends when that has been canceled. The child gets a message: a transaction that
-    locked a job and then its parent or child could deadlock. The message has ids only: the child is canceled because
-    its parent or its step is.
+    A step that waits for its parts or its child job ends when these have been canceled. In a job that is about to be
+    canceled, nothing depends on the end of a map, so that it is canceled before its parts have stopped.
+    """
+    if not ids:
+        return
+    options: dict[str, Any] = {"actor": batch.actor, "reason": reason, "now": batch.now}
+    await cancel_unfinished_tasks(connection, ids, **options)
+    await request_cancel_of_running_tasks(connection, ids, reason=reason, now=batch.now)
+    waiting = await request_cancel_of_waiting_steps(connection, ids, **options)
+    await cancel_below_steps(connection, batch, [row["id"] for row in waiting])
+    maps = [row["id"] for row in waiting if row["held_by"] == "parts" and batch.jobs[row["job_id"]].is_ending]
+    await cancel_waiting_steps(connection, batch, maps, reason=reason)
+
+
+async def cancel_waiting_steps(connection: Connection, batch: Batch, ids: Sequence[UUID], *, reason: str) -> None:
+    """Cancel steps that waited for their parts or their child job."""
+    if ids:
+        await cancel_unfinished_tasks(connection, ids, actor=batch.actor, reason=reason, running=True, now=batch.now)
+
+
+async def cancel_below_steps(connection: Connection, batch: Batch, ids: Sequence[UUID]) -> None:
+    """Cancel the unfinished parts of these steps, and let their child jobs be canceled.
+
+    A child gets a message: a transaction that locked a job and then its parent or child could deadlock. The message has
+    ids only: the child is canceled because its parent or its step is.
     """
     if not ids:
         return
     parts = [row["id"] for row in await run(connection, STEPS["read_unfinished_parts"], {"ids": list(ids)})]
-    ids = list(dict.fromkeys([*ids, *parts]))
-    children = await run(connection, ORCHESTRATION["read_children_of_steps"], {"ids": ids})
+    await cancel_steps(connection, batch, parts, reason="the map was canceled")
+    children = await run(connection, ORCHESTRATION["read_children_of_steps"], {"ids": list(ids)})
     batch.messages += [SimpleStepMessage(child["id"]) for child in children]
-    waiting = {child["parent_task_id"] for child in children}
-    others = [id_ for id_ in ids if id_ not in waiting]
-    await cancel_unfinished_tasks(connection, others, actor=batch.actor, reason=reason, now=batch.now)
-    await request_cancel_of_running_tasks(connection, others, reason=reason, now=batch.now)
 
 
 # --- From ended steps to ready ones -----------------------------------------------------------------------------
@@ -358,7 +382,10 @@ async def _activate_special_steps(connection: Connection, batch: Batch, steps: d
 
 
 async def _end_maps(connection: Connection, batch: Batch, maps: Mapping[UUID, WaitingStep]) -> list[EndedStep | None]:
-    """End maps whose parts have all ended: done if enough parts are, in error otherwise."""
+    """End maps whose parts have all ended: done if enough parts are, in error otherwise.
+
+    A map that is to be canceled is done only if all of its parts are.
+    """
     if not maps:
         return []
     parameters = {"ids": list(maps), "names": MAX_NAMED_PARTS}
@@ -366,7 +393,9 @@ async def _end_maps(connection: Connection, batch: Batch, maps: Mapping[UUID, Wa
     ended: list[EndedStep | None] = []
     for id_, step in maps.items():
         row = parts[id_]
-        if is_share_met(row["strategy"], row["done"], row["parts"]):
+        if row["is_to_be_canceled"] and row["done"] < row["parts"]:
+            await cancel_waiting_steps(connection, batch, [id_], reason=row["reason"])
+        elif is_share_met(row["strategy"], row["done"], row["parts"]):
             ended.append(batch.succeed(step))
         else:
             failed = row["parts"] - row["done"]
@@ -376,7 +405,7 @@ async def _end_maps(connection: Connection, batch: Batch, maps: Mapping[UUID, Wa
 
 
 def _activate_map(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> EndedStep | None:
-    """Insert the parts of a map, and let the map wait for them; a map without parts ends at once."""
+    """Insert the parts of a map, and let the map wait for those that run; a map without parts to run ends at once."""
     parts: int | None = row["parts"]
     if parts is None:
         return batch.fail(step, MAP_SOURCE_ERROR)
@@ -384,15 +413,20 @@ def _activate_map(batch: Batch, step: WaitingStep, row: dict[str, Any]) -> Ended
         return batch.fail(step, too_many_parts_error(parts))
     if parts == 0:
         return batch.succeed(step)
-    reason = f"waits for {parts} part{'s' if parts > 1 else ''}"
-    rest = row["input_without_source"]
-    batch.keep_waiting(
-        step.id, unresolved=parts, taken=0, failed=0, held_by="parts", reason=reason, parts_job_input=rest
-    )
+    job = batch.jobs[step.job_id]
+    kept = [KeptPart(new_id(), step.id, part, job.retried_from) for part in row["kept_parts"] if part < parts]
+    batch.kept_parts += kept
     batch.maps.append(step.id)
     batch.created_count += parts
-    job = batch.jobs[step.job_id]
-    job.open_steps += parts
+    running = parts - len(kept)
+    if running == 0:
+        return batch.succeed(step)
+    reason = f"waits for {running} part{'s' if running > 1 else ''}"
+    rest = row["input_without_source"]
+    batch.keep_waiting(
+        step.id, unresolved=running, taken=len(kept), failed=0, held_by="parts", reason=reason, parts_job_input=rest
+    )
+    job.open_steps += running
     job.changed = True
     return None
 
@@ -511,6 +545,7 @@ async def _activate_children(
     connection: Connection, batch: Batch, steps: dict[UUID, WaitingStep], rows: Sequence[dict[str, Any]]
 ) -> list[EndedStep]:
     """Insert the child jobs of these steps; return the steps that do not wait, or whose child is refused."""
+    rows = [row if row.get("retried_child_id") is None else await _with_retried_child(connection, row) for row in rows]
     prepared = await _prepare_children(connection, batch, rows)
     children = [child for child in prepared if not isinstance(child, str)]
     inserted = await insert_jobs(connection, children, actor=batch.actor, now=batch.now) if children else []
@@ -532,6 +567,24 @@ async def _activate_children(
     return ended
 
 
+async def _with_retried_child(connection: Connection, row: dict[str, Any]) -> dict[str, Any]:
+    """Add what the child job of a step takes over from the child job that it retries, unless that cannot be retried."""
+    old_id: UUID = row["retried_child_id"]
+    for old in await run(connection, JOBS["read_jobs"], {"ids": [old_id]}):
+        try:
+            reused = await read_kept_steps(connection, old_id, None, old)
+        except InputError:  # rejected, or pruned
+            break
+        return {
+            **row,
+            "version": old["version"],
+            "next_input": old["input"],
+            "iteration": row["retried_iteration"],
+            "taken_over": {"retried_from": old_id, "reused": reused},
+        }
+    return row
+
+
 async def _prepare_children(
     connection: Connection, batch: Batch, rows: Sequence[dict[str, Any]]
 ) -> list[PreparedJob | str]:
@@ -539,7 +592,7 @@ async def _prepare_children(
 
     A child obeys the rules of a submitted job: its workflow exists, its input matches the schema, its depth is allowed.
     """
-    wanted = [(row["spec"]["workflow"], row["spec"].get("workflow_version")) for row in rows]
+    wanted = [(row["spec"]["workflow"], row.get("version") or row["spec"].get("workflow_version")) for row in rows]
     workflows = await find_workflows(connection, wanted, now=batch.now)
     ids = list({found.id for found in workflows if found.id is not None})
     schema_rows = await run(connection, WORKFLOWS["read_input_schemas"], {"ids": ids})
@@ -580,7 +633,7 @@ def _prepare_child(
         iteration=row.get("iteration", 1),
         correlation_id=job.correlation_id,
     )
-    return prepare_job(new, found, depth=job.depth + 1)
+    return prepare_job(new, found, depth=job.depth + 1, **row.get("taken_over", {}))
 
 
 def child_input(mapping: dict[str, Any] | None, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from interlock.store.step_results import SimpleStepMessage, parse_ids, send_mess
 from interlock.telemetry import log
 from interlock.workflow.activate import (
     apply_batch,
-    cancel_steps,
+    cancel_below_steps,
+    cancel_waiting_steps,
     distinct_ended_steps,
     repeat_children,
     resolve_ended_steps,
@@ -138,7 +139,10 @@ async def _advance_batch(
     await resolve_ended_steps(connection, batch, ended, taken)
     effective += len(ended)
     if effective < len(messages):
-        effective += await _end_child_steps(connection, batch, messages.values(), {step.id for step in ended})
+        known = {step.id for step in ended}
+        known |= await _end_child_steps(connection, batch, messages.values(), known)
+        known |= await _stop_steps_to_cancel(connection, batch, messages.values(), known)
+        effective += len(known) - len(ended)
     await _cancel_below_canceled_steps(connection, batch, ended)
     await apply_batch(connection, batch, list(messages))
     await _delete_failures(connection, messages.values())
@@ -172,24 +176,31 @@ async def _look_at_jobs(connection: Connection, batch: Batch, messages: Iterable
 
 async def _end_child_steps(
     connection: Connection, batch: Batch, messages: Iterable[SimpleStepMessage], taken: set[UUID]
-) -> int:
-    """End child steps whose child job has ended, or start the next one of a repeat; return how many."""
-    wanted = {message.task_id for message in messages if message.job_id in batch.jobs} - taken - {None}
+) -> set[UUID]:
+    """End child steps whose child job has ended, or start the next one of a repeat; return these steps.
+
+    A step that is to be canceled starts no further child; it is done only if it needs none.
+    """
+    wanted = _steps_of(batch, messages) - taken
     if not wanted:
-        return 0
+        return set()
     parameters = {"ids": list(wanted), "job_ids": list(batch.jobs)}
     rows = await run(connection, ORCHESTRATION["read_parent_steps"], parameters)
-    repeated = [row for row in rows if batch.jobs[row["job_id"]].is_advancing and _is_to_be_repeated(row)]
+    repeated = [row for row in rows if not row["is_to_be_canceled"] and _is_to_be_repeated(row)]
     ended = await repeat_children(connection, batch, repeated)
     for row in rows:
         if row in repeated:
             continue
-        if row["status"] != JobState.COMPLETED and (row["superseded"] or batch.jobs[row["job_id"]].is_ending):
-            await cancel_steps(connection, batch, [row["id"]], reason="its child job was canceled")
+        if row["is_to_be_canceled"] and (row["status"] != JobState.COMPLETED or _lacks_repeat_condition(row)):
+            await cancel_waiting_steps(connection, batch, [row["id"]], reason=row["cancel_reason"])
         else:
             ended.append(_end_child_step(batch, row))
     await resolve_ended_steps(connection, batch, ended)
-    return len(rows)
+    return {row["id"] for row in rows}
+
+
+def _steps_of(batch: Batch, messages: Iterable[SimpleStepMessage]) -> set[UUID]:
+    return {message.task_id for message in messages if message.job_id in batch.jobs and message.task_id is not None}
 
 
 def _is_to_be_repeated(row: dict[str, Any]) -> bool:
@@ -209,7 +220,7 @@ def _lacks_repeat_condition(row: dict[str, Any]) -> bool:
 def _end_child_step(batch: Batch, row: dict[str, Any]) -> EndedStep:
     """Complete a child step with the output of its child job, or fail it."""
     step = WaitingStep(**{name: row[name] for name in ("id", "job_id", "step", "namespace")}, kind="child")
-    if _lacks_repeat_condition(row) and batch.jobs[step.job_id].is_advancing:
+    if _lacks_repeat_condition(row):
         until = row["spec"]["repeat_until"]
         return batch.fail(step, f"{until!r} is not true after {row['iteration']} runs", "RepeatLimitReached")
     if row["status"] == JobState.COMPLETED:
@@ -218,19 +229,25 @@ def _end_child_step(batch: Batch, row: dict[str, Any]) -> EndedStep:
     return batch.fail(step, f"child job {row['child_id']} {row['status'].lower()}{reason}", "ChildFailed")
 
 
+async def _stop_steps_to_cancel(
+    connection: Connection, batch: Batch, messages: Iterable[SimpleStepMessage], known: set[UUID]
+) -> set[UUID]:
+    """Cancel the parts and child jobs of steps that a client wants to cancel; return these steps."""
+    wanted = _steps_of(batch, messages) - known
+    rows = await run(connection, STEPS["read_steps_to_cancel"], {"ids": list(wanted)}) if wanted else []
+    ids = [row["id"] for row in rows]
+    await cancel_below_steps(connection, batch, ids)
+    return set(ids)
+
+
 async def _cancel_below_canceled_steps(connection: Connection, batch: Batch, ended: Iterable[EndedStep]) -> None:
-    """Cancel the parts of canceled maps, and let the child jobs of canceled steps be canceled.
+    """Cancel the parts and child jobs of steps that a client canceled by force, or by SQL.
 
     Those of a canceled job have been canceled with it.
     """
-    canceled = [step for step in ended if step.state == TaskRowState.CANCELED]
-    ids = [step.id for step in canceled if batch.jobs[step.job_id].is_advancing]
-    if not ids:
-        return
-    parts = [row["id"] for row in await run(connection, STEPS["read_unfinished_parts"], {"ids": ids})]
-    await cancel_steps(connection, batch, parts, reason="the map was canceled")
-    for child in await run(connection, ORCHESTRATION["read_children_of_steps"], {"ids": ids}):
-        batch.messages.append(SimpleStepMessage(child["id"]))
+    advancing = [step for step in ended if batch.jobs[step.job_id].is_advancing]
+    canceled = [step for step in advancing if step.state == TaskRowState.CANCELED]
+    await cancel_below_steps(connection, batch, [step.id for step in canceled])
 
 
 async def _delete_failures(connection: Connection, messages: Iterable[SimpleStepMessage]) -> None:
@@ -340,8 +357,8 @@ async def cancel_overdue_jobs(connection: Connection, *, actor: str, now: dateti
 
 
 async def resend_cancellations(connection: Connection, *, limit: int = 100, now: datetime | None = None) -> int:  # noqa: ARG001 - the signature of a sweep
-    """Ask again for the cancellation of child jobs whose parent is being canceled, in case a message was lost."""
-    rows = await run(connection, ORCHESTRATION["read_children_of_canceled_jobs"], {"limit": limit})
+    """Ask again for the cancellation of child jobs and parts, in case a message was lost."""
+    rows = await run(connection, ORCHESTRATION["read_lost_cancellations"], {"limit": limit})
     if rows:
-        await run(connection, *send_messages(SimpleStepMessage(row["id"]) for row in rows))
+        await run(connection, *send_messages(SimpleStepMessage(row["job_id"], row["task_id"]) for row in rows))
     return len(rows)

@@ -49,6 +49,7 @@ class LockedJob:
     status: str
     ending: str | None
     ending_reason: str | None
+    cancel_reason: str | None  # of a failing job: why the child jobs that it waits for are canceled
     compensating: bool
     worker_count: int | None
     open_steps: int
@@ -79,6 +80,11 @@ class LockedJob:
         return self.ending is not None and self.status not in JOB.final
 
     @property
+    def waits_for_children(self) -> bool:
+        """Whether it is about to fail, and its child jobs have to end first."""
+        return self.status == JobState.RUNNING and self.ending == JobState.FAILED and not self.compensating
+
+    @property
     def is_over(self) -> bool:
         """Whether it has ended or is about to fail or to be canceled."""
         return self.status in JOB.final or self.ending is not None
@@ -86,7 +92,9 @@ class LockedJob:
 
 _UNREAD_FIELDS = frozenset({"reason", "changed", "stored"})
 _READ_COLUMNS = tuple(column.name for column in fields(LockedJob) if column.name not in _UNREAD_FIELDS)
-_UPDATED_COLUMNS = ("open_steps", "failed_steps", "ending", "ending_reason", "compensating", "reason", "error")
+_UPDATED_COLUMNS = (
+    *("open_steps", "failed_steps", "ending", "ending_reason", "cancel_reason", "compensating", "reason", "error"),
+)
 _updated_values = attrgetter(*_UPDATED_COLUMNS)
 
 
@@ -95,6 +103,15 @@ class Activation(NamedTuple):
 
     id: UUID
     namespace: str
+
+
+class KeptPart(NamedTuple):
+    """A part of a map whose result is taken over from the job that this one retries."""
+
+    id: UUID  # of the new row
+    map_id: UUID
+    part: int
+    retried_from: UUID | None
 
 
 @dataclass(slots=True)
@@ -113,6 +130,7 @@ class Batch:
     waits: dict[UUID, dict[str, Any]] = field(default_factory=dict)
     consumed: dict[int, str] = field(default_factory=dict)  # signals: the steps that consume them
     maps: list[UUID] = field(default_factory=list)
+    kept_parts: list[KeptPart] = field(default_factory=list)
     racing: list[WaitingStep] = field(default_factory=list)  # ready steps with `cancel_rest`
     messages: list[SimpleStepMessage] = field(default_factory=list)
     completed: list[LockedJob] = field(default_factory=list)
@@ -257,7 +275,23 @@ class Batch:
 
     def _take_maps(self) -> list[StatementCall]:
         maps, self.maps = self.maps, []
-        return [(STEPS["insert_parts"], {"ids": maps, "now": self.now})] if maps else []
+        kept, self.kept_parts = self.kept_parts, []
+        if not maps:
+            return []
+        insert = {
+            "ids": maps,
+            "kept_maps": [part.map_id for part in kept],
+            "kept_parts": [part.part for part in kept],
+            "kept_ids": [part.id for part in kept],
+            "now": self.now,
+        }
+        skip = {
+            "ids": [part.id for part in kept],
+            "reasons": [f"result reused from job {part.retried_from}" for part in kept],
+            "skipped_by_failure": [False] * len(kept),
+            **self._common(),
+        }
+        return [(STEPS["insert_parts"], insert), *([(TASKS["skip_waiting_tasks"], skip)] if kept else [])]
 
     def _take_signals(self) -> list[StatementCall]:
         consumed, self.consumed = self.consumed, {}

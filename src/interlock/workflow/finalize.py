@@ -56,6 +56,8 @@ async def complete_jobs(connection: Connection, batch: Batch) -> None:
         job.ending = JobState.FAILED
         job.ending_reason = OUTPUT_TOO_LARGE
         job.error = {"steps": {}, "message": OUTPUT_TOO_LARGE}
+        job.changed = True
+    refused = await _without_unfinished_children(connection, refused)
     await _insert_compensations(connection, batch, refused)
     await _end_jobs(connection, batch, [job for job in refused if job.open_steps == 0])
     await _activate_next_compensations(connection, batch, refused)
@@ -69,7 +71,8 @@ async def _without_unfinished_children(connection: Connection, jobs: Sequence[Lo
     children: dict[UUID, UUID] = {row["parent_job_id"]: row["id"] for row in rows}
     for job in jobs:
         if job.id in children:
-            job.reason = f"waits for child job {children[job.id]} to end, then: {job.ending_reason}"
+            canceled = "" if job.cancel_reason is None else f", which is being canceled ({job.cancel_reason})"
+            job.reason = f"waits for child job {children[job.id]} to end{canceled}, then: {job.ending_reason}"
     return [job for job in jobs if job.id not in children]
 
 

@@ -34,13 +34,15 @@ async def send_signal(
     payload: Any,
     *,
     actor: str,
+    is_answer: bool = False,
     request_id: str | None = None,
     now: datetime | None = None,
 ) -> bool:
     """Store a signal for a job; the first of the steps that wait for it consumes it. True if it was stored.
 
     False if the request id was used for the same signal before, or if the approval has been answered. An answer is a
-    signal with the name of the approval's step: {"approved": true or false, "by": …, "comment": …}.
+    signal with the name of the approval's step: {"approved": true or false, "by": …, "comment": …}. With `is_answer`,
+    the step must be an approval.
     """
     signal = {"job_id": job_id, "name": name, "payload": as_json(payload), "request_id": request_id}
 
@@ -52,6 +54,8 @@ async def send_signal(
             if request_id is not None and await _is_repeated(connection, signal):
                 return False
             rows = await run(connection, SIGNALS["read_signal_steps"], {"job_id": job_id})
+            if is_answer:
+                _require_approval_step(job_id, name, rows)
             receivers = _find_receivers(batch.jobs.get(job_id), job_id, name, rows)
             _check_payload(job_id, receivers[0], payload)
             if receivers[0]["is_answered"]:
@@ -132,6 +136,17 @@ def _find_receivers(
     if job.is_over:
         raise InputError(f"job {job_id} is {job.ending or job.status}: a signal cannot reach it any more")
     return receivers
+
+
+def _require_approval_step(job_id: UUID, step: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Raise InputError if a signal step, which another command serves, is to be approved."""
+    for row in rows:
+        if row["kind"] == "signal" and step in {row["step"], row["spec"]["signal"]}:
+            name = signal_name(row["spec"])
+            raise InputError(
+                f"step {row['step']!r} of job {job_id} waits for signal {name!r}, and not for approval; "
+                f"`interlock jobs signal {job_id} {name}` sends it"
+            )
 
 
 def _check_payload(job_id: UUID, receiver: dict[str, Any], payload: Any) -> None:

@@ -16,6 +16,7 @@ from interlock.store.jobs import JOBS
 from interlock.workflow.activate import activate_root_steps
 from interlock.workflow.batch import lock_jobs
 from interlock.workflow.new_job import (
+    InsertedJob,
     NewJob,
     PreparedJob,
     Submitted,
@@ -50,11 +51,7 @@ async def submit_jobs(
     async with transaction(connection):
         prepared = await _prepare_jobs(connection, jobs, actor=actor, now=now)
         inserted = await insert_jobs(connection, prepared, actor=actor, now=now)
-        for job in inserted:
-            if job.refusal is not None and job.is_conflict:
-                raise JobConflictError(job.refusal, job_id=job.id)
-            if job.refusal is not None:
-                raise InputError(job.refusal)
+        _raise_refusal(jobs, inserted)
         ids = [job.id for job in inserted if job.needs_activation]
         if ids:
             await activate_root_steps(connection, ids, actor=actor, now=now)
@@ -63,6 +60,23 @@ async def submit_jobs(
     return [
         Submitted(existing.get(job.id, made.id), made.created) for job, made in zip(prepared, inserted, strict=True)
     ]
+
+
+def _raise_refusal(jobs: Sequence[NewJob], inserted: Sequence[InsertedJob]) -> None:
+    """Raise the first refusal. A conflict with a job of the same list names its place: the job is not stored either."""
+    for place, job in enumerate(inserted):
+        if job.refusal is None:
+            continue
+        if not job.is_conflict:
+            raise InputError(job.refusal)
+        for earlier, other in enumerate(inserted[:place]):
+            if other.created and other.id == job.id:
+                raise JobConflictError(
+                    f"workflow {jobs[place].workflow}: job {place} of the list has the same key as job {earlier} of it "
+                    "(counted from 0); none of them was submitted",
+                    job_id=None,
+                )
+        raise JobConflictError(job.refusal, job_id=job.id)
 
 
 async def reject_job(

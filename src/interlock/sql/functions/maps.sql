@@ -10,7 +10,7 @@ begin
     return (
         select coalesce(jsonb_agg(output -> 'result' order by part), '[]')
         from interlock.tasks
-        where part_of = map_id and state = 'done'
+        where part_of = map_id and (state = 'done' or reused)
     );
 end
 $$;

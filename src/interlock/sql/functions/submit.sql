@@ -81,7 +81,8 @@ $$;
 --   free       inserted, and no unfinished job with its key is ahead
 --   queued     inserted behind unfinished jobs with its key
 --   debounced  inserted, to be validated and started at not_before
---   existing   not inserted: `job_id` has its request id, or its key and the policy is to return that
+--   existing   not inserted: `job_id` has its request id, or its key and the policy is to return that; a job that is about to
+--              fail or to be canceled is not returned, the new one queues behind it
 --   conflict   not inserted: `job_id` has its key and has not ended
 --   invalid    not inserted: the options contradict each other
 create or replace function interlock.insert_keyed_jobs(given_jobs jsonb, acting text, moment timestamptz)
@@ -92,6 +93,7 @@ declare
     given record;
     last_job record; -- unfinished, with the same key
     holder uuid; -- the last job that is in conflict with the submit
+    going_on uuid; -- the last of these that is not about to fail or to be canceled
     own_key text;
     policy text;
     burst timestamptz;
@@ -175,14 +177,23 @@ begin
             limit 1;
         end if;
 
+        select j.id into going_on
+        from interlock.jobs as j
+        where j.task_description = given.workflow and j.key = own_key and j.key is not null
+            and j.status in ('SUBMITTED', 'PENDING', 'RUNNING') and j.ending is null
+            and (given.debounce is null or j.debounced_since is null or j.status = 'RUNNING')
+        order by j.key_order desc
+        limit 1;
+
         outcome := case when last_job.key_order is null then 'free' else 'queued' end;
         if holder is not null then
             if policy = 'reject' or policy = 'return_existing' and given.parent_task_id is not null then
                 outcome := 'conflict';
                 reason := format('workflow %s: job %s has the key %L and has not ended', given.workflow,
                     holder, own_key);
-            elsif policy = 'return_existing' then
+            elsif policy = 'return_existing' and going_on is not null then
                 outcome := 'existing';
+                holder := going_on;
             elsif given.parent_job_id is not null and exists (
                 with recursive ancestors as (
                     select j.id, j.parent_job_id, j.task_description, j.key

@@ -51,7 +51,15 @@ where tasks.id = any (%(ids)s::uuid[])
 -- name: read_explained_jobs
 -- Jobs, with the namespaces of their first steps that no live worker serves, and their dead letters.
 select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.reason, jobs.ending,
-    jobs.ending_reason, jobs.compensating, jobs.open_steps,
+    jobs.ending_reason, jobs.cancel_reason, jobs.compensating, jobs.open_steps,
+    (
+        select child.id
+        from interlock.jobs as child
+        where child.parent_job_id = jobs.id and child.parent_job_id is not null and jobs.ending is not null
+            and child.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+        order by child.id
+        limit 1
+    ) as unfinished_child,
     case when jobs.timeout_seconds is not null then jobs.deadline_at end as deadline_at,
     coalesce(moved.recorded_at, jobs.updated_at) as since, dead.messages as dead_letters,
     dead.failed_at as dead_letter_at, dead.error as dead_letter_error,

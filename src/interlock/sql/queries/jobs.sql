@@ -98,11 +98,12 @@ with counted as (
     update interlock.jobs
     set open_steps = given.open_steps, failed_steps = given.failed_steps, ending = coalesce(given.ending, jobs.ending),
         ending_reason = coalesce(given.ending_reason, jobs.ending_reason),
+        cancel_reason = coalesce(given.cancel_reason, jobs.cancel_reason),
         compensating = jobs.compensating or coalesce(given.compensating, false),
         reason = coalesce(given.reason, jobs.reason), error = coalesce(given.error, jobs.error),
         updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
     from jsonb_to_recordset(%(jobs)s::jsonb) as given (id uuid, open_steps int, failed_steps int, ending text,
-        ending_reason text, compensating boolean, reason text, error jsonb)
+        ending_reason text, cancel_reason text, compensating boolean, reason text, error jsonb)
     where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id
     returning jobs.id
 )
@@ -236,7 +237,7 @@ from (
         select jobs.*
         from interlock.jobs
         where jobs.task_description = keys.task_description and jobs.key = keys.key and jobs.key is not null
-            and jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') and jobs.ending is null
+            and jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') and interlock.can_be_canceled(jobs)
         for no key update skip locked
     ) as replaced
     cross join lateral (select interlock.replaced_by(replaced::interlock.jobs) as id offset 0) as replacing

@@ -10,8 +10,8 @@ with configured as materialized (
     -- before the first lock
     select case when %(own)s then set_config('lock_timeout', %(lock_timeout)s, true) end as lock_timeout
 )
-select jobs.id, jobs.workflow_id, jobs.status, jobs.ending, jobs.ending_reason, jobs.compensating, jobs.worker_count,
-    jobs.open_steps, jobs.failed_steps, jobs.depth, jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id,
+select jobs.id, jobs.workflow_id, jobs.status, jobs.ending, jobs.ending_reason, jobs.cancel_reason, jobs.compensating,
+    jobs.worker_count, jobs.open_steps, jobs.failed_steps, jobs.depth, jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id,
     jobs.retried_from, jobs.error, coalesce(%(now)s::timestamptz, now()) as now,
     array(select name from interlock.namespaces where paused_at is not null) as paused
 from interlock.lock_jobs(case when (select count(*) from configured) = 1 then %(ids)s::uuid[] end) as jobs
@@ -52,7 +52,7 @@ with taken as materialized (
     select * from interlock.lock_jobs(array(select distinct job_id from taken))
 )
 select taken.msg_id, taken.read_ct, taken.message, jobs.id, jobs.workflow_id, jobs.status, jobs.ending,
-    jobs.ending_reason, jobs.compensating, jobs.worker_count, jobs.open_steps, jobs.failed_steps, jobs.depth,
+    jobs.ending_reason, jobs.cancel_reason, jobs.compensating, jobs.worker_count, jobs.open_steps, jobs.failed_steps, jobs.depth,
     jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id, jobs.retried_from, jobs.error,
     coalesce(%(now)s::timestamptz, now()) as now,
     array(select name from interlock.namespaces where paused_at is not null) as paused
@@ -314,8 +314,8 @@ where tasks.id = any (%(ids)s::uuid[])
 
 -- name: read_parent_steps
 -- Reads child steps that wait for their child job, where that has ended, with the end of that job.
-select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.superseded, child.id as child_id, child.status,
-    child.output::text as output, child.reason, child.iteration, child.input, steps.spec
+select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.cancel_requested_at is not null as is_to_be_canceled,
+    tasks.reason as cancel_reason, child.id as child_id, child.status, child.output::text as output, child.reason, child.iteration, child.input, steps.spec
 from interlock.tasks
     cross join lateral (select workflow_id from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
     cross join lateral (
@@ -397,29 +397,41 @@ order by child.id
 select jobs.id, case
         when parent.ending = 'CANCELED' or parent.status = 'CANCELED'
             then format('job %%s, which it belongs to, was canceled', parent.id)
+        when parent.cancel_reason is not null
+            then format('job %%s, which it belongs to, failed, and was canceled then: %%s', parent.id, parent.cancel_reason)
         when starter.superseded then 'its result is not needed any more'
         else 'the step that waited for it was canceled'
     end as reason
 from interlock.jobs
     cross join lateral (
-        select id, status, ending from interlock.jobs as parent where parent.id = jobs.parent_job_id limit 1
+        select id, status, ending, cancel_reason from interlock.jobs as parent where parent.id = jobs.parent_job_id limit 1
     ) as parent
     left join lateral (
-        select state, superseded from interlock.tasks where tasks.id = jobs.parent_task_id limit 1
+        select state, superseded, cancel_requested_at from interlock.tasks where tasks.id = jobs.parent_task_id limit 1
     ) as starter on true
 where jobs.id = any (%(ids)s::uuid[])
-    and case when jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') then jobs.ending is null else false end
-    and (parent.ending = 'CANCELED' or parent.status = 'CANCELED' or starter.state = 'canceled' or starter.superseded)
+    and case
+        when jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') then interlock.can_be_canceled(jobs) else false
+    end
+    and (parent.ending = 'CANCELED' or parent.status = 'CANCELED' or parent.cancel_reason is not null
+        or starter.state = 'canceled' or starter.cancel_requested_at is not null)
 
--- name: read_children_of_canceled_jobs
--- Finds unfinished children of jobs that are being canceled, in case the message to a child was lost.
-select child.id
+-- name: read_lost_cancellations
+-- Finds unfinished children of jobs that are being canceled, and steps that are to be canceled and wait for their parts or
+-- their child job, in case a message was lost. A step is to be looked at again, a child job by itself.
+(select child.id as job_id, null::uuid as task_id
 from interlock.jobs
     join interlock.jobs as child on child.parent_job_id = jobs.id
-        and child.status in ('SUBMITTED', 'PENDING', 'RUNNING') and child.ending is null
-where jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING') and jobs.ending = 'CANCELED'
+        and child.status in ('SUBMITTED', 'PENDING', 'RUNNING') and interlock.can_be_canceled(child)
+where jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+    and (jobs.ending = 'CANCELED' or jobs.cancel_reason is not null)
     and child.parent_job_id is not null
-limit %(limit)s
+limit %(limit)s)
+union all
+(select job_id, id
+from interlock.tasks
+where cancel_requested_at is not null and state = 'waiting' and held_by in ('job', 'parts')
+limit %(limit)s)
 
 -- name: record_job_failure
 -- Records that the orchestrator could not start, cancel or advance a job, and hides it for 1 second to 1 hour, doubling
@@ -497,8 +509,9 @@ limit %(limit)s
 -- name: read_overdue_jobs
 select id, timeout_seconds
 from interlock.jobs
-where deadline_at <= coalesce(%(now)s::timestamptz, now()) and deadline_at is not null and ending is null
-    and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+where deadline_at <= coalesce(%(now)s::timestamptz, now()) and deadline_at is not null
+    and ending is distinct from 'CANCELED' and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+    and interlock.can_be_canceled(jobs)
     and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
 order by deadline_at
 limit %(limit)s
@@ -536,8 +549,9 @@ from (
         (
             select deadline_at as due_at
             from interlock.jobs
-            where deadline_at > coalesce(%(now)s::timestamptz, now()) and deadline_at is not null and ending is null
-                and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+            where deadline_at > coalesce(%(now)s::timestamptz, now()) and deadline_at is not null
+                and ending is distinct from 'CANCELED' and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+                and interlock.can_be_canceled(jobs)
             order by deadline_at
             limit 1
         ) union all (

@@ -70,7 +70,8 @@ from interlock.jobs
         union
         select step, kind, condition
         from interlock.workflow_steps
-        where workflow_steps.workflow_id = jobs.workflow_id and jobs.reused ? step
+        where workflow_steps.workflow_id = jobs.workflow_id
+            and jobs.reused -> step ?| '{result,skipped_by_failure}'
     ) as steps
     cross join lateral (
         select id, job_id, step, namespace, priority, limit_keys, reused, output
@@ -92,13 +93,24 @@ select tasks.id, tasks.job_id, tasks.step, tasks.namespace, tasks.priority, step
         as input_without_source,
     case when steps.kind = 'sleep' then jobs.input -> (steps.spec ->> 'until') end as until,
     case when steps.kind = 'child' then interlock.step_inputs(tasks) end as inputs,
+    -- of a retry: the done parts of the map, or the child job, that the step goes on with
+    array(
+        select kept.part
+        from interlock.tasks as kept
+        where kept.part_of = (jobs.reused -> steps.step ->> 'map_id')::uuid and kept.part_of is not null
+            and (kept.state = 'done' or kept.reused)
+    ) as kept_parts,
+    (jobs.reused -> steps.step ->> 'child_id')::uuid as retried_child_id,
+    (jobs.reused -> steps.step ->> 'iteration')::int as retried_iteration,
     -- `input.order.manager` is a path into the input of the job
     case
         when starts_with(steps.spec ->> 'assignee', 'input.')
             then jobs.input #> (string_to_array(steps.spec ->> 'assignee', '.'))[2:]
     end as assignee
 from interlock.tasks
-    cross join lateral (select workflow_id, input from interlock.jobs where jobs.id = tasks.job_id limit 1) as jobs
+    cross join lateral (
+        select workflow_id, input, reused from interlock.jobs where jobs.id = tasks.job_id limit 1
+    ) as jobs
     cross join lateral (
         select step, position, kind, spec
         from interlock.workflow_steps
@@ -129,7 +141,8 @@ where upstream.state in ('done', 'error', 'canceled', 'skipped')
 
 -- name: read_ended_parts
 -- Reads how many parts of maps are done, the first names of the others, and the share that must be done.
-select map.id, steps.strategy, parts.parts, parts.done, parts.failed
+select map.id, steps.strategy, parts.parts, parts.done, parts.failed, map.reason,
+    map.cancel_requested_at is not null as is_to_be_canceled
 from interlock.tasks as map
     cross join lateral (select workflow_id from interlock.jobs where jobs.id = map.job_id limit 1) as jobs
     cross join lateral (
@@ -139,8 +152,8 @@ from interlock.tasks as map
         limit 1
     ) as steps
     cross join lateral (
-        select count(*) as parts, count(*) filter (where state = 'done') as done,
-            (array_agg(step order by part) filter (where state <> 'done'))[1:%(names)s::int] as failed
+        select count(*) as parts, count(*) filter (where state = 'done' or reused) as done,
+            (array_agg(step order by part) filter (where state <> 'done' and not reused))[1:%(names)s::int] as failed
         from interlock.tasks as part
         where part.part_of = map.id
     ) as parts
@@ -151,6 +164,24 @@ select id
 from interlock.tasks
 where part_of = any (%(ids)s::uuid[]) and part_of is not null and state in ('waiting', 'pending', 'running')
 order by id
+
+-- name: request_cancel_of_waiting_steps
+-- Marks steps that wait for their parts or their child job: these are canceled, and the step ends with them.
+update interlock.tasks
+set cancel_requested_at = coalesce(cancel_requested_at, %(now)s::timestamptz, now()),
+    reason = case
+        when cancel_requested_at is null then coalesce(%(reason)s, 'canceled by ' || %(actor)s::text)
+        else reason
+    end
+where id = any (%(ids)s::uuid[]) and state = 'waiting' and held_by in ('job', 'parts')
+returning id, job_id, held_by
+
+-- name: read_steps_to_cancel
+-- Reads the steps among these that are to be canceled, and wait for their parts or their child job.
+select id
+from interlock.tasks
+where id = any (%(ids)s::uuid[])
+    and case when state = 'waiting' and cancel_requested_at is not null then held_by in ('job', 'parts') else false end
 
 -- name: supersede_upstream_steps
 -- Marks the unfinished dependencies of steps that have what they need: their end does not fail the job.
@@ -180,14 +211,17 @@ where id = any (array(
 returning id, job_id, step
 
 -- name: insert_parts
--- Inserts one task for each element of a map's source. The map's own row has their number already.
-insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
-    backoff, limit_keys, limit_weight, tags, callback_url, job_id, step, correlation_id, capped, part, part_of, input)
-select map.namespace, steps.type, case when hold.held_by is null then 'pending' else 'waiting' end, hold.held_by,
+-- Inserts one task for each element of a map's source. The map's own row has their number already. Kept parts, whose ids
+-- are given, get the result of the same part of the map that this one retries; the caller skips them.
+insert into interlock.tasks (id, namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
+    backoff, limit_keys, limit_weight, tags, callback_url, job_id, step, correlation_id, capped, part, part_of, input,
+    reused, output)
+select coalesce(kept.id, interlock.new_id()), map.namespace, steps.type,
+    case when hold.held_by is null then 'pending' else 'waiting' end, hold.held_by,
     hold.reason, map.priority, coalesce(%(now)s::timestamptz, now()), steps.max_tries, steps.timeout_seconds,
     steps.backoff, limits.keys, limits.weight, steps.tags, steps.callback_url, map.job_id,
     format('%%s[%%s]', map.step, items.index), map.correlation_id, map.capped, items.index, map.id,
-    jsonb_build_object('item', items.item, 'index', items.index)
+    jsonb_build_object('item', items.item, 'index', items.index), kept.id is not null, source.output
 from interlock.tasks as map
     join interlock.jobs on jobs.id = map.job_id
     join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = map.step
@@ -204,8 +238,13 @@ from interlock.tasks as map
             end as weight
         offset 0
     ) as limits
+    left join unnest(%(kept_maps)s::uuid[], %(kept_parts)s::int[], %(kept_ids)s::uuid[]) as kept (map_id, part, id)
+        on kept.map_id = map.id and kept.part = items.index
+    left join interlock.tasks as source
+        on source.part_of = (jobs.reused -> map.step ->> 'map_id')::uuid and source.part = kept.part
     cross join lateral (
         select case
+                when kept.id is not null then 'start'
                 when map.capped then 'worker_count'
                 when paused.name is not null then 'namespace'
                 when steps.limit_keys is not null then 'limit'
@@ -414,14 +453,34 @@ order by coalesce(steps.position, mapped.position), tasks.part_of is not null, t
 
 -- name: read_reusable_steps
 -- Reads the ends of the steps of a job, and the results that a retry can reuse: those of done steps. `undone` steps were
--- compensated; a missing step has been pruned.
-select steps.step, tasks.id is null as is_missing, compensation.undone, tasks.state, tasks.skipped_by_failure,
+-- compensated; a missing step has been pruned. `unfinished` names what a step that runs again can go on with: the done
+-- parts of a map, or the last child job, if that did not complete.
+select steps.step, steps.kind, tasks.id is null as is_missing, compensation.undone, tasks.state, tasks.skipped_by_failure,
     tasks.superseded, tasks.reused, jobs.reused -> steps.step -> 'skipped_by_failure' is not null as is_left_out,
     case
         when (tasks.state = 'done' or tasks.reused)
             then coalesce(tasks.output, '{}') || jsonb_build_object('result',
                 interlock.step_result(steps.kind, tasks.id, tasks.reused, tasks.output))
-    end as document
+    end as document,
+    coalesce(
+        case
+            when steps.kind = 'map' and exists (select from interlock.tasks as part where part.part_of = tasks.id)
+                then jsonb_build_object('map_id', tasks.id)
+        end,
+        (
+            select case
+                    when child.status in ('FAILED', 'CANCELED')
+                        then jsonb_build_object('child_id', child.id, 'iteration', child.iteration)
+                    else 'null'
+                end
+            from interlock.jobs as child
+            where steps.kind = 'child' and child.parent_task_id = tasks.id and child.parent_task_id is not null
+            order by child.iteration desc
+            limit 1
+        ),
+        -- the retried job did not come to this step itself
+        case when jobs.reused -> steps.step ?| '{map_id,child_id}' then jobs.reused -> steps.step end
+    ) as unfinished
 from interlock.jobs
     join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
     left join interlock.tasks on tasks.job_id = jobs.id and tasks.step = steps.step

@@ -353,8 +353,8 @@ from interlock.lock_jobs(array(
 -- moves: task waiting -cancel-> canceled
 -- moves: task pending -cancel-> canceled
 -- moves: task running -cancel-> canceled
--- `attempt` is the fence, which the guard checks, too; null cancels any attempt. Running tasks are canceled only with
--- `running`.
+-- `attempt` is the fence, which the guard checks, too; null cancels any attempt. With `running`, running tasks are
+-- canceled as well, and steps that wait for their parts or their child job.
 update interlock.tasks
 set state = 'canceled', event = 'cancel', reason = coalesce(%(reason)s, 'canceled by ' || %(actor)s::text),
     held_by = null, lease_expires_at = null,
@@ -363,7 +363,10 @@ set state = 'canceled', event = 'cancel', reason = coalesce(%(reason)s, 'cancele
     updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
 from unnest(%(ids)s::uuid[], %(attempts)s::int[]) as unwanted (id, attempt)
 where tasks.id = unwanted.id and tasks.attempt = coalesce(unwanted.attempt, tasks.attempt)
-    and (state in ('waiting', 'pending') or state = 'running' and %(running)s)
+    and (
+        state in ('waiting', 'pending') and (%(running)s or coalesce(held_by not in ('job', 'parts'), true))
+        or state = 'running' and %(running)s
+    )
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id, tasks.limit_keys, tasks.worker_id,
     exists (select from interlock.waiters where task_id = tasks.id) as awaited

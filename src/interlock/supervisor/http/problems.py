@@ -157,7 +157,7 @@ def _from_interlock_error(error: InterlockError) -> Problem:
     if isinstance(error, StatementError):
         return _from_statement_error(error)
     if isinstance(error, JobConflictError):
-        return Problem("job_conflict", str(error), {"job_id": str(error.job_id)})
+        return Problem("job_conflict", str(error), {} if error.job_id is None else {"job_id": str(error.job_id)})
     for kind, code in _ERROR_CODES.items():
         if isinstance(error, kind):
             return Problem(code, str(error))
