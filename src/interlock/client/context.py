@@ -165,7 +165,7 @@ class TaskContext:
 
     @property
     def weight(self) -> float | None:
-        """What the attempt used of the weight of its limits; it replaces the weight that it was started with."""
+        """The weight that the attempt used of its limits; it replaces the weight with which it was started."""
         return self._weight
 
     @weight.setter

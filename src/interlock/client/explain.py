@@ -351,7 +351,7 @@ def _progress_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[str
 
 
 def _waits_for_children(row: dict[str, Any]) -> bool:
-    """Tell whether a job has failed and waits for child jobs that nobody has canceled."""
+    """Tell whether a job has failed and waits for child jobs that are not being canceled."""
     return row["ending"] == JobState.FAILED and row["unfinished_child"] is not None and row["cancel_reason"] is None
 
 

@@ -73,7 +73,7 @@ class DatabaseMaker:
         return with_database(self._url, name)
 
     def drop(self, name: str | None = None) -> None:
-        """Drop a database, or the template, whoever still uses it."""
+        """Drop a database, or the template, also while it is in use."""
         self._run(f"drop database if exists {name or self._template} with (force)")
 
     def _run(self, statement: str) -> None:
