@@ -122,6 +122,7 @@ async def play_observed(
         simulation.unwanted = 50
         await cancel(simulation)
     await simulation.run()
+    assert await simulation.is_quiet(), f"seed {case.seed}: a job has not ended"
     definition = case.definition
     for job_id in simulation.jobs:
         violations = check_history(

@@ -291,7 +291,8 @@ async def test_a_failed_map_runs_only_its_failed_parts_again(driver: JobDriver, 
     steps = [step("m", kind="map", over_input="list"), step("end", "m")]
     old = await driver.submit(*steps, input={"list": [5, 6, 7, 8], "other": 1}, worker_count=worker_count)
     await driver.run()
-    new = await retried_run(driver, old, **{"m[1]": "b", "m[2]": Failed("no")})
+    outcomes: dict[str, Any] = {"m[1]": "b", "m[2]": Failed("no")}
+    new = await retried_run(driver, old, **outcomes)
     assert sorted(driver.ran) == ["m[1]", "m[2]"]
     row = await driver.job(new)
     assert (row["status"], row["reason"]) == ("FAILED", "step m failed: 1 of 4 parts failed: m[2]")

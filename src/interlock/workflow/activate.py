@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.errors import InputError, PermanentError
+from interlock.errors import PermanentError
 from interlock.lifecycle import TaskRowState
 from interlock.model.conditions import parse_condition
 from interlock.model.graph import (
@@ -40,7 +40,7 @@ from interlock.model.joins import (
     is_share_met,
     names_in,
 )
-from interlock.model.options import MAX_JOB_DEPTH, check_text
+from interlock.model.options import check_text
 from interlock.model.timing import later, wake_at
 from interlock.postgres.ids import new_id
 from interlock.postgres.query import run, run_in_order
@@ -52,17 +52,11 @@ from interlock.store.task_admin import (
     request_cancel_of_running_tasks,
     request_cancel_of_waiting_steps,
 )
-from interlock.store.workflows import WORKFLOWS
 from interlock.workflow.batch import Activation, KeptPart, lock_jobs
+from interlock.workflow.child_jobs import prepare_children, with_retried_child
 from interlock.workflow.finalize import complete_jobs, finalize_jobs, jobs_without_open_steps
-from interlock.workflow.kept_steps import read_kept_steps
 from interlock.workflow.new_job import (
-    NewJob,
-    describe_unknown_workflow,
-    find_workflows,
     insert_jobs,
-    job_depth_error,
-    prepare_job,
 )
 from interlock.workflow.resolve import EndedStep, SkippedStep, WaitingStep, chosen_names, step_end
 
@@ -72,7 +66,6 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
     from interlock.workflow.batch import Batch
-    from interlock.workflow.new_job import FoundWorkflow, PreparedJob
 
 
 async def apply_batch(connection: Connection, batch: Batch, messages: Sequence[int] = ()) -> None:
@@ -545,8 +538,8 @@ async def _activate_children(
     connection: Connection, batch: Batch, steps: dict[UUID, WaitingStep], rows: Sequence[dict[str, Any]]
 ) -> list[EndedStep]:
     """Insert the child jobs of these steps; return the steps that do not wait, or whose child is refused."""
-    rows = [row if row.get("retried_child_id") is None else await _with_retried_child(connection, row) for row in rows]
-    prepared = await _prepare_children(connection, batch, rows)
+    rows = [row if row.get("retried_child_id") is None else await with_retried_child(connection, row) for row in rows]
+    prepared = await prepare_children(connection, batch, rows)
     children = [child for child in prepared if not isinstance(child, str)]
     inserted = await insert_jobs(connection, children, actor=batch.actor, now=batch.now) if children else []
     jobs = dict(zip((child.id for child in children), inserted, strict=True))
@@ -565,96 +558,3 @@ async def _activate_children(
     if ids:
         await activate_root_steps(connection, ids, actor=batch.actor, now=batch.now)
     return ended
-
-
-async def _with_retried_child(connection: Connection, row: dict[str, Any]) -> dict[str, Any]:
-    """Add what the child job of a step takes over from the child job that it retries, unless that cannot be retried."""
-    old_id: UUID = row["retried_child_id"]
-    for old in await run(connection, JOBS["read_jobs"], {"ids": [old_id]}):
-        try:
-            reused = await read_kept_steps(connection, old_id, None, old)
-        except InputError:  # rejected, or pruned
-            break
-        return {
-            **row,
-            "version": old["version"],
-            "next_input": old["input"],
-            "iteration": row["retried_iteration"],
-            "taken_over": {"retried_from": old_id, "reused": reused},
-        }
-    return row
-
-
-async def _prepare_children(
-    connection: Connection, batch: Batch, rows: Sequence[dict[str, Any]]
-) -> list[PreparedJob | str]:
-    """Prepare the child job of each row, or say why it is refused.
-
-    A child obeys the rules of a submitted job: its workflow exists, its input matches the schema, its depth is allowed.
-    """
-    wanted = [(row["spec"]["workflow"], row.get("version") or row["spec"].get("workflow_version")) for row in rows]
-    workflows = await find_workflows(connection, wanted, now=batch.now)
-    ids = list({found.id for found in workflows if found.id is not None})
-    schema_rows = await run(connection, WORKFLOWS["read_input_schemas"], {"ids": ids})
-    schemas: dict[UUID | None, dict[str, Any]] = {row["id"]: row["schema"] for row in schema_rows}
-    children: list[PreparedJob | str] = []
-    for row, found in zip(rows, workflows, strict=True):
-        depth = batch.jobs[row["job_id"]].depth + 1
-        if depth > MAX_JOB_DEPTH:
-            children.append(job_depth_error(depth))
-        elif row["inputs"].get("refused") is not None:
-            children.append(str(row["inputs"]["refused"]))
-        elif found.id is None:
-            children.append(await describe_unknown_workflow(connection, *wanted[len(children)]))
-        else:
-            children.append(_prepare_child(batch, row, found, schemas.get(found.id)))
-    return children
-
-
-def _prepare_child(
-    batch: Batch, row: dict[str, Any], found: FoundWorkflow, schema: dict[str, Any] | None
-) -> PreparedJob | str:
-    job = batch.jobs[row["job_id"]]
-    workflow = row["spec"]["workflow"]
-    input_ = row["next_input"] if "next_input" in row else child_input(row["spec"].get("input"), row["inputs"])
-    if schema is not None:
-        # not at the top: the schema library is slow to import, and most programs do not need it
-        from interlock.model.json_schema import find_fault  # noqa: PLC0415 - heavy, and seldom needed
-
-        fault = find_fault(f"workflow {workflow}: input", schema, input_)
-        if fault is not None:
-            return fault
-    new = NewJob(
-        workflow,
-        input_,
-        version=found.version,
-        parent_job_id=job.id,
-        parent_task_id=row["id"],
-        iteration=row.get("iteration", 1),
-        correlation_id=job.correlation_id,
-    )
-    return prepare_job(new, found, depth=job.depth + 1, **row.get("taken_over", {}))
-
-
-def child_input(mapping: dict[str, Any] | None, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the input of a child job: its parent's, or the one that a mapping makes.
-
-    In a mapping, the name of an upstream step stands for its result, "input" for the parent's input, "input.x" for a
-    field of it; any other value stands for itself.
-    """
-    job_input: Any = inputs["job_input"]
-    if mapping is None:
-        return dict(job_input)
-    results = inputs["results"]
-
-    def substitute(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        if value in results:
-            return results[value]
-        if value == "input":
-            return job_input
-        field = value.removeprefix("input.")
-        return job_input.get(field) if field != value else value
-
-    return {name: substitute(value) for name, value in mapping.items()}

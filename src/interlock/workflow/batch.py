@@ -280,9 +280,8 @@ class Batch:
             return []
         insert = {
             "ids": maps,
-            "kept_maps": [part.map_id for part in kept],
-            "kept_parts": [part.part for part in kept],
             "kept_ids": [part.id for part in kept],
+            "kept_steps": [f"{part.map_id} {part.part}" for part in kept],
             "now": self.now,
         }
         skip = {

@@ -238,10 +238,16 @@ from interlock.tasks as map
             end as weight
         offset 0
     ) as limits
-    left join unnest(%(kept_maps)s::uuid[], %(kept_parts)s::int[], %(kept_ids)s::uuid[]) as kept (map_id, part, id)
-        on kept.map_id = map.id and kept.part = items.index
-    left join interlock.tasks as source
-        on source.part_of = (jobs.reused -> map.step ->> 'map_id')::uuid and source.part = kept.part
+    -- one key: by the map alone, the planner would compare each part with all others
+    left join unnest(%(kept_ids)s::uuid[], %(kept_steps)s::text[]) as kept (id, step)
+        on kept.step = format('%%s %%s', map.id, items.index)
+    left join lateral (
+        select output
+        from interlock.tasks as old
+        where old.part_of = (jobs.reused -> map.step ->> 'map_id')::uuid and old.part_of is not null
+            and old.part = items.index and kept.id is not null
+        limit 1
+    ) as source on true
     cross join lateral (
         select case
                 when kept.id is not null then 'start'
