@@ -172,4 +172,4 @@ def test_counting_what_has_not_ended_needs_no_look_at_what_has(url: str) -> None
         connection.execute("set enable_seqscan = off")
         plan = "\n".join(line for (line,) in connection.execute(f"explain {text}".encode()))
     assert "Seq Scan" not in plan
-    assert plan.count("Index Scan") + plan.count("Index Only Scan") == 4
+    assert plan.count("Index Scan") + plan.count("Index Only Scan") == 5

@@ -40,6 +40,7 @@ BEFORE, OWN, AFTER = UUID(int=5), UUID(int=6), UUID(int=7)
 INDEX = "never null here; it makes the planner use the index"
 ONLY_WHILE_WAITING = "held_by is null unless the task waits"
 IN_REPLACED_BY = "replaced_by() checks the same; here it keeps the search small"
+IN_CAN_BE_CANCELED = "can_be_canceled() checks the same; here it makes the planner use the index"
 
 LIVE = worker("RUNNING", namespaces=["moon"], seen_until=NOW + HOUR)
 PAUSED = worker("PAUSED", namespaces=["moon"], seen_until=NOW + HOUR)
@@ -95,6 +96,7 @@ SLEEP = defined((OWN, "m", "sleep", 0))
 CHILD = defined((OWN, "m", "child", 0))
 ROOT = defined((OWN, "m", "plain", 0))
 INNER = defined((OWN, "m", "plain", 1))
+RESULT = {"m": {"result": 1}}  # of the step in the job that is retried
 OTHER_JOB_OF_OWN = job("RUNNING", workflow_id=OWN)
 
 
@@ -241,8 +243,8 @@ TABLE = (
                 row=beside(keyed("COMPLETED"), after=(keyed("PENDING", 2, **CANCELING),)),
             ),
             Needed(
-                "jobs.ending is null",
-                "a job that is being canceled is canceled again on every tick",
+                "interlock.can_be_canceled (jobs)",
+                "a job that is being canceled is read on every tick, and canceled jobs fill the limit of the read",
                 row=beside(keyed("RUNNING", ending="CANCELED"), after=(keyed("PENDING", 2, **CANCELING),)),
             ),
             Needed(
@@ -300,15 +302,21 @@ TABLE = (
                 "deadline_at <= now", "a job fails before its deadline", row=job("RUNNING", deadline_at=NOW + SECOND)
             ),
             Redundant("deadline_at is not null", INDEX),
-            Needed(
-                "ending is null",
-                "a job that fails or is canceled gets the deadline as its reason",
-                row=job("RUNNING", deadline_at=NOW, ending="CANCELED"),
-            ),
+            Redundant("ending is distinct from 'CANCELED'", IN_CAN_BE_CANCELED),
             Needed(
                 "status in ('SUBMITTED', 'PENDING', 'RUNNING')",
                 "a job that has completed in time is read on every tick",
                 row=job("COMPLETED", deadline_at=NOW),
+            ),
+            Needed(
+                "interlock.can_be_canceled (jobs)",
+                "a job that compensates is read on every tick",
+                row=job("RUNNING", deadline_at=NOW, ending="FAILED", compensating=True),
+            ),
+            Needed(
+                "interlock.can_be_canceled (jobs)",
+                "a failing job that already cancels its child jobs is read on every tick",
+                row=job("RUNNING", deadline_at=NOW, ending="FAILED", cancel_reason="the job's timeout of 1 s is over"),
             ),
             Needed(
                 "(not_before is null or not_before <= now)",
@@ -437,13 +445,20 @@ TABLE = (
             Needed(
                 "workflow_steps.workflow_id = jobs.workflow_id [2]",
                 "a step whose result is reused is also taken for one of another workflow",
-                row=step_of(of_other_workflows("m", "plain", "sleep", 1), "m", "dependency", job_reused={"m": {}}),
+                row=step_of(of_other_workflows("m", "plain", "sleep", 1), "m", "dependency", job_reused=RESULT),
                 expect={"kind": "plain"},
             ),
             Needed(
-                "jobs.reused ? step",
-                "a step whose result is not reused counts as ended",
-                row=step_of(INNER, "m", "dependency", job_reused={"other": {}}),
+                "jobs.reused -> step ? | '{result,skipped_by_failure}'",
+                "a map that runs again for some of its parts starts before the steps that it depends on",
+                row=step_of(defined((OWN, "m", "map", 1)), "m", "dependency", job_reused={"m": {"map_id": str(KNOWN)}}),
+            ),
+            Needed(
+                "{result,skipped_by_failure}",
+                "a step that a retry leaves out is not skipped, and runs again",
+                row=step_of(INNER, "m", "dependency", job_reused={"m": {"skipped_by_failure": False}}),
+                expect={"left_out": False},
+                instead="{result}",
             ),
             Needed(
                 "tasks.job_id = jobs.id",

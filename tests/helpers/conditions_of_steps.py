@@ -383,10 +383,14 @@ TABLE = (
                 "waiting tasks are written on every tick",
                 row=limited(reason="limit k: full"),
             ),
+            Redundant("tasks.id = any (array(…))", IDS_FOR_THE_PLANNER),
             Needed(
                 "tasks.id = told.id",
                 "a task is said to wait for the limit of another key",
-                row=beside(limited(limit_keys=["other"]), before=(limited(),)),
+                # neither the first nor the last task that gets a reason
+                row=beside(limited(), before=(limited(limit_keys=["a"]),), after=(limited(limit_keys=["z"]),)),
+                call={"lanes": as_json([{"keys": [key], "key": key, "detail": "full"} for key in ("a", "k", "z")])},
+                expect={"reason": "limit k: full"},
             ),
             Redundant("tasks.state = 'waiting'", ONLY_WHILE_WAITING),
             Needed(

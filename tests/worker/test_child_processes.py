@@ -126,7 +126,7 @@ def test_descendants_are_ended_but_not_those_from_before_or_of_other_sessions() 
         assert ours.stdout is not None
         grandchild = int(ours.stdout.readline())
         assert descendants.end(grace=10) == sorted([ours.pid, grandchild])
-        assert ours.wait(10) == -signal.SIGTERM
+        assert ours.wait(10) in {-signal.SIGTERM, 0}, "the shell may see the end of its child first"
         eventually(lambda: not is_process_running(grandchild))
         assert (before.poll(), detached.poll()) == (None, None)
     finally:

@@ -10,6 +10,7 @@ from factories import enqueue, task_row
 from fault_injection import FaultyProxy
 from interlock import Interlock
 from interlock.config import Config
+from interlock.lifecycle import WorkerState
 from interlock.store.tasks import read_task_history
 from interlock.telemetry import series_of, shutdown_duration_seconds, shutdown_tasks_total
 from interlock.worker.run import serving
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
+    from interlock.worker.process import WorkerStateMachine
 
 pytestmark = pytest.mark.flow
 
@@ -43,6 +45,11 @@ def claimed_app(url: str, task_type: str) -> Interlock:
     return app
 
 
+def is_idle(worker: WorkerStateMachine) -> bool:
+    """Tell whether a worker waits for notifications, so that its next claim is one of tasks without a limit."""
+    return worker.state is WorkerState.BACKING_OFF and worker.components.is_listening
+
+
 async def events(database: Connection, task: UUID) -> list[str]:
     return [record.event for record in await read_task_history(database, task)]
 
@@ -53,11 +60,12 @@ def reader(metric: str) -> Callable[[], float]:
 
 
 async def test_a_claim_whose_reply_is_lost_has_failed_and_its_task_is_returned(url: str, database: Connection) -> None:
-    task = await enqueue(database, "lost_reply")
     async with FaultyProxy(url) as network:
-        network.fatal = CLAIM_OF_THIS_LEASE
         app = claimed_app(network.url, "lost_reply")
-        async with serving(app, WorkerSettings(duties=False, lease=29.75)) as worker:
+        async with serving(app, WorkerSettings(duties=False, lease=29.75, poll_cap=60.0)) as worker:
+            await until(lambda: is_idle(worker))
+            network.fatal = CLAIM_OF_THIS_LEASE
+            task = await enqueue(database, "lost_reply")
             await until(lambda: worker.context.tasks_processed == 1, within=25)  # less than the lease
     assert await events(database, task) == ["create", "claim", "return", "claim", "succeed"]
     row = await task_row(database, task)
@@ -84,11 +92,13 @@ async def test_a_shutdown_during_the_claim_returns_what_it_claimed(url: str, dat
 
 
 async def test_a_claim_that_takes_longer_than_its_lease_has_failed(url: str, database: Connection) -> None:
-    task = await enqueue(database, "slow_reply")
     async with FaultyProxy(url) as network:
-        network.delayed = b"0.75 seconds"
         app = claimed_app(network.url, "slow_reply")
-        async with serving(app, WorkerSettings(duties=False, lease=0.75, recovery_interval=3600)) as worker:
+        settings = WorkerSettings(duties=False, lease=0.75, recovery_interval=3600, poll_cap=60.0)
+        async with serving(app, settings) as worker:
+            await until(lambda: is_idle(worker))
+            network.delayed = b"0.75 seconds"
+            task = await enqueue(database, "slow_reply")
             await network.delaying.wait()
             while not await lease_is_over(database, task):
                 pass

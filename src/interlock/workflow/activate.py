@@ -53,7 +53,7 @@ from interlock.store.task_admin import (
     request_cancel_of_waiting_steps,
 )
 from interlock.workflow.batch import Activation, KeptPart, lock_jobs
-from interlock.workflow.child_jobs import prepare_children, with_retried_child
+from interlock.workflow.child_jobs import prepare_children
 from interlock.workflow.finalize import complete_jobs, finalize_jobs, jobs_without_open_steps
 from interlock.workflow.new_job import (
     insert_jobs,
@@ -538,8 +538,7 @@ async def _activate_children(
     connection: Connection, batch: Batch, steps: dict[UUID, WaitingStep], rows: Sequence[dict[str, Any]]
 ) -> list[EndedStep]:
     """Insert the child jobs of these steps; return the steps that do not wait, or whose child is refused."""
-    rows = [row if row.get("retried_child_id") is None else await with_retried_child(connection, row) for row in rows]
-    prepared = await prepare_children(connection, batch, rows)
+    rows, prepared = await prepare_children(connection, batch, rows)
     children = [child for child in prepared if not isinstance(child, str)]
     inserted = await insert_jobs(connection, children, actor=batch.actor, now=batch.now) if children else []
     jobs = dict(zip((child.id for child in children), inserted, strict=True))

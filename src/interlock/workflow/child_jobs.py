@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from interlock.workflow.new_job import FoundWorkflow, PreparedJob
 
 
-async def with_retried_child(connection: Connection, row: dict[str, Any]) -> dict[str, Any]:
+async def _with_retried_child(connection: Connection, row: dict[str, Any]) -> dict[str, Any]:
     """Add what the child job of a step takes over from the child job that it retries, unless that cannot be retried."""
     old_id: UUID = row["retried_child_id"]
     for old in await run(connection, JOBS["read_jobs"], {"ids": [old_id]}):
@@ -50,11 +50,12 @@ async def with_retried_child(connection: Connection, row: dict[str, Any]) -> dic
 
 async def prepare_children(
     connection: Connection, batch: Batch, rows: Sequence[dict[str, Any]]
-) -> list[PreparedJob | str]:
-    """Prepare the child job of each row, or say why it is refused.
+) -> tuple[list[dict[str, Any]], list[PreparedJob | str]]:
+    """Prepare the child job of each row, or say why it is refused; return the rows with what they take over, too.
 
     A child obeys the rules of a submitted job: its workflow exists, its input matches the schema, its depth is allowed.
     """
+    rows = [row if row.get("retried_child_id") is None else await _with_retried_child(connection, row) for row in rows]
     wanted = [(row["spec"]["workflow"], row.get("version") or row["spec"].get("workflow_version")) for row in rows]
     workflows = await find_workflows(connection, wanted, now=batch.now)
     ids = list({found.id for found in workflows if found.id is not None})
@@ -71,7 +72,7 @@ async def prepare_children(
             children.append(await describe_unknown_workflow(connection, *wanted[len(children)]))
         else:
             children.append(_prepare_child(batch, row, found, schemas.get(found.id)))
-    return children
+    return rows, children
 
 
 def _prepare_child(

@@ -39,22 +39,29 @@ async def read_kept_steps(
         raise InputError(
             f"job {job_id} is {old['status']}, and no step of it failed{_because(old)}; name the step to retry from"
         )
-    start = {name for name, row in rows.items() if name == step or name in failed or row["undone"]}
+    start = failed | {name for name, row in rows.items() if name == step or row["undone"]}
     step_ends = {name: end.end for name, end in ends.items()}
     again = steps_to_run_again(found["definition"], step_ends, start)
+    partly = {
+        name: rows[name]["unfinished"]
+        for name in start - {step}
+        if rows[name]["unfinished"] is not None
+        and not rows[name]["undone"]
+        # behind another step that runs again, the items or the input may be others
+        and name not in steps_to_run_again(found["definition"], step_ends, start - {name})
+    }
+    return partly | _keep_ended({name: row for name, row in rows.items() if name not in again}, step_ends)
+
+
+def _keep_ended(rows: Mapping[str, dict[str, Any]], ends: Mapping[str, StepEnd]) -> dict[str, Any]:
+    """Return what is kept of steps that do not run again: results, and failures without consequence."""
     kept: dict[str, Any] = {}
     for name, row in rows.items():
-        if name in again:
-            is_whole = name == step or row["undone"] or row["unfinished"] is None
-            # behind another step that runs again, the items or the input may be others
-            if not is_whole and name not in steps_to_run_again(found["definition"], step_ends, start - {name}):
-                kept[name] = row["unfinished"]
-            continue
         if row["document"] is not None:
             kept[name] = row["document"]
         elif row["state"] != TaskRowState.SKIPPED or row["is_left_out"]:
-            # a failure without consequence, or canceled by cancel_rest; here or in the job that this one retried
-            kept[name] = {"skipped_by_failure": ends[name].end is StepEnd.FAILED}
+            # failed without consequence, or canceled by cancel_rest; here or in the job that this one retried
+            kept[name] = {"skipped_by_failure": ends[name] is StepEnd.FAILED}
     return kept
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.client.app import Interlock
 from interlock.client.step_context import StepContext  # noqa: TC001 - the engine reads annotations at run time
-from interlock.errors import JobFailedError, PermanentError, SortError, SortInputError
+from interlock.errors import JobFailedError, SortError, SortInputError
 from interlock.lifecycle import TaskRowState
 from interlock.model.backoff import Backoff
 from interlock.orchestrator.run import orchestrating
@@ -24,6 +24,7 @@ from interlock.sort.engines.base import MasterThread, worker_settings
 from interlock.sort.settings import Progress, Report, Settings
 from interlock.sort.workdir import open_work_directory
 from interlock.sort.worker.worker import UnreportedFailure, run_worker
+from interlock.worker.executors.base import HandlerError
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 
@@ -70,7 +71,8 @@ def sort_worker(
             on_save=context.checkpoint,
         )
     except (SortInputError, UnreportedFailure) as error:  # no retry: the master has ended with its command
-        raise PermanentError(str(error)) from error
+        # without a traceback: the message says it all, and the command shows it
+        raise HandlerError("SortError", str(error), retryable=False) from error
     return report.json()
 
 
