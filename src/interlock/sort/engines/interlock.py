@@ -70,9 +70,10 @@ def sort_worker(
             stop=reporter.stop,
             on_save=context.checkpoint,
         )
-    except (SortInputError, UnreportedFailure) as error:  # no retry: the master has ended with its command
+    except SortError as error:
         # without a traceback: the message says it all, and the command shows it
-        raise HandlerError("SortError", str(error), retryable=False) from error
+        has_ended = isinstance(error, SortInputError | UnreportedFailure)  # the master, with its command
+        raise HandlerError("SortError", str(error), retryable=not has_ended) from error
     return report.json()
 
 
