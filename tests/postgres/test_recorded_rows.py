@@ -45,6 +45,7 @@ TASK_OUTCOME = {
     "reason": "'another'",
     "worker_id": "'another'",
     "tries": "tries + 1",
+    "crashes": "crashes + 1",
 }
 JOB_ORIGIN = {"input": """'{"a": 2}'""", "workflow_id": "null", "created_at": "created_at - interval '1 second'"}
 JOB_OUTCOME = {

@@ -243,10 +243,18 @@ async def test_a_return_at_shutdown_that_is_refused_for_a_moment_is_repeated(url
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        *((code, True) for code in ("", "22P05", "22021", "23505", "54000", "P0001", "XX000")),
+        *((code, True) for code in ("", "22P05", "22021", "23505", "54000", "P0001")),
         *((code, False) for code in ("08006", "25006", "40001", "40P01", "53100", "55P03", "57014", "58030")),
         *((code, False) for code in ("26000", "0A000", "42P05", "42P01", "42501", "XX001")),
     ],
 )
 def test_only_what_the_values_cause_is_their_fault(code: str, expected: bool) -> None:  # noqa: FBT001 - a parameter
     assert is_fault_of_values(StatementError("refused", sqlstate=code)) is expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [("invalid memory alloc request size 1073741824", True), ("tuple concurrently updated", False)],
+)
+def test_an_internal_error_is_the_fault_of_a_value_only_if_that_is_too_large(message: str, *, expected: bool) -> None:
+    assert is_fault_of_values(StatementError(message, sqlstate="XX000")) is expected

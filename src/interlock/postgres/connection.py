@@ -64,8 +64,7 @@ IN_FAILED_TRANSACTION = "25P02"
 
 # Refusals that the values of a statement cause: data, constraint, check option, size, an exception of a trigger.
 _VALUE_CLASSES = frozenset({DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS, "44", "54", "P0"})
-# Refused before it was sent; a value for which the server cannot allocate memory.
-_VALUE_CODES = frozenset({"", "XX000"})
+_INTERNAL_ERROR, _TOO_LARGE = "XX000", "invalid memory alloc request size"  # of a value, whatever memory there is
 # Refusals that another session may not give: of the connection and the transaction, a standby among them, and of a
 # prepared statement that is gone, exists twice or has another result type.
 _SESSION_CLASSES = frozenset({"08", "25"})
@@ -252,7 +251,11 @@ def is_fault_of_values(error: Exception) -> bool:
         return False
     if not isinstance(error, StatementError):
         return True
-    return error.sqlstate in _VALUE_CODES or error.sqlstate[:2] in _VALUE_CLASSES
+    if error.sqlstate == _INTERNAL_ERROR:
+        return _TOO_LARGE in str(error)
+    return (
+        not error.sqlstate or error.sqlstate[:2] in _VALUE_CLASSES
+    )  # without a code, it was refused before it was sent
 
 
 def is_fault_of_session(error: Exception) -> bool:

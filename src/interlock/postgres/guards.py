@@ -57,7 +57,7 @@ GUARDS = (
         "audit_logs",
         "task_id",
         fixed=("type", "input", "job_id", "step", "part", "part_of", "compensates", "request_id", "created_at"),
-        outcome=("reason", "tries", "worker_id", "cost", "started_at", "finished_at"),
+        outcome=("reason", "tries", "crashes", "worker_id", "cost", "started_at", "finished_at"),
         documents=("output", "error", "progress"),
         settling=(TaskRowEvent.SUCCEED, TaskRowEvent.FAIL, TaskRowEvent.RETRY, TaskRowEvent.RETURN),
     ),

@@ -199,15 +199,16 @@ create trigger guard_fixed before update of type, input, job_id, step, part, par
 alter table interlock.tasks enable always trigger guard_fixed;
 
 drop trigger if exists guard_outcome on interlock.tasks;
-create trigger guard_outcome before update of reason, tries, worker_id, cost, started_at, finished_at on interlock.tasks for each row
+create trigger guard_outcome before update of reason, tries, crashes, worker_id, cost, started_at, finished_at on interlock.tasks for each row
     when (old.state = any (array['done', 'error', 'canceled', 'skipped'])
         and new.state is not distinct from old.state and (new.reason is distinct from old.reason
             or new.tries is distinct from old.tries
+            or new.crashes is distinct from old.crashes
             or new.worker_id is distinct from old.worker_id
             or new.cost is distinct from old.cost
             or new.started_at is distinct from old.started_at
             or new.finished_at is distinct from old.finished_at))
-    execute function interlock.refuse_rewrite('task', 'the outcome of a task that has ended changes only with a move, which is recorded', 'reason', 'tries', 'worker_id', 'cost', 'started_at', 'finished_at');
+    execute function interlock.refuse_rewrite('task', 'the outcome of a task that has ended changes only with a move, which is recorded', 'reason', 'tries', 'crashes', 'worker_id', 'cost', 'started_at', 'finished_at');
 alter table interlock.tasks enable always trigger guard_outcome;
 
 drop trigger if exists guard_documents on interlock.tasks;
