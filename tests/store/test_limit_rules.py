@@ -199,9 +199,12 @@ async def test_all_keys_of_a_task_must_have_room(database: Connection) -> None:
     await add(database, "mail:b", "smtp", count=5)
     assert await admit(database) == 3
     assert await reasons(database) == {
-        "limit mail:a: 2 of 2 running",
-        "limit smtp: 3 starts per 60 s reached",
-    } or await reasons(database) == {"limit mail:b: 2 of 2 running", "limit smtp: 3 starts per 60 s reached"}
+        "limit mail:a: 2 of 2 pending or running",
+        "limit smtp: 0 of 3 starts per 60 s used, 3 admitted and not started yet",
+    } or await reasons(database) == {
+        "limit mail:b: 2 of 2 pending or running",
+        "limit smtp: 0 of 3 starts per 60 s used, 3 admitted and not started yet",
+    }
     await end(database, await claim(database))
     assert await admit(database) == 0
     assert await admit(database, NOON + MINUTE) == 3
@@ -284,7 +287,9 @@ async def test_weights_of_starts_are_limited_and_corrected_by_what_is_reported(d
     await put_limits(database, [Limit("llm", max_weight=100, period=MINUTE)])
     await add(database, "llm", count=5, limit_weight="40")
     assert await admit(database) == 2
-    assert await reasons(database) == {"limit llm: weight of 80 of 100 per 60 s used, 40 needed"}
+    assert await reasons(database) == {
+        "limit llm: weight of 0 of 100 per 60 s used, 80 admitted and not started yet, 40 needed"
+    }
     claimed = await claim(database)
     assert len(claimed) == 2
     await end(database, claimed[:1], weight=5.0)
