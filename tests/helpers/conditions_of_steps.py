@@ -363,7 +363,7 @@ TABLE = (
     GuardedWrite(
         "write_limit_reasons",
         row=limited(),
-        call=lambda _: {"lanes": as_json([{"keys": ["k"], "key": "k", "detail": "full"}])},
+        call=lambda _: {"lanes": as_json([{"keys": ["k"], "key": "k", "detail": "full"}]), "served_only": False},
         conditions=(
             Needed(
                 "limit_keys = blocked.keys",
@@ -377,6 +377,11 @@ TABLE = (
                 "run_at <= now",
                 "a delayed task is said to wait for a limit",
                 row=limited(run_at=NOW + SECOND),
+            ),
+            Needed(
+                "(found.is_unserved or blocked.key is not null)",
+                "a task that is about to be admitted loses its reason",
+                call={"lanes": as_json([{"keys": ["k"], "key": None, "detail": None}])},
             ),
             Needed(
                 "found.reason is distinct from hold.reason",

@@ -25,6 +25,7 @@ from interlock.store.limits import (
 from interlock.store.stats import list_limits
 from interlock.store.task_admin import requeue_ended_tasks
 from interlock.store.tasks import Outcome, claim_limited_tasks, settle_running_tasks
+from interlock.store.workers import RegisteredProcess, deregister_worker, register_worker
 from interlock.worker.maintenance.leader import SWEEP_INTERVAL_S, LimitsDuty
 
 if TYPE_CHECKING:
@@ -48,6 +49,16 @@ async def admit(database: Connection, now: datetime = NOON) -> int:
     return (await admit_limited_tasks(database, actor="leader", now=now)).released
 
 
+async def serve(database: Connection, name: str = "worker", namespace: str = "default", task_type: str = "x") -> None:
+    process = RegisteredProcess(name, namespaces=(namespace,), types=(task_type,))
+    await register_worker(database, process, lease=MINUTE, now=NOON)
+
+
+async def run_duty(database: Connection, now: datetime = NOON) -> None:
+    """Sweep and admit as a new leader does."""
+    await LimitsDuty("leader").run_once(database, now=now)
+
+
 async def rows(database: Connection, state: str, columns: str = "id") -> list[Any]:
     query = f"select {columns} from interlock.tasks where state = %s order by priority desc, run_at, id"
     return [tuple(row.values()) for row in await (await database.execute(query.encode(), [state])).fetchall()]
@@ -66,7 +77,7 @@ async def test_at_most_max_running_tasks_of_a_key_are_pending_or_running(databas
     assert await admit(database) == 2
     assert await admit(database) == 0
     assert await rows(database, "pending") == [(ids[0],), (ids[1],)]
-    assert await rows(database, "waiting", "reason") == [("limit mail: 2 of 2 running",)] * 3
+    assert await rows(database, "waiting", "reason") == [("limit mail: 2 of 2 pending or running",)] * 3
     await end_one(database)
     assert await admit(database) == 1
     assert await rows(database, "pending") == [(ids[1],), (ids[2],)]
@@ -215,7 +226,7 @@ async def test_hold_reasons_are_written_on_change_for_the_next_tasks(database: C
     await admit(database)
     told = "xmin::text, reason"
     first = await rows(database, "waiting", told)
-    assert sum(reason == "limit mail: 1 of 1 running" for _, reason in first) == 100
+    assert sum(reason == "limit mail: 1 of 1 pending or running" for _, reason in first) == 100
     await admit(database)
     assert await rows(database, "waiting", told) == first, "nothing was written again"
 
@@ -232,6 +243,7 @@ async def test_past_starts_are_forgotten(database: Connection) -> None:
 
 
 async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the_sweep(database: Connection) -> None:
+    await serve(database)
     duty = LimitsDuty("leader")
     assert await duty.run_once(database, now=NOON) == SWEEP_INTERVAL_S
     await put_limits(database, [Limit("mail", max_starts=1, period=2 * SECOND)])
@@ -246,6 +258,56 @@ async def test_the_duty_rests_until_a_window_frees_a_start_and_at_most_until_the
     )
     assert await duty.run_once(database, now=NOON) == 0, "there is more to let in"
     assert await duty.run_once(database, now=NOON) == 2
+
+
+@pytest.mark.parametrize("bound", [{"max_starts": 5, "period": 2 * SECOND}, {"max_running": 5}])
+async def test_tasks_that_no_live_worker_runs_take_no_room(database: Connection, bound: dict[str, Any]) -> None:
+    await put_limits(database, [Limit("mail", **bound)])
+    await serve(database)
+    await serve(database, "other", "printing", "print")
+    await enqueue_limited(database, 5, namespace="nobody")
+    await enqueue_limited(database, 5, namespace="printing")
+    (startable,) = await enqueue_limited(database)
+    await run_duty(database)
+    assert await rows(database, "pending") == [(startable,)]
+    assert await rows(database, "waiting", "reason") == [
+        *[("limit mail: no live worker serves namespace 'nobody'",)] * 5,
+        *[("limit mail: no live worker of namespace 'printing' has the handler x",)] * 5,
+    ]
+    await serve(database, "third", "nobody")
+    await run_duty(database)
+    assert len(await rows(database, "pending")) == 5
+
+
+@pytest.mark.parametrize("bound", [{"max_starts": 1, "period": 2 * SECOND}, {"max_running": 1}])
+async def test_an_admitted_task_whose_worker_ended_gives_its_place_back(
+    database: Connection, bound: dict[str, Any]
+) -> None:
+    await put_limits(database, [Limit("mail", **bound)])
+    await serve(database)
+    await serve(database, "other", "elsewhere")
+    (first,) = await enqueue_limited(database, namespace="elsewhere")
+    (second,) = await enqueue_limited(database)
+    await run_duty(database)
+    assert await rows(database, "pending") == [(first,)]
+    await deregister_worker(database, "other", now=NOON)
+    await run_duty(database)
+    assert await rows(database, "pending") == [(second,)]
+    assert await rows(database, "waiting", "id, reason") == [
+        (first, "limit mail: no live worker serves namespace 'elsewhere'")
+    ]
+
+
+async def test_a_reason_does_not_count_admitted_tasks_as_starts(database: Connection) -> None:
+    await put_limits(database, [Limit("mail", max_starts=3, period=MINUTE)])
+    await enqueue_limited(database, 4)
+    await admit(database)
+    told = "limit mail: 0 of 3 starts per 60 s used, 3 admitted and not started yet"
+    assert await rows(database, "waiting", "reason") == [(told,)]
+    await end_one(database)
+    await admit(database)
+    told = "limit mail: 1 of 3 starts per 60 s used, 2 admitted and not started yet, next at 2030-01-01 12:01:00 UTC"
+    assert await rows(database, "waiting", "reason") == [(told,)]
 
 
 @pytest.mark.unit

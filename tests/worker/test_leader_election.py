@@ -16,6 +16,7 @@ from interlock.postgres.connection import connect
 from interlock.store.enqueue import enqueue_task
 from interlock.store.leader import acquire_leadership, duty_transaction, read_leader, resign_leadership
 from interlock.store.limits import Limit, put_limits
+from interlock.store.workers import RegisteredProcess, register_worker
 from interlock.worker.maintenance.leader import Maintenance, MaintenanceSettings
 from worker_support import until
 
@@ -130,6 +131,7 @@ async def test_an_error_in_one_duty_stops_no_other(url: str, database: Connectio
     await database.execute("alter table interlock.schedules rename to gone")
     async with Team(url, 1) as team:
         await put_limits(database, [Limit("k", max_running=1)])
+        await register_worker(database, RegisteredProcess("w", namespaces=("default",), types=("x",)))
         task = (await enqueue_task(database, NewTask("x", {}, limit_keys=("k",)), actor="me")).id
         team.members[0].wake("limits")
         released = f"select from interlock.tasks where id = '{task}' and state = 'pending'"

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from interlock.lifecycle import WorkerState
 from interlock.model.options import NewTask
@@ -112,3 +113,30 @@ async def test_tasks_with_and_without_a_limit_do_not_keep_each_other_waiting(url
     first = query.replace("recorded_at", "limit_keys is not null as limited", 1)
     limited = [row["limited"] for row in await (await database.execute(first.encode())).fetchall()]
     assert 5 <= sum(limited) <= 15
+
+
+async def test_a_default_of_another_isolation_level_stops_no_claim(url: str, database: Connection) -> None:
+    await put_limits(database, [Limit("api", max_starts=5, period=PERIOD)])
+    await database.execute("alter role current_user set default_transaction_isolation = 'repeatable read'")
+    try:
+        async with serving(url) as worker:
+            await enqueue_adds(database, 2, "api")
+            await release_all(database)
+            await enqueue_adds(database, 2)
+            await until(lambda: worker.context.tasks_processed == 4)
+    finally:
+        await database.execute("alter role current_user reset default_transaction_isolation")
+
+
+async def test_a_refused_claim_of_limited_tasks_prevents_no_other_claim(url: str, database: Connection) -> None:
+    await database.execute(
+        "create or replace function interlock.take_limited_tasks(namespaces text[], types text[], "
+        "least_crashes smallint, most_crashes smallint, most_of_each bigint, most bigint, moment timestamptz) "
+        "returns setof uuid language plpgsql as $$ begin raise exception 'refused for the test'; end $$"
+    )
+    await enqueue_adds(database, 3)
+    with capture_logs() as logged:
+        async with serving(url) as worker:
+            await until(lambda: worker.context.tasks_processed == 3)
+    refusals = [entry for entry in logged if entry["event"] == "limited_claim_refused"]
+    assert {(entry["log_level"], entry["error"]) for entry in refusals} == {("warning", "refused for the test")}

@@ -69,6 +69,8 @@ def _use_of_limit(limit: dict[str, Any]) -> list[str]:
         return [f"there is no limit {key} any more: the leading worker lets it go on"]
     name = f"limit {key}" if rule == key else f"limit {key} (rule {rule})"
     facts = []
+    if limit["admitted"] and (limit["max_running"] is not None or limit["period"] is not None):
+        facts.append(f"{name}: {limit['admitted']} admitted and not started yet")
     if limit["max_running"] is not None:
         facts.append(f"{name}: {limit['running']} of {limit['max_running']} are pending or running")
     if limit["period"] is None:

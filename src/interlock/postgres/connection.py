@@ -61,6 +61,7 @@ DEADLOCK_DETECTED = "40P01"
 UNIQUE_VIOLATION = "23505"
 DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS = "22", "23"
 IN_FAILED_TRANSACTION = "25P02"
+NOT_IN_PREREQUISITE_STATE = "55000"
 
 # Refusals that the values of a statement cause: data, constraint, check option, size, an exception of a trigger.
 _VALUE_CLASSES = frozenset({DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS, "44", "54", "P0"})
@@ -164,6 +165,9 @@ async def connect(
     a claim takes the server longer than running it. The EXPLAIN tests hold that one plan suits all parameters.
     Neither that nor `lock_timeout` is set behind a pooler, which gives the session to others.
 
+    Transactions are read committed, whatever the role or the database has as its default: a statement after a lock must
+    see what the last holder of the lock has committed. Behind a pooler this holds for transaction blocks only.
+
     No error of the driver leaves the context: those that are not caught inside become InterlockErrors.
     """
     validate_database_url(url)
@@ -176,6 +180,9 @@ async def connect(
     with translated(connection):
         async with connection:
             with translated(connection):
+                await connection.set_isolation_level(psycopg.IsolationLevel.READ_COMMITTED)
+                if PGBOUNCER_FLAG not in url:
+                    await connection.execute("set default_transaction_isolation = 'read committed'")
                 if few_statements and PGBOUNCER_FLAG not in url:
                     # enable_seqscan = off: a plan made while a table is small must not scan it once it has grown
                     await connection.execute("set plan_cache_mode = force_generic_plan; set enable_seqscan = off")
@@ -190,6 +197,15 @@ async def transaction(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator
     with translated(connection):
         async with connection.transaction():
             yield
+
+
+@asynccontextmanager
+async def read_committed_transaction(connection: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
+    """Open a transaction that is read committed, whatever the default of the session is."""
+    async with transaction(connection):
+        with translated(connection):
+            await connection.execute("set transaction isolation level read committed")
+        yield
 
 
 def is_in_transaction(connection: Connection) -> bool:

@@ -42,6 +42,7 @@ MAX_CANDIDATES = 5_000  # tasks that one round reads, of all lanes
 MIN_CANDIDATES = 10  # of each lane, however many lanes there are
 MAX_DUE_UNDER_BUDGET = 100  # pending tasks of a key whose only bound is a cost, which is known at the end
 MAX_EXPLAINED = 100  # waiting tasks of a lane whose reason is kept up to date: those that are admitted next
+ADMITTED = "admitted and not started yet"
 # A reason names the time of the next start only if it is at least so far away; a nearer one would be stale when read.
 MIN_ANNOUNCED_WAIT = timedelta(seconds=5)
 
@@ -171,17 +172,21 @@ class LimitUsage:
     def hold_detail(self, weight: float, next_at: datetime | None, now: datetime) -> str:
         """Return the detail in the reason of a task that does not fit."""
         if self.max_running is not None and self.running >= self.max_running:
-            return f"{self.running} of {self.max_running} running"
+            return f"{self.running} of {self.max_running} pending or running"
         period = 0.0 if self.period is None else self.period.total_seconds()
         if self.max_cost is not None and self.cost >= self.max_cost:
             detail = f"cost of {self.cost:g} of {self.max_cost:g} per {period:g} s spent"
-        elif self.max_starts is not None and self.starts + self.due >= self.max_starts:
+        elif self.max_starts is not None and self.starts >= self.max_starts:
             detail = f"{self.max_starts} starts per {period:g} s reached"
+        elif self.max_starts is not None and self.starts + self.due >= self.max_starts:
+            detail = f"{self.starts} of {self.max_starts} starts per {period:g} s used, {self.due} {ADMITTED}"
         elif self.max_weight is not None:
-            used = self.weight + self.due_weight
-            detail = f"weight of {used:g} of {self.max_weight:g} per {period:g} s used, {weight:g} needed"
+            admitted = f", {self.due_weight:g} {ADMITTED}" if self.due_weight else ""
+            detail = (
+                f"weight of {self.weight:g} of {self.max_weight:g} per {period:g} s used{admitted}, {weight:g} needed"
+            )
         else:
-            detail = f"{self.due} are pending"
+            detail = f"{self.due} {ADMITTED}"
         if next_at is not None and next_at - now > MIN_ANNOUNCED_WAIT:
             detail += f", next at {next_at:%Y-%m-%d %H:%M:%S %Z}"
         return detail
@@ -253,23 +258,31 @@ async def _change_limits(connection: Connection, name: str, parameters: dict[str
 
 
 async def admit_limited_tasks(
-    connection: Connection, *, actor: str, explain: bool = True, now: datetime | None = None
+    connection: Connection,
+    *,
+    actor: str,
+    explain: bool = True,
+    served_only: bool = False,
+    now: datetime | None = None,
 ) -> Admission:
     """Admit the tasks that the limits allow, in one transaction under the lock of this duty.
 
+    With `served_only`, tasks that no live worker would claim are not admitted: they would take room for nothing.
     Without `explain`, the reasons are updated only when few keys are waited for; a later round updates the rest.
     """
     async with duty_transaction(connection, "limits", now=now) as moment:
         await run(connection, LIMITS["walk_indexes"], {})
         await run(connection, TASKS["stamp_limit_starts"], {"now": now})
         lanes = await _read_lanes(connection, moment)
-        await _read_candidates(connection, lanes, moment)
+        await _read_candidates(connection, lanes, moment, served_only=served_only)
         released = await _admit(connection, lanes, actor, moment)
         more = any(lane.admitted >= lane.limit > 0 and lane.blocking_limit() is None for lane in lanes)
         blocked = [(lane, limit) for lane in lanes if (limit := lane.blocking_limit()) is not None]
         openings = await _read_openings(connection, blocked, moment)
         if explain or len(lanes) <= MAX_EXPLAINED:
-            await _write_reasons(connection, blocked, openings, moment)
+            holds = _describe_holds(lanes, openings, moment)
+            parameters = {"each": MAX_EXPLAINED, "served_only": served_only, "now": moment}
+            await run(connection, LIMITS["write_limit_reasons"], {"lanes": as_json(holds), **parameters})
         due = await run(connection, LIMITS["next_limited_run_at"], {"now": moment})
     next_ats = [row["run_at"] for row in due] + [at for at in openings.values() if at is not None]
     return Admission(released, min(next_ats, default=None), more)
@@ -291,7 +304,7 @@ async def _read_limit_usage(connection: Connection, keys: Iterable[str], now: da
     return {row["key"]: LimitUsage(**row) for row in await run(connection, LIMITS["read_limit_usage"], parameters)}
 
 
-async def _read_candidates(connection: Connection, lanes: Sequence[Lane], now: datetime) -> None:
+async def _read_candidates(connection: Connection, lanes: Sequence[Lane], now: datetime, *, served_only: bool) -> None:
     """Read the next tasks of the lanes that have room."""
     most = max(MIN_CANDIDATES, MAX_CANDIDATES // max(len(lanes), 1))
     for lane in lanes:
@@ -301,7 +314,8 @@ async def _read_candidates(connection: Connection, lanes: Sequence[Lane], now: d
     if not open_:
         return
     documents = [{"keys": lane.keys, "tasks": lane.limit, "limited": bool(lane.limits)} for lane in open_]
-    for row in await run(connection, LIMITS["read_admissible_tasks"], {"lanes": as_json(documents), "now": now}):
+    parameters = {"lanes": as_json(documents), "served_only": served_only, "now": now}
+    for row in await run(connection, LIMITS["read_admissible_tasks"], parameters):
         open_[row["place"] - 1].candidates.append((row["id"], row["weight"]))
 
 
@@ -363,28 +377,25 @@ async def _read_openings(
     return {row["key"]: row["next_at"] for row in await run(connection, LIMITS["read_limit_openings"], parameters)}
 
 
-async def _write_reasons(
-    connection: Connection,
-    blocked: Sequence[tuple[Lane, LimitUsage]],
-    openings: Mapping[str, datetime | None],
-    now: datetime,
-) -> None:
-    """Update the reason of the tasks that are admitted next, where it changed."""
-    if not blocked:
-        return
-    lanes = [
-        {
-            "keys": lane.keys,
-            "key": limit.key,
-            "detail": limit.hold_detail(lane.next_weight, openings.get(limit.key), now),
-        }
-        for lane, limit in blocked
-    ]
-    await run(connection, LIMITS["write_limit_reasons"], {"lanes": as_json(lanes), "each": MAX_EXPLAINED, "now": now})
+def _describe_holds(
+    lanes: Sequence[Lane], openings: Mapping[str, datetime | None], now: datetime
+) -> list[dict[str, Any]]:
+    """Return the limit that blocks each lane; without a key if none does, and tasks may only lack a worker."""
+    holds: list[dict[str, Any]] = []
+    for lane in lanes:
+        limit = lane.blocking_limit()
+        detail = None if limit is None else limit.hold_detail(lane.next_weight, openings.get(limit.key), now)
+        holds.append({"keys": lane.keys, "key": None if limit is None else limit.key, "detail": detail})
+    return holds
 
 
-async def sweep_limits(connection: Connection, *, actor: str, now: datetime | None = None) -> list[UUID]:
-    """Hold pending tasks in excess of their limits, and delete what no window contains any more."""
+async def sweep_limits(
+    connection: Connection, *, actor: str, served_only: bool = False, now: datetime | None = None
+) -> list[UUID]:
+    """Hold pending tasks in excess of their limits, and delete what no window contains any more.
+
+    With `served_only`, pending tasks that no live worker would claim are held too.
+    """
     async with duty_transaction(connection, "limits", now=now) as moment:
         await run(connection, LIMITS["walk_indexes"], {})
         await run(connection, TASKS["stamp_limit_starts"], {"now": now})
@@ -392,23 +403,32 @@ async def sweep_limits(connection: Connection, *, actor: str, now: datetime | No
         await run_in_order(
             connection, [(LIMITS["delete_past_limit_usage"], past), (LIMITS["delete_idle_limit_lanes"], {})]
         )
+        held = await _hold_unserved_tasks(connection, actor, moment) if served_only else []
         keys = [row["key"] for row in await run(connection, LIMITS["read_admitted_keys"], {})]
         limits = await _read_limit_usage(connection, keys, moment) if keys else {}
         over = [(key, *limit.excess) for key, limit in limits.items() if limit.excess[0] > 0]
         if not over:
-            return []
+            return held
         names, counts, due_only = (list(column) for column in zip(*over, strict=True))
         parameters = {"keys": names, "tasks": counts, "due_only": due_only, "batch": BATCH_SIZE, "now": moment}
         excess: dict[str, list[UUID]] = {}
         for row in await run(connection, LIMITS["read_excess_tasks"], parameters):
             excess.setdefault(row["key"], []).append(row["id"])
-        held = []
         for key, ids in excess.items():
             limit = limits[key]
             _, is_rate = limit.excess
             detail = limit.hold_detail(1.0, None, moment) if is_rate else f"more than {limit.max_running} running"
             held += await hold_pending_tasks(connection, ids, actor=actor, held_by="limit", detail=detail, now=moment)
     return held
+
+
+async def _hold_unserved_tasks(connection: Connection, actor: str, now: datetime) -> list[UUID]:
+    """Hold pending tasks that no live worker would claim; the next admission writes which worker is missing."""
+    rows = await run(connection, LIMITS["read_unserved_tasks"], {"batch": BATCH_SIZE, "now": now})
+    if not rows:
+        return []
+    ids, detail = [row["id"] for row in rows], "no live worker would claim it"
+    return await hold_pending_tasks(connection, ids, actor=actor, held_by="limit", detail=detail, now=now)
 
 
 async def record_reported_usage(

@@ -17,7 +17,13 @@ import orjson
 
 from interlock.errors import StatementError
 from interlock.lifecycle import TaskRowEvent, TaskRowState
-from interlock.postgres.connection import UnreadableJson, translated
+from interlock.postgres.connection import (
+    NOT_IN_PREREQUISITE_STATE,
+    UnreadableJson,
+    is_in_transaction,
+    read_committed_transaction,
+    translated,
+)
 from interlock.postgres.query import array_literal, as_json, load_statements, run, run_prepared
 
 if TYPE_CHECKING:
@@ -186,10 +192,19 @@ async def claim_limited_tasks(
 
     The tokens get their time in a second statement, after the commit of the claim: it must not be before the record of
     the claim, or a window could contain one start too many. Until then they count as used just now.
+
+    The claim needs read committed. A session with another default, which cannot be changed behind a pooler, refuses it;
+    it is repeated in a transaction of its own then.
     """
     parameters = _claim_parameters(actor, types, namespaces, limit, lease, callback_url, suspected, now)
     parameters |= {"namespaces": "{}", "limited_namespaces": parameters["namespaces"]}
-    claimed = await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+    try:
+        claimed = await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+    except StatementError as error:
+        if error.sqlstate != NOT_IN_PREREQUISITE_STATE or is_in_transaction(connection):
+            raise
+        async with read_committed_transaction(connection):
+            claimed = await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
     if claimed:
         await run(connection, TASKS["stamp_limit_starts"], {"now": now})
     return claimed

@@ -14,6 +14,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from interlock.errors import DisconnectedError, StatementError
+from interlock.postgres.connection import is_fault_of_session
 from interlock.store.limits import read_paused_namespaces
 from interlock.store.task_admin import recover_expired_tasks
 from interlock.store.tasks import (
@@ -23,7 +24,7 @@ from interlock.store.tasks import (
     until_limited_start,
     until_next_run,
 )
-from interlock.telemetry import claim_batch_size
+from interlock.telemetry import claim_batch_size, log
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -128,7 +129,10 @@ class Fetcher:
 
     async def _claim_limited(self, connection: Connection, namespaces: list[str], most: int) -> list[ClaimedTask]:
         """Claim tasks with a limit. If tokens are missing, the next such claim comes when they are there."""
-        claimed = await claim_limited_tasks(connection, namespaces=namespaces, limit=most, **self._claim_arguments)
+        claimed = await self._try_claim_limited(connection, namespaces=namespaces, limit=most)
+        if claimed is None:
+            self._limited_at = time.monotonic() + self._settings.poll_cap
+            return []
         if len(claimed) < most:
             remaining = await until_limited_start(connection, types=self._types, namespaces=namespaces)
             rest_s = math.inf if remaining is None else max(remaining.total_seconds(), MIN_LIMITED_REST_S)
@@ -138,13 +142,27 @@ class Fetcher:
             self._limited_at = now + min(rest_s, self._settings.poll_cap)
         return claimed
 
+    async def _try_claim_limited(self, connection: Connection, **wanted: Any) -> list[ClaimedTask] | None:
+        """Claim tasks with a limit; None if that is refused, which must not prevent the claim of other tasks.
+
+        A refusal against which a new connection may help is raised.
+        """
+        try:
+            return await claim_limited_tasks(connection, **wanted, **self._claim_arguments)
+        except StatementError as error:
+            if is_fault_of_session(error):
+                raise
+            log.warning("limited_claim_refused", worker_id=self._worker_id, error=str(error))
+            return None
+
     def _unpaused(self) -> list[str]:
         return [name for name in self._namespaces if name not in self._paused]
 
     async def claim_suspect(self, connection: Connection) -> list[ClaimedTask]:
         """Claim one task that is suspected of killing its worker; the caller must run nothing else."""
-        wanted: Any = {"namespaces": self._unpaused(), "limit": 1, "suspected": True, **self._claim_arguments}
-        claimed = await claim_pending_tasks(connection, **wanted) or await claim_limited_tasks(connection, **wanted)
+        wanted: Any = {"namespaces": self._unpaused(), "limit": 1, "suspected": True}
+        claimed = await claim_pending_tasks(connection, **wanted, **self._claim_arguments)
+        claimed = claimed or await self._try_claim_limited(connection, **wanted) or []
         self.has_suspects, self.is_exhausted = bool(claimed), False
         return claimed
 

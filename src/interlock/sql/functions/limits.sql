@@ -38,6 +38,16 @@ create or replace function interlock.limit_frees_at(
         or weight > 0 and weight_since > rule.max_weight - due_weight - wanted_weight
 $$;
 
+-- Returns the types that live workers run, by namespace.
+create or replace function interlock.served_types(moment timestamptz, out namespace text, out type text)
+    returns setof record language sql stable parallel safe as $$
+    select distinct served.namespace, handled.type
+    from interlock.workers
+        cross join lateral unnest(workers.namespaces) as served (namespace)
+        cross join lateral unnest(workers.types) as handled (type)
+    where status = 'RUNNING' and seen_until > moment
+$$;
+
 -- Returns a limit key with the values of arguments in the place of {name}. Values must be scalars, and must not contain
 -- the characters that have a meaning in keys; if not `strict`, any other value counts as empty.
 create or replace function interlock.render_limit_key(template text, arguments jsonb, strict boolean default true)

@@ -24,7 +24,7 @@ from interlock.tasks
     left join lateral (
         select jsonb_agg(jsonb_build_object('key', wanted.key, 'rule', rule.key, 'max_running', rule.max_running,
             'max_starts', rule.max_starts, 'max_weight', rule.max_weight, 'max_cost', rule.max_cost,
-            'period', extract(epoch from rule.period), 'running', taken.tasks, 'starts', used.starts,
+            'period', extract(epoch from rule.period), 'running', taken.tasks, 'admitted', taken.pending, 'starts', used.starts,
             'weight', used.weight, 'cost', used.cost,
             'next_at', interlock.limit_frees_at(wanted.key, rule, coalesce(%(now)s::timestamptz, now()), 0, 0,
                 coalesce(tasks.limit_weight, 1))) order by wanted.place) as limits
@@ -33,11 +33,11 @@ from interlock.tasks
             left join lateral interlock.limit_use(wanted.key, rule.period, coalesce(%(now)s::timestamptz, now())) as used
                 on rule.period is not null
             left join lateral (
-                select count(*) as tasks
+                select count(*) as tasks, count(*) filter (where counted.state = 'pending') as pending
                 from interlock.tasks as counted
                 where counted.limit_keys is not null and counted.state in ('pending', 'running')
                     and wanted.key = any (counted.limit_keys)
-            ) as taken on rule.max_running is not null
+            ) as taken on true
     ) as limits on tasks.state in ('waiting', 'pending')
     left join lateral (
         select failed_at, error

@@ -82,7 +82,11 @@ from unnest(%(keys)s::text[]) as wanted (key)
 
 -- name: read_admissible_tasks
 -- The next tasks of each lane, at most so many, in the order of the claim. Tasks that are not due are left out unless
--- nothing limits their lane any more; tasks of paused namespaces keep waiting.
+-- nothing limits their lane any more; tasks of paused namespaces keep waiting, and with `served_only` those that no live
+-- worker would claim: they would take room from tasks that can start.
+with served as materialized (
+    select namespace, type from interlock.served_types(coalesce(%(now)s::timestamptz, now()))
+)
 select lane.place, found.id, found.weight
 from rows from (
         jsonb_to_recordset(%(lanes)s::jsonb) as (keys text[], tasks int, limited boolean)
@@ -95,6 +99,7 @@ from rows from (
             and not exists (
                 select from interlock.namespaces where name = tasks.namespace and paused_at is not null
             )
+            and (not %(served_only)s or (tasks.namespace, tasks.type) in (select namespace, type from served))
         order by priority desc, run_at, id
         limit lane.tasks
     ) as found
@@ -154,20 +159,33 @@ where id = any (array(
 ))
 
 -- name: write_limit_reasons
--- Only for the tasks that are admitted next: a changed reason must not rewrite a million rows.
-with told as materialized (
+-- Only for the tasks that are admitted next: a changed reason must not rewrite a million rows. A lane without a key is
+-- not blocked; only tasks that no live worker would claim wait in it.
+with served as materialized (
+    select namespace, type from interlock.served_types(coalesce(%(now)s::timestamptz, now()))
+), told as materialized (
     select found.id, hold.reason
     from jsonb_to_recordset(%(lanes)s::jsonb) as blocked (keys text[], key text, detail text)
-        cross join lateral (select interlock.hold_reason('limit', blocked.key, blocked.detail) as reason) as hold
         cross join lateral (
-            select id, reason
+            select id, reason, namespace, type,
+                %(served_only)s and (namespace, type) not in (select namespace, type from served) as is_unserved
             from interlock.tasks
             where limit_keys = blocked.keys and limit_keys is not null and state = 'waiting' and held_by = 'limit'
                 and run_at <= coalesce(%(now)s::timestamptz, now())
             order by priority desc, run_at, id
             limit %(each)s
         ) as found
-    where found.reason is distinct from hold.reason
+        cross join lateral (
+            select case
+                    when not found.is_unserved then interlock.hold_reason('limit', blocked.key, blocked.detail)
+                    when found.namespace in (select namespace from served) then interlock.hold_reason('limit',
+                        array_to_string(blocked.keys, ', '),
+                        format('no live worker of namespace %%L has the handler %%s', found.namespace, found.type))
+                    else interlock.hold_reason('limit', array_to_string(blocked.keys, ', '),
+                        format('no live worker serves namespace %%L', found.namespace))
+                end as reason
+        ) as hold
+    where (found.is_unserved or blocked.key is not null) and found.reason is distinct from hold.reason
 )
 update interlock.tasks
 set reason = told.reason
@@ -205,6 +223,17 @@ from unnest(%(keys)s::text[], %(tasks)s::int[], %(due_only)s::bool[]) as excess 
         order by priority, run_at desc, id desc
         limit excess.tasks
     ) as found
+limit %(batch)s
+
+-- name: read_unserved_tasks
+-- Pending tasks with a limit that no live worker would claim.
+with served as materialized (
+    select namespace, type from interlock.served_types(coalesce(%(now)s::timestamptz, now()))
+)
+select id
+from interlock.tasks
+where state = 'pending' and limit_keys is not null
+    and (namespace, type) not in (select namespace, type from served)
 limit %(batch)s
 
 -- name: put_paused_namespace

@@ -100,8 +100,9 @@ where seen_until > coalesce(%(now)s::timestamptz, now()) and status in ('IDLE', 
 order by created_at, id
 
 -- name: notify_jobs_of_worker
--- Notifies orchestrators, because jobs may wait for a worker of these namespaces.
-select pg_notify('interlock_orchestration', 'workers')
+-- Notifies orchestrators, because jobs may wait for a worker of these namespaces, and the leader, because tasks with a
+-- limit may.
+select pg_notify('interlock_orchestration', 'workers'), pg_notify('interlock_duties', 'limits')
 
 -- name: notify_control
 select pg_notify('interlock_control', %(payload)s)

@@ -66,9 +66,9 @@ class LimitsDuty:
         sweeps = time.monotonic() >= self._next_sweep
         if sweeps:
             await sweep_namespaces(connection, actor=self._actor, now=now)
-            await sweep_limits(connection, actor=self._actor, now=now)
+            await sweep_limits(connection, actor=self._actor, served_only=True, now=now)
             self._next_sweep = time.monotonic() + SWEEP_INTERVAL_S
-        admission = await admit_limited_tasks(connection, actor=self._actor, explain=sweeps, now=now)
+        admission = await admit_limited_tasks(connection, actor=self._actor, explain=sweeps, served_only=True, now=now)
         if admission.more:
             return 0.0
         return await seconds_until(connection, admission.next_at, limit=SWEEP_INTERVAL_S, now=now)
