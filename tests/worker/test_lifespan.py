@@ -17,6 +17,7 @@ from factories import enqueue, task_row, task_state
 from interlock import DefinitionError, Depends, Interlock, serving
 from interlock.config import Config
 from interlock.errors import LifespanError
+from interlock.lifecycle import WorkerState
 from processes import eventually
 from worker_support import until, worker_process
 
@@ -135,6 +136,70 @@ async def test_a_stop_that_hangs_is_cut_off_within_the_limit_of_the_shutdown(url
     assert {"dependency_cleanup_timed_out", "lifespan_stop_timed_out"} <= {entry["event"] for entry in logs}
 
 
+async def test_the_block_of_a_served_app_begins_after_the_start_of_the_lifespan(url: str, database: Connection) -> None:
+    del database
+    order: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_: Interlock) -> AsyncIterator[None]:
+        await asyncio.sleep(0.05)
+        order.append("started")
+        yield
+        order.append("stopped")
+
+    app = Interlock(url, lifespan=lifespan)
+    async with asyncio.timeout(60), app, serving(app, duties=False) as worker:
+        order.append("block")
+        assert worker.state in {WorkerState.RECOVERING, WorkerState.RUNNING}
+    assert order == ["started", "block", "stopped"]
+
+
+async def test_a_served_app_whose_lifespan_fails_raises_before_the_block(url: str, database: Connection) -> None:
+    del database
+    begun: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_: Interlock) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        raise ConnectionRefusedError("no cache server")
+        yield
+
+    app = Interlock(url, lifespan=lifespan)
+    with pytest.raises(LifespanError, match="no cache server"):
+        async with asyncio.timeout(60), app, serving(app, duties=False):
+            begun.append("block")
+    assert begun == []
+
+
+async def test_a_cancellation_during_the_start_stops_the_lifespan(url: str, database: Connection) -> None:
+    del database
+    order: list[str] = []
+    starting = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(_: Interlock) -> AsyncIterator[None]:
+        starting.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            order.append("cleaned up")
+        yield
+
+    app = Interlock(url, lifespan=lifespan)
+
+    async def serve() -> None:
+        async with app, serving(app, duties=False):
+            order.append("block")
+
+    async with asyncio.timeout(60):
+        served = asyncio.create_task(serve())
+        await starting.wait()
+        served.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await served
+    assert order == ["cleaned up"]
+
+
 async def test_a_lifespan_that_yields_a_value_or_is_no_context_manager_is_refused(url: str) -> None:
     @asynccontextmanager
     async def yields_state(_: Interlock) -> AsyncIterator[dict[str, int]]:
@@ -145,7 +210,7 @@ async def test_a_lifespan_that_yields_a_value_or_is_no_context_manager_is_refuse
     app = Interlock(url, lifespan=yields_state)  # type: ignore[arg-type]  # what the test is about
     with pytest.raises(LifespanError, match=r"test_lifespan\.py:\d+ yields .* must yield nothing"):
         async with asyncio.timeout(60), app, serving(app, duties=False):
-            await asyncio.sleep(3600)  # which the failure of the worker interrupts
+            pytest.fail("the block began")
     with pytest.raises(
         DefinitionError, match=r"lifespan no_manager must be an async function that yields once.*py:\d+"
     ):
