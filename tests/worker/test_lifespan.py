@@ -105,7 +105,7 @@ async def test_a_failing_stop_is_logged_and_the_worker_ends_as_usual(url: str, n
     entries = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     (failed,) = [entry for entry in entries if entry["message"] == "lifespan_failed"]
     assert (failed["phase"], failed["error"], failed["level"]) == ("stop", "RuntimeError: cannot stop", "error")
-    assert "resources_app.py" in failed["exception"]
+    assert "resources_app.py" in failed["exception"].splitlines()[1]
 
 
 async def test_a_stop_that_hangs_is_cut_off_within_the_limit_of_the_shutdown(url: str, database: Connection) -> None:
@@ -266,6 +266,30 @@ async def test_handlers_in_threads_and_processes_get_dependencies_of_their_own_p
         assert child[-1] == "close pool"
         assert child.count("open pool") == child.count("close pool") == 1
     assert sum(child.count("close session") for child in by_process.values()) == 2
+
+
+async def test_the_traceback_of_a_failing_provider_begins_with_the_provider(
+    url: str, database: Connection, notes: Path
+) -> None:
+    providers = {
+        "use_failing_async": "fail_async",
+        "use_failing_kept": "fail_async",
+        "use_failing_blocking": "fail_blocking",
+        "use_failing_plainly": "fail_plainly",
+        "use_failing_in_process": "fail_blocking",
+    }
+    tasks = {type_: await enqueue(database, type_, {}, max_tries=1) for type_ in providers}
+    with resources_process(url, notes) as process:
+        eventually(lambda: all(task_state(url, task) == "error" for task in tasks.values()))
+        _, output = stop(process)
+    entries = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    first_frames = {
+        entry["task_type"]: entry["exception"].splitlines()[1] for entry in entries if entry["message"] == "task_failed"
+    }
+    assert first_frames.keys() == providers.keys()
+    for type_, provider in providers.items():
+        assert "resources_app.py" in first_frames[type_]
+        assert first_frames[type_].endswith(f"in {provider}")
 
 
 async def test_an_error_in_a_cleanup_is_logged_and_changes_no_outcome(url: str, database: Connection) -> None:
