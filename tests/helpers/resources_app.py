@@ -98,6 +98,45 @@ def use_in_process(number: int, session: str = Depends(open_session), region: st
     return f"{session} {region} {number}"
 
 
+async def fail_async() -> AsyncIterator[int]:
+    raise ConnectionRefusedError("no pool")
+    yield 1
+
+
+def fail_blocking() -> Iterator[int]:
+    raise ConnectionRefusedError("no session")
+    yield 1
+
+
+def fail_plainly() -> int:
+    raise ConnectionRefusedError("no region")
+
+
+@app.task(max_tries=1)
+async def use_failing_async(value: int = Depends(fail_async)) -> int:
+    return value
+
+
+@app.task(max_tries=1)
+async def use_failing_kept(value: int = Depends(fail_async, scope="worker")) -> int:
+    return value
+
+
+@app.task(max_tries=1)
+async def use_failing_blocking(value: int = Depends(fail_blocking)) -> int:
+    return value
+
+
+@app.task(max_tries=1)
+def use_failing_plainly(value: int = Depends(fail_plainly)) -> int:
+    return value
+
+
+@app.task(max_tries=1, executor="process")
+def use_failing_in_process(value: int = Depends(fail_blocking)) -> int:
+    return value
+
+
 @app.task(max_tries=1)
 async def use_broken_cleanup(value: int = Depends(broken_cleanup)) -> int:
     return value

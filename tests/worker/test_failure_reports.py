@@ -186,6 +186,7 @@ async def test_records_of_logging_and_structlog_in_a_handler_carry_the_ids_of_th
             assert entry["attempt"] == 1
             assert entry["correlation_id"] == entry["task_id"]
             assert entry["worker_id"]
+    assert {entry["logger"] for entry in entries_of(output, "standard")} == {"shop.mail"}
     if executor == "coroutine":
         assert {entry["task_id"] for entry in entries_of(output, "after a wait")} == {str(task) for task in tasks}
         assert {(entry["logger"], entry["number"]) for entry in entries_of(output, "standard")} == {

@@ -17,6 +17,7 @@ from factories import enqueue, task_row, task_state
 from interlock import DefinitionError, Depends, Interlock, serving
 from interlock.config import Config
 from interlock.errors import LifespanError
+from interlock.lifecycle import WorkerState
 from processes import eventually
 from worker_support import until, worker_process
 
@@ -104,7 +105,7 @@ async def test_a_failing_stop_is_logged_and_the_worker_ends_as_usual(url: str, n
     entries = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     (failed,) = [entry for entry in entries if entry["message"] == "lifespan_failed"]
     assert (failed["phase"], failed["error"], failed["level"]) == ("stop", "RuntimeError: cannot stop", "error")
-    assert "resources_app.py" in failed["exception"]
+    assert "resources_app.py" in failed["exception"].splitlines()[1]
 
 
 async def test_a_stop_that_hangs_is_cut_off_within_the_limit_of_the_shutdown(url: str, database: Connection) -> None:
@@ -135,6 +136,70 @@ async def test_a_stop_that_hangs_is_cut_off_within_the_limit_of_the_shutdown(url
     assert {"dependency_cleanup_timed_out", "lifespan_stop_timed_out"} <= {entry["event"] for entry in logs}
 
 
+async def test_the_block_of_a_served_app_begins_after_the_start_of_the_lifespan(url: str, database: Connection) -> None:
+    del database
+    order: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_: Interlock) -> AsyncIterator[None]:
+        await asyncio.sleep(0.05)
+        order.append("started")
+        yield
+        order.append("stopped")
+
+    app = Interlock(url, lifespan=lifespan)
+    async with asyncio.timeout(60), app, serving(app, duties=False) as worker:
+        order.append("block")
+        assert worker.state in {WorkerState.RECOVERING, WorkerState.RUNNING}
+    assert order == ["started", "block", "stopped"]
+
+
+async def test_a_served_app_whose_lifespan_fails_raises_before_the_block(url: str, database: Connection) -> None:
+    del database
+    begun: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(_: Interlock) -> AsyncIterator[None]:
+        await asyncio.sleep(0)
+        raise ConnectionRefusedError("no cache server")
+        yield
+
+    app = Interlock(url, lifespan=lifespan)
+    with pytest.raises(LifespanError, match="no cache server"):
+        async with asyncio.timeout(60), app, serving(app, duties=False):
+            begun.append("block")
+    assert begun == []
+
+
+async def test_a_cancellation_during_the_start_stops_the_lifespan(url: str, database: Connection) -> None:
+    del database
+    order: list[str] = []
+    starting = asyncio.Event()
+
+    @asynccontextmanager
+    async def lifespan(_: Interlock) -> AsyncIterator[None]:
+        starting.set()
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            order.append("cleaned up")
+        yield
+
+    app = Interlock(url, lifespan=lifespan)
+
+    async def serve() -> None:
+        async with app, serving(app, duties=False):
+            order.append("block")
+
+    async with asyncio.timeout(60):
+        served = asyncio.create_task(serve())
+        await starting.wait()
+        served.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await served
+    assert order == ["cleaned up"]
+
+
 async def test_a_lifespan_that_yields_a_value_or_is_no_context_manager_is_refused(url: str) -> None:
     @asynccontextmanager
     async def yields_state(_: Interlock) -> AsyncIterator[dict[str, int]]:
@@ -145,7 +210,7 @@ async def test_a_lifespan_that_yields_a_value_or_is_no_context_manager_is_refuse
     app = Interlock(url, lifespan=yields_state)  # type: ignore[arg-type]  # what the test is about
     with pytest.raises(LifespanError, match=r"test_lifespan\.py:\d+ yields .* must yield nothing"):
         async with asyncio.timeout(60), app, serving(app, duties=False):
-            await asyncio.sleep(3600)  # which the failure of the worker interrupts
+            pytest.fail("the block began")
     with pytest.raises(
         DefinitionError, match=r"lifespan no_manager must be an async function that yields once.*py:\d+"
     ):
@@ -201,6 +266,30 @@ async def test_handlers_in_threads_and_processes_get_dependencies_of_their_own_p
         assert child[-1] == "close pool"
         assert child.count("open pool") == child.count("close pool") == 1
     assert sum(child.count("close session") for child in by_process.values()) == 2
+
+
+async def test_the_traceback_of_a_failing_provider_begins_with_the_provider(
+    url: str, database: Connection, notes: Path
+) -> None:
+    providers = {
+        "use_failing_async": "fail_async",
+        "use_failing_kept": "fail_async",
+        "use_failing_blocking": "fail_blocking",
+        "use_failing_plainly": "fail_plainly",
+        "use_failing_in_process": "fail_blocking",
+    }
+    tasks = {type_: await enqueue(database, type_, {}, max_tries=1) for type_ in providers}
+    with resources_process(url, notes) as process:
+        eventually(lambda: all(task_state(url, task) == "error" for task in tasks.values()))
+        _, output = stop(process)
+    entries = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    first_frames = {
+        entry["task_type"]: entry["exception"].splitlines()[1] for entry in entries if entry["message"] == "task_failed"
+    }
+    assert first_frames.keys() == providers.keys()
+    for type_, provider in providers.items():
+        assert "resources_app.py" in first_frames[type_]
+        assert first_frames[type_].endswith(f"in {provider}")
 
 
 async def test_an_error_in_a_cleanup_is_logged_and_changes_no_outcome(url: str, database: Connection) -> None:

@@ -137,8 +137,8 @@ async def test_progress_cost_logs_and_checkpoints_reach_the_context(executor: Pr
     assert line.progress.get_nowait() == {"fraction": 0.25, "message": "a quarter", "type": "unusual"}
     assert line.checkpoints == [{"done": 1}]
     assert context.cost == 1.5
-    heard = [(entry["event"], entry["log_level"], entry["details"]) for entry in logged]
-    assert heard == [("careful", "warning", {"number": 3}), ("from a library", "error", {"logger": "library"})]
+    heard = [(entry["event"], entry["log_level"], entry.get("logger"), entry.get("details")) for entry in logged]
+    assert heard == [("careful", "warning", None, {"number": 3}), ("from a library", "error", "library", None)]
     assert logged[0]["task_id"] == str(handlers.TASK_ID)
 
 

@@ -5,6 +5,7 @@ Invariant: the SQLSTATEs of the guards never reach a caller as errors of the dri
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from contextlib import asynccontextmanager, contextmanager
@@ -374,11 +375,16 @@ class ConnectionPool:
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """Hand out an autocommit connection for the time of the context."""
+        cancellations = _count_cancellations()
         try:
             connection = await self._pool.getconn()
         except PoolTimeout:
             raise DisconnectedError(f"no connection to the database could be had in {self._timeout_s:g} s") from None
         try:
+            # psycopg_pool swallows a cancellation that arrives together with the connection. Cleanup code may run in a
+            # task that was cancelled before.
+            if _count_cancellations() > cancellations:
+                raise asyncio.CancelledError
             yield connection
         finally:
             self._used_at[connection] = time.monotonic()
@@ -388,6 +394,11 @@ class ConnectionPool:
         """Check a connection that was idle, so that a restart of the server meanwhile is not the caller's error."""
         if time.monotonic() - self._used_at.get(connection, 0.0) > CHECK_AFTER_IDLE_S:
             await self._pool.check_connection(connection)
+
+
+def _count_cancellations() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 async def _configure_pooled(connection: psycopg.AsyncConnection[Any]) -> None:

@@ -83,6 +83,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self.wake = asyncio.Event()
         self.slot_freed = asyncio.Event()
         self.stop_now = asyncio.Event()  # the shutdown was requested twice
+        self.started = asyncio.Event()  # connected for the first time, after the lifespan of the app had started
         self.connections = WorkerConnections(self)
         self._lifespan = LifespanRunner(app)
         self._app = app
@@ -211,6 +212,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if self.state is WorkerState.CONNECTING:
             self.context.connection = claiming
             self.transition(WorkerEvent.CONNECTED)
+            self.started.set()
 
     async def open_connections(self) -> Connection:
         """Open the claiming and the settling connection, and return the first; at first also start the components."""

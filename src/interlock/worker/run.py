@@ -71,12 +71,15 @@ async def serving(
 ) -> AsyncIterator[WorkerStateMachine]:
     """Run a worker in the caller's event loop until the block ends; then shut it down gracefully.
 
-    A worker that fails, as when the lifespan of the app does, cancels the block, and its error is raised.
+    The block begins when the worker is connected and the lifespan of the app has started. An error of the start is
+    raised before the block; an unreachable database is none, but is waited for. A worker that fails later cancels the
+    block, and its error is raised.
     Options such as `concurrency=8` replace the given settings, which are those of the app's configuration by default.
     """
     base = settings or WorkerSettings.of(app.config)
     worker = WorkerStateMachine(get_instance_name(app.config.worker_name), app, base.with_options(**options))
     running, block = asyncio.create_task(worker.serve(signals=False)), asyncio.current_task()
+    await _wait_until_started(worker, running)
     is_interrupted = False
 
     def interrupt(ended: asyncio.Task[None]) -> None:
@@ -95,6 +98,19 @@ async def serving(
         if worker.is_running() and not worker.context.shutdown_requested:
             worker.request_shutdown()
         await running
+
+
+async def _wait_until_started(worker: WorkerStateMachine, running: asyncio.Task[None]) -> None:
+    """Wait for the worker's first connection; raise the error of a start that failed. Cancelling it ends the worker."""
+    running.add_done_callback(lambda _: worker.started.set())
+    try:
+        await worker.started.wait()
+    except asyncio.CancelledError:
+        worker.request_shutdown()
+        await running
+        raise
+    if running.done():
+        running.result()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,24 @@ if TYPE_CHECKING:
     from interlock.config import Config
 
 MAX_SHUTDOWN_S = 30.0
+_WHOLE_NUMBER: tuple[tuple[type, ...], str] = (int,), "a whole number"
+_SECONDS: tuple[tuple[type, ...], str] = (int, float), "a number of seconds"
+_FLAG: tuple[tuple[type, ...], str] = (bool,), "True or False"
+_TYPES = {
+    "concurrency": _WHOLE_NUMBER,
+    "lease": _SECONDS,
+    "grace": _SECONDS,
+    "shutdown_limit": _SECONDS,
+    "cancel_grace": _SECONDS,
+    "poll_base": _SECONDS,
+    "poll_cap": _SECONDS,
+    "events_poll": _SECONDS,
+    "recovery_interval": _SECONDS,
+    "largest_result": _WHOLE_NUMBER,
+    "processes": _WHOLE_NUMBER,
+    "duties": _FLAG,
+    "gauges": _FLAG,
+}
 
 
 class WorkerOptions(TypedDict, total=False):
@@ -76,6 +94,7 @@ class WorkerSettings:
     generation: int | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         for name, value, minimum in (
             ("concurrency", self.concurrency, 1),
             ("lease", self.lease, 0.05),
@@ -93,6 +112,14 @@ class WorkerSettings:
             raise ValueError(f"shutdown_limit must be at most {MAX_SHUTDOWN_S:g}, got {self.shutdown_limit}")
         if not self.namespaces:
             raise ValueError("namespaces must have at least one name, got none")
+
+    def _check_types(self) -> None:
+        for name, (kinds, described) in _TYPES.items():
+            value = getattr(self, name)
+            if type(value) not in kinds:  # not isinstance: True is no number
+                raise ValueError(f"{name} must be {described}, got {value!r}")
+        if not all(isinstance(namespace, str) for namespace in self.namespaces):
+            raise ValueError(f"namespaces must be a list of names, got {list(self.namespaces)!r}")
 
     @classmethod
     def of(cls, config: Config) -> WorkerSettings:

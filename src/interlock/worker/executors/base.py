@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures.thread
+import contextlib
 import inspect
+import os
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +20,10 @@ if TYPE_CHECKING:
     from interlock.client.context import TaskContext
 
 MAX_TRACEBACK_LENGTH = 20_000  # characters; the end is kept
-_PACKAGE = str(Path(__file__).parents[2])
+# The code between the worker and the user's: this package, and the modules of the standard library through which it
+# calls providers, lifespans and handlers in threads.
+_CALLING_PACKAGES = tuple(f"{path}{os.sep}" for path in (Path(__file__).parents[2], Path(asyncio.__file__).parent))
+_CALLING_FILES = frozenset({contextlib.__file__, concurrent.futures.thread.__file__})
 
 
 class Runnable(Protocol):
@@ -62,11 +68,15 @@ class Executor(Protocol):
 
 
 def user_frames(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the first frame outside of this package on; the whole one if all frames are inside."""
+    """Return the traceback from the first frame of the user's code on; the whole one if there is none."""
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+    while frames is not None and _is_calling(frames.tb_frame.f_code.co_filename):
         frames = frames.tb_next
     return frames or error.__traceback__
+
+
+def _is_calling(file: str) -> bool:
+    return file.startswith(_CALLING_PACKAGES) or file in _CALLING_FILES
 
 
 def format_traceback(error: BaseException) -> list[str]:

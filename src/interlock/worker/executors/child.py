@@ -286,9 +286,9 @@ class _LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()
-        details = {"logger": record.name}
+        message = {"type": "log", "level": level, "message": self.format(record), "logger": record.name}
         with suppress(OSError):
-            self._worker.send({"type": "log", "level": level, "message": self.format(record), "details": details})
+            self._worker.send(message)
 
 
 def _send_logs(worker: WorkerConnection) -> None:

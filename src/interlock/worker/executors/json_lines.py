@@ -154,9 +154,9 @@ class HandlerSession:
 
     def _on_log(self, message: Mapping[str, Any]) -> None:
         level = message.get("level")
-        details = message.get("details")
+        fields = {name: message[name] for name in ("logger", "details") if message.get(name)}
         write = getattr(self._context.logger, level if level in LOG_LEVELS else "info")
-        write(str(message.get("message")), **({"details": details} if details else {}))
+        write(str(message.get("message")), **fields)
 
     async def _save_checkpoint(self, value: Any) -> None:
         answer: dict[str, Any] = {"type": "saved"}
