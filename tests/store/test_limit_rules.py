@@ -377,6 +377,15 @@ async def test_other_lanes_name_the_heavier_task_that_is_before_them(database: C
     }
 
 
+async def test_a_lowered_weight_holds_for_tasks_that_are_pending_already(database: Connection) -> None:
+    await put_limits(database, [Limit("llm", max_weight=100, period=MINUTE)])
+    await add(database, "llm", count=5, limit_weight="20")
+    assert await admit(database) == 5
+    await put_limits(database, [Limit("llm", max_weight=40, period=MINUTE)])
+    assert await sweep_limits(database, actor="leader", now=NOON) == []
+    assert [len(await claim(database, now=NOON + minute * MINUTE)) for minute in range(3)] == [2, 2, 1]
+
+
 async def test_a_task_that_is_heavier_than_the_limit_starts_in_an_empty_window(database: Connection) -> None:
     await put_limits(database, [Limit("llm", max_weight=10, period=MINUTE)])
     await add(database, "llm")
