@@ -191,16 +191,20 @@ class LimitUsage:
         elif self.max_starts is not None and self.starts + self.due >= self.max_starts:
             detail = f"{self.starts} of {self.max_starts} starts per {period:g} s used, {self.due} {ADMITTED}"
         elif self.max_weight is not None:
-            admitted = f", {self.due_weight:g} {ADMITTED}" if self.due_weight else ""
-            detail = (
-                f"weight of {self.weight:g} of {self.max_weight:g} per {period:g} s used{admitted}, {weight:g} needed"
-            )
-            if self.reserved is not None and self._has_weight_left(weight):
-                detail += f", after a task of weight {self.reserved:g}"
+            detail = self._weight_detail(self.max_weight, weight, period)
         else:
             detail = f"{self.due} {ADMITTED}"
         if next_at is not None and next_at - now > MIN_ANNOUNCED_WAIT:
             detail += f", next at {next_at:%Y-%m-%d %H:%M:%S %Z}"
+        return detail
+
+    def _weight_detail(self, most: float, weight: float, period: float) -> str:
+        detail = f"weight of {self.weight:g} of {most:g} per {period:g} s used"
+        if self.due_weight:
+            detail += f", {self.due_weight:g} {ADMITTED}"
+        detail += f", {weight:g} needed"
+        if self.reserved is not None and self._has_weight_left(weight):
+            detail += f", after a task of weight {self.reserved:g}"
         return detail
 
 
