@@ -310,6 +310,82 @@ async def test_the_claim_holds_the_weight_whatever_is_pending(database: Connecti
     assert len(await claim(database, now=NOON + MINUTE)) == 1
 
 
+@pytest.mark.parametrize("heavy", [8, 15])
+async def test_a_heavy_task_starts_although_lighter_ones_of_another_lane_keep_coming(
+    database: Connection, heavy: int
+) -> None:
+    await put_limits(database, [Limit("llm", max_weight=10, period=MINUTE), Limit("tenant:*", share=1)])
+    await add(database, "tenant:light", "llm", count=10)
+    await admit(database)
+    await end(database, await claim(database, 5))
+    await end(database, await claim(database, 5, now=NOON + 30 * SECOND), now=NOON + 30 * SECOND)
+    await add(database, "tenant:heavy", "llm", limit_weight=str(heavy))
+    started = []
+    for half_minute in range(2, 12):
+        now = NOON + half_minute * 30 * SECOND
+        await add(database, "tenant:light", "llm", count=10)
+        await admit(database, now)
+        claimed = await claim(database, now=now)
+        started.append(sum("tenant:heavy" in task.own("limit_keys") for task in claimed))
+        await end(database, claimed, now=now)
+    assert sum(started[:4]) == 1, f"the heavy task did not start within two windows: {started}"
+    assert sum(started) == 1
+
+
+async def test_lighter_tasks_do_not_pass_a_heavy_retry_for_ever(database: Connection) -> None:
+    await put_limits(database, [Limit("llm", max_weight=10, period=MINUTE)])
+    await add(database, "llm", limit_weight="8")
+    await admit(database)
+    heavy = await claim(database)
+    await end(database, heavy, TaskRowEvent.RETRY)
+    started = []
+    for half_minute in range(6):
+        now = NOON + half_minute * 30 * SECOND
+        await add(database, "llm", count=10, priority=1)
+        await admit(database, now)
+        claimed = await claim(database, now=now)
+        started += [task.id for task in claimed]
+        await end(database, claimed, now=now)
+    assert heavy[0].id in started
+
+
+async def test_a_lane_that_its_own_limit_blocks_reserves_nothing(database: Connection) -> None:
+    rules = [Limit("llm", max_weight=10, period=MINUTE), Limit("tenant:*", max_running=1)]
+    await put_limits(database, rules)
+    await add(database, "tenant:heavy", "llm", limit_weight="8")
+    await admit(database)
+    await claim(database)
+    await add(database, "tenant:heavy", "llm", limit_weight="8")
+    await add(database, "tenant:light", "llm")
+    assert await admit(database) == 1
+
+
+async def test_other_lanes_name_the_heavier_task_that_is_before_them(database: Connection) -> None:
+    await put_limits(database, [Limit("llm", max_weight=10, period=MINUTE), Limit("tenant:*", share=1)])
+    await add(database, "tenant:light", "llm", count=5)
+    await admit(database)
+    await claim(database)
+    await add(database, "tenant:heavy", "llm", limit_weight="8")
+    await add(database, "tenant:light", "llm")
+    await database.execute("insert into interlock.limit_lanes (keys, served) values ('{tenant:heavy,llm}', 0)")
+    assert await admit(database) == 0
+    told = "limit llm: weight of 5 of 10 per 60 s used"
+    next_at = "next at 2030-01-01 12:01:00 UTC"
+    assert await reasons(database) == {
+        f"{told}, 8 needed, {next_at}",
+        f"{told}, 1 needed, after a task of weight 8, {next_at}",
+    }
+
+
+async def test_a_lowered_weight_holds_for_tasks_that_are_pending_already(database: Connection) -> None:
+    await put_limits(database, [Limit("llm", max_weight=100, period=MINUTE)])
+    await add(database, "llm", count=5, limit_weight="20")
+    assert await admit(database) == 5
+    await put_limits(database, [Limit("llm", max_weight=40, period=MINUTE)])
+    assert await sweep_limits(database, actor="leader", now=NOON) == []
+    assert [len(await claim(database, now=NOON + minute * MINUTE)) for minute in range(3)] == [2, 2, 1]
+
+
 async def test_a_task_that_is_heavier_than_the_limit_starts_in_an_empty_window(database: Connection) -> None:
     await put_limits(database, [Limit("llm", max_weight=10, period=MINUTE)])
     await add(database, "llm")

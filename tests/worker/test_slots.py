@@ -60,7 +60,8 @@ def app_at(url: str) -> Interlock:
     async def transact(ctx: TaskContext, how: str) -> Any:
         if how == "deep":
             return nested(300)
-        ctx.cost = {"huge": 10**400, "text": "abc", "nan": float("nan"), "fine": 2}[how]  # type: ignore[assignment]
+        costs = {"huge": 10**400, "text": "abc", "nan": float("nan"), "negative": -0.01, "fine": 2}
+        ctx.cost = costs[how]  # type: ignore[assignment]
         return None
 
     @app.task(max_tries=1)
@@ -99,7 +100,7 @@ async def test_a_handler_cannot_end_the_worker_whatever_it_raises(url: str, task
 @pytest.mark.parametrize(
     ("task", "how"),
     [
-        *(("transact", how) for how in ("deep", "huge", "text", "nan")),
+        *(("transact", how) for how in ("deep", "huge", "text", "nan", "negative")),
         *(("save", how) for how in ("nan", "time", "nul")),
     ],
 )

@@ -159,8 +159,8 @@ class TaskContext:
 
     @cost.setter
     def cost(self, value: float | None) -> None:
-        if value is not None and (type(value) not in (int, float) or not abs(value) < MAX_COST):
-            raise ValueError(f"cost must be a finite number, got {value!r:.100}")
+        if value is not None and (type(value) not in (int, float) or not 0 <= value < MAX_COST):
+            raise ValueError(f"cost must be a finite number that is not negative, got {value!r:.100}")
         self._cost = value
 
     @property

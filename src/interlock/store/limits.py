@@ -132,6 +132,8 @@ class LimitUsage:
     starts: int
     weight: float
     cost: float
+    # the weight of a task whose turn it is and that waits for the window: nothing else is admitted before it
+    reserved: float | None = None
 
     @property
     def room(self) -> float:
@@ -156,8 +158,11 @@ class LimitUsage:
 
     def fits(self, weight: float) -> bool:
         """Tell whether a task of this weight can be admitted now; one that is too heavy for any period goes alone."""
-        if self.room < 1:
+        if self.room < 1 or self.reserved is not None:
             return False
+        return self._has_weight_left(weight)
+
+    def _has_weight_left(self, weight: float) -> bool:
         if self.max_weight is None:
             return True
         used = self.weight + self.due_weight
@@ -168,6 +173,11 @@ class LimitUsage:
         self.running += 1
         self.due += 1
         self.due_weight += weight
+
+    def reserve(self, weight: float) -> None:
+        """Admit nothing more in this round, if only the window keeps a task of this weight waiting."""
+        if not self._has_weight_left(weight):
+            self.reserved = weight
 
     def hold_detail(self, weight: float, next_at: datetime | None, now: datetime) -> str:
         """Return the detail in the reason of a task that does not fit."""
@@ -181,14 +191,20 @@ class LimitUsage:
         elif self.max_starts is not None and self.starts + self.due >= self.max_starts:
             detail = f"{self.starts} of {self.max_starts} starts per {period:g} s used, {self.due} {ADMITTED}"
         elif self.max_weight is not None:
-            admitted = f", {self.due_weight:g} {ADMITTED}" if self.due_weight else ""
-            detail = (
-                f"weight of {self.weight:g} of {self.max_weight:g} per {period:g} s used{admitted}, {weight:g} needed"
-            )
+            detail = self._weight_detail(self.max_weight, weight, period)
         else:
             detail = f"{self.due} {ADMITTED}"
         if next_at is not None and next_at - now > MIN_ANNOUNCED_WAIT:
             detail += f", next at {next_at:%Y-%m-%d %H:%M:%S %Z}"
+        return detail
+
+    def _weight_detail(self, most: float, weight: float, period: float) -> str:
+        detail = f"weight of {self.weight:g} of {most:g} per {period:g} s used"
+        if self.due_weight:
+            detail += f", {self.due_weight:g} {ADMITTED}"
+        detail += f", {weight:g} needed"
+        if self.reserved is not None and self._has_weight_left(weight):
+            detail += f", after a task of weight {self.reserved:g}"
         return detail
 
 
@@ -217,6 +233,17 @@ class Lane:
         """Return the first limit that has no room for the next task."""
         weight = self.next_weight
         return next((limit for limit in self.limits if not limit.fits(weight)), None)
+
+    def reserve(self) -> None:
+        """Keep other lanes from using up the weight that the next task waits for, unless it waits for more than that.
+
+        Otherwise lighter tasks of other lanes would keep the window full for ever.
+        """
+        if self.admitted < len(self.candidates) and all(
+            limit.room >= 1 and limit.reserved is None for limit in self.limits
+        ):
+            for limit in self.limits:
+                limit.reserve(self.next_weight)
 
 
 async def put_limits(connection: Connection, limits: Iterable[Limit], *, now: datetime | None = None) -> list[str]:
@@ -325,7 +352,8 @@ async def _admit(connection: Connection, lanes: Sequence[Lane], actor: str, now:
     Start-time fair queueing: the lane that was served least is next. A lane that had nothing to do starts beside the
     one that was served least, so that it neither makes up for the time nor has to wait.
     """
-    active = [lane for lane in lanes if lane.candidates]
+    # New lanes come after those that wait already and were served equally.
+    active = sorted((lane for lane in lanes if lane.candidates), key=lambda lane: lane.served is None)
     least = min((lane.served for lane in active if lane.served is not None), default=0.0)
     for lane in active:
         lane.served = least if lane.served is None else lane.served
@@ -341,7 +369,10 @@ async def _admit(connection: Connection, lanes: Sequence[Lane], actor: str, now:
 
 
 def _take_turns(lanes: Sequence[Lane]) -> list[UUID]:
-    """Choose tasks in turn from the lane that was served least, while its limits have room."""
+    """Choose tasks in turn from the lane that was served least, while its limits have room.
+
+    A lane whose next task is too heavy for the rest of a window reserves it: lanes that were served more wait.
+    """
     queue = [(lane.served or 0.0, place) for place, lane in enumerate(lanes)]
     heapq.heapify(queue)
     ids: list[UUID] = []
@@ -349,6 +380,7 @@ def _take_turns(lanes: Sequence[Lane]) -> list[UUID]:
         served, place = heapq.heappop(queue)
         lane = lanes[place]
         if lane.admitted == len(lane.candidates) or lane.blocking_limit() is not None:
+            lane.reserve()
             continue  # nothing more in this round: what others take gives it no room
         id_, weight = lane.candidates[lane.admitted]
         for limit in lane.limits:
@@ -371,7 +403,7 @@ async def _read_openings(
         "keys": list(first),
         "dues": [limit.due for _, limit in first.values()],
         "due_weights": [float(limit.due_weight) for _, limit in first.values()],
-        "weights": [float(lane.next_weight) for lane, _ in first.values()],
+        "weights": [float(limit.reserved or lane.next_weight) for lane, limit in first.values()],
         "now": now,
     }
     return {row["key"]: row["next_at"] for row in await run(connection, LIMITS["read_limit_openings"], parameters)}
