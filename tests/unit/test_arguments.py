@@ -68,6 +68,10 @@ def test_arguments_are_stored_by_name_however_they_are_given() -> None:
     ("arguments", "told"),
     [
         ({}, "missing a required argument: 'to'"),
+        (
+            {"too": "a"},
+            r"missing a required argument: 'to'; unknown argument: too; known are \['n', 'ratio', 'to', 'urgent'\]",
+        ),
         ({"to": "a", "subject": "b"}, "unexpected keyword argument 'subject'"),
         ({"to": 3}, "argument 'to'.*valid string"),
         ({"to": None}, "argument 'to'"),

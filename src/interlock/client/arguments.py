@@ -102,7 +102,12 @@ class Arguments:
         try:
             bound = self._signature.bind(*args, **kwargs).arguments
         except TypeError as error:
-            raise InputError(f"task {self._task}: {error}") from None
+            unknown = ", ".join(sorted(kwargs.keys() - self._names))
+            if self._extra is not None or not unknown or "missing" not in str(error):
+                raise InputError(f"task {self._task}: {error}") from None
+            # Python names the missing argument only, and a misspelt name is both
+            known = sorted(self._names)
+            raise InputError(f"task {self._task}: {error}; unknown argument: {unknown}; known are {known}") from None
         if self._extra in bound:
             bound.update(bound.pop(self._extra))
         return bound

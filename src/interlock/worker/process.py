@@ -275,7 +275,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if self.state is not WorkerState.RUNNING:
             return
         if not self._should_claim():
-            self.transition(WorkerEvent.NO_TASKS_AVAILABLE, "there is nothing to ask for")
+            reason = "the last claim took every due task" if self._accepts_tasks else "the worker accepts no tasks"
+            self.transition(WorkerEvent.NO_TASKS_AVAILABLE, reason)
             return
         try:
             await self._recover_expired()  # a worker that always finds tasks must recover too
