@@ -192,23 +192,13 @@ async def test_in_a_thread_while_the_app_is_open_in_another_loop(app: Interlock,
         assert not sync_threads(), "it uses the connections of the open app"
 
 
-async def test_in_a_coroutine_of_a_loop_that_does_not_have_the_app_open_it_is_refused(app: Interlock) -> None:
-    handle = await asyncio.to_thread(app.tasks["double"].enqueue_sync, n=1)  # opens the app in the background
-    calls: dict[str, Callable[[], Any]] = {
-        "await task.enqueue": lambda: app.tasks["double"].enqueue_sync(n=1),
-        "await app.submit": lambda: app.sync.submit("rest"),
-        "await handle.result": lambda: handle.wait(1),
-    }
-    for remedy, call in calls.items():
-        with pytest.raises(StoreError, match=rf"would block its event loop.*`async with app:`.*{remedy}.*to_thread"):
-            call()
-    with pytest.raises(StoreError, match=r"would block its event loop: write `async with app:`"):
-        app.sync.open()
-    with pytest.raises(StoreError, match=r"^the app is not open in this event loop: .*`async with app:`"):
+@pytest.mark.usefixtures("engine")
+async def test_in_a_coroutine_of_a_loop_that_does_not_have_the_app_open(app: Interlock) -> None:
+    use_everything(app)
+    with pytest.raises(StoreError, match=r"open in another event loop.*`async with app:`.*enqueue_sync"):
         await app.tasks["double"].enqueue(n=1)
     async with app:  # its own connections
         assert (await app.tasks["double"].enqueue(n=1)).created
-        assert len(await app.find()) == 2
 
 
 async def test_in_a_coroutine_of_the_loop_of_the_app_it_is_refused_with_the_remedy(app: Interlock) -> None:
@@ -235,15 +225,13 @@ async def test_a_coroutine_in_another_loop_fails_at_once_with_the_remedy(app: In
                 await asyncio.to_thread(asyncio.run, call())
 
 
-async def test_blocking_code_in_another_loop_is_refused_and_opens_nothing(app: Interlock) -> None:
+async def test_blocking_code_in_another_loop_uses_the_connections_of_the_open_app(app: Interlock) -> None:
     async def block() -> bool:
         return app.tasks["double"].enqueue_sync(n=1).created
 
     async with app:
-        with pytest.raises(StoreError, match="would block its event loop"):
-            await asyncio.to_thread(asyncio.run, block())
+        assert await asyncio.to_thread(asyncio.run, block())
         assert not sync_threads()
-        assert await app.find() == []
 
 
 async def test_a_call_ends_when_the_loop_of_the_app_does(app: Interlock) -> None:

@@ -446,7 +446,7 @@ class Interlock(Definitions):
         loop = running_loop()
         found = self._opened.get(loop) if loop is not None else next(iter(self._opened.values()), None)
         if found is None:
-            raise not_open_error(in_other_loop=not all(map(self._sync.is_background, self._opened)))
+            raise not_open_error(in_other_loop=bool(self._opened))
         return found
 
     def _opening(self) -> asyncio.Lock:

@@ -3,8 +3,8 @@
 A call runs the async implementation in an event loop in which the app is open, and waits for it: the loop of a web
 server or of a worker, else one in a background thread, which starts with the first call and ends with the process.
 
-Invariant: nothing is implemented twice, and no call waits for a loop that does not run. A call in a coroutine is
-refused, because it would block the event loop of the coroutine, and for ever if the app is open in that loop.
+Invariant: nothing is implemented twice, and no call waits for a loop that does not run. A call in a thread whose own
+running loop has the app open is refused, because that loop would wait for itself.
 """
 
 from __future__ import annotations
@@ -190,13 +190,7 @@ class SyncApp:
 
     def open(self) -> None:
         """Open the app in the background thread, unless a running event loop has it open."""
-        if running_loop() is not None:
-            raise StoreError("a blocking call in a coroutine would block its event loop: write `async with app:`")
         self._find_loop()
-
-    def is_background(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Tell whether an event loop is that of the background thread."""
-        return loop is self._loop
 
     def close(self) -> None:
         """Close the app in the background thread and end the thread; the next call starts it again."""
@@ -206,9 +200,7 @@ class SyncApp:
         """Run a coroutine in an event loop in which the app is open, and wait for it."""
         future: Future[T] | None = None
         try:
-            if (own := running_loop()) is not None:
-                raise _blocking_error(coroutine, is_open=own in self._app.open_loops)
-            loop = self._find_loop()
+            loop = self._find_loop(coroutine)
             with suppress(RuntimeError):  # the loop was closed since it was found
                 future = asyncio.run_coroutine_threadsafe(coroutine, loop)
         finally:
@@ -300,9 +292,12 @@ class SyncApp:
         """Resume a namespace, as Interlock.resume does."""
         return self.run(self._app.resume(namespace))
 
-    def _find_loop(self) -> asyncio.AbstractEventLoop:
+    def _find_loop(self, waiting: Coroutine[Any, Any, Any] | None = None) -> asyncio.AbstractEventLoop:
         """Return a running event loop in which the app is open; start the background thread if there is none."""
-        for loop in self._app.open_loops:
+        loops = self._app.open_loops
+        if waiting is not None and running_loop() in loops:
+            raise _deadlock_error(waiting)
+        for loop in loops:
             if loop is not self._loop and loop.is_running():
                 return loop
         with self._lock:
@@ -368,18 +363,12 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def _blocking_error(coroutine: Coroutine[Any, Any, Any], *, is_open: bool) -> StoreError:
+def _deadlock_error(coroutine: Coroutine[Any, Any, Any]) -> StoreError:
     name: str = getattr(coroutine, "__qualname__", "the call")
     owner, _, method = name.rpartition(".")
     call = f"{_VARIABLES[owner]}.{method}" if owner in _VARIABLES else name
-    if is_open:
-        return StoreError(
-            "a blocking call in the event loop in which the app is open would wait for itself: "
-            f"write `await {call}(...)`"
-        )
     return StoreError(
-        "a blocking call in a coroutine would block its event loop: open the app in this loop (`async with app:`) and "
-        f"write `await {call}(...)`, or make the call in a thread (`await asyncio.to_thread(...)`)"
+        f"a blocking call in the event loop in which the app is open would wait for itself: write `await {call}(...)`"
     )
 
 

@@ -189,18 +189,15 @@ def _failure(status: TaskStatus) -> TaskFailedError:
 
 
 def not_open_error(*, in_other_loop: bool = False) -> StoreError:
-    """Make the error for the use of an app that is not open in this event loop.
-
-    The loop of the background thread of `app.sync` is no other loop: the user did not open it.
-    """
+    """Make the error for the use of an app that is not open in this event loop."""
     if in_other_loop:
         return StoreError(
             "the app is open in another event loop, whose connections this one cannot use: open the app here too "
             "(`async with app:`), or call it from code that is not async (`task.enqueue_sync(...)`, `app.sync`)"
         )
     return StoreError(
-        "the app is not open in this event loop: enqueue and wait inside `async with app:`, or after "
-        "`await app.open()`; code that is not async uses `task.enqueue_sync(...)` and `app.sync`"
+        "the app is not open: enqueue and wait inside `async with app:`, or after `await app.open()`; "
+        "code that is not async uses `task.enqueue_sync(...)` and `app.sync`"
     )
 
 
