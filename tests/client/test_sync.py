@@ -16,6 +16,7 @@ import httpx
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from structlog.testing import capture_logs
 
 import sync_app
 from interlock import Interlock, SyncHandle, serving
@@ -193,8 +194,12 @@ async def test_in_a_thread_while_the_app_is_open_in_another_loop(app: Interlock,
 
 
 @pytest.mark.usefixtures("engine")
-async def test_in_a_coroutine_of_a_loop_that_does_not_have_the_app_open(app: Interlock) -> None:
-    use_everything(app)
+async def test_in_a_coroutine_of_a_loop_that_does_not_have_the_app_open_it_works_and_warns_once(app: Interlock) -> None:
+    with capture_logs() as logs:
+        use_everything(app)
+    warnings = [entry for entry in logs if entry["event"] == "event_loop_blocked"]
+    assert len(warnings) == 1
+    assert "await task.enqueue(...)" in warnings[0]["remedy"]
     with pytest.raises(StoreError, match=r"open in another event loop.*`async with app:`.*enqueue_sync"):
         await app.tasks["double"].enqueue(n=1)
     async with app:  # its own connections

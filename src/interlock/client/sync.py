@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 from interlock.errors import StoreError
+from interlock.telemetry import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -177,6 +178,7 @@ class SyncApp:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._has_warned = False  # of a blocking call in a coroutine
 
     def __repr__(self) -> str:
         return f"<SyncApp of {self._app!r}>"
@@ -295,13 +297,24 @@ class SyncApp:
     def _find_loop(self, waiting: Coroutine[Any, Any, Any] | None = None) -> asyncio.AbstractEventLoop:
         """Return a running event loop in which the app is open; start the background thread if there is none."""
         loops = self._app.open_loops
-        if waiting is not None and running_loop() in loops:
-            raise _deadlock_error(waiting)
+        running = running_loop()
+        if waiting is not None and running is not None:
+            if running in loops:
+                raise _deadlock_error(waiting)
+            self._warn_of_blocked_loop(waiting)
         for loop in loops:
             if loop is not self._loop and loop.is_running():
                 return loop
         with self._lock:
             return self._start() if self._loop is None else self._loop
+
+    def _warn_of_blocked_loop(self, waiting: Coroutine[Any, Any, Any]) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            remedy = f"open the app in this event loop and write `await {_name_of_call(waiting)}(...)`"
+            log.warning(
+                "event_loop_blocked", reason="a blocking call in a coroutine holds up its event loop", remedy=remedy
+            )
 
     def _start(self) -> asyncio.AbstractEventLoop:
         loop = asyncio.new_event_loop()
@@ -363,12 +376,17 @@ async def _cancel_others() -> None:
     await asyncio.gather(*others, return_exceptions=True)
 
 
-def _deadlock_error(coroutine: Coroutine[Any, Any, Any]) -> StoreError:
+def _name_of_call(coroutine: Coroutine[Any, Any, Any]) -> str:
+    """Return the call that made a coroutine as the user would write it, such as `task.enqueue`."""
     name: str = getattr(coroutine, "__qualname__", "the call")
     owner, _, method = name.rpartition(".")
-    call = f"{_VARIABLES[owner]}.{method}" if owner in _VARIABLES else name
+    return f"{_VARIABLES[owner]}.{method}" if owner in _VARIABLES else name
+
+
+def _deadlock_error(coroutine: Coroutine[Any, Any, Any]) -> StoreError:
     return StoreError(
-        f"a blocking call in the event loop in which the app is open would wait for itself: write `await {call}(...)`"
+        "a blocking call in the event loop in which the app is open would wait for itself: "
+        f"write `await {_name_of_call(coroutine)}(...)`"
     )
 
 
