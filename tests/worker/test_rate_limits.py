@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from structlog.testing import capture_logs
 
+from factories import enqueue
 from interlock.lifecycle import WorkerState
 from interlock.model.options import NewTask
 from interlock.postgres.notifier import WakeMode
 from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import Limit, put_limits
+from interlock.store.tasks import claim_limited_tasks, claim_pending_tasks
+from interlock.worker import fetcher
+from interlock.worker.settings import WorkerSettings
 from worker_support import serving, until, worker_process
 
 if TYPE_CHECKING:
@@ -140,3 +144,33 @@ async def test_a_refused_claim_of_limited_tasks_prevents_no_other_claim(url: str
             await until(lambda: worker.context.tasks_processed == 3)
     refusals = [entry for entry in logged if entry["event"] == "limited_claim_refused"]
     assert {(entry["log_level"], entry["error"]) for entry in refusals} == {("warning", "refused for the test")}
+
+
+async def test_a_worker_that_expects_no_task_with_a_limit_claims_the_others_first(
+    database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def recording(claim: Any, kind: str) -> Any:
+        async def record(connection: Connection, **options: Any) -> Any:
+            asked.append(kind)
+            return await claim(connection, **options)
+
+        return record
+
+    monkeypatch.setattr(fetcher, "claim_pending_tasks", recording(claim_pending_tasks, "others"))
+    monkeypatch.setattr(fetcher, "claim_limited_tasks", recording(claim_limited_tasks, "limited"))
+    fetching = fetcher.Fetcher("w_1", WorkerSettings(poll_cap=0.001), ["x"])
+    await fetching.claim(database, 4)
+    assert asked == ["limited", "others"], "it does not know yet whether there are any"
+    await enqueue(database, "x")
+    await asyncio.sleep(0.002)  # the time of its next look
+    asked.clear()
+    assert len(await fetching.claim(database, 4)) == 1
+    assert asked == ["others"], "the look waits until there is nothing else to do"
+    await fetching.claim(database, 4)
+    assert asked == ["others", "others", "limited"]
+    asked.clear()
+    fetching.expect_limited_tasks()
+    await fetching.claim(database, 4)
+    assert asked == ["limited", "others"]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 MIN_REST_S = 0.001
 MIN_LIMITED_REST_S = 0.01  # another worker is taking the tokens at the moment
+MAX_LIMITED_DELAY_S = 5.0  # for a look at tasks with a limit without a notification, while there are always others
 
 
 class Fetcher:
@@ -86,16 +87,22 @@ class Fetcher:
         # With fewer free slots than namespaces, each claim starts with another namespace.
         self._rotation = (self._rotation + 1) % len(namespaces)
         turn = namespaces[self._rotation :] + namespaces[: self._rotation]
-        if time.monotonic() >= self._limited_at:
+        if self._expects_limited_tasks():
             limited, claimed = await self._claim_both(connection, turn, free)
         else:
             limited, claimed = [], await self._claim_unlimited(connection, turn, free)
+            if not claimed and time.monotonic() >= self._limited_at:
+                limited = await self._claim_limited(connection, turn, free)
         left = free - len(limited)
         claim_batch_size.observe(len(limited) + len(claimed))
         share = -(-left // len(namespaces))
         found = Counter(task.namespace for task in claimed) if len(claimed) >= share else {}
         self.is_exhausted = bool(left) and all(count < share for count in found.values()) and not limited
         return limited + claimed
+
+    def _expects_limited_tasks(self) -> bool:
+        """Tell whether tasks with a limit may be there; if not, only an idle worker looks, which delays no others."""
+        return time.monotonic() >= min(self._limited_due_at, self._limited_at + MAX_LIMITED_DELAY_S)
 
     async def _claim_both(
         self, connection: Connection, namespaces: list[str], free: int
@@ -131,14 +138,16 @@ class Fetcher:
         """Claim tasks with a limit. If tokens are missing, the next such claim comes when they are there."""
         claimed = await self._try_claim_limited(connection, namespaces=namespaces, limit=most)
         if claimed is None:
-            self._limited_at = time.monotonic() + self._settings.poll_cap
+            self._limited_at, self._limited_due_at = time.monotonic() + self._settings.poll_cap, math.inf
             return []
-        if len(claimed) < most:
+        if len(claimed) == most:
+            self.expect_limited_tasks()
+        else:
             remaining = await until_limited_start(connection, types=self._types, namespaces=namespaces)
             rest_s = math.inf if remaining is None else max(remaining.total_seconds(), MIN_LIMITED_REST_S)
             now = time.monotonic()
             self._limited_due_at = now + rest_s
-            # A claim that is made anyway finds tasks whose notification was lost.
+            # A look without a notification finds tasks whose notification was lost.
             self._limited_at = now + min(rest_s, self._settings.poll_cap)
         return claimed
 
