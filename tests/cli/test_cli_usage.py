@@ -1,4 +1,4 @@
-"""What a developer types and gets back: shared flags anywhere, errors in one's own module, the database in use."""
+"""The command line in daily use: shared flags anywhere, errors in the user's own module, the database in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is recorded stays recorded: rows keep their origin and outcome, records carry the role and the true time."""
+"""Recorded rows stay as they are: tasks and jobs keep origin and outcome, records carry the role and the true time."""
 
 from __future__ import annotations
 
