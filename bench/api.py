@@ -1,8 +1,11 @@
-"""Load test of the supervisor's API: many concurrent clients read and move the same rows; no update may be lost.
+"""Load test of the supervisor's API: many concurrent clients on a filled database; no update may be lost.
 
 Run: `./dev bench api`. One durable embedded server in a temporary directory, one `interlock supervisor` process, and
 the clients in this process. Afterwards the records are checked: every move that was answered with 200 must be recorded
 once, and each must start in the state in which the previous one ended.
+
+For comparison a bare FastAPI app with a psycopg pool is served by uvicorn with the same settings, in a process of its
+own: one handler reads a row of `tasks`, one inserts a row. Both are asked in turn, supervisor and bare app, in slices.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import itertools
 import json
 import os
 import random
+import socket
 import statistics
 import sys
 import tempfile
@@ -50,6 +54,9 @@ def options() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--workers", type=int, default=10, help="rows that all clients pause and resume")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random requests")
+    parser.add_argument("--tasks", type=int, default=241_000, help="ended tasks in the database")
+    parser.add_argument("--jobs", type=int, default=20_000, help="ended jobs in the database")
+    parser.add_argument("--slices", type=int, default=4, help="of the comparison, each --seconds / 30 long")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args()
 
@@ -64,9 +71,12 @@ class Load:
         self.seconds: defaultdict[str, list[float]] = defaultdict(list)
         self.statuses: Counter[str] = Counter()
         self.faults: list[str] = []
+        self.shares: dict[str, tuple[float, float]] = {}  # requests a second of the supervisor and of the bare app
         self.used = 0.0  # processor time of the supervisor in seconds
         self.moved: Counter[str] = Counter()  # moves of each worker or task that were answered with 200
-        self._reads: list[Callable[[], Awaitable[None]]] = [self._show, self._list, self._history, self._tasks]
+        self._reads: list[Callable[[], Awaitable[None]]] = [
+            *(self._show, self._list, self._history, self._tasks, self._failed_tasks, self._jobs),
+        ]
         self._acts: list[Callable[[], Awaitable[None]]] = [self._move, self._move_twice, self._enqueue]
 
     async def work(self, until: float) -> None:
@@ -99,7 +109,13 @@ class Load:
         )
 
     async def _tasks(self) -> None:
-        await self._ask("list", "GET", "/api/tasks", params={"limit": 20})
+        await self._ask("list tasks", "GET", "/api/tasks", params={"limit": 20})
+
+    async def _failed_tasks(self) -> None:
+        await self._ask("list tasks in error", "GET", "/api/tasks", params={"limit": 20, "state": "error"})
+
+    async def _jobs(self) -> None:
+        await self._ask("list jobs", "GET", "/api/jobs", params={"limit": 20, "status": "COMPLETED"})
 
     async def _move(self) -> None:
         worker, act = self._random.choice(self._workers), self._random.choice(("pause", "resume"))
@@ -129,6 +145,33 @@ class Load:
             self.faults.append("a task was canceled twice, or not at all")
 
 
+# Tasks and jobs that have ended, through the moves of their lifecycles, with their records.
+FILL = """
+insert into interlock.tasks (type, input)
+select 'filled', jsonb_build_object('n', n) from generate_series(1, %(tasks)s) as n;
+update interlock.tasks set state = 'running', event = 'claim', attempt = 1, tries = 1, worker_id = 'w',
+    lease_expires_at = now() + interval '1 hour';
+update interlock.tasks set state = 'error', event = 'fail', lease_expires_at = null, settled_attempt = 1,
+    finished_at = clock_timestamp()
+where mod((input ->> 'n')::int, 100) = 0;
+update interlock.tasks set state = 'done', event = 'succeed', lease_expires_at = null, settled_attempt = 1,
+    finished_at = clock_timestamp()
+where state = 'running';
+insert into interlock.jobs (task_description, input)
+select 'filled', jsonb_build_object('n', n) from generate_series(1, %(jobs)s) as n;
+update interlock.jobs set status = 'PENDING', event = 'validate';
+update interlock.jobs set status = 'RUNNING', event = 'allocate_resources', started_at = clock_timestamp();
+update interlock.jobs set status = 'COMPLETED', event = 'success', completed_at = clock_timestamp();
+vacuum analyze"""
+
+
+async def fill(url: str, tasks: int, jobs: int) -> None:
+    """Store ended tasks and jobs."""
+    async with connect(url) as connection:
+        for statement in FILL.split(";"):
+            await connection.execute(statement.encode(), {"tasks": tasks, "jobs": jobs} if "%(" in statement else None)
+
+
 async def play(given: argparse.Namespace, url: str) -> tuple[Load, float]:
     """Run the load, then compare the records with the answers."""
     workers = [f"w_bench_{number}" for number in range(given.workers)]
@@ -136,21 +179,127 @@ async def play(given: argparse.Namespace, url: str) -> tuple[Load, float]:
         await migrate(connection)
         for worker in workers:
             await register_worker(connection, RegisteredProcess(worker), lease=DAY)
-    with supervisor_at(url) as (process, address, _):
+    await fill(url, given.tasks, given.jobs)
+    with supervisor_at(url) as (process, address, said):
         limits = httpx.Limits(max_connections=given.clients * 2, max_keepalive_connections=given.clients * 2)
-        async with httpx.AsyncClient(base_url=address, limits=limits, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=address, headers=said.headers, limits=limits, timeout=30) as client:
             load = Load(client, workers, given.seed)
             beating = asyncio.create_task(beat(url, workers))
             began, used = time.monotonic(), processor_time(process.pid)
             await asyncio.gather(*(load.work(began + given.seconds) for _ in range(given.clients)))
             took, load.used = time.monotonic() - began, processor_time(process.pid) - used
             beating.cancel()
+            load.shares = await compare(given, url, client)
             for name, value in (await metrics(client)).items():
                 load.statuses[name] = value
     async with connect(url) as connection:
         for worker in workers:
             load.faults += await lost(connection, worker, load.moved[worker])
     return load, took
+
+
+BARE_APP = """
+import sys, uvicorn
+from contextlib import asynccontextmanager
+from uuid import UUID
+import orjson
+from fastapi import FastAPI, Request
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+from psycopg_pool import AsyncConnectionPool
+from starlette.responses import Response
+
+pool = AsyncConnectionPool(sys.argv[1], min_size=1, max_size=10, open=False, kwargs={"autocommit": True})
+
+@asynccontextmanager
+async def lifespan(_):
+    async with pool:
+        yield
+
+app = FastAPI(lifespan=lifespan)
+
+@app.get("/tasks/{id}")
+async def show(id: UUID):
+    async with pool.connection() as connection:
+        cursor = connection.cursor(row_factory=dict_row)
+        await cursor.execute("select * from interlock.tasks where id = %s", [id])
+        return Response(orjson.dumps(await cursor.fetchone(), default=str), media_type="application/json")
+
+@app.post("/tasks")
+async def insert(request: Request):
+    body = await request.json()
+    async with pool.connection() as connection:
+        cursor = connection.cursor(row_factory=dict_row)
+        await cursor.execute("insert into interlock.tasks (type, input) values (%s, %s) returning *",
+                             [body["type"], Jsonb(body["input"])])
+        return Response(orjson.dumps(await cursor.fetchone(), default=str), 201, media_type="application/json")
+
+uvicorn.run(app, port=int(sys.argv[2]), http="h11", log_config=None, access_log=False, server_header=False)
+"""
+
+
+async def compare(given: argparse.Namespace, url: str, client: httpx.AsyncClient) -> dict[str, tuple[float, float]]:
+    """Ask the supervisor and the bare app in turn; return the requests a second of both, for GET and POST."""
+    port = free_port()
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", BARE_APP, url, str(port))
+    limits = httpx.Limits(max_connections=given.clients, max_keepalive_connections=given.clients)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", limits=limits, timeout=30) as bare:
+            await until_answering(bare)
+            (task,) = (await client.get("/api/tasks", params={"limit": 1})).json()["items"]
+            body = {"type": "nothing", "input": {"n": 1}}
+            requests = {
+                "GET": (("GET", f"/api/tasks/{task['id']}", None), ("GET", f"/tasks/{task['id']}", None)),
+                "POST": (("POST", "/api/tasks", body), ("POST", "/tasks", body)),
+            }
+            shares = {}
+            for kind, (ours, theirs) in requests.items():
+                counts = [0, 0]
+                for _ in range(given.slices):
+                    counts[0] += await ask_in_slice(client, given, *ours)
+                    counts[1] += await ask_in_slice(bare, given, *theirs)
+                seconds = given.slices * given.seconds / 30
+                shares[kind] = (counts[0] / seconds, counts[1] / seconds)
+            return shares
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def ask_in_slice(
+    client: httpx.AsyncClient, given: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None
+) -> int:
+    """Send one request over and over from all clients for one slice; return the number of answers."""
+    until = time.monotonic() + given.seconds / 30
+
+    async def ask() -> int:
+        answers = 0
+        while time.monotonic() < until:
+            (await client.request(method, path, json=body)).raise_for_status()
+            answers += 1
+        return answers
+
+    return sum(await asyncio.gather(*(ask() for _ in range(given.clients))))
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+async def until_answering(client: httpx.AsyncClient) -> None:
+    """Wait until a server answers."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                await client.get("/")
+            except httpx.HTTPError:
+                await asyncio.sleep(0.1)
+            else:
+                return
 
 
 async def beat(url: str, workers: list[str]) -> None:
@@ -203,12 +352,15 @@ def report(load: Load, took: float, clients: int) -> dict[str, Any]:
     total = sum(map(len, load.seconds.values()))
     print(f"{described()}\n{clients} clients, {took:.0f} s, {total} requests, {total / took:.0f} a second")
     print(f"the supervisor used {load.used / max(total, 1) * 1000:.1f} ms of processor time per request")
-    print(f"{'request':18}{'number':>8}{'median ms':>11}{'95 % ms':>9}{'99 % ms':>9}")
+    print(f"{'request':22}{'number':>8}{'a second':>10}{'50 % ms':>9}{'95 % ms':>9}{'99 % ms':>9}")
     figures: dict[str, Any] = {}
     for kind, seconds in sorted(load.seconds.items()):
         marks = statistics.quantiles(seconds, n=100) if len(seconds) > 1 else seconds * 99
         figures[kind] = [len(seconds), *(round(marks[place] * 1000, 1) for place in (49, 94, 98))]
-        print(f"{kind:18}{figures[kind][0]:8}{figures[kind][1]:11}{figures[kind][2]:9}{figures[kind][3]:9}")
+        number, *times = figures[kind]
+        print(f"{kind:22}{number:8}{number / took:10.1f}{times[0]:9}{times[1]:9}{times[2]:9}")
+    for method, (ours, bare) in load.shares.items():
+        print(f"{method}: {ours:.0f} a second, a bare FastAPI app {bare:.0f}: {ours / max(bare, 1):.0%} of it")
     print(f"moves recorded: {sum(load.moved.values())}; answers: {dict(sorted(load.statuses.items()))}")
     for fault in load.faults[:20]:
         print(f"FAULT {fault}")
@@ -218,6 +370,7 @@ def report(load: Load, took: float, clients: int) -> dict[str, Any]:
         "seconds": took,
         "requests": total,
         "used": load.used,
+        "shares": load.shares,
         "kinds": figures,
         "answers": answers,
         "faults": load.faults,

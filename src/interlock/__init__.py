@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     )
     from interlock.model.backoff import Backoff
     from interlock.store.step_results import SimpleStepMessage
+    from interlock.supervisor.http.requests import StateTransitionRequest
+    from interlock.supervisor.http.responses import StateTransitionResult
     from interlock.telemetry import metrics_registry
     from interlock.worker.attempt import TaskResult, TaskStateMachine
     from interlock.worker.executors.base import HandlerError
@@ -79,6 +81,8 @@ _MODULES = {
     "RequestReusedError": "interlock.errors",
     "RetryableError": "interlock.errors",
     "SimpleStepMessage": "interlock.store.step_results",
+    "StateTransitionRequest": "interlock.supervisor.http.requests",
+    "StateTransitionResult": "interlock.supervisor.http.responses",
     "StepContext": "interlock.client.step_context",
     "StepExecutionCompletionEvent": "interlock.worker.executors.events",
     "StepExecutionEvent": "interlock.worker.executors.events",
@@ -133,6 +137,8 @@ __all__ = [
     "RequestReusedError",
     "RetryableError",
     "SimpleStepMessage",
+    "StateTransitionRequest",
+    "StateTransitionResult",
     "StepContext",
     "StepExecutionCompletionEvent",
     "StepExecutionEvent",

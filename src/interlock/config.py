@@ -30,6 +30,9 @@ _SERVICE_LINK = re.compile(r"INTERLOCK_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(
 _SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://")
 # Empty, these are refused: the variable was meant to be set, and the default is another database.
 _NEVER_EMPTY = ("database_url", "embedded", "profile")
+MAX_NAME_LENGTH = 200  # characters of a name that is part of addresses, such as that of a namespace
+ADDRESSABLE = f"a name of at most {MAX_NAME_LENGTH} characters without slashes and control characters, and not . or .."
+_UNADDRESSABLE = re.compile(r"[/\x00-\x1f\x7f]")
 PROFILES = ("development", "production")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("console", "json")
@@ -77,6 +80,7 @@ class Config:
     largest_input: int = 16_777_216
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
+    tracing: bool = True
     orchestration_queue: str = "orchestration_step_results"
     retention_done: timedelta = timedelta(days=7)
     retention_canceled: timedelta = timedelta(days=7)
@@ -86,10 +90,12 @@ class Config:
     supervisor_host: str = "127.0.0.1"
     supervisor_port: int = 8321
     supervisor_names: tuple[str, ...] = ()
-    supervisor_require_token: bool = False
+    supervisor_no_token: bool = False
     supervisor_body_limit: int = 1_048_576
     supervisor_timeout: float = 30.0
     supervisor_connections: int = 10
+    supervisor_http_connections: int = 2000
+    supervisor_proxies: tuple[str, ...] = ()
     idempotency_lifetime: timedelta = timedelta(days=1)
 
     @classmethod
@@ -251,11 +257,40 @@ def _switch(value: Any) -> bool:
     return BOOLEAN_WORDS[value.lower()]
 
 
+def is_addressable(name: str) -> bool:
+    """Tell whether a name can be part of an address.
+
+    A slash divides a path, however it is encoded; `.` and `..` are removed from it. All others are percent-encoded.
+    """
+    return not _UNADDRESSABLE.search(name) and name not in {".", ".."} and len(name) <= MAX_NAME_LENGTH
+
+
+def _name(value: Any) -> str:
+    name = _text(value)
+    if not name.strip() or not is_addressable(name):
+        raise ValueError(f"must be {ADDRESSABLE}, not {value!r}")
+    return name
+
+
+def _namespaces(value: Any) -> tuple[str, ...]:
+    return tuple(_name(name) for name in _names(value))
+
+
 def _names(value: Any) -> tuple[str, ...]:
     parts = _text(value).split(",") if isinstance(value, str) else value
     names = tuple(dict.fromkeys(_text(part).strip() for part in parts))
     if not names or "" in names:
         raise ValueError(f"must be a comma-separated list of names, not {value!r}")
+    return names
+
+
+def _networks(value: Any) -> tuple[str, ...]:
+    names = _names(value)
+    for name in names:
+        try:
+            ipaddress.ip_network(name)
+        except ValueError:
+            raise ValueError(f"must be addresses or networks such as 10.0.0.7 and 10.1.0.0/16, not {name!r}") from None
     return names
 
 
@@ -313,7 +348,8 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "callback_allow_private": _switch,
     "callback_url": checked_web_url,
     "dev": _switch,
-    "namespaces": _names,
+    "namespaces": _namespaces,
+    "worker_name": _name,
     "concurrency": _number(int, 1, 10_000),
     "wake_mode": _choice(*WAKE_MODES),
     "lease": _number(float, 1, 86_400),
@@ -329,9 +365,12 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "retention_records": _age,
     "supervisor_port": _number(int, 0, 65_535),
     "supervisor_names": _names,
-    "supervisor_require_token": _switch,
+    "supervisor_no_token": _switch,
+    "tracing": _switch,
     "supervisor_body_limit": _number(int, 1024, 1_073_741_824),
     "supervisor_timeout": _number(float, 1, 3600),
     "supervisor_connections": _number(int, 2, 1000),
+    "supervisor_http_connections": _number(int, 16, 100_000),
+    "supervisor_proxies": _networks,
     "idempotency_lifetime": _lifetime,
 }

@@ -78,6 +78,16 @@ class InputError(PermanentError):
     """Invalid arguments or input; the message names the argument or field."""
 
 
+class ElementsError(InputError):
+    """Elements of a list are invalid, and none of the list was stored; `errors` has the place and message of each."""
+
+    def __init__(self, errors: Sequence[tuple[int, str]]) -> None:
+        self.errors = tuple(errors)
+        shown = "; ".join(f"element {place}: {message}" for place, message in self.errors[:5])
+        more = len(self.errors) - 5
+        super().__init__(f"{shown}; and {more} more" if more > 0 else shown)
+
+
 class RequestReusedError(InputError):
     """A request id was used before for a job with another workflow, input or option."""
 
@@ -118,6 +128,14 @@ class UnknownJobError(InterlockError):
 
 class UnknownWorkerError(InterlockError):
     """No worker has this id: it was never created, or its row was deleted."""
+
+
+class UnknownNameError(InterlockError):
+    """No worker, namespace, schedule or limit has this name."""
+
+
+class UnknownPoolError(InterlockError):
+    """No pool of workers has this name."""
 
 
 class SortError(InterlockError):

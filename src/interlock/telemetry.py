@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from bisect import bisect_left
+from collections import Counter as Counts
 from collections import defaultdict
 from functools import cache
 from itertools import accumulate
@@ -32,7 +33,12 @@ if TYPE_CHECKING:
 # A registry of our own: an application may have metrics of the same names in the default registry.
 metrics_registry = CollectorRegistry()
 
-worker_state = Gauge("worker_state", "Current worker state", ["worker_id", "state"], registry=metrics_registry)
+worker_state = Gauge(
+    "worker_state",
+    "Current worker state: 1 for it, 0 for those before",
+    ["worker_id", "state"],
+    registry=metrics_registry,
+)
 worker_state_transitions_total = Counter(
     "worker_state_transitions_total",
     "Worker state transitions",
@@ -68,7 +74,7 @@ shutdown_duration_seconds = Histogram(
 )
 shutdown_tasks_total = Counter(
     "worker_shutdown_tasks_total",
-    "Tasks that a worker held when its shutdown was requested, by their end",
+    "Tasks that a worker held when its shutdown was requested: finished, returned, or abandoned to their leases",
     ["outcome"],
     registry=metrics_registry,
 )
@@ -76,7 +82,7 @@ for _outcome in ("finished", "returned", "abandoned"):
     shutdown_tasks_total.labels(_outcome)
 handlers_leaked_total = Counter(
     "handlers_leaked_total",
-    "Handlers that ran on although their attempt was settled",
+    "Handlers that ran on although their attempt was settled (leaked handlers)",
     ["task_type"],
     registry=metrics_registry,
 )
@@ -249,6 +255,23 @@ class _Telemetry:
         )
 
 
+_worker_moves: Counts[tuple[str, str, str]] = Counts()  # of all workers of this process
+
+
+def worker_moves() -> Counts[tuple[str, str, str]]:
+    """Count the transitions of the worker processes in this process, by state, event and next state."""
+    return Counts({(str(a), str(b), str(c)): count for (a, b, c), count in list(_worker_moves.items())})
+
+
+def attempt_moves() -> Counts[tuple[str, str, str]]:
+    """Count the transitions of all attempts in this process, by state, event and next state."""
+    found: Counts[tuple[str, str, str]] = Counts()
+    for series in _every_series:
+        for (before, event), cell in list(series.cells.items()):
+            found[str(before), str(event), str(cell.to_state)] += cell.count
+    return found
+
+
 # The events of a worker that finds no task, over and over: several times a second.
 IDLE_CYCLE = frozenset({"no_tasks_available", "backoff_complete", "recovery_complete"})
 
@@ -267,6 +290,7 @@ class WorkerTelemetry(_Telemetry):
     def moved(self, move: MoveSeen) -> None:
         """Count the transition, set the state gauge and log it."""
         before, after, event = move.from_state, move.to_state, move.event
+        _worker_moves[before, event, after] += 1
         count = self._count.get((before, after, event))
         if count is None:
             count = worker_state_transitions_total.labels(self._worker_id, before, after, event).inc
@@ -393,7 +417,12 @@ class _TaskMetrics(Collector):
     @staticmethod
     def _histogram() -> HistogramMetricFamily:
         labels = ["task_type", "state"]
-        return HistogramMetricFamily("task_state_duration_seconds", "Time spent in each task state", labels=labels)
+        return HistogramMetricFamily(
+            "task_state_duration_seconds",
+            "Time spent in each task state: pending since the task was due, claiming for the claim, processing for "
+            "the handler, reporting until the outcome is acknowledged",
+            labels=labels,
+        )
 
 
 metrics_registry.register(_TaskMetrics())

@@ -45,9 +45,7 @@ def test_schedules_are_listed_paused_resumed_and_deleted(shell: Shell) -> None:
 
 def test_limits_are_set_listed_and_deleted(shell: Shell) -> None:
     first = shell.run("limits", "set", "mail", "--max-running", "5", "--max-starts", "100", "--period", "60")
-    assert (first.returncode, first.stderr) == (0, "limit mail is stored\n")
-    same = shell.run("limits", "set", "mail", "--max-running", "5", "--max-starts", "100", "--period", "60")
-    assert same.stderr == "limit mail is unchanged\n"
+    assert (first.returncode, first.stderr) == (0, "limit mail is set\n")
     assert "0 of 5" in shell.answer("limits", "list")
     (limit,) = json.loads(shell.answer("limits", "list", "--json"))
     assert (limit["key"], limit["max_starts"], limit["period"]) == ("mail", 100, 60)
@@ -62,6 +60,20 @@ def test_limits_are_set_listed_and_deleted(shell: Shell) -> None:
     ):
         refused = shell.run("limits", "set", *arguments)
         assert (refused.returncode, refused.stderr) == (2, f"interlock: {message}\n")
+    (limit,) = json.loads(shell.answer("limits", "list", "--json"))
+    assert (limit["declared"], limit["overridden_by"]) == (None, limit["overridden_by"] or "cli")
+    shell.rows("select interlock.enqueue('x', limit_keys => '{mail}')")
+    shell.rows("update interlock.tasks set state = 'pending', event = 'release', held_by = null")
+    shown = json.loads(shell.answer("limits", "show", "mail", "--json"))
+    assert ([h["state"] for h in shown["holders"]], [c["event"] for c in shown["changes"]]) == (
+        ["pending"],
+        ["override"],
+    )
+    assert "max_running 5" in shell.answer("limits", "show", "mail")
+    assert shell.run("limits", "restore", "mail", "--reason", "over").stderr == "limit mail is restored\n"
+    again = shell.run("limits", "restore", "mail")
+    assert (again.returncode, "not overridden" in again.stderr) == (1, True)
+    shell.run("limits", "set", "mail", "--max-running", "5")
     assert shell.run("limits", "delete", "mail").stderr == "limit mail is deleted\n"
     missing = shell.run("limits", "delete", "mail")
     assert missing.returncode == 1
@@ -74,7 +86,7 @@ def test_the_list_shows_each_key_with_its_rule_and_use(shell: Shell) -> None:
     shell.rows("insert into interlock.limit_usage (key, used_at, weight, cost) values ('llm:acme', now(), 98, 6)")
     lines = shell.answer("limits", "list").splitlines()
     (line,) = (line.split() for line in lines if line.startswith("llm:acme"))
-    assert " ".join(line[:-3]) == "llm:acme llm:* 98 of 100 per 60 s 6 of 5 per 60 s 1"
+    assert " ".join(line).startswith("llm:acme llm:* 98 of 100 per 60 s 6 of 5 per 60 s 1 2")
     found = {limit["key"]: limit for limit in json.loads(shell.answer("limits", "list", "--json"))}
     assert (found["llm:acme"]["waiting"], found["llm:*"]["share"]) == (1, 2)
     assert found["llm:acme"]["next_at"] is not None
@@ -212,6 +224,7 @@ def test_webhooks_that_were_given_up_are_listed_and_retried(shell: Shell) -> Non
     assert shell.answer("webhooks", "retry", str(first)) == "1"
     gone = shell.run("webhooks", "retry", str(first))
     assert (gone.returncode, gone.stdout) == (1, "0\n")
-    assert shell.answer("webhooks", "retry", "--all") == "1"
+    assert shell.answer("webhooks", "discard", str(second)) == "1"
+    assert shell.answer("webhooks", "retry", "--all") == "0"
     assert shell.rows("select id from interlock.callbacks where given_up_at is not null") == []
     assert second != first

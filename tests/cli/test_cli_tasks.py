@@ -85,7 +85,7 @@ MISTAKES = [
     (["enqueue", "add", "a=1", "b=two", *APP], "argument 'b'"),
     (["status", "one"], "must be a UUID"),
     (["status", UNKNOWN], f"there is no task {UNKNOWN}"),
-    (["history", UNKNOWN], f"no record of a task {UNKNOWN}"),
+    (["history", UNKNOWN], f"no record of a task or job {UNKNOWN}"),
     (["tasks", "cancel"], "cancel needs ids"),
     (["tasks", "cancel", UNKNOWN, "--yes"], f"there is no task {UNKNOWN}"),
     (["tasks", "cancel", UNKNOWN, "--type", "x"], "ids or a filter"),
@@ -116,7 +116,19 @@ def test_status_shows_the_reason_and_history_the_moves(shell: Shell) -> None:
     assert "waits       for a free worker that takes mail from namespace default" in shell.answer("status", due)
     assert shell.answer("namespaces", "resume", "post") == "1"
     header, *moves = shell.answer("history", held).splitlines()
-    assert header.split() == ["time", "(UTC)", "from", "event", "to", "attempt", "actor", "role", "reason"]
+    assert header.split() == [
+        "time",
+        "(UTC)",
+        "from",
+        "event",
+        "to",
+        "in",
+        "state",
+        "attempt",
+        "actor",
+        "role",
+        "reason",
+    ]
     assert moves[1].split()[2:5] == ["waiting", "release", "pending"]
     recorded = json.loads(shell.answer("history", held, "--json"))
     assert [move["event"] for move in recorded] == ["create", "release"]

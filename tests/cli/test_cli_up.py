@@ -41,7 +41,10 @@ def test_one_command_runs_everything_and_one_ctrl_c_ends_it(shell: Shell) -> Non
         sum_ = shell.answer("enqueue", "add", "a=1", "b=2", "--wait")
         assert sum_ == "3"
         ((pid,),) = eventually(lambda: shell.rows(PIDS))
-        (worker,) = [row for row in httpx.get(f"{api}/api/workers").json()["items"] if row["id"].startswith("w_")]
+        assert httpx.get(f"{api}/api/workers").status_code == 401
+        token = {"Authorization": f"Bearer {shell.answer('token', 'local')}"}
+        rows = httpx.get(f"{api}/api/workers", headers=token).json()["items"]
+        (worker,) = [row for row in rows if row["id"].startswith("w_")]
         assert (worker["status"], worker["pid"]) == ("RUNNING", pid)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)

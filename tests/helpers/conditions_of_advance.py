@@ -22,6 +22,7 @@ PARENT = job("RUNNING", id=UUID(int=9))
 MAP = UUID(int=8)
 OWN_MAP = {"id": MAP, "held_by": "parts", "unresolved": 2}
 MAP_ELSEWHERE = task("waiting", job=job("RUNNING"), held_by="parts", unresolved=2)
+EARLIER_MAP = task("waiting", job=job("RUNNING"), id=UUID(int=7), held_by="parts", unresolved=2)
 WAITING_ELSEWHERE = task("waiting", job=job("RUNNING"), step="n", unresolved=1)
 REPORTED = beside(reported(OWN_JOB, 1), before=(reported(OTHER_JOB, 2),), after=(reported(UUID(int=1), 2),))
 
@@ -268,7 +269,7 @@ TABLE = (
                 "the end of a part counts for another map",
                 row=beside(
                     batch(waiting=OWN_MAP, ended={"part_of": MAP, "part": 0}, returns="step"),
-                    before=(MAP_ELSEWHERE,),
+                    before=(MAP_ELSEWHERE, EARLIER_MAP),
                     after=(MAP_ELSEWHERE,),
                 ),
                 expect={"unresolved": 1},

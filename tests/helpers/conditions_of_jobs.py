@@ -17,6 +17,7 @@ from condition_scenarios import (
     changed,
     job,
     record,
+    task,
     worker,
 )
 from interlock.postgres.query import as_json
@@ -87,6 +88,25 @@ def failure(**columns: Any) -> MakeRow:
 
 
 TABLE = (
+    GuardedWrite(
+        "recount_steps",
+        row=job("RUNNING", open_steps=7),
+        call=by_id(),
+        conditions=(
+            Needed(
+                "job_id = %(id)s",
+                "a job counts the steps of all jobs, and never ends",
+                row=beside(job("RUNNING", open_steps=0), after=(task("pending", job=job("RUNNING")),)),
+                expect={"open_steps": 0},
+            ),
+            Needed("jobs.id = %(id)s", "the counters of all jobs become those of one", call={"id": OTHER}),
+            Needed(
+                "jobs.status in ('RUNNING', 'COMPLETED', 'FAILED', 'CANCELED')",
+                "a job that waits to start has no open steps, and completes without having run",
+                row=job("PENDING", open_steps=7),
+            ),
+        ),
+    ),
     GuardedWrite(
         "validate_submitted_jobs",
         row=job("SUBMITTED"),

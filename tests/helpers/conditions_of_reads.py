@@ -49,6 +49,16 @@ MOON, MARS = workflow("w", "moon"), workflow("v", "mars")
 CANCELING: dict[str, Any] = {"on_conflict": "cancel_in_progress"}
 
 
+def pool(**columns: Any) -> MakeRow:
+    """Make a pool."""
+
+    async def make(scene: Scene) -> Row:
+        await scene.insert("pools", {"name": "mail", "desired": 2, "actor": "ada", **columns})
+        return await scene.made("pools", "mail", "name")
+
+    return make
+
+
 def served(row: MakeRow, by: MakeRow = LIVE, after: tuple[MakeRow, ...] = ()) -> MakeRow:
     """Make a row of a database with one worker."""
     return beside(row, before=(by,), after=after)
@@ -523,6 +533,25 @@ TABLE = (
                 row=held(supervised_until=NOW),
             ),
             Needed("generation = %(generation)s", "the end of an old process fails the worker", call=OLD_PROCESS),
+        ),
+    ),
+    GuardedRead(
+        "lock_pool",
+        row=pool(),
+        call=lambda _: {"name": "mail"},
+        conditions=(Needed("name = %(name)s", "another pool is deleted", call={"name": "other"}),),
+    ),
+    GuardedRead(
+        "lock_uneven_pool",
+        row=pool(),
+        call=lambda _: {"name": "mail", "supervisor": "one"},
+        conditions=(
+            Needed("name = %(name)s", "members of another pool are added and ended", call={"name": "other"}),
+            Needed(
+                "(bound_to is null or bound_to = %(supervisor)s)",
+                "a supervisor starts workers that end with another one",
+                row=pool(bound_to="two", supervised_until=NOW + MINUTE),
+            ),
         ),
     ),
     GuardedRead(

@@ -23,6 +23,18 @@ JOB = job("RUNNING")
 
 TABLE = (
     GuardedWrite(
+        "shorten_leases",
+        row=task("running", lease_expires_at=NOW + 2 * HOUR),
+        call=lambda _: {"longest": HOUR},
+        conditions=(
+            Needed(
+                "lease_expires_at > now + %(longest)s",
+                "the tasks of all workers are taken from them",
+                row=task("running", lease_expires_at=NOW + MINUTE),
+            ),
+        ),
+    ),
+    GuardedWrite(
         "hold_pending_tasks",
         row=task("pending", limit_keys=["k"]),
         call=by_id(held_by="limit"),

@@ -79,6 +79,12 @@ TABLE = (
         ),
     ),
     GuardedWrite(
+        "request_kill",
+        row=worker("RUNNING"),
+        call=by_id(),
+        conditions=(Needed("id = %(id)s", "the processes of all workers are killed", call=ELSEWHERE),),
+    ),
+    GuardedWrite(
         "record_heartbeat",
         row=worker("RUNNING", generation=2),
         call=by_id(generation=2, lease=MINUTE, namespaces=[], types=[], metadata="{}"),
@@ -148,6 +154,17 @@ TABLE = (
             ),
             Needed(
                 "(%(ids)s is null or id = any (%(ids)s))", "webhooks that were not named are sent", call={"ids": [0]}
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "discard_given_up_webhooks",
+        row=webhook(given_up_at=NOW - HOUR),
+        call=lambda _: {"ids": None},
+        conditions=(
+            Needed("given_up_at is not null", "webhooks that are to be sent are deleted", row=webhook()),
+            Needed(
+                "(%(ids)s is null or id = any (%(ids)s))", "webhooks that were not named are deleted", call={"ids": [0]}
             ),
         ),
     ),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 os.environ["PYTHONPATH"] = str(Path(__file__).parent)  # where child processes find their app
 
 Event = SupervisedWorkerEvent
-QUICK = {"poll_interval": 0.1, "lease": 1.0, "restart_backoff": 0.05, "stop_timeout": 8.0}
+QUICK = {"poll_interval": 0.1, "lease": 1.0, "restart_backoff": 0.05, "grace": 1.0, "stop_margin": 7.0}
 
 
 def config_at(url: str, **settings: Any) -> Config:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
+import tempfile
 import time
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,10 +22,19 @@ T = TypeVar("T")
 HELPERS = Path(__file__).parent
 
 
+@cache
+def data_dir() -> str:
+    """Return the data directory of the supervisors that this process starts; it has their local token."""
+    place = tempfile.mkdtemp(prefix="interlock-token-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    return place
+
+
 def clean_environment(url: str, **variables: str) -> dict[str, str]:
     """Return this process's environment without INTERLOCK_ variables, with the database URL and the helper modules."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("INTERLOCK_")}
-    return inherited | {"INTERLOCK_DATABASE_URL": url, "PYTHONPATH": str(HELPERS)} | variables
+    own = {"INTERLOCK_DATABASE_URL": url, "INTERLOCK_DATA_DIR": data_dir(), "PYTHONPATH": str(HELPERS)}
+    return inherited | own | variables
 
 
 @contextmanager

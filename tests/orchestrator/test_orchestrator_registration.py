@@ -25,6 +25,7 @@ from worker_support import until
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
+    from interlock.store.figures import Figure
 
 pytestmark = pytest.mark.store
 
@@ -95,6 +96,9 @@ class Owner:
 
     def statistics_document(self) -> dict[str, Any]:
         return {"handlers": {"dispatched": 7}}
+
+    def take_figures(self) -> list[Figure]:
+        return []
 
     def on_status(self, status: str) -> None:
         self.statuses.append(status)

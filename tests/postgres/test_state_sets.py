@@ -55,6 +55,7 @@ SETS: dict[Machine[Any, Any], dict[str, frozenset[str]]] = {
         "reported": TASK_ROW.final - targets(TASK_ROW, TaskRowEvent.SKIP),
         "settled": targets(TASK_ROW, TaskRowEvent.SUCCEED, TaskRowEvent.FAIL),
         "unsuccessful": sources(TASK_ROW, TaskRowEvent.REQUEUE),
+        "final but not done": TASK_ROW.final - {TaskRowState.DONE},
     },
     JOB: {
         "final": JOB.final,

@@ -14,6 +14,7 @@ from psycopg._queries import MAX_CACHED_STATEMENT_LENGTH
 from interlock.lifecycle import JOB, SUPERVISED_WORKER
 from interlock.postgres.guards import GUARDS, generate, render
 from interlock.postgres.query import as_json, load_statements, run
+from interlock.store.jobs import read_job_history
 from sql_text import AGGREGATES, Move, writers, written_targets
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ async def test_every_job_statement_makes_its_moves_and_is_recorded(database: Con
         for name in ["insert_jobs", *path]:
             assert await move(name, job) == job
             assert await move(name, job) is None, "a second time changes nothing"
-        history = await run(database, JOBS["read_job_history"], {"id": job})
+        history = await read_job_history(database, job)
         assert [record["reason"] for record in history[1:]] == ["why not"] * len(path)
         seen |= {(record["from_state"], record["event"], record["to_state"]) for record in history[1:]}
     assert seen == {(str(a), str(e), str(b)) for a, e, b in JOB.rows}

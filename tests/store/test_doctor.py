@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from chaos_app import app as chaos_app
 from cli_support import Shell
 from factories import add_live_worker, declare_limit_keys, enqueue_by_sql, rewrite, step
-from interlock.store.doctor import DOCTOR, Finding, diagnose
-from interlock.store.step_results import read_orchestration_failures
+from interlock.store.doctor import CODES, DOCTOR, Finding, examine
+from interlock.store.retention import Retention, delete_ended_jobs, delete_ended_tasks
+from interlock.store.step_results import read_orchestration_failures, replay_results
 from interlock.store.tasks import claim_pending_tasks
 from interlock.store.workers import RegisteredProcess, register_worker
+from interlock.worker.run import serving as serve_app
+from interlock.worker.settings import WorkerSettings
 from interlock.workflow.advance import MAX_MESSAGE_READS, advance
 from job_driver import JobDriver
+from jobs_support import app_at as jobs_at
+from jobs_support import orchestrator_at
+from workflow_simulation import ConnectionPool, WorkflowSimulation, random_case
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,47 +32,44 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
+SEEDS = range(int(os.environ.get("INTERLOCK_TEST_EXAMPLES") or 2))
+MAX_TURNS = 6
+ACTIONS_PER_TURN = 12
+ALWAYS_TRUE = ("records_", "state_", "row_", "job_", "step_", "hold_", "workflow_", "key_", "guard_", "function_")
+
 
 async def here(database: Connection, id_: str, *types: str, role: str = "worker") -> None:
     await register_worker(database, RegisteredProcess(id_, role, ("default",), types), lease=timedelta(hours=1))
 
 
 async def wrong(database: Connection) -> dict[str, Finding]:
-    """Return the findings by subject."""
-    return {finding.about: finding for finding in await diagnose(database) if finding.needs_attention}
+    """Return the findings by code."""
+    return {finding.code: finding for finding in (await examine(database)).findings}
 
 
 async def test_tasks_of_a_key_without_a_limit_are_found(database: Connection) -> None:
     await declare_limit_keys(database, "mail")
     await enqueue_by_sql(database, type="add", limit_keys=["mail"])
     await database.execute("update interlock.tasks set state = 'pending', event = 'release', held_by = null")
-    assert "limit" not in await wrong(database)
+    assert "limit_undeclared" not in await wrong(database)
     await database.execute("delete from interlock.limits")
-    found = (await wrong(database))["limit"]
-    assert found.found == "no limit is declared for the key mail; its tasks run without one"
+    found = (await wrong(database))["limit_undeclared"]
+    assert found.message == "no limit is declared for the key mail; the tasks run without one"
 
 
 async def test_an_empty_database_is_well(database: Connection) -> None:
-    findings = await diagnose(database)
-    assert {finding.about for finding in findings} == {
-        "database",
-        "schema",
-        "queue",
-        "workers",
-        "orchestrators",
-        "leases",
-    }
-    assert not any(finding.needs_attention for finding in findings)
-    assert await wrong(database) == {}
+    report = await examine(database)
+    assert set(report.facts) == {"database", "schema", "queue", "workers", "orchestrators"}
+    assert report.findings == ()
 
 
 async def test_only_work_without_workers_is_reported(database: Connection) -> None:
     await enqueue_by_sql(database, type="add")
     found = await wrong(database)
-    assert set(found) == {"workers", "namespace"}
-    assert found["workers"].todo == "run `interlock worker`"
-    assert found["namespace"].found.startswith("default: 1 task due, the oldest for ")
-    assert found["namespace"].todo == "start a worker with --namespaces default"
+    assert set(found) == {"workers_missing", "namespace_unserved"}
+    assert found["workers_missing"].remedy == "run `interlock worker`"
+    assert found["namespace_unserved"].message.startswith("default: 1 task due, the oldest for ")
+    assert found["namespace_unserved"].remedy == "`interlock worker --namespaces default`"
     await here(database, "worker-1", "add")
     assert await wrong(database) == {}
 
@@ -74,9 +79,9 @@ async def test_a_type_without_a_worker_is_reported(database: Connection) -> None
     for type_ in ("add", "chain/2/ship", "chain/2/ship"):
         await enqueue_by_sql(database, type=type_)
     found = await wrong(database)
-    assert set(found) == {"handler"}
-    assert found["handler"].found.startswith("chain/2/ship in default: 2 tasks due")
-    assert found["handler"].details["tasks"] == 2
+    assert set(found) == {"type_unserved"}
+    assert found["type_unserved"].message.startswith("chain/2/ship in default: 2 tasks due")
+    assert found["type_unserved"].rows == 2
 
 
 async def test_a_task_that_is_not_due_needs_nobody(database: Connection) -> None:
@@ -88,19 +93,21 @@ async def test_paused_workers_are_not_enough(database: Connection) -> None:
     await enqueue_by_sql(database, type="add")
     await here(database, "worker-1", "add")
     await database.execute("update interlock.workers set status = 'PAUSED', event = 'pause'")
-    assert (await wrong(database))["workers"].found == "none is active: 1 paused, while there is work"
+    assert (await wrong(database))[
+        "workers_missing"
+    ].message == "workers: none is active: 1 paused, while there is work"
 
 
 async def test_open_jobs_without_an_orchestrator_are_reported(database: Connection) -> None:
     driver = JobDriver(database)
     job = await driver.submit(step("a"))
     found = await wrong(database)
-    assert found["orchestrators"].todo == "run `interlock orchestrator`"
-    assert "jobs" not in found
+    assert found["orchestrators_missing"].remedy == "run `interlock orchestrator`"
+    assert "job_not_started" not in found
     await rewrite(database, "jobs", "created_at = now() - interval '1 hour'")
-    pending = (await wrong(database))["jobs"]
-    assert pending.found.startswith(f"1 job PENDING, the oldest is {job}, 3600 s old: no live worker serves")
-    assert pending.todo == f"`interlock explain {job}`"
+    pending = (await wrong(database))["job_not_started"]
+    assert pending.message.startswith(f"1 job PENDING, the oldest is {job}, 3600 s old: no live worker serves")
+    assert pending.remedy == f"`interlock explain {job}`"
 
 
 async def test_stuck_results_and_archived_messages_are_reported(database: Connection) -> None:
@@ -116,10 +123,14 @@ async def test_stuck_results_and_archived_messages_are_reported(database: Connec
     await rewrite(database, "tasks", ages)
     await database.execute("update pgmq.q_orchestration_step_results set enqueued_at = now() - interval '10 minutes'")
     found = await wrong(database)
-    assert set(found) == {"queue", "results"}
-    assert found["results"].found == "1 step of 1 job ended without advancing their jobs, the first 600 s ago"
-    assert found["queue"].found.startswith("orchestration_step_results: ")
-    assert found["queue"].found.endswith(", the oldest for 600 s")
+    assert set(found) == {"queue_stalled"}, "the result is in the queue"
+    assert found["queue_stalled"].message.startswith("orchestration_step_results: ")
+    assert found["queue_stalled"].message.endswith(", the oldest for 600 s")
+    await database.execute("delete from pgmq.q_orchestration_step_results")
+    lost = await wrong(database)
+    assert set(lost) == {"result_not_sent"}
+    assert lost["result_not_sent"].sample == (str(job),), "the job whose results are to be sent again"
+    await replay_results(database, job)
     await driver.advance()
     assert await wrong(database) == {}
     for number in range(12):
@@ -128,12 +139,12 @@ async def test_stuck_results_and_archived_messages_are_reported(database: Connec
             "values (%s, %s, %s, '{}', 'OverflowError: too long')",
             [number, job, claimed.id],
         )
-    dead = [finding for finding in await diagnose(database) if finding.about == "dead letter"]
-    assert len(dead) == 11
-    assert f"message 11 of job {job}, at " in dead[0].found
-    assert dead[0].found.endswith("OverflowError: too long")
-    assert "`interlock jobs replay`" in str(dead[0].todo)
-    assert dead[-1].found == "2 messages more"
+    dead = (await wrong(database))["message_failed"]
+    assert dead.rows == 12
+    assert dead.sample == ("11", "10", "9", "8", "7")
+    assert dead.message.startswith(f"12 messages failed: message 11 of job {job}, at ")
+    assert dead.message.endswith("OverflowError: too long")
+    assert "`interlock jobs replay`" in dead.remedy
 
 
 async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Connection) -> None:
@@ -142,10 +153,9 @@ async def test_a_message_that_names_no_job_is_told_and_needs_nobody(database: Co
         await advance(database, actor="o", visibility=0)
     (row,) = await read_orchestration_failures(database)
     assert (row["job_id"], row["retry_at"]) == (None, None)
-    (dead,) = [finding for finding in await diagnose(database) if finding.about == "dead letter"]
-    assert not dead.needs_attention
-    assert dead.found.startswith(f"message {row['msg_id']}, which names no job, at ")
-    assert dead.todo is None, "there is nothing that anybody could do"
+    dead = (await wrong(database))["message_ownerless"]
+    assert dead.severity == "note", "there is nothing that anybody could do"
+    assert dead.message.startswith(f"1 message failed: message {row['msg_id']}, which names no job, at ")
 
 
 async def test_expired_leases_and_vanished_processes_are_reported(database: Connection) -> None:
@@ -155,11 +165,11 @@ async def test_expired_leases_and_vanished_processes_are_reported(database: Conn
     await database.execute("update interlock.tasks set lease_expires_at = now() - interval '2 minutes'")
     await database.execute("update interlock.workers set seen_until = now() - interval '10 minutes'")
     found = await wrong(database)
-    assert set(found) == {"leases", "vanished"}
-    assert found["leases"].found == "1 lease expired and no task was recovered, the first 120 s ago"
-    assert found["vanished"].found.startswith("worker worker-1 has sent no heartbeat for 600 s")
+    assert set(found) == {"lease_expired", "worker_vanished"}
+    assert found["lease_expired"].message == "1 lease expired and no task was recovered, the first 120 s ago"
+    assert found["worker_vanished"].message.startswith("worker worker-1 has sent no heartbeat for 600 s")
     await database.execute("update interlock.workers set seen_until = now() - interval '2 days'")
-    assert "vanished" not in await wrong(database), "long ago is no news"
+    assert "worker_vanished" not in await wrong(database), "long ago is no news"
 
 
 async def test_broken_schedules_and_dead_webhooks_are_reported(database: Connection) -> None:
@@ -172,17 +182,17 @@ async def test_broken_schedules_and_dead_webhooks_are_reported(database: Connect
         "values (gen_random_uuid(), 1, 'done', 'http://x', 'refused', now())"
     )
     found = await wrong(database)
-    assert found["schedule"].found == "nightly is stopped: no such zone"
-    assert found["callbacks"].found == "1 webhook given up, the latest error: refused"
+    assert found["schedule_failed"].message == "schedule nightly is stopped: no such zone"
+    assert found["webhook_given_up"].message == "1 webhook given up, the latest error: refused"
 
 
 async def test_a_missing_queue_is_reported(database: Connection) -> None:
     await database.execute("drop view interlock.orchestration_messages")
     await database.execute("select pgmq.drop_queue('orchestration_step_results')")
     found = await wrong(database)
-    assert "interlock migrate" in str(found["queue"].todo)
+    assert "interlock migrate" in found["queue_missing"].remedy
     await database.execute("drop schema pgmq cascade")
-    assert (await wrong(database))["queue"].found.startswith("PGMQ is missing")
+    assert (await wrong(database))["queue_missing"].message.startswith("PGMQ is missing")
 
 
 async def test_no_statement_reads_through_the_tasks(database: Connection) -> None:
@@ -192,7 +202,14 @@ async def test_no_statement_reads_through_the_tasks(database: Connection) -> Non
         "where id in (select id from interlock.tasks limit 19000)"
     )
     await database.execute("vacuum analyze interlock.tasks")
-    asked: dict[str, Any] = {"each": 10, "limit": 10, "threshold": "1 min", "reported_for": "1 day", "now": None}
+    asked: dict[str, Any] = {
+        "timeout": "1s",
+        "each": 10,
+        "limit": 10,
+        "threshold": "1 min",
+        "reported_for": "1 day",
+        "now": None,
+    }
     for name, statement in DOCTOR.items():
         cursor = await database.execute(b"explain " + statement.sql.encode(), asked)
         plan = "\n".join(str(row["QUERY PLAN"]) for row in await cursor.fetchall())
@@ -200,23 +217,76 @@ async def test_no_statement_reads_through_the_tasks(database: Connection) -> Non
 
 
 @pytest.mark.flow
-def test_the_command_exits_with_1_on_findings(url: str, make_database: Callable[[str], str]) -> None:
+def test_the_command_is_a_monitor(url: str, make_database: Callable[[str], str]) -> None:
     shell = Shell(url)
-    well = shell.run("doctor")
-    assert (well.returncode, well.stderr.strip()) == (0, "all is well")
+    well = shell.run("doctor", "--full")
+    assert (well.returncode, well.stderr.strip().partition(" (")[0]) == (0, "all is well")
     shell.rows("select interlock.enqueue(type => 'add')")
-    ill = shell.run("doctor")
+    waiting = shell.run("doctor")
+    assert waiting.returncode == 3, "warnings only"
+    assert waiting.stdout.splitlines()[1].startswith("warning  workers_missing")
+    shell.rows("alter table interlock.tasks disable trigger guard_update")
+    ill = shell.run("doctor", "--json")
     assert ill.returncode == 1
-    assert ill.stdout.splitlines()[1].startswith("!   workers")
-    document = json.loads(shell.run("doctor", "--json").stdout)
-    assert document["needs_attention"] == 2
-    assert {finding["about"] for finding in document["findings"] if finding["needs_attention"]} == {
-        "workers",
-        "namespace",
+    document = json.loads(ill.stdout)
+    assert document["severity"] == "error"
+    (first, *rest) = document["findings"]
+    assert first == {
+        "code": "guard_disabled",
+        "severity": "error",
+        "rows": 1,
+        "message": "triggers that do not fire for every session: guard_update on tasks",
+        "remedy": CODES["guard_disabled"].remedy,
+        "fixable": True,
+        "sample": ["guard_update on tasks"],
     }
+    assert {finding["code"] for finding in rest} == {"workers_missing", "namespace_unserved"}
+    fixed = shell.run("doctor", "--fix")
+    assert fixed.returncode == 3, "examined again"
+    assert "files of functions and guards again" in fixed.stderr
     bare = Shell(make_database("template0")).run("doctor")
     assert bare.returncode == 1
-    assert "run `interlock migrate`" in bare.stdout
+    assert "`interlock migrate`" in bare.stdout
     away = Shell("postgresql://nobody@127.0.0.1:1/none").run("doctor")
     assert away.returncode == 1
     assert "cannot connect to none at 127.0.0.1:1" in away.stdout
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_busy_system_gives_no_false_alarm(url: str, database: Connection, seed: int) -> None:
+    """Random workflows with random orders, faults and cancellations are examined again and again while they run.
+
+    The simulation has a clock of its own and loses messages and workers: only what must always hold is looked at.
+    """
+    pool = ConnectionPool(url)
+    simulation = WorkflowSimulation(pool, random_case(seed, cancel_rest=seed % 2 == 0))
+    await simulation.begin()
+    for turn in range(MAX_TURNS):
+        has_ended = await simulation.act(ACTIONS_PER_TURN)
+        if turn == 1 and seed % 3 == 0:
+            await simulation.cancel_job(simulation.jobs[0])
+        # the simulation has workers that live for ever, in a year that Python does not know
+        await database.execute("update interlock.workers set seen_until = now() + interval '1 day'")
+        report = await examine(database, full=turn % 2 == 0)
+        assert "check_unfinished" not in {finding.code for finding in report.findings}
+        found = [finding for finding in report.findings if finding.code.startswith(ALWAYS_TRUE)]
+        assert [finding for finding in found if finding.code != "job_not_started"] == []
+        if has_ended:
+            break
+    await pool.close()
+
+
+async def test_a_running_system_has_no_findings(url: str, database: Connection) -> None:
+    """A worker and an orchestrator work, and retention deletes what has ended, while the database is examined."""
+    at_once = timedelta(0)
+    keep = Retention(done=at_once, canceled=at_once, skipped=at_once, error=at_once)
+    app = jobs_at(url, declared=chaos_app)
+    worker = jobs_at(url, declared=chaos_app)
+    async with app, serve_app(worker, WorkerSettings(duties=False)), orchestrator_at(url):
+        handles = [await app.submit(name, {"n": n}) for n in range(4) for name in ("chain", "order")]
+        for turn in range(4):
+            report = await examine(database, full=turn % 2 == 1)
+            assert report.findings == ()
+            await delete_ended_jobs(database, keep)
+            await delete_ended_tasks(database, keep)
+        assert handles

@@ -31,7 +31,7 @@ EVERYTHING: dict[str, Any] = {
     "timeout": timedelta(seconds=90),
     "max_tries": 9,
     "backoff": Backoff.linear(3),
-    "namespace": 'tab\there "and" \\ back',
+    "namespace": 'here "and" \\ back',
     "tags": ["a,b", 'c"d', "e\\f\n", "ü"],
     "callback_url": "https://example.org/done?x=1",
     "correlation_id": uuid4(),
@@ -116,7 +116,7 @@ def test_a_statement_can_be_written_for_every_driver(style: str) -> None:
     async def mail(to: str) -> None: ...
 
     sql, parameters = mail.options(delay=5, tags=["x"]).enqueue_statement("a").styled(style)
-    assert len(parameters) == 18
+    assert len(parameters) == 19
     assert "::" not in sql  # which some would read as a parameter
     assert ("%(" in sql, ":delay" in sql, "?" in sql, ":17" in sql, "$17" in sql, "%s" in sql) == tuple(
         style == name for name in ("pyformat", "named", "qmark", "numeric", "dollar", "format")

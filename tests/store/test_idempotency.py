@@ -144,14 +144,14 @@ async def test_an_expired_key_is_as_good_as_new_and_is_removed(client: httpx.Asy
 
 @pytest.mark.store
 async def test_a_key_is_free_after_a_rollback(url: str, database: Connection) -> None:
-    request = IdempotentRequest("k", "POST /x", "digest")
+    request = IdempotentRequest("ada", "k", "POST /x", "digest")
     async with connect(url) as first, connect(url) as second:
         async with first.transaction(force_rollback=True):
             assert await claim_idempotency_key(first, request, lifetime=HOUR) is None
             waiting = asyncio.create_task(claim_idempotency_key(second, request, lifetime=HOUR))
             await asyncio.to_thread(eventually, lambda: is_waited_for(url))
             assert not waiting.done()
-            await store_idempotent_response(first, "k", 200, "{}")
+            await store_idempotent_response(first, request, 200, "{}")
         assert await waiting is None, "nothing was answered, so the next one takes it"
     assert len(await rows(database, "select 1 from interlock.idempotency_keys")) == 1
 
@@ -168,8 +168,8 @@ async def test_only_answered_requests_are_recorded(url: str, database: Connectio
     worker = "w_elsewhere"
     await register_worker(database, RegisteredProcess(worker), lease=HOUR)
     path, body = f"/api/supervisor/workers/{worker}/pause", {"request_id": "k", "reason": "once"}
-    with supervisor_at(url) as (process, address, _):
-        async with httpx.AsyncClient(base_url=address) as client:
+    with supervisor_at(url) as (process, address, said):
+        async with httpx.AsyncClient(base_url=address, headers=said.headers) as client:
             with psycopg.connect(url) as holder:
                 holder.execute("select 1 from interlock.workers where id = %s for update", [worker])
                 half = asyncio.create_task(client.post(path, json=body))
@@ -179,8 +179,8 @@ async def test_only_answered_requests_are_recorded(url: str, database: Connectio
                     await half
     answers = []
     for _ in range(2):
-        with supervisor_at(url) as (_, address, _):
-            async with httpx.AsyncClient(base_url=address) as client:
+        with supervisor_at(url) as (_, address, said):
+            async with httpx.AsyncClient(base_url=address, headers=said.headers) as client:
                 answers.append(await client.post(path, json=body))
                 assert await moves(client, worker) == ["IDLE", "RUNNING", "PAUSED"]
     assert [answer.status_code for answer in answers] == [200, 200]

@@ -171,7 +171,7 @@ async def test_several_admitting_at_once_let_in_no_more_than_one_would(url: str,
 
 async def test_a_key_whose_limit_was_deleted_holds_nothing(database: Connection) -> None:
     ids = await enqueue_limited(database, 3, "lifted", run_at=NOON + MINUTE)
-    await delete_limits(database, ["lifted"])
+    await delete_limits(database, ["lifted"], actor="test")
     assert await admit(database) == 3
     assert sorted(await rows(database, "pending")) == sorted((id_,) for id_ in ids)
 
@@ -185,7 +185,7 @@ async def test_a_limit_that_is_lifted_or_changed_is_so_for_what_waits(database: 
     await put_limits(database, [Limit("mail", max_running=3)])
     assert await admit(database) == 2
     assert [(limit.key, limit.max_running) for limit in await list_limits(database)] == [("mail", 3)]
-    assert await delete_limits(database, ["mail", "other"]) == ["mail"]
+    assert await delete_limits(database, ["mail", "other"], actor="test") == ["mail"]
     assert await admit(database) == 2
 
 

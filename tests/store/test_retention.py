@@ -124,8 +124,8 @@ async def test_a_stretch_reads_no_more_than_itself(database: Connection, mode: s
 async def test_expired_keys_waiters_and_notices_go(database: Connection) -> None:
     for name, expires_at in (("old", NOW), ("new", NOW + DAY)):
         await database.execute(
-            "insert into interlock.idempotency_keys (request_id, endpoint, request_hash, response_status,"
-            " response_body, expires_at) values (%s, '', '', 200, '', %s)",
+            "insert into interlock.idempotency_keys (actor, request_id, endpoint, request_hash, response_status,"
+            " response_body, expires_at) values ('api', %s, '', '', 200, '', %s)",
             [name, expires_at],
         )
         await database.execute("insert into interlock.waiters values (%s, %s, %s)", [uuid4(), uuid4(), expires_at])

@@ -304,9 +304,9 @@ async def test_explain_names_the_limit_a_step_waits_for(driver: JobDriver, url: 
     await admit(driver)
     async with Interlock(config=Config(database_url=url)) as app:
         found = await explain(app, job)
-        assert any("1 waiting for a limit" in fact for fact in found.facts)
-        behind = {cause.name: cause.facts for cause in found.causes}
-        assert "limit mail: 1 of 1 are pending or running" in next(
+        assert any("1 waiting for a limit" in fact.text for fact in found.facts)
+        behind = {cause.name: [fact.text for fact in cause.facts] for cause in found.causes}
+        assert "limit mail: 1 of 1 are pending or running, 1 of them admitted and not started yet" in next(
             facts for name, facts in behind.items() if name.endswith("b")
         )
         third = await explain(app, (await driver.steps(job))["c"]["id"])

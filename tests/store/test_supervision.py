@@ -10,6 +10,7 @@ import pytest
 from interlock.lifecycle import SupervisedWorkerEvent as Event
 from interlock.model.options import NewTask
 from interlock.store.enqueue import enqueue_task
+from interlock.store.pools import delete_abandoned_pools, even_out_pools, hold_bound_pool, list_pools
 from interlock.store.supervision import HeldWorker, Supervision
 from interlock.store.tasks import claim_pending_tasks
 from interlock.store.workers import (
@@ -70,7 +71,7 @@ async def test_a_row_is_one_supervisor_s_until_its_lease_runs_out(database: Conn
     assert await OTHER.lease_workers(database, limit=10, now=at(18)) == []
     assert await OTHER.lease_workers(database, limit=10, now=at(20)) == [worker]
     assert await ONE.read_held_workers(database, now=at(20)) == []
-    await OTHER.release_held_workers(database, now=at(20))
+    await OTHER.release_held_workers(database)
     assert await ONE.lease_workers(database, limit=10, now=at(20)) == [worker]
 
 
@@ -133,9 +134,11 @@ async def test_a_spec_that_is_no_object_is_empty(database: Connection) -> None:
 
 
 async def test_rows_bound_to_a_supervisor_end_with_it(database: Connection) -> None:
-    worker = await ONE.add_bound_worker(database, {"app": "x"}, now=NOW)
+    assert await hold_bound_pool(database, "up", 1, supervisor="one", lease=timedelta(seconds=10), now=NOW)
+    assert await even_out_pools(database, "other", now=NOW) == []
+    assert await even_out_pools(database, "one", now=NOW) == [("up", 1)]
     assert await OTHER.lease_workers(database, limit=10, now=NOW) == []
-    assert (await held(database, ONE)).spec == {"app": "x"}
+    worker = (await held(database, ONE)).id
     timeout = timedelta(seconds=45)
     assert (
         await OTHER.terminate_silent_workers(database, heartbeat_timeout=timeout, watched_since=NOW, now=at(50)) == []
@@ -145,6 +148,8 @@ async def test_rows_bound_to_a_supervisor_end_with_it(database: Connection) -> N
     row = await read_worker(database, worker)
     assert row["status"] == "TERMINATED"
     assert row["reason"] == "no heartbeat for 50 s, and its supervisor one is gone"
+    await delete_abandoned_pools(database, heartbeat_timeout=timeout, watched_since=NOW, now=at(60))
+    assert await list_pools(database) == []
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["that vanished", "that vanished and was ended"])

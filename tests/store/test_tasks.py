@@ -90,10 +90,11 @@ async def test_claims_go_by_priority_then_time_then_age(database: Connection) ->
     "name", ["plain", 'a "quoted", {braced} one', "back\\slash", "two\nlines\t", "null", "größer 🙂"]
 )
 async def test_a_task_is_claimed_whatever_its_type_and_namespace_are_called(database: Connection, name: str) -> None:
-    task = (await enqueue_task(database, NewTask(name, {}, namespace=name), actor="me")).id
+    namespace = " ".join(name.split())  # part of addresses: no control characters
+    task = (await enqueue_task(database, NewTask(name, {}, namespace=namespace), actor="me")).id
     assert await claim_pending_tasks(database, actor="w", types=["n"], namespaces=["n"]) == []
-    (claimed,) = await claim_pending_tasks(database, actor="w", types=["x", name], namespaces=["x", name])
-    assert (claimed.id, claimed.type, claimed.namespace) == (task, name, name)
+    (claimed,) = await claim_pending_tasks(database, actor="w", types=["x", name], namespaces=["x", namespace])
+    assert (claimed.id, claimed.type, claimed.namespace) == (task, name, namespace)
 
 
 async def test_many_claimers_at_once_never_get_the_same_task(url: str, database: Connection) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
 
-from api_support import api_at
+from api_support import add_token, api_at
 from cli_support import Shell
-from interlock import Interlock
-from interlock.config import Config
-from interlock.errors import ConfigError, InputError
+from interlock.errors import InputError
 from interlock.store.access import TokenScope, authenticate_token, create_token, list_tokens, revoke_token
-from interlock.supervisor.http.server import refuse_public_without_tokens
+from jobs_support import app_at
 
 if TYPE_CHECKING:
     import httpx
@@ -23,12 +21,6 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.flow
-
-
-async def token(database: Connection, scope: str, name: str | None = None) -> dict[str, str]:
-    """Make a token and give the header that carries it."""
-    _, secret = await create_token(database, name or scope, TokenScope(scope), actor="test")
-    return {"Authorization": f"Bearer {secret}"}
 
 
 @pytest.mark.store
@@ -68,14 +60,14 @@ async def test_the_database_takes_no_token_that_is_not_hashed_or_has_another_sco
 
 
 async def test_each_scope_allows_what_it_says_and_no_more(url: str, database: Connection) -> None:
-    async with api_at(url, supervisor_require_token=True) as client:
+    async with api_at(url, sends_token=False) as client:
         wanted = {
             "read": [200, 403, 403, 403],
             "operate": [200, 201, 403, 403],
             "admin": [200, 201, 201, 404],
         }
         for scope, statuses in wanted.items():
-            header = await token(database, scope)
+            header = await add_token(database, scope)
             answers = [
                 await client.get("/api/tasks", headers=header),
                 await client.post("/api/tasks", json={"type": "x"}, headers=header),
@@ -83,13 +75,13 @@ async def test_each_scope_allows_what_it_says_and_no_more(url: str, database: Co
                 await client.post("/api/supervisor/workers/w_none/terminate", headers=header),
             ]
             assert [answer.status_code for answer in answers] == statuses, scope
-        denied = await client.post("/api/workers", json={}, headers=await token(database, "read", "reader"))
+        denied = await client.post("/api/workers", json={}, headers=await add_token(database, "read", "reader"))
         assert (denied.json()["code"], denied.json()["required"]) == ("insufficient_scope", "admin")
         assert 'error="insufficient_scope"' in denied.headers["www-authenticate"]
 
 
 async def test_without_a_valid_token_only_401_is_returned(url: str, database: Connection) -> None:
-    async with api_at(url, supervisor_require_token=True) as client:
+    async with api_at(url, sends_token=False) as client:
         for path in ("/api/workers", "/api/tasks", "/api/jobs", "/api/status", "/api/namespaces", "/metrics"):
             answer = await client.get(path)
             assert (answer.status_code, answer.json()["code"]) == (401, "missing_token"), path
@@ -103,18 +95,20 @@ async def test_without_a_valid_token_only_401_is_returned(url: str, database: Co
     assert await (await database.execute(b"select 1 from interlock.workers")).fetchall() == []
 
 
-async def test_on_loopback_no_token_is_needed_but_one_that_is_sent_is_checked(url: str, database: Connection) -> None:
-    async with api_at(url) as client:
+async def test_with_no_token_on_loopback_none_is_needed_but_one_that_is_sent_is_checked(
+    url: str, database: Connection
+) -> None:
+    async with api_at(url, sends_token=False, supervisor_no_token=True) as client:
         assert (await client.post("/api/workers", json={})).status_code == 201
         wrong = await client.get("/api/workers", headers={"Authorization": "Bearer il_wrong"})
         assert wrong.status_code == 401
-        weak = await client.post("/api/workers", json={}, headers=await token(database, "read"))
+        weak = await client.post("/api/workers", json={}, headers=await add_token(database, "read"))
         assert weak.status_code == 403
 
 
 async def test_every_record_of_a_move_has_the_name_of_the_token(url: str, database: Connection) -> None:
     async with api_at(url) as client:
-        client.headers.update(await token(database, "admin", "alice"))
+        client.headers.update(await add_token(database, "admin", "alice"))
         worker = (await client.post("/api/workers", json={})).json()["id"]
         await client.post(f"/api/workers/{worker}/start")
         task = (await client.post("/api/tasks", json={"type": "x"})).json()["id"]
@@ -123,12 +117,36 @@ async def test_every_record_of_a_move_has_the_name_of_the_token(url: str, databa
         assert await actors(client, f"/api/tasks/{task}/history") == {"token:alice"}
 
 
-async def test_one_caller_does_not_get_the_answer_to_the_key_of_another(url: str, database: Connection) -> None:
-    async with api_at(url) as client:
-        body = {"type": "x", "input": {"secret": 1}, "request_id": "k"}
-        assert (await client.post("/api/tasks", json=body, headers=await token(database, "admin"))).status_code == 201
-        other = await client.post("/api/tasks", json=body, headers=await token(database, "operate"))
-        assert (other.status_code, other.json()["code"]) == (422, "key_reused")
+async def test_two_callers_with_one_key_neither_collide_nor_see_the_answer_of_the_other(
+    url: str, database: Connection
+) -> None:
+    one, other = await add_token(database, "operate", "one"), await add_token(database, "operate", "other")
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("/api/tasks", {"type": "x", "input": {"secret": 1}}),
+        ("/api/jobs", {"workflow": "gates"}),
+    ]
+    async with api_at(url, app=app_at(url)) as client:
+        for path, body in calls:
+            keyed = {**body, "request_id": path}
+            first = await client.post(path, json=keyed, headers=one)
+            again = await client.post(path, json=keyed, headers=one)
+            theirs = await client.post(path, json=keyed, headers=other)
+            assert (first.status_code, theirs.status_code) == (201, 201), theirs.text
+            assert again.content == first.content
+            assert theirs.json()["id"] != first.json()["id"]
+            assert (theirs.json()["created"], theirs.headers.get("idempotency-replayed")) == (True, None)
+            different = await client.post(path, json={**keyed, "tags": ["a"]}, headers=other)
+            assert (different.status_code, different.json()["code"]) == (422, "key_reused")
+    # the engine keeps its keys for longer than the stored answers, and apart by actor as well
+    await database.execute(b"delete from interlock.idempotency_keys")
+    async with api_at(url, app=app_at(url)) as client:
+        for path, body in calls:
+            kept = await client.post(path, json={**body, "request_id": path}, headers=one)
+            new = await client.post(
+                path, json={**body, "request_id": path}, headers=await add_token(database, "operate", path)
+            )
+            assert (kept.status_code, kept.json()["created"]) == (200, False)
+            assert (new.status_code, new.json()["created"]) == (201, True)
 
 
 async def actors(client: httpx.AsyncClient, path: str) -> set[str]:
@@ -152,12 +170,7 @@ def test_a_public_address_without_tokens_is_not_served(url: str) -> None:
     assert refused.returncode == 2
     assert "other hosts can reach 0.0.0.0, and there is no token" in refused.stderr
     assert "Traceback" not in refused.stderr
-
-
-async def test_where_tokens_are_required_one_must_be_there(url: str, database: Connection) -> None:
-    config = Config(database_url=url, supervisor_require_token=True)
-    async with Interlock(config=config) as app:
-        with pytest.raises(ConfigError, match="tokens are required, and there is no token: create one with"):
-            await refuse_public_without_tokens(app, config)
-        await token(database, "read")
-        await refuse_public_without_tokens(app, config)
+    for command in ("supervisor", "up"):
+        open_ = shell.run(command, "--host", "0.0.0.0", "--port", "0", "--no-token")  # noqa: S104 - it is what is refused
+        assert open_.returncode == 2
+        assert "--no-token is for loopback addresses" in open_.stderr

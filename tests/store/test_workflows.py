@@ -212,7 +212,7 @@ async def test_find_jobs_meets_all_conditions_of_a_filter(driver: JobDriver) -> 
     fourth = await driver.submit(step("a"), name="other")
 
     async def found(**conditions: Any) -> list[UUID]:
-        return [row["id"] for row in await find_jobs(driver.connection, JobFilter(**conditions))]
+        return [row["id"] for row in await find_jobs(driver.connection, JobFilter(**conditions), now=driver.now)]
 
     assert await found() == [fourth, third, second, first]
     assert await found(statuses=["COMPLETED"]) == [first]

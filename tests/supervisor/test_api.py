@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from api_support import ADMIN_ACTOR
 from interlock.lifecycle import JOB, SUPERVISED_WORKER, JobState, SupervisedWorkerEvent, SupervisedWorkerState
 from interlock.store.workers import move_worker
 
@@ -203,13 +204,13 @@ async def test_a_worker_keeps_its_spec_and_its_history(client: httpx.AsyncClient
     assert (found["labels"], found["workspace_id"], found["live"]) == ({"team": "a"}, "ws", False)
     moves = (await client.get(f"/api/workers/{worker}/history")).json()["items"]
     assert [(m["from_state"], m["to_state"], m["event"], m["actor"]) for m in moves] == [
-        (None, "IDLE", "create", "api"),
-        ("IDLE", "RUNNING", "start_task", "api"),
+        (None, "IDLE", "create", ADMIN_ACTOR),
+        ("IDLE", "RUNNING", "start_task", ADMIN_ACTOR),
     ]
     assert moves[1]["reason"] == "work is there"
     assert {move["database_role"] for move in moves} == {"interlock"}
     explained = (await client.get(f"/api/explain/worker/{worker}")).json()
-    assert explained["facts"][0] == "start_task by api: work is there"
+    assert f"start_task by {ADMIN_ACTOR}: work is there" in [fact["text"] for fact in explained["facts"]]
 
 
 async def test_pages_hold_every_worker_once_while_new_ones_are_created(client: httpx.AsyncClient) -> None:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import psycopg
 import pytest
+from prometheus_client import generate_latest
+from starlette.responses import Response, StreamingResponse
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
 
-from api_support import HERE, api_at, supervisor_at
-from interlock import Interlock
+from api_support import ADMIN_HEADERS, HERE, api_at, supervisor_at
+from interlock import Interlock, telemetry
 from interlock.config import Config
 from interlock.errors import ConfigError
 from interlock.supervisor.http.app import create_api
-from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, RequestLimits, RequestLimitsMiddleware
+from interlock.supervisor.http.connections import client_key, parse_networks
+from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, STREAM_PATHS, RequestLimits, RequestLimitsMiddleware
 from interlock.supervisor.http.problems import CODES
+from interlock.supervisor.http.request_log import LineLimit, RequestLog
 from interlock.supervisor.http.server import bind_socket
+from interlock.telemetry import metrics_registry
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator, MutableMapping
 
 pytestmark = pytest.mark.flow
 
@@ -148,7 +156,9 @@ async def test_without_a_database_requests_are_503_and_healthz_is_200(url: str) 
     config = Config(database_url=url, supervisor_timeout=4.0)
     async with (
         Interlock(config=config) as app,
-        httpx.AsyncClient(transport=httpx.ASGITransport(app=create_api(app, config)), base_url=HERE) as client,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=create_api(app, config)), base_url=HERE, headers=ADMIN_HEADERS
+        ) as client,
     ):
         assert (await client.get("/readyz")).status_code == 200
         name = url.rpartition("/")[2].partition("?")[0]
@@ -193,29 +203,195 @@ def test_ctrl_c_stops_the_supervisor_and_a_port_in_use_is_an_error(url: str) -> 
             httpx.get(f"{address}/healthz")
 
 
-async def test_requests_over_the_concurrency_limit_are_429() -> None:
+async def test_requests_over_the_concurrency_limits_are_429_and_health_is_answered() -> None:
     async def slow(scope: Any, receive: Any, send: Any) -> None:
-        del scope, receive, send
-        await release.wait()
+        if scope["path"] != "/healthz":
+            await release.wait()
+        await Response("done")(scope, receive, send)
 
     release = asyncio.Event()
-    limited = RequestLimitsMiddleware(slow, RequestLimits(None, max_body_bytes=1024, timeout_s=5.0, max_concurrent=2))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=limited), base_url=HERE) as client:
+    limits = RequestLimits(None, max_body_bytes=1024, timeout_s=30.0, max_concurrent=3, max_of_client=2)
+    limited = RequestLimitsMiddleware(slow, limits)
+
+    def client_at(address: str) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(limited, client=(address, 1)), base_url=HERE)
+
+    async with client_at("10.0.0.1") as client, client_at("10.0.0.2") as other:
         inside = [asyncio.create_task(client.get("/")) for _ in range(2)]
         await asyncio.sleep(0)
         refused = problem(await client.get("/"), "too_many_requests")
-        assert refused["status"] == 429
+        assert "this client has 2 concurrent requests" in refused["detail"]
+        inside.append(asyncio.create_task(other.get("/")))
+        await asyncio.sleep(0)
+        problem(await other.get("/"), "too_many_requests")
+        assert (await client.get("/healthz")).status_code == 200
         release.set()
-        await asyncio.gather(*inside, return_exceptions=True)
+        assert [answer.status_code for answer in await asyncio.gather(*inside)] == [200, 200, 200]
 
 
-async def test_a_websocket_of_another_origin_is_closed() -> None:
-    heard: list[str] = []
+class Stream:
+    """A stream behind the middleware: what it has sent, and when it began and ended."""
+
+    def __init__(self, **limits: Any) -> None:
+        self.stopping = asyncio.Event()
+        limited = RequestLimits(None, max_body_bytes=1024, timeout_s=0.2, **limits)
+        self.app = RequestLimitsMiddleware(self._endless, limited, stopping=self.stopping)
+
+    async def _endless(self, scope: Any, receive: Any, send: Any) -> None:
+        async def ticks() -> AsyncIterator[bytes]:
+            while True:
+                yield b"tick"
+                await asyncio.sleep(0.01)
+
+        await StreamingResponse(ticks(), media_type="text/event-stream")(scope, receive, send)
+
+    async def open(self, method: str = "GET") -> tuple[asyncio.Task[None], list[dict[str, Any]]]:
+        """Open a stream; return the task that ends with it, and the list of its messages."""
+        sent: list[dict[str, Any]] = []
+        begun, asked = asyncio.Event(), False
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            begun.set()
+
+        async def receive() -> Any:
+            nonlocal asked
+            if asked:
+                await asyncio.Event().wait()
+            asked = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        scope = {"type": "http", "method": method, "path": "/api/events", "query_string": b"", "headers": []}
+        task = asyncio.create_task(self.app(scope, receive, send))
+        await begun.wait()
+        return task, sent
+
+
+async def test_streams_have_no_timeout_a_limit_of_their_own_and_end_with_the_server() -> None:
+    stream = Stream(max_streams=2, max_concurrent=1)
+    before = generate_latest(metrics_registry).count(b"http_request_duration_seconds_count")
+    (one, sent), (two, _) = await stream.open(), await stream.open()
+    refused, answer = await stream.open()
+    await refused
+    assert answer[0]["status"] == 429
+    await asyncio.sleep(0.3)  # longer than the timeout of requests
+    assert not one.done()
+    stream.stopping.set()
+    async with asyncio.timeout(30):
+        await asyncio.gather(one, two)
+    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    late, answer = await stream.open()
+    await late
+    assert answer[0]["status"] == 503
+    assert generate_latest(metrics_registry).count(b"http_request_duration_seconds_count") == before
+
+
+async def test_a_head_request_for_a_stream_gets_the_headers_and_ends() -> None:
+    task, sent = await Stream().open("HEAD")
+    async with asyncio.timeout(30):
+        await task
+    assert sent[0]["status"] == 200
+    assert not any(message.get("body") for message in sent[1:])
+
+
+async def test_head_is_answered_wherever_get_is(client: httpx.AsyncClient) -> None:
+    described = (await client.get("/openapi.json")).json()["paths"]
+    paths = [path for path, operations in described.items() if "get" in operations and "{" not in path]
+    for path in STREAM_PATHS & set(paths):
+        paths.remove(path)  # it has no end
+        head = await client.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"].startswith("text/event-stream")
+    for path in (*paths, "/docs", "/openapi.json", "/api/workers/none"):
+        full, head = await client.get(path), await client.head(path)
+        assert head.status_code == full.status_code, path
+        assert head.content == b"", path
+        assert head.headers["content-type"] == full.headers["content-type"]
+        assert int(head.headers["content-length"]) > 0
+
+
+async def test_a_wrong_method_names_the_allowed_ones(client: httpx.AsyncClient) -> None:
+    for method, path, allowed in (
+        ("DELETE", "/api/workers", "GET, HEAD, POST"),
+        ("PATCH", "/healthz", "GET, HEAD"),
+        ("GET", "/api/workers/x/start", "POST"),
+        ("HEAD", "/api/workers/x/start", "POST"),
+    ):
+        answer = await client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+async def test_every_response_has_the_id_of_its_request(client: httpx.AsyncClient) -> None:
+    for path in ("/healthz", "/api/workers", "/nothing", "/docs"):
+        assert (await client.get(path, headers={"X-Request-ID": "order-17:3"})).headers["x-request-id"] == "order-17:3"
+        made = [(await client.get(path)).headers["x-request-id"] for _ in range(2)]
+        assert made[0] != made[1]
+    for bad in ("a b", "x" * 129, "<script>", ""):
+        answer = await client.get("/nothing", headers={"X-Request-ID": bad})
+        assert re.fullmatch("[0-9a-f]{24}", answer.headers["x-request-id"])
+        assert answer.json()["http_request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[MutableMapping[str, Any]]]:
+    """Return the log lines of the test."""
+    monkeypatch.setitem(telemetry._levels, "info", True)  # noqa: FBT003, SLF001 - simulates configured logging
+    with capture_logs(processors=[merge_contextvars]) as written:
+        yield written
+
+
+async def test_log_lines_have_client_actor_and_request_id_and_no_control_characters(
+    client: httpx.AsyncClient, lines: list[MutableMapping[str, Any]]
+) -> None:
+    await client.get("/api/workers", headers={"X-Request-ID": "r-1"})
+    await client.get("/a%0A%1B[31m%C2%9B%E2%80%AEb" + "c" * 2000)
+    first, second = [line for line in lines if line["event"] == "request"]
+    assert {
+        "client": "127.0.0.1",
+        "actor": "token:test",
+        "http_request_id": "r-1",
+        "status": 200,
+    }.items() <= first.items()
+    assert second["path"].startswith(r"/a\n\x1b[31m\x9b\u202eb")
+    assert len(second["path"]) < 1000
+
+
+def test_log_lines_are_limited_and_the_suppressed_ones_are_counted(lines: list[MutableMapping[str, Any]]) -> None:
+    now = 0.0
+    limited = RequestLog({"burst": LineLimit(1, 3)}, clock=lambda: now)
+    for _ in range(10):
+        limited.write("info", "burst")
+    limited.write("info", "another")
+    now = 10.0
+    limited.report_suppressed()
+    limited.report_suppressed()
+    limited.write("info", "burst")
+    assert [line["event"] for line in lines] == [*["burst"] * 3, "another", "log_lines_suppressed", "burst"]
+    assert (lines[4]["kind"], lines[4]["lines"]) == ("burst", 7)
+
+
+async def test_a_trusted_proxy_names_its_clients(lines: list[MutableMapping[str, Any]]) -> None:
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await Response("done")(scope, receive, send)
+
+    limits = RequestLimits(None, max_body_bytes=1024, timeout_s=5.0, proxies=parse_networks(["10.0.0.0/24"]))
+    for peer in ("10.0.0.9", "10.0.1.9"):
+        transport = httpx.ASGITransport(RequestLimitsMiddleware(answer, limits), client=(peer, 1))
+        async with httpx.AsyncClient(transport=transport, base_url=HERE) as client:
+            await client.get("/", headers={"X-Forwarded-For": "6.6.6.6, 192.0.2.7, 10.0.0.8"})
+    assert [line["client"] for line in lines] == ["192.0.2.7", "10.0.1.9"]
+
+
+def test_an_ipv6_client_is_its_network_and_a_mapped_address_is_ipv4() -> None:
+    assert client_key("2001:db8::1") == client_key("2001:db8::ffff:2") != client_key("2001:db8:0:1::1")
+    assert client_key("::ffff:192.0.2.7") == "192.0.2.7"
+
+
+async def test_websockets_are_closed() -> None:
     said: list[dict[str, Any]] = []
 
     async def inner(scope: Any, receive: Any, send: Any) -> None:
-        del receive, send
-        heard.append(scope["path"])
+        raise AssertionError(f"the application was called: {scope}, {receive}, {send}")
 
     async def send(message: Any) -> None:
         said.append(message)
@@ -224,10 +400,5 @@ async def test_a_websocket_of_another_origin_is_closed() -> None:
         return {"type": "websocket.connect"}
 
     limited = RequestLimitsMiddleware(inner, RequestLimits(LOOPBACK_HOSTS, max_body_bytes=1024, timeout_s=5.0))
-    for host, origin in (("localhost:1", "http://evil.example"), ("evil.example", "http://evil.example")):
-        headers = [(b"host", host.encode()), (b"origin", origin.encode())]
-        await limited({"type": "websocket", "path": "/bad", "headers": headers}, receive, send)
-    assert [message["type"] for message in said] == ["websocket.close", "websocket.close"]
-    headers = [(b"host", b"localhost:1"), (b"origin", b"http://localhost:1")]
-    await limited({"type": "websocket", "path": "/good", "headers": headers}, receive, send)
-    assert heard == ["/good"]
+    await limited({"type": "websocket", "path": "/", "headers": []}, receive, send)
+    assert [message["type"] for message in said] == ["websocket.close"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -27,6 +29,7 @@ from interlock.postgres.connection import connect
 from interlock.store.access import TokenScope, create_token
 from interlock.supervisor.http.server import ApiServer
 from jobs_support import app_at
+from processes import data_dir
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.flow
 
 EXAMPLES = 5  # of each operation
+ENDLESS = "/api/events"  # a stream; tests/supervisor/test_api_events.py
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SETTINGS = settings(
     max_examples=EXAMPLES,
@@ -52,20 +56,24 @@ SETTINGS = settings(
 @contextmanager
 def served(url: str) -> Iterator[str]:
     """Serve the API from another thread; yield its URL."""
-    config = Config(database_url=url, supervisor_port=0, supervisor_require_token=True)
+    config = Config(database_url=url, supervisor_port=0, data_dir=Path(data_dir()))
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
 
     async def start() -> ApiServer:
-        server = ApiServer(app_at(url), config)
+        app = app_at(url)
+        app.config = replace(app.config, data_dir=config.data_dir)
+        server = ApiServer(app, config)
         await server.start()
         return server
 
     try:
         server = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
-        yield server.url
-        asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
+        try:
+            yield server.url
+        finally:
+            asyncio.run_coroutine_threadsafe(server.stop(), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(60)
@@ -79,11 +87,14 @@ async def admin(url: str) -> str:
 
 def known_ids(client: httpx.Client) -> dict[str, str]:
     """Create one of each resource, so that not every path answers 404."""
+    client.post("/api/pools", json={"name": "gates", "desired": 0})
     return {
         "worker_id": client.post("/api/workers", json={}).json()["id"],
         "job_id": client.post("/api/jobs", json={"workflow": "gates"}).json()["id"],
         "task_id": client.post("/api/tasks", json={"type": "x"}).json()["id"],
-        "name": "default",
+        "limit_key": client.put("/api/limits/mail:*", json={"max_running": 5}).json()["key"],
+        "id": client.post("/api/tasks", json={"type": "x"}).json()["id"],
+        "name": client.put("/api/schedules/gates", json={"workflow": "gates", "every": 60}).json()["name"],
     }
 
 
@@ -111,18 +122,21 @@ def send(address: str, secret: dict[str, str], known: dict[str, str], case: AnyC
         case.path_parameters = {**case.path_parameters, **there}
     if "wait" in case.query:
         case.query["wait"] = 0.01  # no worker runs the task
-    case.call_and_validate(base_url=address, headers=secret, checks=CHECKS)
+    # no supervisor starts the workers of the pools that were made up, and readiness tells so
+    checks = [check for check in CHECKS if case.path != "/readyz" or check is not not_a_server_error]
+    case.call_and_validate(base_url=address, headers=secret, checks=checks)
 
 
 def test_generated_requests_get_documented_responses_and_no_server_error(url: str) -> None:
     secret = {"Authorization": f"Bearer {asyncio.run(admin(url))}"}
-    with served(url) as address, httpx.Client(base_url=address, headers=secret) as client:
+    with served(url) as address, httpx.Client(base_url=address, headers=secret, timeout=60) as client:
         known = known_ids(client)
         schema = schemathesis.openapi.from_dict(client.get("/openapi.json").json())
         seen: set[str] = set()
         for found in schema.get_all_operations():
             assert isinstance(found, Ok)
             operation = found.ok()
-            fuzz(operation, partial(send, address, secret, known))
+            if operation.path != ENDLESS:
+                fuzz(operation, partial(send, address, secret, known))
             seen.add(operation.label)
-    assert len(seen) == sum(len(operations) for operations in schema.raw_schema["paths"].values()) == 35
+    assert len(seen) == sum(len(operations) for operations in schema.raw_schema["paths"].values()) == 70

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
-from api_support import api_at
+from api_support import ADMIN_ACTOR, api_at
 from interlock.errors import DefinitionChangedError
+from interlock.store.limits import Limit, pause_namespace, put_limits
+from interlock.store.schedules import Schedule, put_schedules
 from interlock.supervisor.http.problems import problem_from_error
 from jobs_support import app_at as jobs_at
 from jobs_support import manual_worker_at, orchestrator_at, register_idle_worker
@@ -136,7 +139,7 @@ async def test_a_second_cancel_and_an_early_retry_are_409(client: httpx.AsyncCli
     again = await client.post(f"/api/jobs/{job}/cancel")
     assert (again.status_code, again.json()["code"]) == (409, "illegal_transition")
     moves = (await client.get(f"/api/jobs/{job}/history")).json()["items"]
-    assert {move["actor"] for move in moves} == {"api"}
+    assert {move["actor"] for move in moves} == {ADMIN_ACTOR}
 
 
 async def test_a_canceled_job_is_retried_without_a_step(client: httpx.AsyncClient) -> None:
@@ -320,3 +323,41 @@ async def test_unknown_resources_are_404_by_kind(client: httpx.AsyncClient, kind
         place = f"/api/{kind}s/{uuid4()}{path}"
         answer = await client.post(place, json=bodies.get(path, {})) if path in posted else await client.get(place)
         assert (answer.status_code, answer.json()["code"]) == (404, f"unknown_{kind}"), path
+
+
+async def test_every_kind_is_explained_over_the_api(client: httpx.AsyncClient, database: Connection) -> None:
+    await pause_namespace(database, "reports", "on fire", "ada")
+    await put_limits(database, [Limit("mail", max_running=1)])
+    await put_schedules(database, [Schedule("nightly", "clean", every=timedelta(hours=1))])
+    namespace = (await client.get("/api/explain/namespace/reports")).json()
+    assert (namespace["kind"], namespace["state"]) == ("namespace", "paused")
+    assert namespace["facts"][0]["code"] == "namespace_paused"
+    assert namespace["facts"][0]["command"] == "interlock namespaces resume reports"
+    assert (await client.get("/api/explain/schedule/nightly")).json()["state"] == "active"
+    assert (await client.get("/api/explain/limit/mail")).json()["state"] == "open"
+    for kind in ("namespace", "schedule", "limit"):
+        unknown = await client.get(f"/api/explain/{kind}/nothing")
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_name")
+    past = (await client.get("/api/explain/namespace/reports", params={"at": "2026-01-01T00:00:00Z"})).json()
+    assert (past["state"], past["at"]) == ("active", "2026-01-01T00:00:00+00:00")
+    refused = await client.get("/api/explain/namespace/reports", params={"at": "2026-01-01"})
+    assert refused.status_code == 422, "a time needs its zone"
+
+
+async def test_the_doctor_is_shared_by_callers(client: httpx.AsyncClient, database: Connection) -> None:
+    answers = await asyncio.gather(*(client.get("/api/doctor") for _ in range(3)))
+    first = answers[0].json()
+    assert (first["severity"], first["findings"], first["full"]) == (None, [], False)
+    await database.execute("alter table interlock.tasks disable trigger guard_update")
+    answers.append(await client.get("/api/doctor"))
+    assert {answer.json()["examined_at"] for answer in answers} == {first["examined_at"]}, "one examination for all"
+
+
+async def test_the_doctor_reports_what_the_command_does(url: str, database: Connection) -> None:
+    await database.execute("alter table interlock.tasks disable trigger guard_update")
+    async with api_at(url, app=jobs_at(url)) as client:
+        document = (await client.get("/api/doctor")).json()
+    (finding,) = document["findings"]
+    assert document["severity"] == "error"
+    assert (finding["code"], finding["rows"], finding["sample"]) == ("guard_disabled", 1, ["guard_update on tasks"])
+    assert finding["fixable"]

@@ -17,6 +17,8 @@ from worker_support import until, worker_process
 
 pytestmark = pytest.mark.flow
 
+MEMBERS = "select * from interlock.workers where pool = 'up' order by id"
+
 
 async def test_a_process_follows_start_pause_resume_and_terminate(url: str, fleet: Fleet) -> None:
     worker = await fleet.add()
@@ -40,7 +42,9 @@ async def test_pause_over_the_api_pauses_the_process(url: str, fleet: Fleet) -> 
     with Shell(url).begun("--log-level", "warning", "supervisor", *APP, "--port", "0") as process:
         assert process.stderr is not None
         api = process.stderr.readline().split()[4].rstrip(",")
-        async with httpx.AsyncClient(base_url=api) as client:
+        process.stderr.readline()  # the link that signs in; the token exists now
+        headers = {"Authorization": f"Bearer {Shell(url).answer('token', 'local')}"}
+        async with httpx.AsyncClient(base_url=api, headers=headers) as client:
 
             async def call(path: str) -> str:
                 answer = await client.post(path)
@@ -63,7 +67,7 @@ async def test_pause_over_the_api_pauses_the_process(url: str, fleet: Fleet) -> 
 
 async def test_a_hung_process_is_killed_and_its_tasks_return_at_once(url: str, fleet: Fleet) -> None:
     worker = await fleet.add(lease=3600)
-    async with pooling(url, stop_timeout=0.3):
+    async with pooling(url, grace=0, stop_margin=0.3):
         row = await fleet.alive(worker)
         task = await fleet.enqueue("block_the_loop", seconds=3600)
         await fleet.state_of(task, "running")
@@ -168,8 +172,12 @@ async def assert_follows_within_a_second(fleet: Fleet, worker: str) -> None:
 
 async def test_bound_rows_end_with_their_pool(url: str, fleet: Fleet) -> None:
     async with pooling(url, tied=True) as pool:
-        worker, paused = await pool.add(2, {"namespaces": ["mail"]})
+        assert await pool.hold_pool("up", 2) == "up"
+        await until(lambda: len(fleet.rows(MEMBERS)) == 2)
+        worker, paused = (row["id"] for row in fleet.rows(MEMBERS))
         await fleet.alive(worker)
-        assert fleet.row(worker)["namespaces"] == ["mail"]
         await fleet.move(paused, Event.PAUSE)
+        async with pooling(url, tied=True) as other:
+            assert (await other.hold_pool("up", 0)).startswith("up-")
     assert [fleet.row(each)["status"] for each in (worker, paused)] == ["COMPLETED", "TERMINATED"]
+    assert fleet.rows("select * from interlock.pools") == []

@@ -61,6 +61,8 @@ def worker(status: str = "RUNNING", **facts: Any) -> HeldWorker:
         "heartbeat_at": ago(1),
         "crashes": 0,
         "restart_at": None,
+        "pool": None,
+        "kill_requested": False,
         "moment": NOW,
         "holds": 0,
     }
@@ -92,6 +94,17 @@ CASES: dict[str, tuple[HeldWorker, Observation, object]] = {
         worker("FAILED", spec={"grace": 25}),
         Observation(alive=True, stopping_for=31),
         None,
+    ),
+    "asked, with a shorter grace": (
+        worker("FAILED", spec={"grace": 1}),
+        Observation(alive=True, stopping_for=11.1),
+        Kill(),
+    ),
+    "to be killed at once": (worker("TERMINATED", kill_requested=True), ALIVE, Kill()),
+    "to be killed while it stops": (
+        worker("TERMINATED", kill_requested=True),
+        Observation(alive=True, stopping_for=1),
+        Kill(),
     ),
     "asked, then resumed": (
         worker(),
@@ -148,12 +161,27 @@ CASES: dict[str, tuple[HeldWorker, Observation, object]] = {
     "too many crashes": (
         worker(crashes=3),
         Observation(exit=ProcessExit(1, "no luck")),
-        RecordExit(TOO_MANY_CRASHES, 4, failed=TOO_MANY_CRASHES),
+        RecordExit(TOO_MANY_CRASHES, 4, failed=True),
+    ),
+    "too many crashes, in a pool": (
+        worker(crashes=1000, pool="mail"),
+        Observation(exit=ProcessExit(1, "no luck")),
+        RecordExit("the process exited with code 1: no luck; restart 1001 in 30 s", 1001, 30.0),
+    ),
+    "unrecoverable exit, in a pool": (
+        worker(pool="mail"),
+        Observation(exit=ProcessExit(2, "which app?")),
+        RecordExit(f"{UNRECOVERABLE_EXIT}; restart 1 in 0.5 s", 1, 0.5),
+    ),
+    "paused for its memory, and gone, in a pool": (
+        worker("PAUSED", pool="mail"),
+        Observation(exit=ProcessExit(0), stopping_for=1, draining=True),
+        RecordExit("the process exited with code 0", resumed="its process has ended and freed its memory"),
     ),
     "unrecoverable exit": (
         worker(),
         Observation(exit=ProcessExit(2, "which app?")),
-        RecordExit(UNRECOVERABLE_EXIT, 1, failed=UNRECOVERABLE_EXIT),
+        RecordExit(UNRECOVERABLE_EXIT, 1, failed=True),
     ),
 }
 
@@ -195,19 +223,35 @@ def test_a_process_is_identified_by_pid_and_start_time(monkeypatch: pytest.Monke
         child = adopt_worker_process(row, here)
         assert child is not None
         assert child.poll() is None
-        assert child.memory()
         assert adopt_worker_process(row, "elsewhere") is None
         assert adopt_worker_process(row._replace(birth="another"), here) is None
         monkeypatch.setattr(process_info, "HAS_PROC", False)
         assert read_start_time(process.pid)
-        assert read_memory(process.pid)
+        assert read_memory([process.pid])[process.pid]
         monkeypatch.undo()
         child.terminate(0.0)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # exited, not reaped
         assert child.poll() == ProcessExit()
         child.kill()  # no effect: the process is gone
     assert process.returncode == -signal.SIGTERM
-    assert read_memory(process.pid) is None
+    assert read_memory([process.pid]) == {}
+
+
+@pytest.mark.parametrize("has_proc", [process_info.HAS_PROC, False], ids=["as here", "by ps"])
+def test_memory_counts_processes_that_a_handler_started(monkeypatch: pytest.MonkeyPatch, *, has_proc: bool) -> None:
+    monkeypatch.setattr(process_info, "HAS_PROC", has_proc)
+    child = "import sys; kept = bytearray(60_000_000); print(flush=True); input()"
+    script = (
+        "import subprocess, sys\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=0, start_new_session=True)\n"
+        "child.wait()"
+    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # the child has its memory
+        assert read_memory([process.pid])[process.pid] > 60_000_000
+        process.communicate(b"\n")
 
 
 def test_the_spec_of_a_row_overrides_the_configuration() -> None:

@@ -35,8 +35,10 @@ CALLED_BY_NAME = {
     "RegisterWorker", "SendSample", "NotifyPhaseComplete", "ReportCompletion", "SetPartitionBoundaries",
     "StartShuffle", "StartMerge", "GetStatus", "ShuffleData",
     # overridden methods of frameworks: uvicorn, FastAPI, logging, PyYAML
-    "capture_signals", "openapi", "emit", "compose_document", "compose_node", "compose_scalar_node",
-    "compose_sequence_node", "compose_mapping_node",
+    "capture_signals", "send_400_response", "_unsupported_upgrade_warning", "openapi", "emit", "compose_document",
+    "compose_node", "compose_scalar_node", "compose_sequence_node", "compose_mapping_node",
+    # templates of the dashboard
+    "may",
     # hooks and fixtures of pytest
     "pytest_addoption", "interlock_clock", "interlock_worker", "interlock_orchestrator",
 }  # fmt: skip

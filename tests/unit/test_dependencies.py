@@ -29,7 +29,7 @@ REQUIRED: dict[str, Requirement] = {
 }
 EXTRAS = {
     canonicalize_name(Requirement(one).name)
-    for extra in ("sort", "ray")
+    for extra in ("sort", "ray", "otel", "mcp")
     for one in PROJECT["optional-dependencies"][extra]
 }
 # In the environment of the user already when the module that imports it is: pytest loads its plugin.

@@ -12,6 +12,7 @@ import pytest
 from interlock import Interlock
 from interlock.cli.enqueue import FLAG_TYPES, enqueue
 from interlock.client import registry, step_decorators
+from interlock.config import MAX_NAME_LENGTH
 from interlock.model import options
 from interlock.model.graph import KINDS_WITH_HANDLER, STEP_FIELDS
 from interlock.model.options import (
@@ -33,7 +34,7 @@ from interlock.model.options import (
 )
 from interlock.store.enqueue import ENQUEUE, is_copyable
 from interlock.store.schedules import TASK_OPTIONS as SCHEDULE_OPTIONS
-from interlock.supervisor.http.requests import MAX_NAME_LENGTH, OPTION_TYPES, NewTaskRequest
+from interlock.supervisor.http.requests import OPTION_TYPES, NewTaskRequest
 
 pytestmark = pytest.mark.unit
 

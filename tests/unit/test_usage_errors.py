@@ -167,7 +167,7 @@ async def test_elements_of_many_are_checked_before_any_is_stored(app: Interlock)
 
 
 @pytest.mark.store
-@pytest.mark.parametrize("name", ["unique_key", "request_id", "limit_key", "namespace", "tags"])
+@pytest.mark.parametrize("name", ["unique_key", "request_id", "limit_key", "tags"])
 async def test_keys_that_no_index_can_hold_are_refused_before_they_are_sent(app: Interlock, name: str) -> None:
     async with app.connection() as connection:
         await declare_limit_keys(connection, LONG[1:])
@@ -182,9 +182,7 @@ async def test_keys_that_no_index_can_hold_are_refused_before_they_are_sent(app:
 
 
 @pytest.mark.store
-@pytest.mark.parametrize(
-    ("name", "index"), [("unique_key", "unique"), ("request_id", "request"), ("namespace", "claim")]
-)
+@pytest.mark.parametrize(("name", "index"), [("unique_key", "unique"), ("request_id", "request")])
 async def test_sql_refuses_them_too_and_names_the_index(database: Connection, name: str, index: str) -> None:
     """As text of which nothing repeats, so that it cannot be compressed."""
     long = "(select string_agg(md5(n::text), '') from generate_series(1, 200) as n)"

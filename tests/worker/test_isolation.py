@@ -101,7 +101,7 @@ async def test_a_worker_with_a_long_task_does_not_stand_still_for_a_suspected_on
         await until(lambda: crowd.done == 20)
         assert not crowd.companions, "it waits for a worker that runs nothing else"
         found = await explain(app, task)
-        assert found.facts[0].startswith(
+        assert found.facts[0].text.startswith(
             "it is suspected of killing its worker (1 of 3 crashes): it waits for a worker"
         )
         gate.opened[1].set()

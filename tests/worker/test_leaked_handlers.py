@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from factories import enqueue, task_row
-from interlock.store.doctor import diagnose
+from interlock.store.doctor import examine
 from interlock.store.task_admin import request_cancel_of_running_tasks
 from interlock.store.tasks import read_tasks
 from interlock.telemetry import handlers_leaked_total
@@ -42,7 +42,7 @@ async def ended(database: Connection, task: UUID) -> dict[str, Any]:
 
 async def reported(database: Connection) -> list[str]:
     """Return what `interlock doctor` finds of leaked handlers."""
-    return [finding.found for finding in await diagnose(database) if finding.about == "leaked handlers"]
+    return [finding.message for finding in (await examine(database)).findings if finding.code == "handler_leaked"]
 
 
 @pytest.mark.parametrize("kind", ["swallow_timeout", "block_past_timeout"])

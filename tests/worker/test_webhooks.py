@@ -111,7 +111,7 @@ async def test_after_the_last_try_it_is_given_up_and_kept_until_someone_asks_aga
         assert len(receiver.received) == 3
         (given_up,) = await list_given_up_webhooks(database)
         assert (given_up.tries, given_up.error) == (3, "answered 500: not a success")
-        assert await retry_given_up_webhooks(database, [given_up.id], now=post.now) == 1
+        assert await retry_given_up_webhooks(database, [given_up.id], now=post.now) == [given_up.id]
         await post.act(database)
     assert await left(database) == []
 

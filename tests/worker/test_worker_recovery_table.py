@@ -98,7 +98,7 @@ async def test_an_unrecoverable_error_fails_the_worker_at_once_with_the_reason(u
 async def test_a_worker_without_heartbeat_is_terminated(url: str, fleet: Fleet) -> None:
     worker = await fleet.add(lease=3600)
     clock = Clock()
-    async with pooling(url, clock=clock, stop_timeout=0.3, max_poll_gap=1e9):
+    async with pooling(url, clock=clock, grace=0, stop_margin=0.3, max_poll_gap=1e9):
         row = await fleet.alive(worker)
         task = await fleet.enqueue("nap", seconds=3600)
         await fleet.state_of(task, "running")

@@ -12,7 +12,7 @@ import pytest
 from factories import add_live_worker, step
 from interlock.errors import StoreError
 from interlock.postgres.connection import connect
-from interlock.store.doctor import diagnose
+from interlock.store.doctor import examine
 from interlock.store.step_results import read_orchestration_failures, read_queue_state, replay_results
 from interlock.workflow.advance import MAX_MESSAGE_READS, advance, cancel_overdue_jobs, start_waiting_jobs
 from interlock.workflow.cancel import cancel_job
@@ -175,9 +175,11 @@ async def test_an_interactive_lock_timeout_is_named(
 async def test_the_doctor_names_the_transaction_that_locks_a_job(driver: JobDriver, url: str) -> None:
     job = await driver.submit(step("a"))
     async with held(url, "jobs", job):
-        assert not [finding for finding in await diagnose(driver.connection) if finding.about == "locks"]
+        report = await examine(driver.connection)
+        assert not [finding for finding in report.findings if finding.code == "transaction_long"]
         late = datetime.now(UTC) + timedelta(minutes=2)
-        (found,) = [finding for finding in await diagnose(driver.connection, now=late) if finding.about == "locks"]
-        assert "(interlock, idle in transaction) has been open for 1" in found.found
-        assert "and locks rows of jobs, which are blocked" in found.found
-        assert str(found.todo).endswith(f"select pg_terminate_backend({found.details['pid']})")
+        report = await examine(driver.connection, now=late)
+        (found,) = [finding for finding in report.findings if finding.code == "transaction_long"]
+        assert "(interlock, idle in transaction) has been open for 1" in found.message
+        assert "and locks rows of jobs, which are blocked" in found.message
+        assert found.remedy.endswith(f"select pg_terminate_backend({found.sample[0]})")

@@ -11,7 +11,7 @@ import asyncio
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -30,6 +30,7 @@ from interlock.model.options import (
     ID,
     LIMIT_KEYS,
     LIMIT_WEIGHT,
+    NAME,
     POLICY,
     PRIORITY,
     TEXT,
@@ -136,8 +137,25 @@ def parse_time(flag: str, text: str) -> datetime:
     return time
 
 
+def parse_past_time(flag: str, text: str | None, now: datetime) -> datetime | None:
+    """Parse a time, or a duration before now."""
+    if text is None:
+        return None
+    if "-" in text:
+        try:
+            return parse_time(flag, text).astimezone(UTC)
+        except OverflowError:
+            raise ConfigError(f"{flag} is out of range: {text}") from None
+    try:
+        return now - timedelta(seconds=parse_duration(flag, text) or 0)
+    except ConfigError:
+        example = "a duration such as 2h, or a time with its zone such as 2030-01-01T09:00:00Z"
+        raise ConfigError(f"{flag} must be {example}, got {text!r}") from None
+
+
 FLAG_TYPES: Mapping[ValueType, FlagType] = {
     TEXT: FlagType(str),
+    NAME: FlagType(str),
     TEXTS: FlagType(list[str]),
     URL: FlagType(str, "URL"),
     TIME: FlagType(str, "ISO", parse_time),

@@ -1,100 +1,116 @@
-"""`interlock explain` and `doctor`: why work does not move, and health checks."""
+"""`interlock doctor`: whether the rules of the engine hold."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from datetime import datetime
-from typing import Annotated
+import sys
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
-from interlock.cli.app_context import InJson, run_with_app
+from interlock.cli.app_context import InJson
 from interlock.cli.format import (
-    escape_control_characters,
     format_json,
-    format_relative_time,
     format_table,
-    format_time,
     print_note,
 )
-from interlock.client.app import Interlock
-from interlock.client.explain import Explanation
 from interlock.config import Config
 from interlock.errors import StoreError
-from interlock.lifecycle import TaskRowState
 from interlock.postgres.connection import connect, database_url
-from interlock.store.doctor import Finding, diagnose
-from interlock.store.leader import read_clock
+from interlock.store.doctor import DoctorReport, Finding, Severity, examine, make_finding
+from interlock.store.doctor.fix import fix
 
-MAX_NAMED_STEPS = 3  # at either end of a long path
-INDENT = "  "
-DOCTOR_HEADER = ("", "about", "found", "what to do")
+DOCTOR_HEADER = ("", "code", "rows", "found", "remedy")
+# 2 is the code of wrong usage
+_EXIT_CODES = {Severity.ERROR: 1, Severity.WARNING: 3}
 
 
-def explain(
+def doctor(
     context: typer.Context,
-    id_: Annotated[str, typer.Argument(help="A task, a step or a job.", metavar="ID")],
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full/--quick",
+            help="All rows and all records, in ranges; or the catalogs, the unfinished rows and the newest ones.",
+        ),
+    ] = False,
+    fix_: Annotated[
+        bool,
+        typer.Option("--fix", help="Repair what legal moves and the files of this release can repair; examine again."),
+    ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="Seconds after which a statement is stopped; 5 with --quick, 120 with --full."),
+    ] = None,
     in_json: InJson = False,
 ) -> None:
-    """Explain why a task or a job does not move: what it waits for, and what that waits for in turn.
+    """Examine the database and the processes: whether the engine's rules hold, and what to do where they do not.
 
-    Causes are indented below what they block, down to the root causes. Example: `interlock explain ID`.
+    Compares guards, functions, indexes and rights with those of this release; the state of each row with its records;
+    each chain of records with its lifecycle; jobs, steps, counters, leases, messages, schedules, limits and webhooks
+    with each other. Only reads, unless --fix is given. Each finding has a code, a severity (error, warning, note), the
+    number of rows and a remedy.
+
+    Exit code: 0 without findings or with notes only, 1 with an error, 3 with warnings only. As a monitor:
+    `interlock doctor --json`, every minute. After an incident or a restore: `interlock doctor --full`.
     """
-
-    async def look(app: Interlock) -> str:
-        found = await app.explain(id_)
-        async with app.connection() as connection:
-            now = await read_clock(connection)
-        return format_json(asdict(found)) if in_json else "\n".join(_explanation_lines(found, now))
-
-    typer.echo(run_with_app(Interlock(config=context.obj), look))
-
-
-def _explanation_lines(found: Explanation, now: datetime, indent: str = "") -> Iterator[str]:
-    way = f"by way of {_format_path(found.through)}: " if found.through else ""
-    state = "in error" if found.state == TaskRowState.ERROR else found.state
-    head = f"{way}{found.kind} {found.name} ({found.id}) is {state}, since {format_time(found.since)} UTC, "
-    yield escape_control_characters(f"{indent}{head}{format_relative_time(found.since, now)}")
-    for fact in found.facts:
-        yield escape_control_characters(f"{indent}{INDENT}{fact}")
-    for cause in found.causes:
-        yield from _explanation_lines(cause, now, indent + INDENT * 2)
-
-
-def _format_path(steps: Sequence[str]) -> str:
-    first, last = ", ".join(steps[:MAX_NAMED_STEPS]), ", ".join(steps[-MAX_NAMED_STEPS:])
-    left_out = len(steps) - 2 * MAX_NAMED_STEPS
-    return f"{first}, {left_out} others, {last}" if left_out > 0 else ", ".join(steps)
-
-
-def doctor(context: typer.Context, in_json: InJson = False) -> None:
-    """Check the database, the workers, the orchestrators and the queue; exit with 1 when something needs attention."""
-    findings = _diagnose(context.obj)
-    needed = sum(finding.needs_attention for finding in findings)
+    report, repairs = _examine(context.obj, full=full, fix_=fix_, timeout_s=timeout)
     if in_json:
-        document = {"needs_attention": needed, "findings": [finding._asdict() for finding in findings]}
-        typer.echo(format_json(document))
+        document = report.document()
+        typer.echo(format_json({**document, "repairs": repairs} if fix_ else document))
     else:
-        ordered = sorted(findings, key=lambda finding: not finding.needs_attention)
-        rows = ((("!" if f.needs_attention else "ok"), f.about, f.found, f.todo) for f in ordered)
+        for repair in repairs:
+            print_note(repair)
+        rows: list[tuple[object, ...]] = [
+            (f.severity, f.code, f.rows, _with_sample(f), f.remedy) for f in report.findings
+        ]
+        rows += [("ok", about, "", found, None) for about, found in report.facts.items()]
         typer.echo(format_table(DOCTOR_HEADER, rows))
-        print_note(f"{needed} need attention" if needed else "all is well")
-    if needed:
-        raise typer.Exit(1)
+        print_note(_summary(report))
+    if report.severity in _EXIT_CODES:
+        raise typer.Exit(_EXIT_CODES[report.severity])
 
 
-def _diagnose(config: Config) -> list[Finding]:
-    """Run the checks; a database that cannot be reached is a finding too."""
+def _with_sample(finding: Finding) -> str:
+    hidden = [name for name in finding.sample if name not in finding.message]
+    if not hidden:
+        return finding.message
+    more = ", …" if finding.rows > len(finding.sample) else ""
+    return f"{finding.message}: {', '.join(hidden)}{more}"
 
-    async def connected(url: str) -> list[Finding]:
+
+def _summary(report: DoctorReport) -> str:
+    counts = Counter(finding.severity for finding in report.findings)
+    found = ", ".join(f"{counts[severity]} {severity}{'s' if counts[severity] > 1 else ''}" for severity in counts)
+    scope = "full" if report.is_full else "quick"
+    return f"{found or 'all is well'} ({scope} examination, {report.duration_s:.1f} s)"
+
+
+def _examine(config: Config, *, full: bool, fix_: bool, timeout_s: float | None) -> tuple[DoctorReport, list[str]]:
+    """Examine the database, and repair it if asked to; a database that cannot be reached is a finding too."""
+
+    async def connected(url: str) -> tuple[DoctorReport, list[str]]:
         async with connect(url) as connection:
-            return await diagnose(connection)
+            options: dict[str, Any] = {"full": full, "timeout_s": timeout_s}
+            progress = _print_progress if full and sys.stderr.isatty() else None
+            report = await examine(connection, **options, progress=progress)
+            if not fix_:
+                return report, []
+            repairs = await fix(connection, report.findings)
+            return await examine(connection, **options, progress=progress) if repairs else report, repairs
 
+    begun = datetime.now(UTC)
     try:
         with database_url(config, print_note) as url:
             return asyncio.run(connected(url))
     except StoreError as error:
-        todo = "check that the server runs and that this role may connect"
-        return [Finding("database", needs_attention=True, found=str(error), todo=todo)]
+        finding = make_finding("database_unreachable", str(error))
+        spent = (datetime.now(UTC) - begun).total_seconds()
+        return DoctorReport((finding,), (), {}, is_full=full, examined_at=begun, duration_s=spent), []
+
+
+def _print_progress(text: str) -> None:
+    """Show on a terminal which part is examined, on one line."""
+    typer.echo(f"\r\x1b[Kexamining {text}", err=True, nl=False)

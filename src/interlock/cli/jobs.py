@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from interlock.cli.app_context import InJson, Reason, Yes, run_with_app, run_with_connection
-from interlock.cli.enqueue import parse_duration, parse_time
+from interlock.cli.enqueue import parse_past_time
 from interlock.cli.format import (
     format_duration,
     format_fields,
@@ -29,7 +29,6 @@ from interlock.cli.submit import parse_attribute_flags, parse_json_option, show_
 from interlock.client.app import Interlock
 from interlock.client.job_handle import (
     InboxItem,
-    JobRecord,
     JobStatus,
     JobSummary,
     SentSignal,
@@ -43,6 +42,7 @@ from interlock.store.step_results import replay_results
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
+    from interlock.store.history import HistoryRecord
 
 app = typer.Typer(
     help="List and show jobs and what waits for an answer; cancel, signal, approve, retry or replay one.",
@@ -84,6 +84,8 @@ def list_(
         list[str] | None, typer.Option(help="With this attribute; may be repeated.", metavar="NAME=VALUE")
     ] = None,
     parent: Annotated[str | None, typer.Option(help="Children of this job.", metavar="ID")] = None,
+    correlation_id: Annotated[str | None, typer.Option(help="With this correlation id.", metavar="ID")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Submitted with this request id.", metavar="ID")] = None,
     since: Since = None,
     until: Until = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many jobs.")] = 20,
@@ -110,8 +112,10 @@ def list_(
             tags=tag or (),
             attributes=attributes,
             parent=parent,
-            created_after=_parse_past_time("--since", since, now),
-            created_before=_parse_past_time("--until", until, now),
+            correlation_id=correlation_id,
+            request_id=request_id,
+            created_after=parse_past_time("--since", since, now),
+            created_before=parse_past_time("--until", until, now),
             limit=limit,
             before=None if before is None else used.job(before).id,
         )
@@ -271,19 +275,6 @@ def replay(
     print_note(f"{run_with_connection(context, work)} sent again")
 
 
-def _parse_past_time(flag: str, text: str | None, now: datetime) -> datetime | None:
-    """Parse a time, or a duration before now."""
-    if text is None:
-        return None
-    if "-" in text:
-        return parse_time(flag, text)
-    try:
-        return now - timedelta(seconds=parse_duration(flag, text) or 0)
-    except ConfigError:
-        example = "a duration such as 2h, or a time with its zone such as 2030-01-01T09:00:00Z"
-        raise ConfigError(f"{flag} must be {example}, got {text!r}") from None
-
-
 async def _explain_refused_cancel(used: Interlock, id_: str) -> str:
     job = used.job(id_)
     found = await job.status()
@@ -326,7 +317,7 @@ def _format_job(
     job: JobStatus,
     steps: Sequence[StepStatus],
     signals: Sequence[SentSignal],
-    moves: Sequence[JobRecord],
+    moves: Sequence[HistoryRecord],
     now: datetime,
 ) -> list[str]:
     head = {

@@ -24,6 +24,7 @@ from interlock.errors import (
     InterlockError,
     SortInputError,
     UnknownJobError,
+    UnknownNameError,
     UnknownTaskError,
     UnknownWorkerError,
 )
@@ -46,6 +47,7 @@ USER_ERRORS = (
     UnknownTaskError,
     UnknownJobError,
     UnknownWorkerError,
+    UnknownNameError,
 )
 SHARED_FLAGS_WITH_VALUE = frozenset({"--database-url", "--data-dir", "--log-level", "--log-format"})
 
@@ -55,15 +57,19 @@ COMMANDS = {
     "up": "run",
     "migrate": "database",
     "diagram": "diagram",
+    "metrics": "metrics",
     "worker": "run",
     "orchestrator": "run",
     "supervisor": "run",
+    "dashboard": "dashboard",
     "enqueue": "enqueue",
     "submit": "submit",
     "status": "status",
-    "history": "status",
-    "explain": "inspect",
+    "history": "history",
+    "explain": "explain",
+    "top": "top.command",
     "doctor": "inspect",
+    "mcp": "mcp",
 }
 GROUPS = {
     "tasks": "tasks",

@@ -1,14 +1,15 @@
 """`interlock worker`, `orchestrator`, `supervisor` and `up`: the commands that run processes.
 
 Invariant: metrics have no authentication, so they are served on a non-loopback address only by an explicit flag of the
-command. The API is served on a non-loopback address only when a token exists.
+command. The API needs a token, unless --no-token allows a loopback address without one; it is served on another
+address only when a token exists.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +26,10 @@ from interlock.postgres.notifier import WakeMode
 from interlock.telemetry import configure_logging
 from interlock.worker.run import run_worker
 
+if TYPE_CHECKING:
+    from interlock.supervisor.http.server import ApiServer
+
+SIGN_IN_COMMAND = "`interlock dashboard --token-name NAME` prints a link that signs in with a token"
 DEFAULT_WORKERS = 2  # of `interlock up`
 MAX_WORKERS = 100
 
@@ -33,6 +38,10 @@ Namespaces = Annotated[
 ]
 Reload = Annotated[
     bool, typer.Option("--reload", help="For development: restart when a source file of the app changes.")
+]
+NoToken = Annotated[
+    bool | None,
+    typer.Option("--no-token", help="Need no token on a loopback address: every user of this machine is admin then."),
 ]
 MetricsPort = Annotated[int | None, typer.Option(help="Serve /metrics on this port.", metavar="PORT")]
 MetricsHost = Annotated[
@@ -153,9 +162,7 @@ def supervisor(
             help="The app that its workers run and that new tasks are checked against.", metavar="PACKAGE.MODULE:APP"
         ),
     ] = None,
-    require_token: Annotated[
-        bool | None, typer.Option("--require-token", help="Require a token on a loopback address too.")
-    ] = None,
+    no_token: NoToken = None,
     leave_workers: Annotated[
         bool, typer.Option("--leave-workers", help="Keep the worker processes running when it stops.")
     ] = False,
@@ -165,10 +172,11 @@ def supervisor(
 
     Example: `interlock supervisor --app shop.tasks:app --port 8321`.
     """
-    from interlock.supervisor.run import run_supervisor  # noqa: PLC0415 - imports a web server, slow
+    from interlock.dashboard.app import add_dashboard  # noqa: PLC0415 - imports a web server, slow
+    from interlock.supervisor.run import run_supervisor  # noqa: PLC0415 - the same
 
     config = command_config(
-        context, supervisor_host=host, supervisor_port=port, app=app, supervisor_require_token=require_token, dev=dev
+        context, supervisor_host=host, supervisor_port=port, app=app, supervisor_no_token=no_token, dev=dev
     )
     used = (
         Interlock(config=config, max_connections=config.supervisor_connections)
@@ -180,7 +188,8 @@ def supervisor(
             config,
             app=used,
             leave=leave_workers,
-            started=lambda address: print_note(f"the API is at {address}, described at {address}/docs"),
+            extensions=[add_dashboard],
+            started=_note_addresses,
         )
 
 
@@ -209,6 +218,7 @@ def up(
         ),
     ] = None,
     port: Annotated[int | None, typer.Option(help="The port; 8321 unless given, 0 for any.", metavar="PORT")] = None,
+    no_token: NoToken = None,
     dev: Dev = None,
     reload: Reload = False,
 ) -> None:
@@ -224,6 +234,7 @@ def up(
         concurrency=concurrency,
         supervisor_host=host,
         supervisor_port=port,
+        supervisor_no_token=no_token,
         dev=dev,
     )
     config = _default_to_warnings(context, config)
@@ -263,25 +274,43 @@ def _load_app_or_default(context: typer.Context, config: Config, workers: int) -
 
 
 async def _run(app: Interlock, config: Config, workers: int) -> None:
-    from interlock.supervisor.run import run_together  # noqa: PLC0415 - imports a web server, slow
+    from interlock.dashboard.app import add_dashboard  # noqa: PLC0415 - imports a web server, slow
+    from interlock.supervisor.run import run_together  # noqa: PLC0415 - the same
 
     with database_url(app.config) as url:
         async with connect(url) as connection:
             for migration in await migrate(connection, queue=config.orchestration_queue):
                 print_note(f"applied {migration.name}")
         await run_together(
-            app, config, workers=workers, started=lambda address: _print_addresses(app, config, workers, address)
+            app,
+            config,
+            workers=workers,
+            extensions=[add_dashboard],
+            started=lambda api, pool: _print_addresses(app, config, workers, api, pool),
         )
 
 
-def _print_addresses(app: Interlock, config: Config, workers: int, address: str) -> None:
+def _note_addresses(api: ApiServer) -> None:
+    print_note(f"the API is at {api.url}, described at {api.url}/docs")
+    print_note(_sign_in_hint(api))
+
+
+def _sign_in_hint(api: ApiServer) -> str:
+    """Say how to sign in with a browser."""
+    if api.sign_in_url is not None:
+        return f"sign in once, within two minutes: {api.sign_in_url}"
+    return "every user of this machine is admin, because no token is needed" if api.is_open else SIGN_IN_COMMAND
+
+
+def _print_addresses(app: Interlock, config: Config, workers: int, api: ApiServer, pool: str) -> None:
     """Print where the parts are reached."""
     place = app.url if app.config.database_url is None else "your own server"
-    described = f"{workers} of {config.app}" if workers else "none"
+    described = f"{workers} of {config.app}, pool {pool}" if workers else "none"
     if config.app is None:
         described += "; --app package.module:app starts workers for an app"
     typer.echo(f"database      {place}")
-    typer.echo(f"API           {address}, described at {address}/docs")
+    typer.echo(f"API           {api.url}, described at {api.url}/docs")
+    typer.echo(f"dashboard     {_sign_in_hint(api)}")
     typer.echo("orchestrator  in this process")
     typer.echo(f"workers       {described}")
     typer.echo("Ctrl-C stops all of it; a second one does not wait for running tasks")

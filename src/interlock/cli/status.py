@@ -1,4 +1,4 @@
-"""`interlock status` and `interlock history`: the overview of the installation, one task, and its recorded moves.
+"""`interlock status`: the overview of the installation, and one task.
 
 Invariant: nothing is inferred: everything shown of a task, including the reason why it waits, is stored in its row. A
 page that leaves rows out says so.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from uuid import UUID
 
 import typer
 
-from interlock.cli.app_context import InJson, run_with_app
+from interlock.cli.app_context import run_with_app
 from interlock.cli.format import (
     format_duration,
     format_fields,
@@ -24,7 +23,6 @@ from interlock.cli.format import (
     format_period,
     format_relative_time,
     format_table,
-    format_time,
     format_time_and_distance,
     print_note,
 )
@@ -49,8 +47,9 @@ from interlock.store.workers import LiveProcess
 WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 MAX_ROWS = 20  # of each table of the overview; --json has them all
-LIMIT_HEADER = ("limit", "rule", "running", "starts", "weight", "cost", "waiting", "next")
+LIMIT_HEADER = ("limit", "rule", "running", "starts", "weight", "cost", "waiting", "next", "override")
 SCHEDULE_HEADER = ("schedule", "task or workflow", "rhythm", "next", "last", "state")
+EVENT_SYSTEMS = ("handlers", "orchestration")
 EVENT_COUNTERS = ("received", "dispatched", "completed", "failed", "mismatched", "fallback_hits")
 TIMES = ("run_at", "lease_expires_at", "cancel_requested_at", "created_at", "started_at", "finished_at")
 PLAIN_FIELDS = (
@@ -93,39 +92,6 @@ def status(
         run_with_app(Interlock(config=context.obj), partial(_watch, look=look, clear=clear))
     except KeyboardInterrupt:  # the normal end of --watch
         print_note("")
-
-
-def history(
-    context: typer.Context,
-    task_id: Annotated[str, typer.Argument(help="The task.", metavar="ID")],
-    in_json: InJson = False,
-) -> None:
-    """Show the recorded moves of a task, oldest first.
-
-    Example: `interlock history ID`.
-    """
-
-    async def read(app: Interlock) -> str:
-        handle = app.handle(task_id)
-        records = await handle.history()
-        if not records:
-            message = f"there is no record of a task {handle.id}: never stored, or deleted by retention"
-            raise await _unknown_task(app, handle.id, message)
-        if in_json:
-            return format_json([asdict(record) for record in records])
-        header = ("time (UTC)", "from", "event", "to", "attempt", "actor", "role", "reason")
-        return format_table(
-            header,
-            (
-                (
-                    *(format_time(r.recorded_at), r.from_state, r.event, r.to_state),
-                    *(r.attempt, r.actor, r.database_role, r.reason),
-                )
-                for r in records
-            ),
-        )
-
-    typer.echo(run_with_app(Interlock(config=context.obj), read))
 
 
 async def _unknown_task(app: Interlock, id_: UUID, message: str) -> UnknownTaskError:
@@ -201,8 +167,10 @@ def _processes(seen: Overview) -> Iterable[Sequence[object]]:
 
 def _event_counters(processes: Iterable[LiveProcess]) -> Iterable[Sequence[object]]:
     for process in processes:
-        for system, figures in sorted(process.statistics.items()):
-            yield process.id, system, *(figures.get(kind, "-") for kind in EVENT_COUNTERS)
+        for system in EVENT_SYSTEMS:
+            if system in process.statistics:
+                figures = process.statistics[system]
+                yield process.id, system, *(figures.get(kind, "-") for kind in EVENT_COUNTERS)
 
 
 def _count(counts: Mapping[str, StateCount], state: str) -> int:
@@ -228,7 +196,7 @@ def _paused(seen: Overview) -> Iterable[Sequence[object]]:
 
 
 def limit_row(limit: LimitUse) -> Sequence[object]:
-    """Return the columns of a limit: key, rule, running, starts, weight, cost, waiting, next."""
+    """Return the columns of a limit: key, rule, running, starts, weight, cost, waiting, next, override."""
     per = "" if limit.period is None else f" per {format_period(limit.period)}"
 
     def use(used: float, most: float | None, unit: str = per) -> str:
@@ -238,7 +206,18 @@ def limit_row(limit: LimitUse) -> Sequence[object]:
     running = use(limit.taken, limit.max_running, "")
     starts, weight = use(limit.starts, limit.max_starts), use(limit.weight, limit.max_weight)
     next_at = "" if limit.next_at is None else f"{limit.next_at:%Y-%m-%d %H:%M:%S %Z}"
-    return limit.key, rule, running, starts, weight, use(limit.cost, limit.max_cost), limit.waiting, next_at
+    cost, override = use(limit.cost, limit.max_cost), _format_override(limit)
+    return limit.key, rule, running, starts, weight, cost, limit.waiting, next_at, override
+
+
+def _format_override(limit: LimitUse) -> str:
+    """Say who overrides the declared rule, and its bounds."""
+    if limit.overridden_at is None:
+        return ""
+    if limit.declared is None:
+        return f"by {limit.overridden_by}, none declared"
+    bounds = (f"{name} {value:g}" for name, value in sorted(limit.declared.items()) if value is not None)
+    return f"by {limit.overridden_by}, declared: {', '.join(bounds)}"
 
 
 def schedule_row(schedule: ScheduleState, now: datetime) -> Sequence[object]:

@@ -15,11 +15,13 @@ from typing import Annotated, Any
 import typer
 
 from interlock.cli.app_context import InJson, Reason, Yes, database_running, run_with_app
+from interlock.cli.enqueue import parse_past_time
 from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.client.app import Interlock
 from interlock.client.task_handle import UNFINISHED, Affected, TaskHandle, TaskStatus, refuse_step
 from interlock.errors import ConfigError
 from interlock.lifecycle import TASK_ROW, TaskRowEvent, TaskRowState
+from interlock.store.leader import read_clock
 from interlock.store.task_admin import TaskSummary
 
 app = typer.Typer(
@@ -42,6 +44,7 @@ Type = Annotated[str | None, typer.Option("--type", help="Of this type.")]
 Tag = Annotated[str | None, typer.Option(help="With this tag.")]
 Most = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many tasks, newest first.")]
 Every = Annotated[bool, typer.Option("--all", help="All tasks in a state that allows it.")]
+Preview = Annotated[bool, typer.Option("--preview", help="Show how many tasks match the filter, and change nothing.")]
 
 
 @app.command("list")
@@ -51,18 +54,43 @@ def list_(
     namespace: Namespace = None,
     type_: Type = None,
     tag: Tag = None,
+    job: Annotated[str | None, typer.Option(help="Steps of this job.", metavar="ID")] = None,
+    worker: Annotated[str | None, typer.Option(help="Held by this worker now or last.", metavar="ID")] = None,
+    correlation_id: Annotated[str | None, typer.Option(help="With this correlation id.", metavar="ID")] = None,
+    request_id: Annotated[str | None, typer.Option(help="Enqueued with this request id.", metavar="ID")] = None,
+    unique_key: Annotated[str | None, typer.Option(help="With this unique key.", metavar="KEY")] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Enqueued at this time or later: 2h (ago), or a time with its zone.", metavar="TIME"),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="Enqueued before this time: 2h (ago), or a time with its zone.", metavar="TIME")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many tasks.")] = 20,
     before: Annotated[
         str | None, typer.Option(help="Continue after this task, the last of the previous page.", metavar="ID")
     ] = None,
     in_json: InJson = False,
 ) -> None:
-    """List tasks, newest first."""
+    """List tasks that meet all conditions, newest first.
+
+    Example: `interlock tasks list --state error --type charge --since 2h`.
+    """
 
     async def find(used: Interlock) -> list[TaskSummary]:
-        after = None if before is None else used.handle(before).id
-        wanted = _wanted(state, namespace, type_, tag, limit)
-        return await used.find(**wanted, before=after)
+        async with used.connection() as connection:
+            now = await read_clock(connection, now=used.now())
+        return await used.find(
+            **_wanted(state, namespace, type_, tag, limit),
+            before=None if before is None else used.handle(before).id,
+            job=job,
+            worker=worker,
+            correlation_id=correlation_id,
+            request_id=request_id,
+            unique_key=unique_key,
+            created_after=parse_past_time("--since", since, now),
+            created_before=parse_past_time("--until", until, now),
+        )
 
     found = run_with_app(Interlock(config=context.obj), find)
     if in_json:
@@ -87,6 +115,7 @@ def cancel(
     force: Annotated[
         bool, typer.Option("--force", help="Cancel running tasks at once, without waiting for their workers.")
     ] = False,
+    preview: Preview = False,
     yes: Yes = False,
     in_json: InJson = False,
 ) -> None:
@@ -104,7 +133,8 @@ def cancel(
         by_filter=partial(used.cancel, reason=reason, force=force),
         by_id=by_id,
     )
-    perform(used, act, ids or [], _wanted(state, namespace, type_, tag, limit), every=every, yes=yes, in_json=in_json)
+    asked = Asked(every=every, preview=preview, yes=yes, in_json=in_json)
+    perform(used, act, ids or [], _wanted(state, namespace, type_, tag, limit), asked)
 
 
 @app.command()
@@ -118,6 +148,7 @@ def requeue(
     limit: Most = None,
     every: Every = False,
     reason: Reason = None,
+    preview: Preview = False,
     yes: Yes = False,
     in_json: InJson = False,
 ) -> None:
@@ -139,7 +170,8 @@ def requeue(
         by_id=by_id,
         check=refuse_step,
     )
-    perform(used, act, ids or [], _wanted(state, namespace, type_, tag, limit), every=every, yes=yes, in_json=in_json)
+    asked = Asked(every=every, preview=preview, yes=yes, in_json=in_json)
+    perform(used, act, ids or [], _wanted(state, namespace, type_, tag, limit), asked)
 
 
 def _wanted(
@@ -162,17 +194,28 @@ class BulkAction:
     check: Callable[[TaskStatus], None] | None = None  # raises for a task that it does not apply to, before any changes
 
 
-def perform(
-    app: Interlock, act: BulkAction, ids: Sequence[str], given: dict[str, Any], *, every: bool, yes: bool, in_json: bool
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How an operation is to be performed: the flags of the command."""
+
+    every: bool
+    preview: bool
+    yes: bool
+    in_json: bool
+
+
+def perform(app: Interlock, act: BulkAction, ids: Sequence[str], given: dict[str, Any], asked: Asked) -> None:
     """Check the arguments, show a preview, ask, execute, and print the result."""
-    wanted = _check_filter(act, ids, {name: value for name, value in given.items() if value is not None}, every=every)
+    wanted = {name: value for name, value in given.items() if value is not None}
+    wanted = _check_filter(act, ids, wanted, every=asked.every)
     # The question is asked outside of an event loop: inside one, Ctrl-C would not end it.
     with database_running(app):
+        if ids and asked.preview:
+            raise ConfigError("--preview is for a filter; `interlock tasks list` and `interlock status ID` show tasks")
         if ids:
-            _perform_by_id(app, act, list(dict.fromkeys(ids)), yes=yes, in_json=in_json)
+            _perform_by_id(app, act, list(dict.fromkeys(ids)), yes=asked.yes, in_json=asked.in_json)
         else:
-            _perform_by_filter(app, act, wanted, yes=yes, in_json=in_json)
+            _perform_by_filter(app, act, wanted, asked)
 
 
 def format_tasks(tasks: Iterable[Shown]) -> str:
@@ -207,16 +250,22 @@ def _check_filter(act: BulkAction, ids: Sequence[str], wanted: dict[str, Any], *
     return {"states": act.default, **wanted}
 
 
-def _perform_by_filter(app: Interlock, act: BulkAction, wanted: dict[str, Any], *, yes: bool, in_json: bool) -> None:
+def _perform_by_filter(app: Interlock, act: BulkAction, wanted: dict[str, Any], asked: Asked) -> None:
     found = run_with_app(app, lambda _: act.by_filter(**wanted, preview=True))
-    touched = found
-    if found.count:
-        _confirm(act, found.count, found.tasks, yes=yes)
-        touched = run_with_app(app, lambda _: act.by_filter(**wanted))
-    document = {"count": touched.count, "tasks": [asdict(task) for task in touched.tasks]}
+    touched, done = found, act.done
+    if asked.preview:
+        done = f"would be {act.done}"
+        if found.count and not asked.in_json:
+            print_note(_format_preview(found.count, found.tasks))
+    elif found.count:
+        _confirm(act, found.count, found.tasks, yes=asked.yes)
+        touched = run_with_app(app, lambda _: act.by_filter(**wanted, horizon=found.horizon))
+    document: dict[str, Any] = {"count": touched.count, "tasks": [asdict(task) for task in touched.tasks]}
     if touched.steps_left_out:
         document["steps_left_out"] = touched.steps_left_out
-    typer.echo(format_json(document) if in_json else f"{_number(touched.count)} {act.done}")
+    if asked.preview:
+        document["preview"] = True
+    typer.echo(format_json(document) if asked.in_json else f"{_number(touched.count)} {done}")
     if touched.count < found.count:
         print_note(f"{found.count - touched.count} others changed meanwhile, or another task has their unique key")
     if touched.steps_left_out:
@@ -251,14 +300,17 @@ def _confirm(act: BulkAction, count: int, tasks: Sequence[Shown], *, yes: bool) 
     """Show the tasks that are about to change and ask for confirmation."""
     if yes:
         return
-    print_note(format_tasks(tasks[:PREVIEW_SIZE]))
-    if count > PREVIEW_SIZE:
-        print_note(f"… and {count - PREVIEW_SIZE} more")
+    print_note(_format_preview(count, tasks))
     if not sys.stdin.isatty():
         raise ConfigError(f"{act.verb} {_number(count)}? There is no terminal to ask on; --yes does it without asking")
     if not typer.confirm(f"{act.verb} {_number(count)}?", err=True):
         print_note("nothing was changed")
         raise typer.Exit(1)
+
+
+def _format_preview(count: int, tasks: Sequence[Shown]) -> str:
+    shown = format_tasks(tasks[:PREVIEW_SIZE])
+    return f"{shown}\n… and {count - PREVIEW_SIZE} more" if count > PREVIEW_SIZE else shown
 
 
 def _number(count: int) -> str:

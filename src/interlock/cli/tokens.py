@@ -1,6 +1,7 @@
-"""`interlock token`: create, list and revoke the tokens of the supervisor's API.
+"""`interlock token`: create, list and revoke the tokens of the supervisor's API, and print the local one.
 
-Invariant: the secret of a token is printed once, when the token is created.
+Invariant: the secret of a token is printed once, when the token is created. The local token stands in a file of this
+user, and can be printed again.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import typer
 from interlock.cli.app_context import InJson, run_with_connection
 from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.store.access import TokenScope, create_token, list_tokens, revoke_token
+from interlock.supervisor.local_token import ensure_local_token
 
 app = typer.Typer(
-    help="Create, list and revoke tokens of the API.",
+    help="Create, list and revoke tokens of the API; print the local one.",
     epilog="Example: interlock token create ci --scope operate --days 90",
     no_args_is_help=True,
 )
 
-HEADER = ("name", "scope", "made (UTC)", "by", "expires", "last used", "revoked")
+HEADER = ("name", "scope", "namespaces", "made (UTC)", "by", "expires", "last used", "revoked")
 
 Name = Annotated[str, typer.Argument(help="The name of the token, which records show as the actor.", metavar="NAME")]
 
@@ -33,6 +35,10 @@ def create(
     scope: Annotated[
         TokenScope, typer.Option(help="The rights: read, operate (and read), or admin (everything).")
     ] = TokenScope.READ,
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(help="Limit it to this namespace; can be repeated. All namespaces unless given.", metavar="NAME"),
+    ] = None,
     days: Annotated[int | None, typer.Option(min=1, max=36_500, help="Days until it expires.")] = None,
     in_json: InJson = False,
 ) -> None:
@@ -41,11 +47,12 @@ def create(
     token, secret = run_with_connection(
         context,
         lambda connection, used: create_token(
-            connection, name, scope, actor=used.actor, lifetime=lifetime, now=used.now()
+            connection, name, scope, actor=used.actor, namespaces=namespace or None, lifetime=lifetime, now=used.now()
         ),
     )
     if not in_json:
-        print_note(f"token {name} with scope {scope}; keep it, it is not shown again")
+        limited = f" in {', '.join(token.namespaces)}" if token.namespaces else ""
+        print_note(f"token {name} with scope {scope}{limited}; keep it, it is not shown again")
     typer.echo(format_json({**asdict(token), "token": secret}) if in_json else secret)
 
 
@@ -64,6 +71,7 @@ def list_(
         (
             t.name,
             t.scope,
+            ", ".join(t.namespaces) if t.namespaces else "all",
             format_time(t.created_at),
             t.created_by,
             format_time(t.expires_at),
@@ -73,6 +81,22 @@ def list_(
         for t in found
     )
     typer.echo(format_table(HEADER, rows))
+
+
+@app.command()
+def local(
+    context: typer.Context,
+    path: Annotated[bool, typer.Option("--path", help="Print the path of its file instead.")] = False,
+) -> None:
+    """Print the token of this user and data directory; it is made if there is none.
+
+    Example: `curl -H "Authorization: Bearer $(interlock token local)" http://127.0.0.1:8321/api/tasks`.
+    """
+    token = run_with_connection(
+        context,
+        lambda connection, used: ensure_local_token(connection, used.config, actor=used.actor, now=used.now()),
+    )
+    typer.echo(token.path if path else token.secret)
 
 
 @app.command()

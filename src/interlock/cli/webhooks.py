@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from interlock.cli.app_context import InJson, run_with_connection
 from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.errors import ConfigError
-from interlock.store.webhooks import GivenUpWebhook, list_given_up_webhooks, retry_given_up_webhooks
+from interlock.store.webhooks import (
+    GivenUpWebhook,
+    discard_given_up_webhooks,
+    list_given_up_webhooks,
+    retry_given_up_webhooks,
+)
+
+if TYPE_CHECKING:
+    from interlock.client.app import Interlock
+    from interlock.postgres.connection import Connection
 
 app = typer.Typer(
-    help="List and retry dead letters: webhooks that were given up after repeated failures.",
+    help="List, retry and discard dead letters: webhooks that were given up after repeated failures.",
     epilog="Example: interlock webhooks retry --all",
     no_args_is_help=True,
 )
@@ -20,6 +30,7 @@ app = typer.Typer(
 HEADER = ("id", "given up (UTC)", "tries", "of", "task or job", "state", "url", "error")
 
 Ids = Annotated[list[int] | None, typer.Argument(help="The webhooks; or --all.", metavar="ID...")]
+Every = Annotated[bool, typer.Option("--all", help="All webhooks that were given up.")]
 
 
 @app.command("list")
@@ -43,21 +54,37 @@ def _row(webhook: GivenUpWebhook) -> tuple[object, ...]:
 
 
 @app.command()
-def retry(
-    context: typer.Context,
-    ids: Ids = None,
-    every: Annotated[bool, typer.Option("--all", help="All webhooks that were given up.")] = False,
-) -> None:
+def retry(context: typer.Context, ids: Ids = None, every: Every = False) -> None:
     """Send given-up webhooks again, with a new set of tries. Prints their number.
 
     Retry after the receiver answers again; a worker sends them.
     """
-    if every == bool(ids):
-        raise ConfigError("retry needs the ids of webhooks, or --all, not both")
-    retried = run_with_connection(
-        context, lambda connection, app: retry_given_up_webhooks(connection, ids or None, now=app.now())
+    _change(
+        context,
+        ids,
+        every,
+        "retry",
+        lambda connection, app: retry_given_up_webhooks(connection, ids or None, now=app.now()),
     )
-    typer.echo(retried)
-    if ids and retried < len(set(ids)):
+
+
+@app.command()
+def discard(context: typer.Context, ids: Ids = None, every: Every = False) -> None:
+    """Delete given-up webhooks: they are never sent. Prints their number."""
+    _change(context, ids, every, "discard", lambda connection, _: discard_given_up_webhooks(connection, ids or None))
+
+
+def _change(
+    context: typer.Context,
+    ids: list[int] | None,
+    every: bool,
+    verb: str,
+    change: Callable[[Connection, Interlock], Awaitable[list[int]]],
+) -> None:
+    if every == bool(ids):
+        raise ConfigError(f"{verb} needs the ids of webhooks, or --all, not both")
+    changed = run_with_connection(context, change)
+    typer.echo(len(changed))
+    if ids and len(changed) < len(set(ids)):
         print_note("the others were not given up, or do not exist; `interlock webhooks list` shows them")
         raise typer.Exit(1)

@@ -21,7 +21,14 @@ from weakref import WeakKeyDictionary, WeakSet
 from interlock.client.enqueue import BulkEnqueue, require_prepared
 from interlock.client.explain import explain
 from interlock.client.hooks import check_lifespan
-from interlock.client.job_handle import JobHandle, as_job_id, find_inbox_items, find_job_summaries
+from interlock.client.job_handle import (
+    JobHandle,
+    JobSummary,
+    as_job_id,
+    find_inbox_items,
+    find_job_summaries,
+    known_fields,
+)
 from interlock.client.registry import Definitions
 from interlock.client.results import ResultWatcher
 from interlock.client.submit import check_requests, submit_as_text, submit_requests
@@ -40,20 +47,24 @@ from interlock.errors import (
     MigrationError,
 )
 from interlock.lifecycle import TaskRowState
-from interlock.model.options import check_id, check_text, integer_check
+from interlock.model.options import check_id, check_name, check_text, integer_check
 from interlock.postgres.connection import ConnectionPool, connect, database_url
 from interlock.postgres.notifier import Notifier
 from interlock.store.enqueue import is_copyable
+from interlock.store.jobs import find_job_page
 from interlock.store.limits import pause_namespace, put_limits, resume_namespace
+from interlock.store.lists import ListPage
 from interlock.store.schedules import put_schedules
 from interlock.store.task_admin import (
     cancel_tasks,
     count_steps,
+    find_task_page,
     find_tasks,
     requeue_unless_duplicate,
 )
 from interlock.store.workflows import put_workflow
 from interlock.telemetry import log
+from interlock.tracing import find_tracer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -62,17 +73,20 @@ if TYPE_CHECKING:
     from types import ModuleType
     from uuid import UUID
 
+    from opentelemetry.trace import Tracer
+
     from interlock.client.explain import Explanation
     from interlock.client.hooks import Lifespan
-    from interlock.client.job_handle import InboxItem, JobSummary
+    from interlock.client.job_handle import InboxItem
     from interlock.client.submit import JobRequest, SubmitOptions
-    from interlock.client.task_handle import Affected
+    from interlock.client.task_handle import Affected, TaskConditions
     from interlock.client.workflow import Workflow
     from interlock.model.options import NewTask
     from interlock.postgres.connection import AsyncConnection, Connection, SyncConnection
     from interlock.postgres.query import PortableStatement
+    from interlock.store.jobs import JobFilter
     from interlock.store.schedules import Schedule
-    from interlock.store.task_admin import TaskSummary
+    from interlock.store.task_admin import TaskFilter, TaskSummary
 
 
 T = TypeVar("T")
@@ -154,6 +168,8 @@ class Interlock(Definitions):
         self.config = Config.load(given) if config is None else config.with_flags(given)
         self.actor = _checked(check_text, "actor", actor, ConfigError)
         self.clock = clock
+        # limits what `find`, `find_jobs`, `inbox`, `cancel` and `requeue` reach; set for tokens with such a limit
+        self.reachable_namespaces: list[str] | None = None
         self._max_connections = _checked(_check_max_connections, "max_connections", max_connections, ConfigError)
         # one per loop: a lock belongs to the event loop in which it was awaited
         self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
@@ -238,6 +254,11 @@ class Interlock(Definitions):
         """Borrow a connection of the app's pool, in autocommit mode."""
         return self._connections().pool.connection()
 
+    @property
+    def tracer(self) -> Tracer | None:
+        """The tracer of the program's OpenTelemetry provider; None if it has none, or if tracing is switched off."""
+        return find_tracer(enabled=self.config.tracing)
+
     def now(self) -> datetime | None:
         """Return the time of the clock that a test controls; None means the server's clock."""
         return None if self.clock is None else self.clock()
@@ -266,7 +287,8 @@ class Interlock(Definitions):
         returns the other job, "cancel_in_progress" cancels the others first. With `debounce`, the job starts so many
         seconds later, unless it is replaced by another submit before; `debounce_max` limits that.
         """
-        (job,) = await submit_requests(self, [{**options, "workflow": workflow, "input": input}], connection)
+        request: JobRequest = {**options, "workflow": workflow, "input": input}
+        (job,) = await submit_requests(self, [request], connection, as_list=False)
         return job
 
     async def submit_many(
@@ -274,7 +296,7 @@ class Interlock(Definitions):
     ) -> list[JobHandle]:
         """Submit jobs of any workflows, all or none; return their handles in the same order.
 
-        Each is a mapping with `workflow`, `input` and the options of `submit`.
+        Each is a mapping with `workflow`, `input` and the options of `submit`. ElementsError names all invalid ones.
         """
         return await submit_requests(self, check_requests(jobs), connection)
 
@@ -294,9 +316,13 @@ class Interlock(Definitions):
         """Return the handle of a job by its id."""
         return JobHandle(self, as_job_id(id_))
 
-    async def explain(self, id_: UUID | str) -> Explanation:
-        """Explain the state of a task or a job: since when, why it is not moving, and what it waits for."""
-        return await explain(self, id_)
+    async def explain(self, id_: UUID | str, *, kind: str | None = None, at: datetime | None = None) -> Explanation:
+        """Explain a task, job, worker, namespace, schedule or limit: why it does not move, and what would unblock it.
+
+        Without `kind`, the id or the name tells it. With `at`, the answer is that of an earlier moment, as far as the
+        records tell.
+        """
+        return await explain(self, id_, kind=kind, at=at)
 
     async def find_jobs(
         self,
@@ -311,6 +337,8 @@ class Interlock(Definitions):
         parent: UUID | str | JobHandle | None = None,
         created_after: datetime | None = None,
         created_before: datetime | None = None,
+        request_id: str | None = None,
+        correlation_id: UUID | str | None = None,
         limit: int = 100,
         before: UUID | None = None,
     ) -> list[JobSummary]:
@@ -330,9 +358,18 @@ class Interlock(Definitions):
             parent=parent,
             created_after=created_after,
             created_before=created_before,
+            request_id=request_id,
+            correlation_id=correlation_id,
             limit=limit,
             before=before,
         )
+
+    async def find_job_page(self, wanted: JobFilter, *, limit: int, before: UUID | None = None) -> ListPage[JobSummary]:
+        """Find one page of jobs by one bounded statement: a page with a `next` may be short, or empty."""
+        async with self.connection() as connection:
+            reachable = replace(wanted, namespaces=self.reachable_namespaces)
+            page = await find_job_page(connection, reachable, limit=limit, before=before, now=self.now())
+        return ListPage([JobSummary(**known_fields(JobSummary, row)) for row in page.items], page.next)
 
     async def inbox(
         self,
@@ -361,6 +398,7 @@ class Interlock(Definitions):
 
         return await BulkEnqueue(self, handle).enqueue(
             ((task, task.input) for task in given),
+            count=len(given),
             copy_to=sorted({task.namespace for task in given}) if all(map(is_copyable, given)) else None,
             connection=connection,
         )
@@ -374,13 +412,23 @@ class Interlock(Definitions):
         tag: str | None = None,
         limit: int = 100,
         before: UUID | None = None,
+        **conditions: Unpack[TaskConditions],
     ) -> list[TaskSummary]:
-        """Find tasks, newest first; `before` is the last id of the previous page."""
-        matching = task_filter(states, namespace, type, tag)
+        """Find tasks that meet all conditions, newest first; `before` is the last id of the previous page.
+
+        Further conditions are `job`, `worker`, `correlation_id`, `request_id`, `unique_key`, `created_after` and
+        `created_before`.
+        """
+        matching = self._reachable(task_filter(states, namespace, type, tag, **conditions))
         if limit < 0:
             raise InputError(f"limit must be 0 or more, got {limit}")
         async with self.connection() as connection:
-            return await find_tasks(connection, matching, limit=limit, before=before)
+            return await find_tasks(connection, matching, limit=limit, before=before, now=self.now())
+
+    async def find_page(self, wanted: TaskFilter, *, limit: int, before: UUID | None = None) -> ListPage[TaskSummary]:
+        """Find one page of tasks by one bounded statement: a page with a `next` may be short, or empty."""
+        async with self.connection() as connection:
+            return await find_task_page(connection, self._reachable(wanted), limit=limit, before=before, now=self.now())
 
     async def cancel(
         self,
@@ -393,15 +441,19 @@ class Interlock(Definitions):
         reason: str | None = None,
         force: bool = False,
         preview: bool = False,
+        horizon: datetime | None = None,
     ) -> Affected:
-        """Cancel all tasks that match a filter, in batches; ask for running ones to stop, unless `force`."""
+        """Cancel all tasks that match a filter, in batches; ask for running ones to stop, unless `force`.
+
+        `horizon` is that of an earlier preview: tasks that were enqueued after it are left alone.
+        """
 
         async def cancel_page(connection: Connection, ids: list[UUID]) -> list[UUID]:
             found = await cancel_tasks(connection, ids, actor=self.actor, reason=reason, force=force, now=self.now())
             return found.canceled + found.requested
 
-        matching = task_filter(states, namespace, type, tag)
-        return await apply_to_tasks(self, cancel_page, matching, limit, preview=preview)
+        matching = self._reachable(task_filter(states, namespace, type, tag))
+        return await apply_to_tasks(self, cancel_page, matching, limit, preview=preview, horizon=horizon)
 
     async def requeue(
         self,
@@ -413,23 +465,25 @@ class Interlock(Definitions):
         limit: int | None = None,
         reason: str | None = None,
         preview: bool = False,
+        horizon: datetime | None = None,
     ) -> Affected:
         """Requeue all tasks that match a filter, with new tries, in batches: those in error, or canceled ones if named.
 
-        Steps are left out and counted in the answer: `job.retry_from(step)` submits their job again.
+        Steps are left out and counted in the answer: `job.retry_from(step)` submits their job again. `horizon` is that
+        of an earlier preview: tasks that have ended after it are left alone.
         """
 
         async def requeue_page(connection: Connection, ids: list[UUID]) -> list[UUID]:
             return await requeue_unless_duplicate(connection, ids, actor=self.actor, reason=reason, now=self.now())
 
-        matching = replace(task_filter(states, namespace, type, tag), standalone=True)
-        affected = await apply_to_tasks(self, requeue_page, matching, limit, preview=preview)
+        matching = replace(self._reachable(task_filter(states, namespace, type, tag)), standalone=True)
+        affected = await apply_to_tasks(self, requeue_page, matching, limit, preview=preview, horizon=horizon)
         async with self.connection() as connection:
             return replace(affected, steps_left_out=await count_steps(connection, matching))
 
     async def pause(self, namespace: str, reason: str | None = None) -> int:
         """Pause a namespace: no task of it starts until `resume`. Return how many tasks are held."""
-        name = _checked(check_text, "namespace", namespace, InputError)
+        name = _checked(check_name, "namespace", namespace, InputError)
         async with self.connection() as connection:
             return await pause_namespace(connection, name, reason, self.actor, now=self.now())
 
@@ -437,6 +491,9 @@ class Interlock(Definitions):
         """Resume a namespace; return how many tasks were held."""
         async with self.connection() as connection:
             return await resume_namespace(connection, namespace, self.actor, now=self.now())
+
+    def _reachable(self, wanted: TaskFilter) -> TaskFilter:
+        return replace(wanted, namespaces=self.reachable_namespaces)
 
     def _app(self) -> Interlock:
         return self

@@ -6,7 +6,7 @@ Invariant: arguments and options are checked before a statement is sent, and eve
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack, overload
@@ -38,6 +38,7 @@ from interlock.store.enqueue import (
     enqueue_tasks_blocking,
     is_copyable,
 )
+from interlock.tracing import ProducerSpan, current_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -89,8 +90,10 @@ class Enqueuer(Generic[P, R]):
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
         """Store one task in its own transaction."""
         task = self.prepare(*args, **kwargs)
-        async with self._app.connection() as connection:
-            return self._handle(await enqueue_task(connection, task, actor=self._app.actor))
+        with self._span(task) as span:
+            async with self._app.connection() as connection:
+                stored = await enqueue_task(connection, _traced(task, span), actor=self._app.actor)
+            return self._handle(stored, span)
 
     def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:
         """Store one task and return a blocking handle: for code that is not async, from any thread."""
@@ -110,12 +113,20 @@ class Enqueuer(Generic[P, R]):
         """Store one task in the caller's transaction; await the call when the psycopg connection is async."""
         task = self.prepare(*args, **kwargs)
         if is_blocking(connection):
-            return self._handle(enqueue_task_blocking(connection, task, actor=self._app.actor))
+            with self._span(task) as span:
+                stored = enqueue_task_blocking(connection, _traced(task, span), actor=self._app.actor)
+                return self._handle(stored, span)
         return self._enqueue_on(connection, task)
 
     def enqueue_statement(self, /, *args: P.args, **kwargs: P.kwargs) -> PortableStatement:
-        """Return a statement that stores one task, for a transaction of any other driver."""
-        return enqueue_as_text(self.prepare(*args, **kwargs), actor=self._app.actor)
+        """Return a statement that stores one task, for a transaction of any other driver.
+
+        The task continues the trace of the active span.
+        """
+        task = self.prepare(*args, **kwargs)
+        if task.traceparent is None and self._app.tracer is not None:
+            task = replace(task, traceparent=current_traceparent())
+        return enqueue_as_text(task, actor=self._app.actor)
 
     async def enqueue_many(
         self,
@@ -138,14 +149,23 @@ class Enqueuer(Generic[P, R]):
 
         return await BulkEnqueue(app, handle).enqueue(
             (self._bulk_item(shared, encode(arguments)) for arguments in mappings),
+            type_=task.name,
+            count=len(mappings) if isinstance(mappings, Sized) else None,
             copy_to=[shared.namespace] if is_copyable(shared) else None,
             connection=connection,
         )
 
     async def _enqueue_on(self, connection: AsyncConnection, task: NewTask) -> TaskHandle[R]:
-        return self._handle(await enqueue_task_on(connection, task, actor=self._app.actor))
+        with self._span(task) as span:
+            stored = await enqueue_task_on(connection, _traced(task, span), actor=self._app.actor)
+            return self._handle(stored, span)
 
-    def _handle(self, stored: Enqueued) -> TaskHandle[R]:
+    def _span(self, task: NewTask) -> ProducerSpan:
+        tracer = self._app.tracer if task.traceparent is None else None
+        return ProducerSpan(tracer, "enqueue", task.type, namespace=task.namespace)
+
+    def _handle(self, stored: Enqueued, span: ProducerSpan) -> TaskHandle[R]:
+        span.stored(stored.id, created=stored.created)
         return TaskHandle(self._app, stored.id, self._task, stored.created)
 
     def _bulk_item(self, shared: NewTask, stored_input: dict[str, Any]) -> BulkItem:
@@ -231,17 +251,24 @@ class BulkEnqueue(Generic[Made]):
         *,
         copy_to: Sequence[str] | None,
         connection: AsyncConnection | SyncConnection | None = None,
+        type_: str | None = None,
+        count: int | None = None,
     ) -> Sequence[Made]:
         """Store all items, in the connection's transaction if one is given, else in a new one.
 
-        `copy_to` lists the namespaces if all tasks can be stored by COPY, and is None otherwise.
+        `copy_to` lists the namespaces if all tasks can be stored by COPY, and is None otherwise. `type_` and `count`
+        describe the tasks in the span, which all of them continue.
         """
-        if connection is None:
-            async with self._app.connection() as own:
-                return await self._store(own, items, copy_to)
-        if is_blocking(connection):
-            return self._store_in_batches_blocking(connection, items)
-        return await self._store(connection, items, copy_to)
+        namespace = copy_to[0] if copy_to is not None and len(copy_to) == 1 else None
+        with ProducerSpan(self._app.tracer, "enqueue", type_, namespace=namespace, count=count) as span:
+            if span.traceparent is not None:
+                items = _all_traced(items, span)
+            if connection is None:
+                async with self._app.connection() as own:
+                    return await self._store(own, items, copy_to)
+            if is_blocking(connection):
+                return self._store_in_batches_blocking(connection, items)
+            return await self._store(connection, items, copy_to)
 
     async def _store(
         self, connection: AsyncConnection, items: Iterator[BulkItem], copy_to: Sequence[str] | None
@@ -286,6 +313,23 @@ class BulkEnqueue(Generic[Made]):
 
     def _make_all(self, tasks: list[NewTask], stored: list[Enqueued]) -> list[Made]:
         return [self._make(task.type, id_, created) for task, (id_, created) in zip(tasks, stored, strict=True)]
+
+
+def _traced(task: NewTask, span: ProducerSpan) -> NewTask:
+    """Return the task with the trace of the span that stores it, unless it has one."""
+    if span.traceparent is None or task.traceparent is not None:
+        return task
+    return replace(task, traceparent=span.traceparent)
+
+
+def _all_traced(items: Iterable[BulkItem], span: ProducerSpan) -> Iterator[BulkItem]:
+    """Give all items the trace of the span that stores them; consecutive items keep sharing their row."""
+    before: NewTask | None = None
+    traced: NewTask | None = None
+    for shared, stored_input in items:
+        if traced is None or shared is not before:
+            before, traced = shared, _traced(shared, span)
+        yield traced, stored_input
 
 
 def _endless_numbers() -> Iterator[int]:

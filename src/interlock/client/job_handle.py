@@ -20,8 +20,10 @@ from interlock.model.options import (
     check_tags,
     check_time,
 )
-from interlock.store.jobs import JobFilter, find_jobs, read_job_history, read_jobs, read_steps
+from interlock.store.history import read_history
+from interlock.store.jobs import JobFilter, find_jobs, read_jobs, read_steps
 from interlock.store.signals import InboxFilter, read_inbox, read_signals
+from interlock.tracing import ProducerSpan
 from interlock.workflow.cancel import cancel_job
 from interlock.workflow.retry_from import retry_job_from
 from interlock.workflow.signals import send_signal
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.client.app import Interlock
+    from interlock.store.history import HistoryRecord
 
 
 SignalOutcome = Literal["sent", "already sent"]
@@ -127,23 +130,6 @@ class StepStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobRecord:
-    """One transition in the history of a job."""
-
-    from_state: JobState | None
-    to_state: JobState
-    event: str
-    reason: str | None
-    actor: str
-    database_role: str
-    recorded_at: datetime
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "from_state", None if self.from_state is None else JobState(self.from_state))
-        object.__setattr__(self, "to_state", JobState(self.to_state))  # the row has strings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SentSignal:
     """A signal that was sent to a job, or the answer to an approval, and the step that consumed it, if one has."""
 
@@ -197,9 +183,7 @@ class JobHandle:
         async with self._app.connection() as connection:
             rows = await read_jobs(connection, [self.id])
         if not rows:
-            raise UnknownJobError(
-                f"there is no job {self.id}: it was never submitted, is not committed yet, or was pruned"
-            )
+            raise unknown_job_error(self.id)
         return JobStatus(**known_fields(JobStatus, rows[0]))
 
     async def steps(self) -> list[StepStatus]:
@@ -210,11 +194,10 @@ class JobHandle:
             await self.status()  # a job has steps, so this raises UnknownJobError
         return [StepStatus(**known_fields(StepStatus, row)) for row in rows]
 
-    async def history(self) -> list[JobRecord]:
-        """Read all transitions of the job, oldest first."""
+    async def history(self, *, at: datetime | None = None) -> list[HistoryRecord]:
+        """Read all transitions of the job, oldest first, checked against the lifecycle; with `at`, those until then."""
         async with self._app.connection() as connection:
-            rows = await read_job_history(connection, self.id)
-        return [JobRecord(**known_fields(JobRecord, row)) for row in rows]
+            return await read_history(connection, "job", self.id, at=at)
 
     async def wait(self, timeout: float | None = None) -> Any:  # noqa: ASYNC109 - part of the public API
         """Wait until the job has ended and return its output: the declared one, else {step: result} of the final steps.
@@ -308,8 +291,18 @@ class JobHandle:
             asked = None if request_id is None else CHECKS["request_id"]("request_id", request_id)
         except ValueError as error:
             raise InputError(f"job {self.id}: {error}") from None
-        async with app.connection() as connection:
-            stored = await retry_job_from(connection, self.id, step, actor=app.actor, request_id=asked, now=app.now())
+        with ProducerSpan(app.tracer, "retry", self.workflow, namespace=None) as span:
+            async with app.connection() as connection:
+                stored = await retry_job_from(
+                    connection,
+                    self.id,
+                    step,
+                    actor=app.actor,
+                    request_id=asked,
+                    traceparent=span.traceparent,
+                    now=app.now(),
+                )
+            span.stored(stored.id, created=stored.created)
         return JobHandle(app, stored.id, workflow=self.workflow, created=stored.created)
 
     async def _wait_until_ended(self) -> JobStatus:
@@ -350,6 +343,11 @@ def _check_statuses(status: str | Sequence[str] | None) -> tuple[str, ...] | Non
     return statuses
 
 
+def unknown_job_error(id_: UUID) -> UnknownJobError:
+    """Return the error of a job that is not stored."""
+    return UnknownJobError(f"there is no job {id_}: it was never submitted, is not committed yet, or was pruned")
+
+
 async def find_job_summaries(
     app: Interlock,
     *,
@@ -363,6 +361,8 @@ async def find_job_summaries(
     parent: UUID | str | JobHandle | None,
     created_after: datetime | None,
     created_before: datetime | None,
+    request_id: str | None,
+    correlation_id: UUID | str | None,
     limit: int,
     before: UUID | None,
 ) -> list[JobSummary]:
@@ -384,11 +384,14 @@ async def find_job_summaries(
             parent=None if parent is None else as_job_id(parent),
             created_after=None if created_after is None else check_time("created_after", created_after),
             created_before=None if created_before is None else check_time("created_before", created_before),
+            request_ids=None if request_id is None else (request_id,),
+            correlation_id=None if correlation_id is None else check_id("correlation_id", correlation_id),
+            namespaces=app.reachable_namespaces,
         )
     except ValueError as error:
         raise InputError(str(error)) from None
     async with app.connection() as connection:
-        rows = await find_jobs(connection, wanted, before=cursor, limit=limit)
+        rows = await find_jobs(connection, wanted, before=cursor, limit=limit, now=app.now())
     return [JobSummary(**known_fields(JobSummary, row)) for row in rows]
 
 
@@ -404,7 +407,7 @@ async def find_inbox_items(
     """Check a filter and find the steps that wait for a signal or an approval, longest wait first."""
     if kind is not None and kind not in SIGNAL_KINDS:
         raise InputError(f"kind must be one of {', '.join(SIGNAL_KINDS)}, got {kind!r}")
-    wanted = InboxFilter(assignee, workflow, kind)
+    wanted = InboxFilter(assignee, workflow, kind, app.reachable_namespaces)
     async with app.connection() as connection:
         rows = await read_inbox(connection, wanted, after=after, limit=limit)
     return [InboxItem(**known_fields(InboxItem, row)) for row in rows]

@@ -21,6 +21,7 @@ from interlock.model.options import (
     TASK_DEFAULTS,
     Scope,
     TaskDefaultOptions,
+    check_name,
     check_seconds,
     check_text,
 )
@@ -315,7 +316,7 @@ class Definitions:
                     declared.encode(schedule.input)
 
     def _add_schedule(self, name: str, *, every: timedelta | float | None, **fields: Any) -> None:
-        if _check_name("the name of a schedule", name) in self._schedules:
+        if _check_name("the name of a schedule", name, check_name) in self._schedules:
             raise DefinitionError(f"schedule {name!r} is declared twice; give one of them another name")
         check_input_size(f"schedule {name!r}", fields.get("input"), self._app().config.largest_input)
         interval = None if every is None else timedelta(seconds=check_seconds(f"schedule {name!r}: every", every))
@@ -382,9 +383,9 @@ def _definition_errors(place: str = "") -> Iterator[None]:
         raise DefinitionError(f"{place}{error}") from None
 
 
-def _check_name(what: str, name: Any) -> str:
+def _check_name(what: str, name: Any, check: Callable[[str, Any], str] = check_text) -> str:
     try:
-        return check_text(what, name)
+        return check(what, name)
     except ValueError as error:
         raise DefinitionError(str(error)) from None
 

@@ -6,20 +6,22 @@ Invariant: options and input are checked before a job is stored, the input again
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Required, TypedDict
 
 import orjson
 
 from interlock.client.job_handle import JobHandle, as_job_id
 from interlock.client.workflow import Workflow
-from interlock.errors import InputError
+from interlock.errors import ElementsError, InputError
 from interlock.model.json_values import check_input_size
 from interlock.model.options import JOB_CHECKS, check_text
 from interlock.postgres.connection import user_connection
 from interlock.postgres.query import PortableStatement, array_literal
 from interlock.store.jobs import JOBS
 from interlock.store.workflows import read_workflow
-from interlock.workflow.new_job import NewJob
+from interlock.tracing import ProducerSpan, current_traceparent
+from interlock.workflow.new_job import NewJob, describe_unknown_workflow
 from interlock.workflow.submit import submit_jobs
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from interlock.model.options import ConflictPolicy
     from interlock.postgres.connection import AsyncConnection, SyncConnection
     from interlock.store.workflows import StoredWorkflow
+    from interlock.workflow.new_job import Submitted
 
 
 class SubmitOptions(TypedDict, total=False):
@@ -62,21 +65,58 @@ _KNOWN = JobRequest.__required_keys__ | JobRequest.__optional_keys__
 
 
 async def submit_requests(
-    app: Interlock, requests: Sequence[JobRequest], connection: AsyncConnection | SyncConnection | None
+    app: Interlock,
+    requests: Sequence[JobRequest],
+    connection: AsyncConnection | SyncConnection | None,
+    *,
+    as_list: bool = True,
 ) -> list[JobHandle]:
-    """Check jobs and store them, all or none, in the caller's transaction if a connection is given."""
+    """Check jobs and store them, all or none, in the caller's transaction if a connection is given.
+
+    ElementsError names all jobs that are invalid; without `as_list`, InputError the first.
+    """
     stored = await _read_undeclared(app, requests)
-    jobs = [_new_job(app, request, stored) for request in requests]
-    if connection is None:
-        async with app.connection() as own:
-            made = await submit_jobs(own, jobs, actor=app.actor, now=app.now())
-    else:
-        async with user_connection(connection) as theirs:
-            made = await submit_jobs(theirs, jobs, actor=app.actor, now=app.now())
+    jobs: list[NewJob] = []
+    errors: list[tuple[int, str]] = []
+    for place, request in enumerate(requests):
+        try:
+            jobs.append(_new_job(app, request, stored))
+        except InputError as error:
+            if not as_list:
+                raise
+            errors.append((place, str(error)))
+    if (
+        as_list and connection is None
+    ):  # a transaction of the caller may have stored workflows that are not visible here
+        errors += await _find_unknown(app, requests, stored)
+    if errors:
+        raise ElementsError(sorted(errors))
+    made = await _store_jobs(app, jobs, connection)
     return [
         JobHandle(app, found.id, workflow=job.workflow, created=found.created)
         for job, found in zip(jobs, made, strict=True)
     ]
+
+
+async def _store_jobs(
+    app: Interlock, jobs: list[NewJob], connection: AsyncConnection | SyncConnection | None
+) -> list[Submitted]:
+    """Store jobs in one span, whose trace they continue."""
+    workflows = {job.workflow for job in jobs}
+    workflow = workflows.pop() if len(workflows) == 1 else None
+    count = len(jobs) if len(jobs) > 1 else None
+    with ProducerSpan(app.tracer, "submit", workflow, namespace=None, count=count) as span:
+        if span.traceparent is not None:
+            jobs = [replace(job, traceparent=span.traceparent) for job in jobs]
+        if connection is None:
+            async with app.connection() as own:
+                made = await submit_jobs(own, jobs, actor=app.actor, now=app.now())
+        else:
+            async with user_connection(connection) as theirs:
+                made = await submit_jobs(theirs, jobs, actor=app.actor, now=app.now())
+        if len(made) == 1:
+            span.stored(made[0].id, created=made[0].created)
+    return made
 
 
 def check_requests(requests: Iterable[Any]) -> list[JobRequest]:
@@ -117,6 +157,7 @@ def submit_as_text(app: Interlock, request: JobRequest) -> PortableStatement:
         "workflow": job.workflow,
         "input": orjson.dumps(job.input).decode(),
         "version": job.version,
+        "traceparent": None if app.tracer is None else current_traceparent(),
         "actor": app.actor,
     }
     for name in JOB_CHECKS:
@@ -183,6 +224,21 @@ async def _read_undeclared(
         return {}
     async with app.connection() as connection:
         return {(name, version): await read_workflow(connection, name, version) for name, version in wanted}
+
+
+async def _find_unknown(
+    app: Interlock,
+    requests: Sequence[JobRequest],
+    stored: Mapping[tuple[str, str | None], StoredWorkflow | None],
+) -> list[tuple[int, str]]:
+    """Return the places of jobs whose workflow is neither declared nor stored, each with the message."""
+    unknown = [key for key, found in stored.items() if found is None]
+    if not unknown:
+        return []
+    async with app.connection() as connection:
+        messages = {key: await describe_unknown_workflow(connection, *key) for key in unknown}
+    wanted = [(_workflow_name(request), request.get("version")) for request in requests]
+    return [(place, messages[key]) for place, key in enumerate(wanted) if key in messages]
 
 
 def _check_against_stored(

@@ -20,8 +20,9 @@ from interlock.errors import StoreError
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from concurrent.futures import Future
+    from datetime import datetime
     from uuid import UUID
 
     from interlock.client.app import Interlock
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from interlock.client.job_handle import (
         InboxItem,
         JobHandle,
-        JobRecord,
         JobStatus,
         JobSummary,
         SentSignal,
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from interlock.client.task_handle import Affected, CancelOutcome, TaskHandle, TaskStatus
     from interlock.client.workflow import Workflow
     from interlock.model.options import NewTask
+    from interlock.store.history import HistoryRecord
     from interlock.store.task_admin import TaskSummary
-    from interlock.store.tasks import TaskRecord
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,9 +87,9 @@ class SyncHandle(Generic[R]):
         status: TaskStatus = self._run(self._handle.status())
         return status
 
-    def history(self) -> list[TaskRecord]:
+    def history(self, *, at: datetime | None = None) -> list[HistoryRecord]:
         """Read all transitions of the task, oldest first."""
-        history: list[TaskRecord] = self._run(self._handle.history())
+        history: list[HistoryRecord] = self._run(self._handle.history(at=at))
         return history
 
     def cancel(self, reason: str | None = None, *, force: bool = False) -> CancelOutcome:
@@ -134,9 +134,9 @@ class SyncJob:
         steps: list[StepStatus] = self._run(self._job.steps())
         return steps
 
-    def history(self) -> list[JobRecord]:
+    def history(self, *, at: datetime | None = None) -> list[HistoryRecord]:
         """Read all transitions of the job, oldest first."""
-        history: list[JobRecord] = self._run(self._job.history())
+        history: list[HistoryRecord] = self._run(self._job.history(at=at))
         return history
 
     def cancel(self, reason: str | None = None) -> bool:
@@ -247,9 +247,9 @@ class SyncApp:
         """Return the handle of a job by its id."""
         return SyncJob(self._app.job(id_), self.run)
 
-    def explain(self, id_: UUID | str) -> Explanation:
-        """Explain the state of a task or a job, as Interlock.explain does."""
-        return self.run(self._app.explain(id_))
+    def explain(self, id_: UUID | str, *, kind: str | None = None, at: datetime | None = None) -> Explanation:
+        """Explain a task, job, worker, namespace, schedule or limit, as Interlock.explain does."""
+        return self.run(self._app.explain(id_, kind=kind, at=at))
 
     def find_jobs(self, **wanted: Any) -> list[JobSummary]:
         """Find jobs, newest first, as Interlock.find_jobs does."""
@@ -263,20 +263,9 @@ class SyncApp:
         """Return the handle of a task by its id."""
         return SyncHandle(self._app.handle(task_id), self.run)
 
-    def find(
-        self,
-        *,
-        states: Sequence[str] | None = None,
-        namespace: str | None = None,
-        type: str | None = None,  # noqa: A002 - the name of the column
-        tag: str | None = None,
-        limit: int = 100,
-        before: UUID | None = None,
-    ) -> list[TaskSummary]:
+    def find(self, **wanted: Any) -> list[TaskSummary]:
         """Find tasks, newest first, as Interlock.find does."""
-        return self.run(
-            self._app.find(states=states, namespace=namespace, type=type, tag=tag, limit=limit, before=before)
-        )
+        return self.run(self._app.find(**wanted))
 
     def cancel(self, **wanted: Any) -> Affected:
         """Cancel all tasks that match a filter, as Interlock.cancel does."""

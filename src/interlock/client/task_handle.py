@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from interlock.errors import InputError, StoreError, TaskFailedError, UnknownTaskError
 from interlock.lifecycle import TASK_ROW, TaskRowState
+from interlock.model.options import check_id, check_text, check_time
+from interlock.store.history import read_history
+from interlock.store.task_actions import read_horizon, tasks_until
 from interlock.store.task_admin import (
     TaskFilter,
     TaskSummary,
@@ -18,17 +21,17 @@ from interlock.store.task_admin import (
     iterate_task_pages,
     requeue_unless_duplicate,
 )
-from interlock.store.tasks import read_task_history, read_tasks
+from interlock.store.tasks import read_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from interlock.client.app import Interlock
     from interlock.client.task import Task
     from interlock.postgres.connection import Connection
-    from interlock.store.tasks import TaskRecord
+    from interlock.store.history import HistoryRecord
 
 
 R_co = TypeVar("R_co", covariant=True)
@@ -109,15 +112,13 @@ class TaskHandle(Generic[R_co]):
         async with self._app.connection() as connection:
             rows = await read_tasks(connection, [self.id])
         if not rows:
-            raise UnknownTaskError(
-                f"there is no task {self.id}: it was never stored, is not committed yet, or was pruned"
-            )
+            raise unknown_task_error(self.id)
         return TaskStatus(**rows[0])
 
-    async def history(self) -> list[TaskRecord]:
-        """Read all transitions of the task, oldest first."""
+    async def history(self, *, at: datetime | None = None) -> list[HistoryRecord]:
+        """Read all transitions of the task, oldest first, checked by its lifecycle; with `at`, those until then."""
         async with self._app.connection() as connection:
-            return await read_task_history(connection, self.id)
+            return await read_history(connection, "task", self.id, at=at)
 
     async def result(self, timeout: float | None = None) -> R_co:  # noqa: ASYNC109 - part of the public API
         """Wait until the task has ended and return its result.
@@ -201,26 +202,76 @@ def not_open_error(*, in_other_loop: bool = False) -> StoreError:
     )
 
 
+class TaskConditions(TypedDict, total=False):
+    """Further conditions on tasks; None means any."""
+
+    job: UUID | str | None
+    worker: str | None  # that holds or held it: its id, or the name with which the ids of its processes begin
+    correlation_id: UUID | str | None
+    request_id: str | None
+    unique_key: str | None
+    created_after: datetime | None  # at this time or later
+    created_before: datetime | None
+
+
+CONDITION_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    "job": check_id,
+    "worker": check_text,
+    "correlation_id": check_id,
+    "request_id": check_text,
+    "unique_key": check_text,
+    "created_after": check_time,
+    "created_before": check_time,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Affected:
     """The tasks that an operation on a filter changed, or with `preview` would change: their number, and the first 100.
 
-    `steps_left_out` counts the steps that match the filter, when the operation is not for steps.
+    `steps_left_out` counts the steps that match the filter, when the operation is not for steps. The operation leaves
+    out tasks that were enqueued or have ended after `horizon`: give it that of a preview, and it changes what the
+    preview counted.
     """
 
     count: int
     tasks: tuple[TaskSummary, ...]
     preview: bool
+    horizon: datetime
     steps_left_out: int = 0
 
 
-def task_filter(states: Sequence[str] | None, namespace: str | None, type_: str | None, tag: str | None) -> TaskFilter:
-    """Make a filter; InputError names an unknown state."""
+def unknown_task_error(id_: UUID) -> UnknownTaskError:
+    """Return the error of a task that is not stored."""
+    return UnknownTaskError(f"there is no task {id_}: it was never stored, is not committed yet, or was pruned")
+
+
+def task_filter(
+    states: Sequence[str] | None,
+    namespace: str | None,
+    type_: str | None,
+    tag: str | None,
+    **conditions: Unpack[TaskConditions],
+) -> TaskFilter:
+    """Make a filter; InputError names an unknown state or a value that cannot be one."""
     unknown = sorted(set(states or ()) - {str(state) for state in TaskRowState})
     if isinstance(states, str) or unknown:
         wrong = states if isinstance(states, str) else unknown[0]
         raise InputError(f"states must be a list of {', '.join(TaskRowState)}, got {wrong!r}")
-    return TaskFilter(None if states is None else tuple(states), namespace, type_, tag)
+    try:
+        checked = {name: CONDITION_CHECKS[name](name, value) for name, value in conditions.items() if value is not None}
+    except ValueError as error:
+        raise InputError(str(error)) from None
+    job, request_id = checked.pop("job", None), checked.pop("request_id", None)
+    return TaskFilter(
+        None if states is None else tuple(states),
+        namespace,
+        type_,
+        tag,
+        job_id=job,
+        request_ids=None if request_id is None else (request_id,),
+        **checked,
+    )
 
 
 async def apply_to_tasks(
@@ -230,14 +281,17 @@ async def apply_to_tasks(
     limit: int | None,
     *,
     preview: bool,
+    horizon: datetime | None,
 ) -> Affected:
     """Apply an operation to all tasks that match a filter, page by page; `apply` returns the ids that it changed."""
     count = 0
     listed: list[TaskSummary] = []
     async with app.connection() as connection:
-        async for page in iterate_task_pages(connection, matching, limit):
-            ids = [task.id for task in page]
+        until = horizon or await read_horizon(connection, now=app.now())
+        async for page in iterate_task_pages(connection, matching, limit, now=app.now()):
+            tasks = tasks_until(page, until)
+            ids = [task.id for task in tasks]
             changed = set(ids if preview else await apply(connection, ids))
             count += len(changed)
-            listed += [task for task in page if task.id in changed][: MAX_LISTED - len(listed)]
-    return Affected(count, tuple(listed), preview)
+            listed += [task for task in tasks if task.id in changed][: MAX_LISTED - len(listed)]
+    return Affected(count, tuple(listed), preview, until)

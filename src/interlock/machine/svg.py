@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from interlock.machine.definition import Machine
 
@@ -35,6 +35,7 @@ MARGIN = 28
 HEADING_HEIGHT = 34
 GAP = 20
 PORT_DISTANCE = 18
+ROW_GAP = 16
 RELAXATION_ROUNDS = 200
 RAIL_STRENGTH = 30.0
 FIXED_STRENGTH = 1e9
@@ -316,15 +317,17 @@ class Canvas(NamedTuple):
     height: float
 
 
-def place(layout: Layout, heading: str) -> Canvas:
-    """Assign coordinates to every node of the layout."""
-    boxes = {node: _sized(node) for row in layout.rows for node in row}
+def place(
+    layout: Layout, heading: str, size: Callable[[Node], Box] | None = None, *, row_gap: float = ROW_GAP
+) -> Canvas:
+    """Assign coordinates to every node of the layout; `size` measures nodes that are drawn in another way."""
+    boxes = {node: (size or _sized)(node) for row in layout.rows for node in row}
     _spread(layout, boxes)
     shift = MARGIN - min(box.left for box in boxes.values())
     for box in boxes.values():
         box.x += shift
     segments = _segments(layout.links, boxes)
-    height = _stack(layout, boxes, segments)
+    height = _stack(layout, boxes, segments, row_gap)
     width = max(
         *(box.right + box.beside for box in boxes.values()), MARGIN + len(heading) * CHARACTER_WIDTH * (STATE_FONT + 2)
     )
@@ -477,7 +480,7 @@ def _ports(ends: Iterable[tuple[Link, Node, Node]], boxes: dict[Node, Box]) -> d
     return ports
 
 
-def _stack(layout: Layout, boxes: dict[Node, Box], segments: Sequence[ArrowSegment]) -> float:
+def _stack(layout: Layout, boxes: dict[Node, Box], segments: Sequence[ArrowSegment], row_gap: float) -> float:
     """Choose the y coordinates: more space between rows where an arrow has a long horizontal distance."""
     swing: dict[int, float] = defaultdict(float)
     for segment in segments:
@@ -491,5 +494,5 @@ def _stack(layout: Layout, boxes: dict[Node, Box], segments: Sequence[ArrowSegme
             # Labels and bends are as high as their row, so that an arrow turns only between rows.
             if node.kind in {"label", "bend"}:
                 boxes[node].height = height
-        y += height + 16 + min(28.0, swing[row[0].row] * 0.14)
-    return y - 16 + MARGIN
+        y += height + row_gap + min(28.0, swing[row[0].row] * 0.14)
+    return y - row_gap + MARGIN

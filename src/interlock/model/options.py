@@ -21,10 +21,11 @@ from uuid import UUID
 
 import orjson
 
-from interlock.config import checked_web_url
+from interlock.config import ADDRESSABLE, checked_web_url, is_addressable
 from interlock.model.backoff import Backoff
 from interlock.model.json_values import is_storable
 from interlock.model.timing import FIRST_YEAR, LAST_YEAR, MAX_DURATION_S, is_in_calendar
+from interlock.tracing import is_traceparent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,6 +57,14 @@ def check_text(name: str, value: Any) -> str:
     if not _is_storable(value):
         raise ValueError(f"{name} must be valid Unicode without the character NUL, got {value!r}")
     return _check_size(name, value)
+
+
+def check_name(name: str, value: Any) -> str:
+    """Check a name that is part of addresses, such as that of a namespace, a worker or a schedule."""
+    text = check_text(name, value)
+    if not is_addressable(text):
+        raise ValueError(f"{name} must be {ADDRESSABLE}, got {value!r}")
+    return text
 
 
 def check_seconds(name: str, value: Any) -> float:
@@ -230,6 +239,13 @@ def _check_url(name: str, value: Any) -> str:
         raise ValueError(f"{name} {error}") from None
 
 
+def _check_traceparent(name: str, value: Any) -> str:
+    if not isinstance(value, str) or not is_traceparent(value):
+        example = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+        raise ValueError(f"{name} must be a W3C traceparent, such as {example}, got {value!r}")
+    return value
+
+
 def _check_backoff(_: str, value: Any) -> dict[str, Any]:
     return Backoff.of(value).to_json()
 
@@ -277,6 +293,7 @@ def _integer(least: int, most: int, sql_type: str) -> ValueType:
 
 
 TEXT = ValueType(check_text, "text")
+NAME = ValueType(check_name, "text")
 TEXTS = ValueType(_check_texts, "text[]")
 URL = ValueType(_check_url, "text")
 TIME = ValueType(check_time, "timestamptz")
@@ -288,6 +305,7 @@ POLICY = ValueType(_check_backoff, "jsonb")
 ID = ValueType(check_id, "uuid")
 LIMIT_KEYS = ValueType(check_limit_keys, "text[]")
 LIMIT_WEIGHT = ValueType(check_limit_weight, "text")
+TRACEPARENT = ValueType(_check_traceparent, "text")
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +332,7 @@ _INHERITED = _HANDLER | Scope.INHERITED
 OPTIONS: Mapping[str, Option] = {
     option.name: option
     for option in (
-        Option("namespace", TEXT, _CALL | Scope.TASK | Scope.STEP | Scope.COPY, "The namespace to enqueue it in."),
+        Option("namespace", NAME, _CALL | Scope.TASK | Scope.STEP | Scope.COPY, "The namespace to enqueue it in."),
         Option("priority", PRIORITY, _DEFAULT | Scope.STEP | Scope.COPY, "Higher runs sooner."),
         Option("delay", DELAY, _CALL | Scope.COPY, "Run it no sooner than this long from now."),
         Option("run_at", TIME, _CALL | Scope.COPY, "Run it no sooner than this time, given with its zone."),
@@ -331,6 +349,7 @@ OPTIONS: Mapping[str, Option] = {
         Option("limit_weight", LIMIT_WEIGHT, _INHERITED, "What it counts against the weight of its limits."),
         Option("tags", TEXTS, _INHERITED | Scope.COPY, "A tag to find it by; may be repeated.", flag="tag"),
         Option("callback_url", URL, _INHERITED | Scope.COPY, "Webhook: this URL receives a POST when it has ended."),
+        Option("traceparent", TRACEPARENT, Scope.COPY, "W3C trace context: its run continues this trace."),
         Option("task_id", ID, Scope(0), "Its id, made by the caller."),
     )
 }
@@ -408,6 +427,7 @@ class EnqueueOptions(PlacementOptions, RunOptions, total=False):
     unique_key: str
     request_id: str
     correlation_id: UUID | str
+    traceparent: str
     task_id: UUID | str
 
 
@@ -450,4 +470,5 @@ class NewTask:
     tags: tuple[str, ...] | None = None
     callback_url: str | None = None
     correlation_id: UUID | None = None
+    traceparent: str | None = None
     task_id: UUID | None = None

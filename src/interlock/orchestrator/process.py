@@ -27,6 +27,7 @@ from interlock.store.remote_commands import Enable, Refresh, Status, parse_comma
 from interlock.store.step_results import read_queue_state
 from interlock.store.workers import HEARTBEATS_PER_LEASE, RegisteredProcess, deregister_worker, ensure_registered
 from interlock.telemetry import log
+from interlock.tracing import BatchSpan, find_tracer, parse_all
 from interlock.workflow.advance import advance
 
 if TYPE_CHECKING:
@@ -184,7 +185,9 @@ class Orchestrator:
         self._has_more_messages = self.is_working  # unless the batch succeeds
         if not self.is_working:
             return
-        began = time.perf_counter()
+        tracer = find_tracer(enabled=self._app.config.tracing)
+        traceparents: list[str] = []
+        began, began_at = time.perf_counter(), time.time()
         done = await advance(
             connection,
             actor=self.id,
@@ -192,7 +195,17 @@ class Orchestrator:
             msg_id=msg_id,
             visibility=self.settings.visibility,
             now=self._app.now(),
+            traceparents=traceparents,
         )
+        if tracer is not None and (related := parse_all(traceparents)):
+            details = {
+                "messaging.destination.name": self._app.config.orchestration_queue,
+                "messaging.client.id": self.id,
+            }
+            with BatchSpan(
+                tracer, "advance", "process", related, count=done.received, began_s=began_at, attributes=details
+            ):
+                pass
         took_s = time.perf_counter() - began
         subscribes = self.settings.mode is not WakeMode.POLLING
         self.statistics.count(done, seconds=took_s, by_polling=subscribes and not notified)

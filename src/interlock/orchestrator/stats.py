@@ -34,7 +34,7 @@ orchestration_batch_size = Histogram(
 )
 orchestration_batch_seconds = Histogram(
     "orchestration_batch_seconds",
-    "Time of one transaction",
+    "Time of one transaction that advances jobs",
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0),
     registry=metrics_registry,
 )
@@ -42,10 +42,12 @@ orchestration_queue_depth = Gauge(
     "orchestration_queue_depth", "Step results that wait for an orchestrator", registry=metrics_registry
 )
 orchestration_queue_age_seconds = Gauge(
-    "orchestration_queue_age_seconds", "Age of the oldest of them", registry=metrics_registry
+    "orchestration_queue_age_seconds", "Age of the oldest step result that waits", registry=metrics_registry
 )
 orchestration_archived = Gauge(
-    "orchestration_archived", "Step results that were set aside because they fail", registry=metrics_registry
+    "orchestration_archived",
+    "Dead letters: step results that were archived because they kept failing",
+    registry=metrics_registry,
 )
 
 

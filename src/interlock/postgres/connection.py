@@ -59,6 +59,7 @@ CHECK_AFTER_IDLE_S = 1.0  # a pooled connection that was idle for longer is chec
 INSUFFICIENT_PRIVILEGE = "42501"
 LOCK_NOT_AVAILABLE = "55P03"
 DEADLOCK_DETECTED = "40P01"
+QUERY_CANCELED = "57014"  # also by statement_timeout
 UNIQUE_VIOLATION = "23505"
 DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS = "22", "23"
 IN_FAILED_TRANSACTION = "25P02"
@@ -158,13 +159,14 @@ def _describe_server(url: str) -> str:
 
 @asynccontextmanager
 async def connect(
-    url: str, *, few_statements: bool = False, lock_timeout: str | None = None
+    url: str, *, few_statements: bool = False, lock_timeout: str | None = None, idle_timeout: str | None = None
 ) -> AsyncIterator[Connection]:
     """Open one autocommit connection.
 
     A connection for a few statements that run again and again, such as claim and settle, uses generic plans: planning
     a claim takes the server longer than running it. The EXPLAIN tests hold that one plan suits all parameters.
-    Neither that nor `lock_timeout` is set behind a pooler, which gives the session to others.
+    `idle_timeout` ends the session when a transaction stays open without a statement, as of a client that is frozen.
+    Nothing of that is set behind a pooler, which gives the session to others.
 
     Transactions are read committed, whatever the role or the database has as its default: a statement after a lock must
     see what the last holder of the lock has committed. Behind a pooler this holds for transaction blocks only.
@@ -187,8 +189,12 @@ async def connect(
                 if few_statements and PGBOUNCER_FLAG not in url:
                     # enable_seqscan = off: a plan made while a table is small must not scan it once it has grown
                     await connection.execute("set plan_cache_mode = force_generic_plan; set enable_seqscan = off")
-                if lock_timeout is not None and PGBOUNCER_FLAG not in url:
-                    await connection.execute("select set_config('lock_timeout', %s, false)", [lock_timeout])
+                for name, value in (
+                    ("lock_timeout", lock_timeout),
+                    ("idle_in_transaction_session_timeout", idle_timeout),
+                ):
+                    if value is not None and PGBOUNCER_FLAG not in url:
+                        await connection.execute("select set_config(%s, %s, false)", [name, value])
                 yield connection
 
 

@@ -85,10 +85,39 @@ GUARDS = (
 _HEAD = """\
 -- Generated from lifecycle.py by `interlock migrate --generate`. Do not edit: change the table and generate anew.
 
+-- Counts a refused move, for any client. Each pair of states has an unlogged sequence, because a rollback does not undo
+-- nextval, and an unlogged sequence writes no WAL. Runs as the owner, so that a client needs no right on the sequences.
+-- A value that is not a state has no sequence and is not counted.
+create or replace function interlock.count_refused_move(machine text, from_state text, to_state text)
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    counter constant regclass := to_regclass(
+        format('interlock.%I', concat('refused ', machine, ' ', from_state, '>', to_state)));
+begin
+    if counter is not null then
+        perform nextval(counter);
+    end if;
+end
+$$;
+
+create or replace function interlock.refused_moves()
+    returns table (machine text, from_state text, to_state text, count bigint)
+    language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select part[1], part[2], part[3], pg_sequence_last_value(seqrelid)
+    from pg_sequence join pg_class on pg_class.oid = seqrelid
+        cross join regexp_match(relname, '^refused (.+) ([^ >]+)>([^ >]+)$') as part
+    where relnamespace = 'interlock'::regnamespace and part is not null
+        and pg_sequence_last_value(seqrelid) is not null
+    order by 1, 2, 3
+$$;
+
 create or replace function interlock.refuse_move(
     machine text, row_id text, from_state text, to_state text, allowed text[], code text, problem text
 ) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
+    if code <> 'IL006' then
+        perform interlock.count_refused_move(machine, from_state, to_state);
+    end if;
     raise exception '% %: %; allowed%: %', machine, row_id, problem,
             case when from_state is null then '' else ' from ' || from_state end,
             coalesce(nullif(array_to_string(allowed, ', '), ''), 'none')
@@ -124,6 +153,19 @@ _BODY = Template("""
 alter table interlock.$table drop constraint if exists ${table}_$column;
 alter table interlock.$table add constraint ${table}_$column check ($column in ($states)) not valid;
 alter table interlock.$table validate constraint ${table}_$column;
+
+do $$$$
+declare
+    counter text;
+begin
+    for counter in
+        select format('refused $machine %s>%s', source, target)
+        from unnest(array[$states]) as source cross join unnest(array[$states]) as target
+    loop
+        execute format('create unlogged sequence if not exists interlock.%I', counter);
+    end loop;
+end
+$$$$;
 
 create or replace function interlock.guard_$table() returns trigger language plpgsql
     set search_path = pg_catalog, pg_temp as $$$$

@@ -247,6 +247,23 @@ async def _apply_pending(connection: Connection, known: Sequence[Migration]) -> 
         return pending
 
 
+async def reapply_scripts(connection: Connection) -> int:
+    """Apply all functions and guards again, whatever their checksums say; return how many files."""
+    scripts = [migration for migration in known_migrations() if migration.version is None]
+    try:
+        async with connection.transaction():
+            await connection.execute("select pg_advisory_xact_lock(%s)", [ADVISORY_LOCK])
+            for script in scripts:
+                await connection.execute(script.text.encode())
+                await connection.execute(_RECORD, [script.name, script.version, script.checksum])
+    except psycopg.Error as error:
+        raise MigrationError(
+            f"the functions and guards could not be applied again: {error.diag.message_primary or error}; "
+            "only the role that owns the schema can do it"
+        ) from error
+    return len(scripts)
+
+
 async def _create_ledger(connection: Connection) -> None:
     """Create the schema and the ledger of migrations; use a schema that an administrator made."""
     cursor = await connection.execute(

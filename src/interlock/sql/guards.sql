@@ -1,9 +1,38 @@
 -- Generated from lifecycle.py by `interlock migrate --generate`. Do not edit: change the table and generate anew.
 
+-- Counts a refused move, for any client. Each pair of states has an unlogged sequence, because a rollback does not undo
+-- nextval, and an unlogged sequence writes no WAL. Runs as the owner, so that a client needs no right on the sequences.
+-- A value that is not a state has no sequence and is not counted.
+create or replace function interlock.count_refused_move(machine text, from_state text, to_state text)
+    returns void language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+    counter constant regclass := to_regclass(
+        format('interlock.%I', concat('refused ', machine, ' ', from_state, '>', to_state)));
+begin
+    if counter is not null then
+        perform nextval(counter);
+    end if;
+end
+$$;
+
+create or replace function interlock.refused_moves()
+    returns table (machine text, from_state text, to_state text, count bigint)
+    language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+    select part[1], part[2], part[3], pg_sequence_last_value(seqrelid)
+    from pg_sequence join pg_class on pg_class.oid = seqrelid
+        cross join regexp_match(relname, '^refused (.+) ([^ >]+)>([^ >]+)$') as part
+    where relnamespace = 'interlock'::regnamespace and part is not null
+        and pg_sequence_last_value(seqrelid) is not null
+    order by 1, 2, 3
+$$;
+
 create or replace function interlock.refuse_move(
     machine text, row_id text, from_state text, to_state text, allowed text[], code text, problem text
 ) returns void language plpgsql set search_path = pg_catalog, pg_temp as $$
 begin
+    if code <> 'IL006' then
+        perform interlock.count_refused_move(machine, from_state, to_state);
+    end if;
     raise exception '% %: %; allowed%: %', machine, row_id, problem,
             case when from_state is null then '' else ' from ' || from_state end,
             coalesce(nullif(array_to_string(allowed, ', '), ''), 'none')
@@ -37,6 +66,19 @@ $$;
 alter table interlock.tasks drop constraint if exists tasks_state;
 alter table interlock.tasks add constraint tasks_state check (state in ('waiting', 'pending', 'running', 'done', 'error', 'canceled', 'skipped')) not valid;
 alter table interlock.tasks validate constraint tasks_state;
+
+do $$
+declare
+    counter text;
+begin
+    for counter in
+        select format('refused task %s>%s', source, target)
+        from unnest(array['waiting', 'pending', 'running', 'done', 'error', 'canceled', 'skipped']) as source cross join unnest(array['waiting', 'pending', 'running', 'done', 'error', 'canceled', 'skipped']) as target
+    loop
+        execute format('create unlogged sequence if not exists interlock.%I', counter);
+    end loop;
+end
+$$;
 
 create or replace function interlock.guard_tasks() returns trigger language plpgsql
     set search_path = pg_catalog, pg_temp as $$
@@ -292,6 +334,19 @@ alter table interlock.jobs drop constraint if exists jobs_status;
 alter table interlock.jobs add constraint jobs_status check (status in ('SUBMITTED', 'PENDING', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELED')) not valid;
 alter table interlock.jobs validate constraint jobs_status;
 
+do $$
+declare
+    counter text;
+begin
+    for counter in
+        select format('refused job %s>%s', source, target)
+        from unnest(array['SUBMITTED', 'PENDING', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELED']) as source cross join unnest(array['SUBMITTED', 'PENDING', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELED']) as target
+    loop
+        execute format('create unlogged sequence if not exists interlock.%I', counter);
+    end loop;
+end
+$$;
+
 create or replace function interlock.guard_jobs() returns trigger language plpgsql
     set search_path = pg_catalog, pg_temp as $$
 declare
@@ -489,6 +544,19 @@ alter table interlock.jobs enable always trigger record_update;
 alter table interlock.workers drop constraint if exists workers_status;
 alter table interlock.workers add constraint workers_status check (status in ('IDLE', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'TERMINATED')) not valid;
 alter table interlock.workers validate constraint workers_status;
+
+do $$
+declare
+    counter text;
+begin
+    for counter in
+        select format('refused supervised worker %s>%s', source, target)
+        from unnest(array['IDLE', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'TERMINATED']) as source cross join unnest(array['IDLE', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'TERMINATED']) as target
+    loop
+        execute format('create unlogged sequence if not exists interlock.%I', counter);
+    end loop;
+end
+$$;
 
 create or replace function interlock.guard_workers() returns trigger language plpgsql
     set search_path = pg_catalog, pg_temp as $$

@@ -127,6 +127,7 @@ create table interlock.jobs (
     workflow_id uuid references interlock.workflows (id),
     request_id text,
     correlation_id uuid,
+    traceparent text,                        -- W3C trace context of the span that submitted it
     actor text,
     root_namespaces text[],
     timeout_seconds double precision,
@@ -178,7 +179,7 @@ create table interlock.jobs (
     autovacuum_analyze_threshold = 1000
 );
 
-create index jobs_children on interlock.jobs (parent_job_id) where parent_job_id is not null;
+create index jobs_children on interlock.jobs (parent_job_id, id) where parent_job_id is not null;
 create index jobs_open on interlock.jobs (status, id) where status in ('SUBMITTED', 'PENDING', 'RUNNING');
 create unique index jobs_request on interlock.jobs (request_id) where request_id is not null;
 create unique index jobs_parent_task on interlock.jobs (parent_task_id, iteration) where parent_task_id is not null;
@@ -194,11 +195,12 @@ create unique index jobs_key_order on interlock.jobs (task_description, key, key
     where key is not null and status in ('SUBMITTED', 'PENDING', 'RUNNING');
 create index jobs_key_waiting on interlock.jobs (task_description, key, key_order)
     where key is not null and status in ('SUBMITTED', 'PENDING');
--- Lists of jobs: by key, tag, attribute and time, and those that did not complete, which are few.
+-- Lists of jobs: by key, tag and attribute, by a correlation id of another request or job, and those that did not
+-- complete, which are few. Ids are in the order of time.
 create index jobs_key on interlock.jobs (key, id) where key is not null;
 create index jobs_tags on interlock.jobs using gin (tags) where tags is not null;
 create index jobs_attributes on interlock.jobs using gin (attributes jsonb_path_ops) where attributes is not null;
-create index jobs_created on interlock.jobs (created_at);
+create index jobs_correlation on interlock.jobs (correlation_id, id) where correlation_id <> id;
 create index jobs_unsuccessful on interlock.jobs (status, id) where status in ('FAILED', 'CANCELED');
 create index jobs_deadline on interlock.jobs (deadline_at)
     where deadline_at is not null and ending is distinct from 'CANCELED' and status in ('SUBMITTED', 'PENDING', 'RUNNING');
@@ -283,6 +285,7 @@ create table interlock.tasks (
     tags text[],
     callback_url text,
     correlation_id uuid,
+    traceparent text,                        -- W3C trace context of the span that made it
     progress jsonb,
     checkpoint jsonb,
     cancel_requested_at timestamptz,
@@ -357,11 +360,21 @@ create index tasks_held_steps on interlock.tasks (job_id, held_by, priority desc
 -- Steps that have ended and whose end is not applied yet: few, and briefly, unless a message was lost.
 create index tasks_unadvanced on interlock.tasks (coalesce(finished_at, created_at))
     where job_id is not null and not advanced and state in ('done', 'error', 'canceled');
+create index tasks_compensations on interlock.tasks (job_id, part) where compensates is not null;
 create index tasks_wait_until on interlock.tasks (wait_until) where wait_until is not null and state = 'waiting';
 -- Steps that are to be canceled, until their parts or their child job have ended: few.
 create index tasks_to_be_canceled on interlock.tasks (cancel_requested_at)
     where cancel_requested_at is not null and state = 'waiting' and held_by in ('job', 'parts');
 create index tasks_inbox on interlock.tasks (wait_started_at, id) where state = 'waiting' and held_by = 'signal';
+create index tasks_inbox_assignee on interlock.tasks (assignee, wait_started_at, id)
+    where state = 'waiting' and held_by = 'signal' and assignee is not null;
+-- Lists of tasks (queries/lists.sql). A task that is enqueued without these features and succeeds is in none of them: other
+-- conditions of lists have no index, because each claim and each settle would write to it.
+create index tasks_not_done on interlock.tasks (state, id) where state in ('error', 'canceled', 'skipped');
+create index tasks_waiting on interlock.tasks (id) where state = 'waiting';
+create index tasks_unique_key on interlock.tasks (unique_key, id) where unique_key is not null;
+create index tasks_correlation on interlock.tasks (correlation_id, id)
+    where correlation_id is not null and job_id is null;
 
 create table interlock.namespaces (
     name text primary key,
@@ -383,6 +396,15 @@ create table interlock.limits (
     period interval,
     share double precision not null default 1, -- of a limit that several keys have in common
     updated_at timestamptz not null default now(),
+    -- An operator's override, until it is taken back: the columns above have its values, `declared` those that an app
+    -- declares, null if none does.
+    declared jsonb,
+    overridden_by text,
+    overridden_at timestamptz,
+    override_reason text,
+    constraint limits_overridden check (
+        (overridden_by is null) = (overridden_at is null) and (overridden_at is not null or declared is null)
+    ),
     constraint limits_key check (key <> '' and left(key, -1) !~ '[*{}]' and right(key, 1) !~ '[{}]'),
     constraint limits_max_running check (max_running >= 1),
     constraint limits_period check (
@@ -393,6 +415,22 @@ create table interlock.limits (
 );
 
 create index limits_prefix on interlock.limits (prefix) where prefix is not null;
+
+-- What operators changed: overrides, their end, deletions. Append-only; functions/records.sql protects it.
+create table interlock.limit_changes (
+    id bigint generated always as identity primary key,
+    key text not null,
+    event text not null,
+    before jsonb,                            -- the rule before and after; null where there was none
+    after jsonb,
+    reason text,
+    actor text not null,
+    database_role text not null default session_user,
+    recorded_at timestamptz not null,
+    constraint limit_changes_event check (event in ('override', 'restore', 'delete'))
+);
+
+create index limit_changes_key on interlock.limit_changes (key, id);
 
 -- Starts with their weight, and reported costs, of keys whose rule has a period. A start is written by the statement that
 -- claims the task, without a time (infinity); it gets one that is not before the record of the claim.
@@ -478,6 +516,24 @@ create unlogged table interlock.waiters (
 
 -- Workers --------------------------------------------------------------------------------------------------------
 
+-- Pools: supervisors keep the number of unfinished rows of `workers` that belong to a pool at the desired one.
+create table interlock.pools (
+    name text primary key,
+    desired int not null,
+    spec jsonb not null default '{}',        -- of its workers
+    workspace_id text not null default 'default',
+    labels jsonb not null default '{}',
+    actor text not null,                     -- who made or scaled it last
+    created_at timestamptz not null default now(),
+    scaled_at timestamptz not null default now(),
+    -- a pool that ends with one supervisor, and the lease of that one on it
+    bound_to text,
+    supervised_until timestamptz,
+    constraint pools_name check (name ~ '^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$'),
+    constraint pools_desired check (desired between 0 and 1000),
+    constraint pools_bound check ((bound_to is null) = (supervised_until is null))
+);
+
 -- A row is supervised when its metadata has a `spec`; other rows belong to processes that register themselves.
 create table interlock.workers (
     id text primary key default 'w_' || interlock.new_id(),
@@ -509,6 +565,9 @@ create table interlock.workers (
     crashes int not null default 0,
     restart_at timestamptz,
     process_note text,
+    suspected_tasks uuid[] not null default '{}', -- tasks that the process held when it crashed last
+    pool text,                               -- the pool that it belongs to
+    kill_requested_at timestamptz,           -- its process is killed without a grace
     constraint workers_id check (id <> ''),
     constraint workers_supervised check ((supervisor_id is null) = (supervised_until is null)),
     constraint workers_generation check (generation >= 0 and crashes >= 0)
@@ -517,29 +576,34 @@ create table interlock.workers (
 create index workers_live on interlock.workers (seen_until) where status = 'RUNNING';
 create index workers_newest on interlock.workers (created_at desc, id desc);
 create index workers_supervised on interlock.workers (supervisor_id) where metadata ? 'spec';
+create index workers_pool on interlock.workers (pool, status) where pool is not null;
 -- The worker_id of a task is the id of a worker row, or the instance of a supervised row.
 create index workers_instance on interlock.workers (instance) where instance is not null;
 
 -- API ------------------------------------------------------------------------------------------------------------
 
 -- A row and its response are written in one transaction: no other transaction sees a row without a response.
+-- The keys of each actor are its own.
 create table interlock.idempotency_keys (
-    request_id text primary key,
+    actor text not null,
+    request_id text not null,
     endpoint text not null,
     request_hash text not null,
     response_status int,
     response_body text,
     created_at timestamptz not null default now(),
-    expires_at timestamptz not null
+    expires_at timestamptz not null,
+    primary key (actor, request_id)
 );
 
 create index idempotency_keys_expiry on interlock.idempotency_keys (expires_at);
 
--- A token is shown once, when it is created; the table stores its hash.
+-- A token is shown once, when it is created; the table stores its hash. Null namespaces mean all.
 create table interlock.tokens (
     id uuid primary key default interlock.new_id(),
     name text not null,
     scope text not null,
+    namespaces text[],
     token_hash bytea not null,
     created_by text not null,
     created_at timestamptz not null default now(),
@@ -549,12 +613,55 @@ create table interlock.tokens (
     last_used_at timestamptz,
     constraint tokens_name check (name <> ''),
     constraint tokens_scope check (scope in ('read', 'operate', 'admin')),
+    constraint tokens_namespaces check (cardinality(namespaces) > 0 and array_position(namespaces, null) is null),
     constraint tokens_hash check (octet_length(token_hash) = 32)
 );
 
 create unique index tokens_hash_known on interlock.tokens (token_hash);
 -- The name is the actor in the records; it can be used again after its token is revoked.
 create unique index tokens_name_in_use on interlock.tokens (name) where revoked_at is null;
+
+-- Sign-in of browsers. A code is deleted by its use. A session acts as its token, and ends when that is revoked.
+create table interlock.sign_in_codes (
+    code_hash bytea primary key,
+    token_id uuid not null references interlock.tokens (id) on delete cascade,
+    created_at timestamptz not null default now(),
+    expires_at timestamptz not null,
+    constraint sign_in_codes_hash check (octet_length(code_hash) = 32)
+);
+
+create table interlock.sessions (
+    session_hash bytea primary key,
+    token_id uuid not null references interlock.tokens (id) on delete cascade,
+    created_at timestamptz not null default now(),
+    last_used_at timestamptz not null default now(),
+    expires_at timestamptz not null,
+    constraint sessions_hash check (octet_length(session_hash) = 32)
+);
+
+-- History of figures, for charts ---------------------------------------------------------------------------------
+
+-- Moves, waits, runs and depths by time. `grain` is the length of a row in minutes: 1, 10 or 60. `positions` and `counts`
+-- are a sparse histogram: position p holds durations of 2^(p/4) times 100 µs. A row with grain 0 holds the running total
+-- of refused moves that was counted last.
+create table interlock.figures (
+    at timestamptz not null,
+    grain smallint not null,
+    kind text not null,
+    machine text not null,
+    namespace text not null default '',
+    type text not null default '',
+    from_state text not null default '',
+    event text not null default '',
+    to_state text not null default '',
+    total bigint not null,
+    positions smallint[],
+    counts bigint[],
+    primary key (grain, at, kind, machine, namespace, type, from_state, event, to_state),
+    constraint figures_grain check (grain in (0, 1, 10, 60)),
+    constraint figures_kind check (kind in ('move', 'refused', 'run', 'wait', 'depth', 'oldest')),
+    constraint figures_histogram check (cardinality(positions) = cardinality(counts))
+);
 
 -- Records of moves -----------------------------------------------------------------------------------------------
 
@@ -583,6 +690,9 @@ create table interlock.audit_logs (
 ) partition by range (recorded_at);
 
 create index audit_logs_task on interlock.audit_logs (task_id, id);
+-- Records are appended in order of time: a BRIN index finds a range of time at next to no cost.
+create index audit_logs_time on interlock.audit_logs
+    using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
 
 create table interlock.job_state_transitions (
     id bigint generated always as identity,
@@ -597,7 +707,6 @@ create table interlock.job_state_transitions (
 ) partition by range (recorded_at);
 
 create index job_state_transitions_job on interlock.job_state_transitions (job_id, id);
--- Records are appended in order of time: a BRIN index finds a range of time at next to no cost.
 create index job_state_transitions_time on interlock.job_state_transitions
     using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
 
@@ -617,8 +726,45 @@ create index worker_state_transitions_worker on interlock.worker_state_transitio
 create index worker_state_transitions_time on interlock.worker_state_transitions
     using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
 
+-- Counts of the recorded moves of workers and jobs, for metrics: they outlive supervisors and records. `bucket` bounds of
+-- the histogram were reached by the time spent in `from_state`. `counted_until` is the time up to which records are counted.
+create table interlock.move_counts (
+    machine text not null,
+    from_state text not null,
+    to_state text not null,
+    bucket int not null,
+    moves bigint not null,
+    seconds double precision not null,
+    primary key (machine, from_state, to_state, bucket)
+);
+
+create table interlock.move_counters (
+    machine text primary key,
+    counted_until timestamptz not null default now()
+);
+
+insert into interlock.move_counters (machine) values ('job'), ('worker');
+
 -- A default partition takes records of months that have no partition yet: a late call of add_record_partitions loses
 -- none.
 create table interlock.audit_logs_default partition of interlock.audit_logs default;
 create table interlock.job_state_transitions_default partition of interlock.job_state_transitions default;
 create table interlock.worker_state_transitions_default partition of interlock.worker_state_transitions default;
+
+-- Reasons of waits that change without a move: why a task or a job waits now, pauses of namespaces, pauses and errors of
+-- schedules, what each process serves and when it sent no heartbeat. A row holds from `since` until the next one of the
+-- same subject, unless it has an `until`. functions/wait_reasons.sql writes it; retention deletes it with the records.
+create table interlock.wait_reasons (
+    id bigint generated always as identity primary key,
+    kind text not null,                      -- task, job, namespace, schedule, worker
+    subject text not null,                   -- its id or name
+    cause text,                              -- of a task `held_by`; null when nothing is in the way any more
+    reason text,
+    details jsonb,
+    actor text not null,
+    since timestamptz not null,
+    until timestamptz
+);
+
+create index wait_reasons_subject on interlock.wait_reasons (kind, subject, id);
+create index wait_reasons_since on interlock.wait_reasons (since);

@@ -1,7 +1,9 @@
-"""API tokens and idempotency keys.
+"""API tokens, sign-in codes and sessions of browsers, and idempotency keys.
 
 Invariant: the secret of a token is returned once, by `create_token`. Only its SHA-256 is stored; a slow hash is not
-needed, because the secret is 256 random bits.
+needed, because the secret is 256 random bits. The same holds for codes and sessions.
+
+Invariant: a sign-in code works once. A session acts as its token, for as long as that is neither revoked nor expired.
 
 Invariant: an idempotency key and the effect of its request commit together or not at all. A row without a response is
 visible only to the transaction that writes it.
@@ -12,14 +14,17 @@ from __future__ import annotations
 import hashlib
 import secrets
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InputError
+from interlock.model.options import check_text
 from interlock.postgres.query import load_statements, run
 
 if TYPE_CHECKING:
-    from datetime import datetime, timedelta
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
@@ -30,6 +35,10 @@ BATCH_SIZE = 1000  # idempotency keys that one statement deletes
 TOKEN_PREFIX = "il_"  # noqa: S105 - marks a token in logs and secret scanners; it is no secret
 TOKEN_BYTES = 32
 MAX_TOKEN_NAME_LENGTH = 100
+MAX_TOKEN_NAMESPACES = 100
+SIGN_IN_CODE_LIFETIME = timedelta(minutes=2)
+SESSION_LIFETIME = timedelta(hours=12)
+SESSION_IDLE_LIMIT = timedelta(hours=2)
 
 
 class TokenScope(StrEnum):
@@ -52,6 +61,7 @@ class Token:
     id: UUID
     name: str
     scope: str
+    namespaces: list[str] | None  # None: all
     created_by: str
     created_at: datetime
     expires_at: datetime | None
@@ -62,10 +72,11 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """An authenticated caller: the name of its token, which records show as the actor, and its scope."""
+    """An authenticated caller: the name of its token, which records show as the actor, and its rights."""
 
     name: str
     scope: TokenScope
+    namespaces: frozenset[str] | None = None  # None: all
 
 
 async def create_token(
@@ -74,16 +85,23 @@ async def create_token(
     scope: TokenScope,
     *,
     actor: str,
+    namespaces: Sequence[str] | None = None,
     lifetime: timedelta | None = None,
+    secret: str | None = None,
     now: datetime | None = None,
 ) -> tuple[Token, str]:
-    """Create a token; return its row and the secret, which cannot be read again."""
+    """Create a token, limited to some namespaces if they are given; return its row and the secret.
+
+    The secret cannot be read again. It is made here, unless one of `new_token_secret` is given.
+    """
     if not name.strip() or not name.isprintable() or len(name) > MAX_TOKEN_NAME_LENGTH:
         raise InputError(f"the name of a token must be 1 to {MAX_TOKEN_NAME_LENGTH} printable characters, not {name!r}")
-    secret = TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+    _check_namespaces(namespaces)
+    secret = new_token_secret() if secret is None else secret
     parameters = {
         "name": name,
         "scope": str(scope),
+        "namespaces": None if namespaces is None else sorted(set(namespaces)),
         "token_hash": hash_token(secret),
         "actor": actor,
         "lifetime": lifetime,
@@ -113,7 +131,13 @@ async def authenticate_token(connection: Connection, secret: str, *, now: dateti
         return None
     if rows[0]["is_stale"]:
         await run(connection, ACCESS["touch_token"], parameters)
-    return Principal(rows[0]["name"], TokenScope(rows[0]["scope"]))
+    return _principal(rows[0])
+
+
+async def find_token(connection: Connection, secret: str, *, now: datetime | None = None) -> tuple[str, bool] | None:
+    """Return the name of a token and whether it can be used; None when the database does not know it."""
+    rows = await run(connection, ACCESS["find_token"], {"token_hash": hash_token(secret), "now": now})
+    return (rows[0]["name"], rows[0]["is_usable"]) if rows else None
 
 
 async def count_usable_tokens(connection: Connection, *, now: datetime | None = None) -> int:
@@ -123,15 +147,103 @@ async def count_usable_tokens(connection: Connection, *, now: datetime | None = 
     return tokens
 
 
+def new_token_secret() -> str:
+    """Make the secret of a token: 256 random bits."""
+    return TOKEN_PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
+
+
 def hash_token(secret: str) -> bytes:
-    """Return the hash under which a token is stored."""
+    """Return the hash under which a token, a code or a session is stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+def _check_namespaces(namespaces: Sequence[str] | None) -> None:
+    if namespaces is None:
+        return
+    if not 0 < len(namespaces) <= MAX_TOKEN_NAMESPACES:
+        raise InputError(f"a token is limited to 1 to {MAX_TOKEN_NAMESPACES} namespaces, not {len(namespaces)}")
+    for name in namespaces:
+        try:
+            check_text("namespace", name)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+
+def _principal(row: Mapping[str, Any]) -> Principal:
+    limited = row["namespaces"]
+    return Principal(row["name"], TokenScope(row["scope"]), None if limited is None else frozenset(limited))
+
+
+async def create_sign_in_code(connection: Connection, name: str, *, now: datetime | None = None) -> str:
+    """Make a code that signs a browser in once, within two minutes, as the token of this name."""
+    code = secrets.token_urlsafe(TOKEN_BYTES)
+    parameters = {"code_hash": hash_token(code), "name": name, "lifetime": SIGN_IN_CODE_LIFETIME, "now": now}
+    if not await run(connection, ACCESS["create_sign_in_code"], parameters):
+        raise InputError(f"there is no token {name!r} in use; `interlock token list` shows them")
+    return code
+
+
+async def create_session_by_code(connection: Connection, code: str, *, now: datetime | None = None) -> str | None:
+    """Exchange a sign-in code for a session and return its secret; None when the code is unknown, used or expired."""
+    return await _create_session(connection, "create_session_by_code", {"code_hash": hash_token(code)}, now)
+
+
+async def create_session_by_token(connection: Connection, secret: str, *, now: datetime | None = None) -> str | None:
+    """Begin a session of a token and return its secret; None when the token is unknown, revoked or expired."""
+    return await _create_session(connection, "create_session_by_token", {"token_hash": hash_token(secret)}, now)
+
+
+async def _create_session(
+    connection: Connection, statement: str, proof: Mapping[str, bytes], now: datetime | None
+) -> str | None:
+    session = secrets.token_urlsafe(TOKEN_BYTES)
+    parameters = {**proof, "session_hash": hash_token(session), "lifetime": SESSION_LIFETIME, "now": now}
+    return session if await run(connection, ACCESS[statement], parameters) else None
+
+
+async def authenticate_session(
+    connection: Connection, session: str, *, now: datetime | None = None
+) -> Principal | None:
+    """Return the principal of a session; None when it has ended, was idle for too long, or its token is not usable."""
+    parameters = {"session_hash": hash_token(session), "idle": SESSION_IDLE_LIMIT, "now": now}
+    rows = await run(connection, ACCESS["authenticate_session"], parameters)
+    if not rows:
+        return None
+    if rows[0]["is_stale"]:
+        await run(connection, ACCESS["touch_session"], parameters)
+    return _principal(rows[0])
+
+
+async def delete_session(connection: Connection, session: str) -> bool:
+    """End a session; False when there is none."""
+    return bool(await run(connection, ACCESS["delete_session"], {"session_hash": hash_token(session)}))
+
+
+async def read_task_namespace(connection: Connection, id_: UUID) -> str | None:
+    """Return the namespace of a task; None when it is unknown."""
+    return _first_namespace(await run(connection, ACCESS["read_task_namespace"], {"id": id_}))
+
+
+async def read_job_namespace(connection: Connection, id_: UUID) -> str | None:
+    """Return the namespace of a job; None when it is unknown."""
+    return _first_namespace(await run(connection, ACCESS["read_job_namespace"], {"id": id_}))
+
+
+async def read_workflow_namespace(connection: Connection, name: str, version: str | None) -> str | None:
+    """Return the namespace of a workflow, of its newest version unless one is named; None when it is unknown."""
+    wanted = {"name": name, "version": version}
+    return _first_namespace(await run(connection, ACCESS["read_workflow_namespace"], wanted))
+
+
+def _first_namespace(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    return rows[0]["namespace"] if rows else None
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotentRequest:
-    """A request to execute once: its idempotency key, its endpoint and the digest of its body."""
+    """A request to execute once: its actor, its idempotency key, its endpoint and the digest of its body."""
 
+    actor: str
     key: str
     endpoint: str
     digest: str
@@ -154,19 +266,21 @@ async def claim_idempotency_key(
     While another transaction holds the key, the statement waits for its end: afterwards the key has a response or is
     free.
     """
-    parameters = {"request_id": request.key, "endpoint": request.endpoint, "request_hash": request.digest}
+    key = {"actor": request.actor, "request_id": request.key}
+    parameters = {**key, "endpoint": request.endpoint, "request_hash": request.digest}
     while True:
         if await run(connection, ACCESS["claim_idempotency_key"], {**parameters, "lifetime": lifetime, "now": now}):
             return None
-        rows = await run(connection, ACCESS["read_idempotency_key"], {"request_id": request.key})
+        rows = await run(connection, ACCESS["read_idempotency_key"], key)
         if rows:  # otherwise the key was deleted between the two statements
             fits = rows[0]["endpoint"] == request.endpoint and rows[0]["request_hash"] == request.digest
             return StoredResponse(rows[0]["response_status"], rows[0]["response_body"], fits)
 
 
-async def store_idempotent_response(connection: Connection, key: str, status: int, body: str) -> None:
+async def store_idempotent_response(connection: Connection, request: IdempotentRequest, status: int, body: str) -> None:
     """Store the response for a key that this transaction has claimed."""
-    parameters = {"request_id": key, "response_status": status, "response_body": body}
+    key = {"actor": request.actor, "request_id": request.key}
+    parameters = {**key, "response_status": status, "response_body": body}
     await run(connection, ACCESS["store_idempotent_response"], parameters)
 
 
@@ -177,3 +291,10 @@ async def delete_expired_idempotency_keys(connection: Connection, *, now: dateti
     while rows := await run(connection, RETENTION["delete_expired_idempotency_keys"], parameters):
         deleted += len(rows)
     return deleted
+
+
+async def delete_expired_sign_ins(connection: Connection, *, now: datetime | None = None) -> int:
+    """Delete expired sign-in codes and sessions; return their number. Retention does the same on the leading worker."""
+    codes = await run(connection, RETENTION["delete_expired_sign_in_codes"], {"now": now})
+    sessions = await run(connection, RETENTION["delete_expired_sessions"], {"idle": SESSION_IDLE_LIMIT, "now": now})
+    return len(codes) + len(sessions)

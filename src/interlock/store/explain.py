@@ -15,7 +15,7 @@ from interlock.postgres.connection import transaction
 from interlock.postgres.query import load_statements, run
 from interlock.store.leader import read_clock
 from interlock.store.step_results import read_queue_state
-from interlock.store.workers import list_live_workers
+from interlock.store.workers import LiveProcess, list_live_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
-    from interlock.store.workers import LiveProcess
 
 EXPLAIN = load_statements("explain")
 MAX_CAUSES = 10  # of one task or job
 MAX_DEPTH = 16
 MAX_NODES = 100  # of one tree
+MAX_EVIDENCE = 5  # rows that one fact names
+MAX_EXAMINED_TASKS = 1_000  # due tasks whose types are examined
 LAST_MOVES = 3
 
 
@@ -86,8 +87,87 @@ async def read_explanation(connection: Connection, id_: UUID, *, now: datetime |
 
 
 async def count_running_by_worker(connection: Connection) -> dict[str, int]:
-    """Count the running tasks of each worker."""
-    return {row["worker_id"]: row["tasks"] for row in await run(connection, EXPLAIN["count_running_by_worker"], {})}
+    """Count the running tasks of each worker, by the name under which it claims and by the id of its row."""
+    counts: dict[str, int] = {}
+    for row in await run(connection, EXPLAIN["count_running_by_worker"], {}):
+        counts[row["worker_id"]] = row["tasks"]
+        if row["id"] is not None:
+            counts[row["id"]] = row["tasks"]
+    return counts
+
+
+async def read_tasks_of_worker(connection: Connection, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Read the first tasks that a worker runs; `all_tasks` is the number of all of them."""
+    return await run(connection, EXPLAIN["read_tasks_of_worker"], {"names": list(names), "limit": MAX_EVIDENCE})
+
+
+async def read_explained_namespace(connection: Connection, name: str, *, now: datetime | None = None) -> dict[str, Any]:
+    """Read the pause of a namespace and the numbers of its unfinished tasks."""
+    (row,) = await run(connection, EXPLAIN["read_explained_namespace"], {"name": name, "now": now})
+    return row
+
+
+async def count_due_types(connection: Connection, name: str, *, now: datetime | None = None) -> list[dict[str, Any]]:
+    """Count the types of the first due tasks of a namespace, the longest wait first."""
+    parameters = {"name": name, "limit": MAX_EXAMINED_TASKS, "now": now}
+    return await run(connection, EXPLAIN["count_due_types"], parameters)
+
+
+async def read_kinds_of_name(connection: Connection, name: str) -> list[str]:
+    """List the kinds of what has this name: worker, namespace, schedule, limit."""
+    return [row["kind"] for row in await run(connection, EXPLAIN["read_kinds_of_name"], {"name": name})]
+
+
+async def read_schedule_outcome(connection: Connection, request_id: str) -> list[dict[str, Any]]:
+    """Read the task or the job of one tick of a schedule, by its request id."""
+    return await run(connection, EXPLAIN["read_schedule_outcome"], {"request_id": request_id})
+
+
+async def read_past_task(connection: Connection, id_: UUID, at: datetime) -> dict[str, Any]:
+    """Read the state of a task at a moment, by its records; `first_at` is null when there are none."""
+    (row,) = await run(connection, EXPLAIN["read_past_task"], {"id": id_, "at": at})
+    return row
+
+
+async def read_past_job(connection: Connection, id_: UUID, at: datetime) -> dict[str, Any]:
+    """Read the state of a job at a moment, by its records."""
+    (row,) = await run(connection, EXPLAIN["read_past_job"], {"id": id_, "at": at})
+    return row
+
+
+async def read_past_worker(connection: Connection, worker_id: str, at: datetime) -> dict[str, Any]:
+    """Read the state of a worker at a moment, by its records."""
+    (row,) = await run(connection, EXPLAIN["read_past_worker"], {"id": worker_id, "at": at})
+    return row
+
+
+async def read_past_steps(connection: Connection, job_id: UUID, at: datetime, *, limit: int) -> list[UUID]:
+    """Read the steps of a job that were open at a moment."""
+    rows = await run(connection, EXPLAIN["read_past_steps"], {"id": job_id, "at": at, "limit": limit})
+    return [row["id"] for row in rows]
+
+
+async def read_past_workers(connection: Connection, at: datetime) -> list[LiveProcess]:
+    """Read the processes that were live at a moment, with what they served then."""
+    return [
+        LiveProcess(
+            id=row["id"],
+            status=row["status"],
+            metadata={"role": row["details"]["role"]},
+            namespaces=row["details"]["namespaces"],
+            types=row["details"]["types"],
+            heartbeat_at=None,
+            seen_until=at,
+            created_at=row["recorded_at"],
+        )
+        for row in await run(connection, EXPLAIN["read_past_workers"], {"at": at})
+    ]
+
+
+async def read_past_reason(connection: Connection, kind: str, subject: str, at: datetime) -> dict[str, Any] | None:
+    """Read the reason of a namespace, a schedule or a worker that held at a moment; None when none is stored."""
+    rows = await run(connection, EXPLAIN["read_past_reason"], {"kind": kind, "subject": subject, "at": at})
+    return rows[0] if rows else None
 
 
 async def read_queue(connection: Connection) -> dict[str, Any]:
@@ -102,7 +182,7 @@ async def _read(connection: Connection, ids: Sequence[UUID], now: datetime | Non
     """Read tasks and jobs by id."""
     found = {}
     if ids:
-        parameters = {"ids": list(ids), "now": now}
+        parameters = {"ids": list(ids), "holders": MAX_EVIDENCE, "now": now}
         for kind in ("job", "task"):
             for row in await run(connection, EXPLAIN[f"read_explained_{kind}s"], parameters):
                 found[row["id"]] = Cause(kind, row)

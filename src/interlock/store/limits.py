@@ -253,27 +253,31 @@ async def put_limits(connection: Connection, limits: Iterable[Limit], *, now: da
         "keys": list(wanted),
         "max_runnings": [limit.max_running for limit in wanted.values()],
         "max_starts": [limit.max_starts for limit in wanted.values()],
-        "max_weights": [_as_float(limit.max_weight) for limit in wanted.values()],
-        "max_costs": [_as_float(limit.max_cost) for limit in wanted.values()],
+        "max_weights": [as_float(limit.max_weight) for limit in wanted.values()],
+        "max_costs": [as_float(limit.max_cost) for limit in wanted.values()],
         "periods": [limit.period for limit in wanted.values()],
         "shares": [1.0 if limit.share is None else float(limit.share) for limit in wanted.values()],
         "now": now,
     }
-    return await _change_limits(connection, "put_limits", parameters)
+    return await change_limits(connection, "put_limits", parameters)
 
 
-def _as_float(value: float | None) -> float | None:
+def as_float(value: float | None) -> float | None:
     """Convert an int: the driver refuses arrays of mixed types."""
     return None if value is None else float(value)
 
 
-async def delete_limits(connection: Connection, keys: Iterable[str]) -> list[str]:
-    """Delete limits; return the keys that had one. The leader admits the tasks that waited for them."""
-    return await _change_limits(connection, "delete_limits", {"keys": list(keys)})
+async def delete_limits(
+    connection: Connection, keys: Iterable[str], *, actor: str, reason: str | None = None, now: datetime | None = None
+) -> list[str]:
+    """Delete limits, declared or not; return the keys that had one. The leader admits the tasks that waited."""
+    parameters = {"keys": list(keys), "actor": actor, "reason": reason, "now": now}
+    return await change_limits(connection, "delete_limits", parameters)
 
 
-async def _change_limits(connection: Connection, name: str, parameters: dict[str, Any]) -> list[str]:
-    if not parameters["keys"]:
+async def change_limits(connection: Connection, name: str, parameters: dict[str, Any]) -> list[str]:
+    """Run a statement that changes limits, and wake the leader if it did; return the keys."""
+    if not parameters.get("keys", True):
         return []
     changed = [row["key"] for row in await run(connection, LIMITS[name], parameters)]
     if changed:
@@ -479,7 +483,7 @@ async def record_reported_usage(
     if costs:
         parameters = {
             "ids": [outcome.id for outcome in costs],
-            "costs": [_as_float(outcome.cost) for outcome in costs],
+            "costs": [as_float(outcome.cost) for outcome in costs],
             "now": now,
         }
         await run_in_order(connection, [(LIMITS["insert_limit_costs"], parameters)])
@@ -488,7 +492,7 @@ async def record_reported_usage(
         parameters = {
             "ids": [outcome.id for outcome in weights],
             "attempts": [outcome.attempt for outcome in weights],
-            "weights": [_as_float(outcome.weight) for outcome in weights],
+            "weights": [as_float(outcome.weight) for outcome in weights],
         }
         await run_in_order(connection, [(LIMITS["correct_limit_weights"], parameters)])
 

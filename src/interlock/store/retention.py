@@ -1,4 +1,4 @@
-"""Retention: deletes ended tasks, jobs and workers, expired idempotency keys and waiters, dead letters and old records.
+"""Retention: deletes ended tasks, jobs and workers, expired access data, dead letters and old records.
 
 Invariant: each call touches a bounded number of rows in its own transaction. Unfinished rows, and rows that an
 unfinished job needs, are never deleted. A job and its steps are deleted together.
@@ -14,6 +14,7 @@ from uuid import UUID
 from interlock.errors import StatementError
 from interlock.postgres.connection import INSUFFICIENT_PRIVILEGE, LOCK_NOT_AVAILABLE
 from interlock.postgres.query import load_statements, run
+from interlock.store.access import delete_expired_sign_ins
 from interlock.store.leader import duty_transaction
 from interlock.store.workers import WORKERS
 
@@ -126,9 +127,13 @@ async def delete_ended_workers(connection: Connection, retention: Retention, *, 
 
 
 async def delete_expired(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
-    """Delete expired idempotency keys and waiters, old dead letters and failed messages of no job; return the count."""
+    """Delete expired idempotency keys, sign-ins and waiters, old dead letters, failed messages of no job, old reasons.
+
+    Return the count.
+    """
     async with duty_transaction(connection, "retention", now=now) as moment:
         keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": BATCH_SIZE, "now": moment})
+        sign_ins = await delete_expired_sign_ins(connection, now=moment)
         waiters = await run(connection, RETENTION["delete_expired_waiters"], {"now": moment})
         notices = await run(
             connection, RETENTION["delete_given_up_webhooks"], {"age": retention.callbacks, "now": moment}
@@ -136,7 +141,9 @@ async def delete_expired(connection: Connection, retention: Retention, *, now: d
         failures = await run(
             connection, RETENTION["delete_ownerless_failures"], {"age": retention.error, "now": moment}
         )
-    return len(keys) + len(waiters) + len(notices) + len(failures)
+        old = {"age": retention.records, "batch": BATCH_SIZE, "now": moment}
+        reasons = await run(connection, RETENTION["delete_old_wait_reasons"], old)
+    return len(keys) + sign_ins + len(waiters) + len(notices) + len(failures) + len(reasons)
 
 
 async def maintain_record_partitions(

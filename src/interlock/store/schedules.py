@@ -19,6 +19,7 @@ from interlock.store.tasks import TASKS
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
+    from uuid import UUID
 
     from interlock.postgres.connection import Connection
 
@@ -83,7 +84,7 @@ class Schedule:
 
     def request_id(self, tick: datetime) -> str:
         """Make the request id of a tick: the same tick makes one task or job."""
-        return f"schedule:{self.name}:{tick.astimezone(UTC).isoformat()}"
+        return tick_request_id(self.name, tick)
 
     def task(self, tick: datetime) -> NewTask:
         """Build the task of one tick."""
@@ -117,6 +118,11 @@ class ScheduleState(NamedTuple):
     def declared(self) -> Schedule:
         """Return the declared schedule; ConfigError when the stored values are invalid."""
         return Schedule(**{each.name: getattr(self, each.name) for each in fields(Schedule)})
+
+
+def tick_request_id(name: str, tick: datetime) -> str:
+    """Make the request id of a tick of the schedule with this name."""
+    return f"schedule:{name}:{tick.astimezone(UTC).isoformat()}"
 
 
 async def put_schedules(
@@ -186,6 +192,26 @@ async def list_schedules(connection: Connection) -> list[ScheduleState]:
 async def read_schedules(connection: Connection, names: Iterable[str]) -> list[ScheduleState]:
     """Read schedules by name."""
     return [ScheduleState(**row) for row in await run(connection, SCHEDULES["read_schedules"], {"names": list(names)})]
+
+
+class ScheduleOutcome(NamedTuple):
+    """The task or job that a tick made, and its state."""
+
+    kind: str  # task or job
+    id: UUID
+    state: str
+
+
+async def read_schedule_outcomes(
+    connection: Connection, schedules: Iterable[ScheduleState]
+) -> dict[str, ScheduleOutcome]:
+    """Read what the last ticks of schedules made, by the name of the schedule; without those that are deleted."""
+    names = {}
+    for schedule in schedules:
+        if schedule.last_at is not None:
+            names[tick_request_id(schedule.name, schedule.last_at)] = schedule.name
+    rows = await run(connection, SCHEDULES["read_schedule_outcomes"], {"request_ids": list(names)})
+    return {names[row["request_id"]]: ScheduleOutcome(row["kind"], row["id"], row["state"]) for row in rows}
 
 
 async def next_schedule_at(connection: Connection) -> datetime | None:

@@ -9,8 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from interlock.postgres.query import load_statements, run
+from interlock.store.lists import TimePage, collect_pages, run_time_list
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -26,20 +28,34 @@ class InboxFilter:
     assignee: str | None = None
     workflow: str | None = None
     kind: str | None = None
+    namespaces: Sequence[str] | None = None  # of jobs in one of these
 
 
-async def read_signals(connection: Connection, job_id: UUID) -> list[dict[str, Any]]:
-    """Read the signals of a job in the order in which they were sent."""
-    return await run(connection, SIGNALS["read_signals"], {"job_id": job_id})
+async def read_signals(
+    connection: Connection, job_id: UUID, *, after: int = 0, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Read the signals of a job in the order in which they were sent, after the signal with the id `after`."""
+    return await run(connection, SIGNALS["read_signals"], {"job_id": job_id, "after": after, "limit": limit})
+
+
+async def read_inbox_page(
+    connection: Connection, wanted: InboxFilter, *, after: tuple[datetime, UUID] | None = None, limit: int = 100
+) -> TimePage:
+    """Read one page of the steps that wait for a signal or an approval, longest wait first.
+
+    `after` is the `next` of the page before. A page may be short although others follow.
+    """
+    began, id_ = after or (None, None)
+    parameters = {**asdict(wanted), "after": began, "after_id": id_}
+    return await run_time_list(connection, SIGNALS["read_inbox"], parameters, time="wait_started_at", limit=limit)
 
 
 async def read_inbox(
     connection: Connection, wanted: InboxFilter, *, after: tuple[datetime, UUID] | None = None, limit: int = 100
 ) -> list[dict[str, Any]]:
-    """Read the steps that wait for a signal or an approval, longest wait first.
+    """Read the steps that wait for a signal or an approval, longest wait first, page by page."""
 
-    `after` is the cursor: `wait_started_at` and id of the last step of the page before.
-    """
-    began, id_ = after or (None, None)
-    parameters = {**asdict(wanted), "after": began, "after_id": id_, "limit": limit}
-    return await run(connection, SIGNALS["read_inbox"], parameters, prepare=False)
+    async def read_page(last: tuple[datetime, UUID] | None, left: int) -> TimePage:
+        return await read_inbox_page(connection, wanted, after=last, limit=left)
+
+    return await collect_pages(read_page, limit, after)

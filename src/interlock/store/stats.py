@@ -1,13 +1,14 @@
 """Counts and lists of the whole installation: the overview of `interlock status`, and transition counts for metrics.
 
-Invariant: every function only reads. A large table of ended tasks is scanned only on request (`whole`). Transitions are
-counted from the records, for every client; a window is counted once its end is older than the longest transaction
-(`lag`), so that no record of it can still appear.
+Invariant: the overview only reads. A large table of ended tasks is scanned only on request (`whole`). Transitions are
+counted from the records, for every client, into stored counts that never fall: not when a supervisor starts, and not
+when retention drops records. A window is counted once its end is older than the longest transaction (`lag`), so that no
+record of it can still appear. Refused moves are counted by the guards.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.postgres.connection import transaction
@@ -61,7 +62,8 @@ class LimitUse(NamedTuple):
     """A key, its rule and the use of it: `taken` tasks are pending or running; the rest falls into the current period.
 
     `rule` is the key or the pattern, None where no limit is declared. `next_at` is the time at which tasks that wait
-    for the period go on.
+    for the period go on. While an operator's override applies (`overridden_at`), `declared` has the bounds that an app
+    declares, the period in seconds; None if none does.
     """
 
     key: str
@@ -78,6 +80,10 @@ class LimitUse(NamedTuple):
     cost: float
     waiting: int
     next_at: datetime | None
+    declared: dict[str, Any] | None
+    overridden_by: str | None
+    overridden_at: datetime | None
+    override_reason: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +200,7 @@ def overview_document(overview: Overview) -> dict[str, Any]:
 class CountedMove(NamedTuple):
     """A histogram bucket of one transition: `bucket` bounds were reached by the time spent in `from_state`."""
 
+    machine: str
     from_state: str
     to_state: str
     bucket: int
@@ -201,16 +208,39 @@ class CountedMove(NamedTuple):
     seconds: float
 
 
-async def read_complete_until(connection: Connection, lag: timedelta) -> datetime:
-    """Return the time up to which every record is visible: `lag` before the server's time."""
-    (row,) = await run(connection, MOVES["read_complete_until"], {"lag": lag})
-    moment: datetime = row["moment"]
-    return moment
+@dataclass(frozen=True, slots=True)
+class RefusedMove:
+    """How often a move was refused, to any client, since the database was created or recovered from a crash."""
+
+    machine: str
+    from_state: str
+    to_state: str
+    count: int
 
 
-async def count_moves(
-    connection: Connection, machine: str, *, since: datetime, until: datetime, bounds: Sequence[float]
-) -> list[CountedMove]:
-    """Count the recorded moves of workers or jobs between two times."""
-    parameters = {"since": since, "until": until, "bounds": list(bounds)}
-    return [CountedMove(**row) for row in await run(connection, MOVES[f"count_{machine}_moves"], parameters)]
+async def count_new_moves(
+    connection: Connection, machine: str, *, lag: timedelta, window: timedelta, bounds: Sequence[float]
+) -> bool:
+    """Add recorded moves of workers or jobs to the stored counts: those after the last count, at most of a `window`.
+
+    Only moves older than `lag` are counted: those of a transaction carry times before its commit. Returns whether more
+    are to be counted.
+    """
+    parameters = {"lag": lag, "window": window, "bounds": list(bounds)}
+    rows = await run(connection, MOVES[f"count_{machine}_moves"], parameters)
+    return bool(rows and rows[0]["is_behind"])
+
+
+async def read_move_counts(connection: Connection) -> list[CountedMove]:
+    """Read the stored counts."""
+    return [CountedMove(**row) for row in await run(connection, MOVES["read_move_counts"], {})]
+
+
+async def read_refused_moves(connection: Connection) -> list[RefusedMove]:
+    """Read how often each move was refused."""
+    return [RefusedMove(**row) for row in await run(connection, MOVES["read_refused_moves"], {})]
+
+
+async def add_refused_moves(connection: Connection, refused: RefusedMove) -> None:
+    """Count refusals that did not reach the guards of the database."""
+    await run(connection, MOVES["add_refused_moves"], asdict(refused))

@@ -32,7 +32,7 @@ LOST_RESULT_MIN_AGE = timedelta(minutes=1)  # since the end of a step that was n
 
 @dataclass(frozen=True, slots=True)
 class SimpleStepMessage:
-    """A message of the queue: ids only. It decides nothing, and the result stays in the row of the task.
+    """A message of the queue: ids, and the trace of its job. It decides nothing: the result stays in the task's row.
 
     `task_id` is a step that has ended, or whose child job has. Without it, the orchestrator looks at the job itself.
     """
@@ -40,6 +40,7 @@ class SimpleStepMessage:
     job_id: UUID
     task_id: UUID | None = None
     correlation_id: UUID | None = None
+    traceparent: str | None = None
     failure: int | None = None  # the id under which it was archived before
 
     @classmethod
@@ -48,12 +49,18 @@ class SimpleStepMessage:
         ids = parse_ids(content)
         if ids["job_id"] is None or (ids["task_id"] is None and content.get("task_id") is not None):
             raise InputError('it is not {"job_id": …} or {"job_id": …, "task_id": …}')
-        return cls(**ids)
+        traceparent = content.get("traceparent")
+        return cls(**ids, traceparent=traceparent if isinstance(traceparent, str) else None)
 
     def document(self) -> dict[str, Any]:
         """Return the message as it is sent."""
-        ids = {"job_id": self.job_id, "task_id": self.task_id, "correlation_id": self.correlation_id}
-        return {name: id_ for name, id_ in ids.items() if id_ is not None}
+        values = {
+            "job_id": self.job_id,
+            "task_id": self.task_id,
+            "correlation_id": self.correlation_id,
+            "traceparent": self.traceparent,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def parse_ids(content: Any) -> dict[str, Any]:

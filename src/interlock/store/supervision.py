@@ -12,13 +12,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.postgres.connection import transaction
-from interlock.postgres.query import as_json, run
+from interlock.postgres.query import run
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.workers import SUPERVISION, WORKERS, deregister_worker
+from interlock.store.workers import SUPERVISION, WORKERS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from datetime import datetime
+    from uuid import UUID
 
     from interlock.postgres.connection import Connection
 
@@ -42,8 +43,18 @@ class HeldWorker(NamedTuple):
     heartbeat_at: datetime | None
     crashes: int
     restart_at: datetime | None
+    pool: str | None
+    kill_requested: bool  # without a grace
     moment: datetime  # the server's time of the read
     holds: int  # tasks that the process of a paused worker still runs
+
+
+class HeldTask(NamedTuple):
+    """A task that a process held when it ended; `held` is the number of all of them."""
+
+    id: UUID
+    type: str
+    held: int
 
 
 class SilentWorker(NamedTuple):
@@ -88,10 +99,10 @@ class Supervision:
 
     async def record_process(
         self, connection: Connection, worker_id: str, generation: int, pid: int, birth: str | None
-    ) -> None:
-        """Record the pid and start time of a process."""
+    ) -> bool:
+        """Record the pid and start time of a process; False when another supervisor or generation has the row."""
         given = {"id": worker_id, "generation": generation, "pid": pid, "birth": birth, "supervisor": self.supervisor}
-        await run(connection, SUPERVISION["record_process"], given)
+        return bool(await run(connection, SUPERVISION["record_process"], given))
 
     async def record_memory(self, connection: Connection, used: Mapping[str, int]) -> None:
         """Record the memory that processes use, in bytes by worker id."""
@@ -110,12 +121,26 @@ class Supervision:
         *,
         crashes: int = 0,
         delay: float | None = None,
+        suspects: Sequence[UUID] | None = None,
         now: datetime | None = None,
     ) -> None:
-        """Record the end of a process and recover the tasks that it held. Must run in a transaction."""
-        given = self._of(worker, now) | {"note": note, "crashes": crashes, "delay": delay}
+        """Record the end of a process and recover the tasks that it held. Must run in a transaction.
+
+        `suspects` are the tasks that may have crashed it; None if it did not crash.
+        """
+        given = self._of(worker, now) | {
+            "note": note,
+            "crashes": crashes,
+            "delay": delay,
+            "suspects": None if suspects is None else list(suspects),
+        }
         if await run(connection, SUPERVISION["record_process_end"], given) and worker.instance is not None:
             await recover_tasks_of(connection, [worker.instance], actor=self.supervisor, now=now)
+
+    async def read_tasks_of_process(self, connection: Connection, worker: HeldWorker) -> list[HeldTask]:
+        """Read the tasks that a process held at its end, at most ten, the latest first."""
+        rows = await run(connection, SUPERVISION["read_tasks_of_process"], {"instance": worker.instance})
+        return [HeldTask(**row) for row in rows]
 
     @asynccontextmanager
     async def lock_held_worker(
@@ -128,6 +153,10 @@ class Supervision:
     async def pause(self, connection: Connection, worker: HeldWorker, reason: str, *, now: datetime | None) -> bool:
         """Pause a worker: it claims nothing new."""
         return await self._move(connection, "pause_running_worker", worker.id, reason, now)
+
+    async def resume(self, connection: Connection, worker: HeldWorker, reason: str, *, now: datetime | None) -> bool:
+        """Resume a worker: another process is started for it."""
+        return await self._move(connection, "resume_paused_worker", worker.id, reason, now)
 
     async def fail(self, connection: Connection, worker: HeldWorker, reason: str, *, now: datetime | None) -> bool:
         """Fail a worker; it is not restarted."""
@@ -165,30 +194,13 @@ class Supervision:
             await recover_tasks_of(connection, holders, actor=self.supervisor, now=now)
         return silent
 
-    async def add_bound_worker(
-        self, connection: Connection, spec: Mapping[str, Any], *, now: datetime | None = None
-    ) -> str:
-        """Insert and start a worker that ends with this supervisor; return its id."""
-        metadata = as_json({"spec": dict(spec), "bound_to": self.supervisor})
-        given = {"id": None, "workspace_id": "default", "metadata": metadata, "actor": self.supervisor, "now": now}
-        async with transaction(connection):
-            (row,) = await run(connection, WORKERS["insert_worker"], given)
-            await self._move(connection, "start_idle_worker", row["id"], "a worker of this supervisor", now)
-        worker_id: str = row["id"]
-        return worker_id
-
     async def release_held_worker(self, connection: Connection, worker: HeldWorker) -> None:
         """Release the lease of a row that needs no process."""
         await run(connection, SUPERVISION["release_held_worker"], self._of(worker, None))
 
-    async def release_held_workers(
-        self, connection: Connection, bound: Iterable[str] = (), *, now: datetime | None = None
-    ) -> None:
-        """Release all leases; the rows of `bound` end with this supervisor."""
-        async with transaction(connection):
-            for worker_id in bound:
-                await deregister_worker(connection, worker_id, reason="its supervisor has stopped", now=now)
-            await run(connection, SUPERVISION["release_held_workers"], {"supervisor": self.supervisor})
+    async def release_held_workers(self, connection: Connection) -> None:
+        """Release all leases."""
+        await run(connection, SUPERVISION["release_held_workers"], {"supervisor": self.supervisor})
 
     async def _move(
         self, connection: Connection, statement: str, worker_id: str, reason: str, now: datetime | None

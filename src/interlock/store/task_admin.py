@@ -7,7 +7,7 @@ found are left alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from interlock.errors import StatementError
@@ -15,6 +15,7 @@ from interlock.lifecycle import TaskRowState
 from interlock.postgres.connection import UNIQUE_VIOLATION, transaction
 from interlock.postgres.query import run
 from interlock.store.jobs import STEPS
+from interlock.store.lists import LISTS, MAX_LOOKED_AT, ListPage, collect_pages, id_bounds, run_list
 from interlock.store.step_results import SimpleStepMessage, send_messages
 from interlock.store.tasks import MAX_CRASHES, TASKS, insert_webhooks, notify_ended_tasks, notify_tasks
 
@@ -183,6 +184,16 @@ class TaskFilter:
     type: str | None = None
     tag: str | None = None
     standalone: bool = False  # only tasks that belong to no job
+    steps_only: bool = False  # only tasks that belong to a job
+    namespaces: Sequence[str] | None = None  # in one of these
+    job_id: UUID | None = None
+    worker: str | None = None  # that holds or held it; also all processes of a supervised worker
+    correlation_id: UUID | None = None
+    request_ids: Sequence[str] | None = None  # one of these
+    unique_key: str | None = None
+    created_after: datetime | None = None  # at this time or later
+    created_before: datetime | None = None
+    ids: tuple[UUID, ...] | None = None  # one of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,47 +211,105 @@ class TaskSummary:
     tries: int
     max_tries: int
     created_at: datetime
+    started_at: datetime | None
     finished_at: datetime | None
     tags: list[str] | None
+    worker_id: str | None
+    job_id: UUID | None
+    step: str | None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "state", TaskRowState(self.state))  # the row has a string
 
 
+async def find_task_page(
+    connection: Connection,
+    wanted: TaskFilter,
+    *,
+    limit: int = PAGE_SIZE,
+    before: UUID | None = None,
+    now: datetime | None = None,
+) -> ListPage[TaskSummary]:
+    """Find one page of tasks, newest first, by one bounded statement; `before` is `next` of the previous page."""
+    bounds = id_bounds(wanted.created_after, wanted.created_before, before, now)
+    source = await _indexed_condition(connection, wanted)
+    parameters = {
+        **asdict(wanted),
+        "states": _list_or_none(wanted.states),
+        "namespaces": _list_or_none(wanted.namespaces),
+        "ids": None if wanted.ids is None else list(wanted.ids),
+        "request_ids": _list_or_none(wanted.request_ids),
+        **bounds,
+        "source": source,
+        "indexed_states": _list_or_none(wanted.states) if source == "states" else None,
+    }
+    statements = {None: "find_tasks", "ids": "find_tasks_by_id"}
+    statement = LISTS[statements.get(source, "find_tasks_by_index")]
+    selective = wanted != TaskFilter(**({} if source is None else {source: getattr(wanted, source)}))
+    return await run_list(
+        connection, statement, parameters, lambda row: TaskSummary(**row), limit=limit, selective=selective
+    )
+
+
+async def _indexed_condition(connection: Connection, wanted: TaskFilter) -> str | None:
+    """Return the condition whose index to walk; None for the primary key."""
+    for name in ("ids", "request_ids", "unique_key", "job_id", "correlation_id"):
+        if getattr(wanted, name) is not None:
+            return name
+    if wanted.states is None or TaskRowState.DONE in wanted.states:
+        return None
+    if TaskRowState.PENDING in wanted.states:
+        (row,) = await run(connection, LISTS["count_pending_tasks"], {"most": MAX_LOOKED_AT + 1})
+        if row["tasks"] > MAX_LOOKED_AT:
+            return None
+    return "states"
+
+
+def _list_or_none(values: Sequence[str] | None) -> list[str] | None:
+    return None if values is None else [str(value) for value in values]
+
+
 async def find_tasks(
-    connection: Connection, wanted: TaskFilter, *, limit: int = PAGE_SIZE, before: UUID | None = None
+    connection: Connection,
+    wanted: TaskFilter,
+    *,
+    limit: int = PAGE_SIZE,
+    before: UUID | None = None,
+    now: datetime | None = None,
 ) -> list[TaskSummary]:
-    """Find one page of tasks, newest first; `before` is the cursor: the last id of the previous page."""
-    parameters = _parameters(wanted) | {"limit": limit, "before": before}
-    return [TaskSummary(**row) for row in await run(connection, TASKS["find_tasks"], parameters)]
+    """Find up to `limit` tasks, newest first, by as many bounded statements as it takes."""
+
+    async def read_page(cursor: UUID | None, left: int) -> ListPage[TaskSummary]:
+        return await find_task_page(connection, wanted, limit=left, before=cursor, now=now)
+
+    return await collect_pages(read_page, limit, before)
 
 
 async def count_steps(connection: Connection, wanted: TaskFilter) -> int:
     """Count the steps among the tasks of a filter."""
-    (row,) = await run(connection, TASKS["count_steps"], _parameters(wanted))
-    steps: int = row["steps"]
-    return steps
-
-
-def _parameters(wanted: TaskFilter) -> dict[str, Any]:
-    return {**asdict(wanted), "states": None if wanted.states is None else list(wanted.states)}
+    steps = replace(wanted, standalone=False, steps_only=True)
+    return sum([len(page) async for page in iterate_task_pages(connection, steps, None)])
 
 
 async def iterate_task_pages(
-    connection: Connection, wanted: TaskFilter, limit: int | None
+    connection: Connection,
+    wanted: TaskFilter,
+    limit: int | None,
+    *,
+    before: UUID | None = None,
+    now: datetime | None = None,
 ) -> AsyncIterator[list[TaskSummary]]:
-    """Yield the tasks of a filter page by page, up to `limit` tasks."""
+    """Yield the tasks of a filter page by page, newest first, up to `limit` tasks; only those older than `before`."""
     left = limit
-    before: UUID | None = None
     while left is None or left > 0:
         size = PAGE_SIZE if left is None else min(PAGE_SIZE, left)
-        page = await find_tasks(connection, wanted, limit=size, before=before)
-        if page:
-            yield page
-        if len(page) < size:
+        page = await find_task_page(connection, wanted, limit=size, before=before, now=now)
+        if page.items:
+            yield page.items
+        if page.next is None:
             return
-        before = page[-1].id
-        left = None if left is None else left - len(page)
+        before = page.next
+        left = None if left is None else left - len(page.items)
 
 
 async def requeue_unless_duplicate(

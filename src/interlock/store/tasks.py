@@ -86,6 +86,12 @@ class ClaimedTask(NamedTuple):
         """The correlation id, shared by the tasks of one request."""
         return _uuid(self.own("correlation_id"))
 
+    @property
+    def traceparent(self) -> str | None:
+        """The span that made the task."""
+        found: str | None = self.own("traceparent")
+        return found
+
 
 def _uuid(text: str | None) -> UUID | None:
     return None if text is None else UUID(text)
@@ -141,6 +147,7 @@ class LostAttempt:
 class TaskRecord:
     """One recorded move of a task."""
 
+    id: int
     from_state: TaskRowState | None
     to_state: TaskRowState
     event: str
@@ -397,7 +404,15 @@ async def read_tasks(connection: Connection, ids: Sequence[UUID]) -> list[dict[s
 
 async def read_task_history(connection: Connection, task_id: UUID) -> list[TaskRecord]:
     """Read the recorded moves of a task, oldest first."""
-    return [TaskRecord(**row) for row in await run(connection, TASKS["read_task_history"], {"id": task_id})]
+    rows = await read_task_moves(connection, task_id)
+    return [TaskRecord(**row) for row in rows]
+
+
+async def read_task_moves(
+    connection: Connection, task_id: UUID, *, after: int = 0, limit: int | None = None
+) -> list[dict[str, Any]]:
+    """Read the recorded moves of a task, oldest first, after the record with the id `after`."""
+    return await run(connection, TASKS["read_task_history"], {"id": task_id, "after": after, "limit": limit})
 
 
 async def insert_waiters(connection: Connection, ids: Iterable[UUID], waiter: UUID) -> None:

@@ -1,8 +1,9 @@
 """Webhooks: completion notices that wait in table `callbacks` until they are delivered.
 
-A webhook that fails too often is given up: it stays as a dead letter until it is retried or retention deletes it.
+A webhook that fails too often is given up: it stays as a dead letter until it is retried, discarded or deleted by
+retention.
 
-Invariant: a webhook is deleted only after delivery, or by retention after it was given up. Its number of tries fences
+Invariant: a webhook is deleted only after delivery, or after it was given up. Its number of tries fences
 it: a sender whose visibility timeout has passed changes nothing.
 """
 
@@ -104,18 +105,24 @@ async def next_callback_at(connection: Connection) -> datetime | None:
     return rows[0]["next_try_at"] if rows else None
 
 
-async def list_given_up_webhooks(connection: Connection, *, limit: int = 100) -> list[GivenUpWebhook]:
-    """List dead letters, oldest first."""
-    rows = await run(connection, WEBHOOKS["list_given_up_webhooks"], {"limit": limit})
+async def list_given_up_webhooks(connection: Connection, *, limit: int = 100, after: int = 0) -> list[GivenUpWebhook]:
+    """List dead letters, oldest first; `after` is the cursor: the last id of the page before."""
+    rows = await run(connection, WEBHOOKS["list_given_up_webhooks"], {"limit": limit, "after": after})
     return [GivenUpWebhook(**row) for row in rows]
 
 
 async def retry_given_up_webhooks(
     connection: Connection, ids: Sequence[int] | None = None, *, now: datetime | None = None
-) -> int:
-    """Make dead letters due again, all or those of `ids`; return their number."""
+) -> list[int]:
+    """Make dead letters due again, all or those of `ids`; return their ids."""
     parameters = {"ids": None if ids is None else list(ids), "now": now}
-    retried = len(await run(connection, WEBHOOKS["retry_given_up_webhooks"], parameters))
+    retried = sorted(row["id"] for row in await run(connection, WEBHOOKS["retry_given_up_webhooks"], parameters))
     if retried:
         await run(connection, TASKS["notify_duties"], {"duties": ["callbacks"]})
     return retried
+
+
+async def discard_given_up_webhooks(connection: Connection, ids: Sequence[int] | None = None) -> list[int]:
+    """Delete dead letters, all or those of `ids`; return their ids."""
+    parameters = {"ids": None if ids is None else list(ids)}
+    return sorted(row["id"] for row in await run(connection, WEBHOOKS["discard_given_up_webhooks"], parameters))

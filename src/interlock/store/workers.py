@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from interlock.errors import IllegalTransition, UnknownWorkerError
+from interlock.errors import IllegalTransition, InputError, UnknownWorkerError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerEvent, SupervisedWorkerState
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, load_statements, run
+from interlock.store.lists import TimePage, collect_pages, run_time_list
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
     from interlock.postgres.connection import Connection
@@ -57,6 +58,7 @@ class RegisteredProcess:
     statistics: Mapping[str, Any] = field(default_factory=dict)
     # set for a process that a supervisor started; None when the process registers a row of its own
     generation: int | None = None
+    slots: int | None = None  # tasks that it runs at once; None for a process that runs none
 
 
 class LiveProcess(NamedTuple):
@@ -75,6 +77,12 @@ class LiveProcess(NamedTuple):
     def role(self) -> str:
         """`worker` or `orchestrator`."""
         return str(self.metadata.get("role", "worker"))
+
+    @property
+    def slots(self) -> int | None:
+        """The number of tasks that it runs at once; None if its row does not have it."""
+        slots: int | None = self.metadata.get("slots")
+        return slots
 
     @property
     def statistics(self) -> dict[str, Any]:
@@ -134,11 +142,16 @@ async def ensure_registered(
     return status or State.IDLE
 
 
-async def deregister_worker(
-    connection: Connection, worker_id: str, *, reason: str | None = None, now: datetime | None = None
-) -> None:
+async def deregister_worker(connection: Connection, worker_id: str, *, now: datetime | None = None) -> None:
     """End the row of a process that stops; an ended or missing row is left alone."""
-    ended = {"id": worker_id, "reason": reason or "the process has stopped", "actor": worker_id, "now": now}
+    await end_worker(connection, worker_id, reason="the process has stopped", actor=worker_id, now=now)
+
+
+async def end_worker(
+    connection: Connection, worker_id: str, *, reason: str, actor: str, now: datetime | None = None
+) -> None:
+    """Complete a RUNNING worker, terminate one that cannot complete; an ended or missing row is left alone."""
+    ended = {"id": worker_id, "reason": reason, "actor": actor, "now": now}
     async with transaction(connection):
         if await run(connection, WORKERS["complete_running_worker"], ended):
             return
@@ -173,7 +186,10 @@ def _parameters(process: RegisteredProcess, lease: timedelta, now: datetime | No
     return {
         "id": process.id,
         "actor": process.id,
-        "metadata": as_json({"role": process.role, "statistics": dict(process.statistics)}),
+        "metadata": as_json(
+            {"role": process.role, "statistics": dict(process.statistics)}
+            | ({} if process.slots is None else {"slots": process.slots})
+        ),
         "namespaces": list(process.namespaces),
         "types": list(process.types),
         "generation": process.generation,
@@ -244,21 +260,74 @@ async def move_worker(
 ) -> WorkerMove:
     """Move a worker and notify its process and its supervisor; IllegalTransition when the move is not allowed."""
     async with transaction(connection):
-        rows = await run(connection, WORKERS["lock_worker"], {"id": worker_id})
-        if not rows:
-            raise UnknownWorkerError(f"there is no worker {worker_id}")
-        source = State(rows[0]["status"])
+        source = State((await _lock_worker(connection, worker_id))["status"])
         if not SUPERVISED_WORKER.can(source, event):
-            raise illegal_move(worker_id, source, event)
+            await _count_refused_move(connection, source, TARGETS[event])
+            raise illegal_move(worker_id, source, TARGETS[event], event)
         parameters = {"id": worker_id, "reason": reason, "actor": actor, "now": now}
         await run(connection, WORKERS[STATEMENTS[event]], parameters)
         await run(connection, WORKERS["notify_control"], {"payload": worker_id})
     return WorkerMove(worker_id, event, source, TARGETS[event])
 
 
-def illegal_move(worker_id: str, source: State, event: Event) -> IllegalTransition:
+async def transition_worker(
+    connection: Connection,
+    worker_id: str,
+    target: State,
+    *,
+    actor: str,
+    reason: str | None = None,
+    now: datetime | None = None,
+) -> WorkerMove:
+    """Move a worker to a state by the event that leads there; IllegalTransition when there is none."""
+    async with transaction(connection):
+        source = State((await _lock_worker(connection, worker_id))["status"])
+        events = SUPERVISED_WORKER.events_between(source, target)
+        if not events:
+            await _count_refused_move(connection, source, target)
+            raise illegal_move(worker_id, source, target)
+        return await move_worker(connection, worker_id, events[0], actor=actor, reason=reason, now=now)
+
+
+async def kill_worker(
+    connection: Connection, worker_id: str, *, actor: str, reason: str | None = None, now: datetime | None = None
+) -> WorkerMove:
+    """Terminate a worker without a grace: its supervisor kills the process and everything in its process group.
+
+    Also for a worker that is TERMINATED already while its process still stops. InputError for a worker that registered
+    itself: no supervisor can kill its process.
+    """
+    async with transaction(connection):
+        row = await _lock_worker(connection, worker_id)
+        if not row["supervised"]:
+            raise InputError(
+                f"worker {worker_id} was not started by a supervisor, which could kill it: terminate it without force, "
+                "or kill its process on its host"
+            )
+        if row["status"] == State.TERMINATED and row["pid"] is not None:
+            move = WorkerMove(worker_id, Event.TERMINATE, State.TERMINATED, State.TERMINATED)
+        else:
+            move = await move_worker(connection, worker_id, Event.TERMINATE, actor=actor, reason=reason, now=now)
+        await run(connection, WORKERS["request_kill"], {"id": worker_id, "now": now})
+        await run(connection, WORKERS["notify_control"], {"payload": worker_id})
+    return move
+
+
+async def _lock_worker(connection: Connection, worker_id: str) -> dict[str, Any]:
+    rows = await run(connection, WORKERS["lock_worker"], {"id": worker_id})
+    if not rows:
+        raise UnknownWorkerError(f"there is no worker {worker_id}")
+    return rows[0]
+
+
+async def _count_refused_move(connection: Connection, source: State, target: State) -> None:
+    """Count a refusal that does not reach the guards; a rollback does not undo it."""
+    given = {"machine": SUPERVISED_WORKER.name, "from_state": source, "to_state": target}
+    await run(connection, WORKERS["count_refused_move"], given)
+
+
+def illegal_move(worker_id: str, source: State, target: State, event: Event | None = None) -> IllegalTransition:
     """Build the error of a move that the lifecycle of workers does not allow."""
-    target = TARGETS[event]
     sentence = SUPERVISED_WORKER.validate_transition(source, target)
     if sentence is None:  # another event leads to the target: an IDLE worker is started, not resumed
         instead = ", ".join(SUPERVISED_WORKER.events_between(source, target))
@@ -282,33 +351,56 @@ async def read_worker(connection: Connection, worker_id: str) -> dict[str, Any]:
     return rows[0]
 
 
+async def find_worker_page(
+    connection: Connection,
+    *,
+    statuses: Sequence[str] | None = None,
+    workspace_id: str | None = None,
+    role: str | None = None,
+    pool: str | None = None,
+    namespace: str | None = None,
+    namespaces: Sequence[str] | None = None,
+    host: str | None = None,
+    created_after: datetime | None = None,
+    created_before: datetime | None = None,
+    before: tuple[datetime, str] | None = None,
+    limit: int = 100,
+) -> TimePage:
+    """Find one page of workers, newest first; `before` is the `next` of the page before.
+
+    A worker serves the `namespace` and one of the `namespaces`. A page may be short although others follow.
+    """
+    created_at, id_ = before or (None, None)
+    parameters = {
+        "statuses": None if statuses is None else [str(status) for status in statuses],
+        "workspace_id": workspace_id,
+        "role": role,
+        "pool": pool,
+        "namespace": namespace,
+        "namespaces": None if namespaces is None else list(namespaces),
+        "host": host,
+        "created_after": created_after,
+        "created_before": created_before,
+        "before_time": created_at,
+        "before_id": id_,
+    }
+    return await run_time_list(connection, WORKERS["find_workers"], parameters, time="created_at", limit=limit)
+
+
 async def find_workers(
     connection: Connection,
     *,
-    status: str | None = None,
-    workspace_id: str | None = None,
+    statuses: Sequence[str] | None = None,
     role: str | None = None,
-    before: tuple[datetime, str] | None = None,
+    pool: str | None = None,
     limit: int = 100,
 ) -> list[dict[str, Any]]:
-    """Find one page of workers, newest first; `before` is the cursor: created_at and id of the previous page's last."""
-    created_at, id_ = before or (None, None)
-    parameters = {
-        "status": status,
-        "workspace_id": workspace_id,
-        "role": role,
-        "before_time": created_at,
-        "before_id": id_,
-        "limit": limit,
-    }
-    return await run(connection, WORKERS["find_workers"], parameters)
+    """Find workers, newest first, page by page."""
 
+    async def read_page(before: tuple[datetime, str] | None, left: int) -> TimePage:
+        return await find_worker_page(connection, statuses=statuses, role=role, pool=pool, before=before, limit=left)
 
-async def read_worker_moves(
-    connection: Connection, worker_id: str, *, after: int = 0, limit: int = 100
-) -> list[dict[str, Any]]:
-    """Read one page of a worker's moves, oldest first; `after` is the cursor: the last id of the previous page."""
-    return await run(connection, WORKERS["read_worker_moves"], {"id": worker_id, "after": after, "limit": limit})
+    return await collect_pages(read_page, limit)
 
 
 async def read_last_worker_move(connection: Connection, worker_id: str) -> dict[str, Any] | None:

@@ -153,6 +153,18 @@ async def list_workflows(connection: Connection) -> list[StoredWorkflow]:
     return [StoredWorkflow(**row) for row in await run(connection, WORKFLOWS["list_workflows"], {})]
 
 
+async def list_newest_workflows(
+    connection: Connection, *, limit: int = 100, after: str | None = None
+) -> list[dict[str, Any]]:
+    """List the newest version of each workflow by name; `after` is the cursor: the last name of the page before."""
+    return await run(connection, WORKFLOWS["list_newest_workflows"], {"limit": limit, "after": after})
+
+
+async def read_workflow_versions(connection: Connection, name: str) -> list[dict[str, Any]]:
+    """List the versions of a workflow, newest first, without definitions."""
+    return await run(connection, WORKFLOWS["read_workflow_versions"], {"name": name})
+
+
 def _insert_graph(id_: UUID, document: Mapping[str, Any], steps: Sequence[dict[str, Any]]) -> list[StatementCall]:
     edge_rows = [edge._asdict() for edge in edges(document)]
     return [

@@ -18,11 +18,14 @@ from interlock.supervisor.pool.pool import Pool
 from interlock.supervisor.pool.settings import PoolSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from fastapi import FastAPI
 
     from interlock.config import Config
     from interlock.service import BackgroundService
 
+UP_POOL = "up"  # name of the pool of `interlock up`, if it is free
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -31,7 +34,8 @@ def run_supervisor(
     *,
     app: Interlock | None = None,
     leave: bool = False,
-    started: Callable[[str], None] = lambda _: None,
+    extensions: Sequence[Callable[[FastAPI], None]] = (),
+    started: Callable[[ApiServer], None] = lambda _: None,
 ) -> None:
     """Run a supervisor until a signal arrives. With `leave`, the worker processes run on when it stops."""
     if app is None:
@@ -42,37 +46,48 @@ def run_supervisor(
             else load_app(config.app)
         )
     settings = PoolSettings.from_config(config, leave_running=leave)
-    asyncio.run(supervise(app, config, settings, started=started))
+    asyncio.run(supervise(app, config, settings, extensions=extensions, started=started))
 
 
 async def supervise(
-    app: Interlock, config: Config, settings: PoolSettings, *, started: Callable[[str], None] = lambda _: None
+    app: Interlock,
+    config: Config,
+    settings: PoolSettings,
+    *,
+    extensions: Sequence[Callable[[FastAPI], None]] = (),
+    started: Callable[[ApiServer], None] = lambda _: None,
 ) -> None:
-    """Serve the API and run the pool until a signal arrives or one of them fails; `started` gets the API's URL."""
+    """Serve the API and run the pool until a signal arrives or one of them fails; `started` gets the running API."""
     async with app:
         pool = _make_pool(app, config, settings)
-        api = ApiServer(app, config)
+        api = ApiServer(app, config, pool, extensions=extensions)
         stopping = _stop_on_signals(pool.force_stop)
         try:
             await api.start()
             await pool.start()
-            started(api.url)
+            started(api)
             await _wait_for_end([api, pool], stopping)
         finally:
             await asyncio.gather(api.stop(), pool.stop())
 
 
 async def run_together(
-    app: Interlock, config: Config, *, workers: int, started: Callable[[str], None] = lambda _: None
+    app: Interlock,
+    config: Config,
+    *,
+    workers: int,
+    extensions: Sequence[Callable[[FastAPI], None]] = (),
+    started: Callable[[ApiServer, str], None] = lambda _, __: None,
 ) -> None:
     """Run an orchestrator, the API and a pool of workers in one process tree until a signal arrives.
 
-    The workers are tied to this process: they end with it, also when it is killed. The orchestrator stops last, so that
+    The workers are a pool that is tied to this process: they end with it, also when it is killed. `started` gets the
+    running API and the name of the pool. The orchestrator stops last, so that
     it advances the jobs whose steps the workers finish while they stop.
     """
     async with app:
         pool = _make_pool(app, config, PoolSettings.from_config(config, tied=True))
-        api = ApiServer(app, config)
+        api = ApiServer(app, config, pool, extensions=extensions)
         orchestrator = Orchestrator(app)
 
         def force_stop() -> None:
@@ -83,9 +98,9 @@ async def run_together(
         try:
             await orchestrator.start()
             await api.start()
-            await pool.add(workers)
+            name = await pool.hold_pool(UP_POOL, workers)
             await pool.start()
-            started(api.url)
+            started(api, name)
             await _wait_for_end([api, pool], stopping)
         finally:
             await asyncio.gather(api.stop(), pool.stop())

@@ -59,7 +59,7 @@ class WorkerComponents:
         self.settler = self.runner.settler
         self.leases = self.runner.leases
         self.statistics = self.runner.statistics
-        self.registration = Registration(worker, app, self.statistics, self._thread)
+        self.registration = Registration(worker, app, self.runner, self._thread)
         self._thread.host(self.leases, self.registration.heartbeat)
         self._maintenance = Maintenance(app.url, actor=worker.worker_id, config=app.config)
         self._services: list[Service] = [self._thread]

@@ -20,6 +20,7 @@ from interlock.lifecycle import TASK, TaskEvent, TaskState
 from interlock.machine import StateMachine
 from interlock.model.graph import chosen_branches
 from interlock.telemetry import TaskTelemetry, leases_lost_total, log, series_of
+from interlock.tracing import RunDetails, RunSpan
 from interlock.worker.leaks import LEAK_GRACE_S
 from interlock.worker.outcome import (
     Interruption,
@@ -33,6 +34,8 @@ from interlock.worker.outcome import (
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from uuid import UUID
+
+    from opentelemetry.trace import Tracer
 
     from interlock.client.context import WorkerChannel
     from interlock.client.task import Task
@@ -105,6 +108,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "output",
         "running",
         "slot_key",
+        "span",
         "task_type",
         "worker_id",
     )
@@ -137,6 +141,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.cancel_requested = False
         self.is_leaked = False  # settled although the handler runs on
         self._runner: AttemptRunner | None = None
+        self.span: RunSpan | None = None  # its trace; None unless traced
         self.is_lost = False  # the lost lease has been counted
         self.outcome: Outcome | None = None
         self.failure: BaseException | None = None  # to be reported with the outcome
@@ -359,6 +364,25 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
                 ids.update(job_id=str(claimed.job_id), step=claimed.step)
             ids["correlation_id"] = str(claimed.correlation_id or claimed.id)
         return {**ids, "worker_id": self.worker_id}
+
+    def start_span(self, tracer: Tracer) -> RunSpan:
+        """Start the span of this attempt, in the trace of the client that made the task."""
+        claimed = self.claimed
+        if claimed is None:
+            raise RuntimeError("an attempt that was never claimed has no trace")
+        job_id, correlation_id = claimed.job_id, claimed.correlation_id
+        run = RunDetails(
+            task_type=self.task_type,
+            namespace=claimed.namespace,
+            task_id=self.task_id,
+            attempt=claimed.attempt,
+            worker_id=self.worker_id,
+            correlation_id=None if correlation_id is None else str(correlation_id),
+            job_id=None if job_id is None else str(job_id),
+            step=claimed.step,
+        )
+        self.span = RunSpan(tracer, claimed.traceparent, run)
+        return self.span
 
     @property
     def task_id(self) -> str:

@@ -90,6 +90,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._components: WorkerComponents | None = None
         self._watchdog: Watchdog | None = None
         self._shutdown_requested_at: float | None = None
+        self._signal_follows = False  # its row has ended, and the supervisor's SIGTERM for that has not come yet
         self._due_timer: asyncio.TimerHandle | None = None
         self._woke_by_polling = False
         self._queue_exhausted = False  # the last claim took every due task
@@ -175,16 +176,25 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if self._watchdog is not None:
             self._watchdog.intercept_signals(loop)
 
+    def dismiss(self) -> None:
+        """Shut down because the row has ended. The SIGTERM of a supervisor for the same reason is no second request."""
+        if not self.context.shutdown_requested:
+            self._signal_follows = self.settings.generation is not None
+            self.request_shutdown()
+
     def request_shutdown(self) -> None:
         """Stop claiming and let running tasks finish; the second request stops at once."""
         if self.context.shutdown_requested:
+            if self._signal_follows:
+                self._signal_follows = False
+                return
             self.stop_now.set()
             self.slot_freed.set()
             return
         self.context.shutdown_requested = True
         self._shutdown_requested_at = time.monotonic()
         if self._watchdog is not None:
-            self._watchdog.arm()
+            self._watchdog.arm(signal_follows=self._signal_follows)
             # A signal may have reached the watchdog long before this loop was free to run.
             self._shutdown_requested_at = self._watchdog.requested_at or self._shutdown_requested_at
         # else the app is being opened, which is bounded and must not be cut off

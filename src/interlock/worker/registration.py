@@ -8,15 +8,17 @@ the database can be reached.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from interlock.errors import InputError, StoreError
+from interlock.errors import InputError, StatementError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
 from interlock.postgres.connection import connect
 from interlock.postgres.retry import RetryState, keep_connected
 from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
+from interlock.store.figures import add_figures
 from interlock.store.remote_commands import (
     Enable,
     EventStatus,
@@ -44,12 +46,14 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
+    from interlock.store.figures import Figure
     from interlock.store.remote_commands import Command
     from interlock.worker.loop_thread import LoopThread
     from interlock.worker.process import WorkerStateMachine
-    from interlock.worker.stats import WorkerStatistics
+    from interlock.worker.runner import Runner
 
 DEREGISTER_TIMEOUT_S = 2.0
+BEATS_PER_FIGURES = 2
 
 
 class HeartbeatOwner(Protocol):
@@ -60,6 +64,9 @@ class HeartbeatOwner(Protocol):
 
     def statistics_document(self) -> Mapping[str, Any]:
         """Return the statistics to store in the row."""
+
+    def take_figures(self) -> Sequence[Figure]:
+        """Return the sums since the last call, to add to the history of figures."""
 
     def on_status(self, status: str, /) -> None:
         """Receive the status of the row whenever a heartbeat finds it changed."""
@@ -80,6 +87,7 @@ class Heartbeat(BackgroundService):
         self._lease = lease
         self._beat_requested = asyncio.Event()
         self._retries = RetryState()
+        self._beats = 0
         self.status: str | None = None  # of the row, as the last heartbeat found it
 
     def serve(self, namespaces: tuple[str, ...]) -> None:
@@ -125,6 +133,7 @@ class Heartbeat(BackgroundService):
         process = replace(self.process, statistics=self._owner.statistics_document())
         async with asyncio.timeout(self._lease.total_seconds()):
             status = await ensure_registered(connection, process, lease=self._lease, now=self._owner.now())
+        await self._write_figures(connection)
         if status == self.status:
             return
         log.info("worker_presence", worker_id=process.id, status=status)
@@ -132,6 +141,18 @@ class Heartbeat(BackgroundService):
             await notify_jobs_of_worker(connection)  # only the insert of a new row notifies the orchestrators by itself
         self.status = status
         self._owner.on_status(status)
+
+    async def _write_figures(self, connection: Connection) -> None:
+        """Add the process's sums to the history every second heartbeat; sums that cannot be written are lost."""
+        self._beats += 1
+        if self._beats % BEATS_PER_FIGURES:
+            return
+        figures = self._owner.take_figures()
+        try:
+            async with asyncio.timeout(self._lease.total_seconds()):
+                await add_figures(connection, figures, now=self._owner.now())
+        except StatementError as error:
+            log.warning("figures_not_written", worker_id=self.process.id, error=str(error))
 
     def _on_failure(self, error: Exception, _: float) -> None:
         log.warning("heartbeat_failed", worker_id=self.process.id, error=str(error) or type(error).__name__)
@@ -219,13 +240,12 @@ class Registration:
     The heartbeat runs in a LoopThread, so that a handler which blocks the worker's loop does not make it look dead.
     """
 
-    def __init__(
-        self, worker: WorkerStateMachine, app: Interlock, statistics: WorkerStatistics, thread: LoopThread
-    ) -> None:
+    def __init__(self, worker: WorkerStateMachine, app: Interlock, runner: Runner, thread: LoopThread) -> None:
         settings = worker.settings
         self._worker = worker
         self._app = app
-        self._statistics = statistics
+        self._statistics = runner.statistics
+        self._figures = runner.figures
         self._thread = thread
         self.row_id = settings.row or worker.worker_id
         self.namespaces = settings.namespaces
@@ -236,6 +256,7 @@ class Registration:
                 namespaces=settings.namespaces,
                 types=tuple(sorted(app.tasks)),
                 generation=settings.generation,
+                slots=settings.concurrency,
             ),
             self,
         )
@@ -260,8 +281,17 @@ class Registration:
         return self._app.now()
 
     def statistics_document(self) -> Mapping[str, Any]:
-        """Return the worker's statistics."""
-        return self._statistics.document()
+        """Return the worker's statistics, its slots, and the states of the machines in its memory."""
+        attempts = Counter(str(attempt.state) for attempt in list(self._worker.context.active.values()))
+        return {
+            **self._statistics.document(),
+            "slots": self._worker.settings.concurrency,
+            "machines": {"worker": {str(self._worker.state): 1}, "task-attempt": dict(attempts)},
+        }
+
+    def take_figures(self) -> Sequence[Figure]:
+        """Return the sums of this process since the last call."""
+        return self._figures.take()
 
     def on_status(self, status: str) -> None:
         """Apply a changed status in the worker's loop."""
@@ -270,8 +300,7 @@ class Registration:
     def _apply_status(self, status: SupervisedWorkerState) -> None:
         if status in SUPERVISED_WORKER.final:
             log.warning("worker_dismissed", worker_id=self.row_id, status=status.value)
-            if not self._worker.context.shutdown_requested:
-                self._worker.request_shutdown()
+            self._worker.dismiss()
         paused = status is SupervisedWorkerState.PAUSED
         if paused is not self._paused:
             self._paused = paused

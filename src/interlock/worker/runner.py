@@ -22,12 +22,14 @@ from interlock.log_context import running_task
 from interlock.postgres.connection import connect, translated
 from interlock.service import BackgroundTasks
 from interlock.telemetry import log
+from interlock.tracing import BatchSpan, find_tracer, parse_all
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.executors.base import EngineError
 from interlock.worker.executors.dispatch import Executors, contain_error
 from interlock.worker.executors.events import HandlerEvents, StepExecutionCompletionEvent
 from interlock.worker.executors.json_lines import MAX_LINE_BYTES
 from interlock.worker.failures import FailureReports
+from interlock.worker.figures import ProcessFigures
 from interlock.worker.leaks import LeakedHandlers, coroutine_position
 from interlock.worker.leases import LeaseKeeper
 from interlock.worker.outcome import Interruption, engine_failed, rolled_back
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
     from uuid import UUID
 
+    from opentelemetry.trace import Tracer
+
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
     from interlock.store.tasks import ClaimedTask
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from interlock.worker.loop_thread import LoopThread
     from interlock.worker.process import WorkerStateMachine
 
+FAILURES = frozenset({TaskRowEvent.FAIL, TaskRowEvent.RETRY})
 CLAIMED_AGAIN = "this worker has claimed the task anew"
 MAX_LOOP_HOLD_S = 0.004  # how long attempts that never wait may keep other tasks from the event loop
 RESULT_LINE_OVERHEAD = 1024 * 1024  # bytes that a child process's line may have besides the result
@@ -99,6 +104,8 @@ class Runner:
         self._url = app.url
         self._max_result_size = settings.largest_result
         self._leaving = BackgroundTasks()
+        self._tracing = app.config.tracing
+        self._tracer: Tracer | None = None
         self._transactions: dict[tuple[UUID, int], HandlerTransaction] = {}
         self.leaks = LeakedHandlers(self._on_leaks_changed)
         self._executors = Executors(
@@ -113,6 +120,7 @@ class Runner:
         self.resources = Resources(app.dependency_overrides)
         self.events = HandlerEvents()
         self.statistics = WorkerStatistics(self.events.statistics, self.leaks)
+        self.figures = ProcessFigures()
         self.settler = Settler(
             self,
             worker.worker_id,
@@ -125,7 +133,25 @@ class Runner:
 
     def start(self, claimed: Iterable[ClaimedTask], lease_until: float, requested_at: float | None = None) -> None:
         """Start attempts. An earlier attempt at the same task, which must have lost its lease, is stopped."""
+        self._tracer = find_tracer(enabled=self._tracing)
+        if self._tracer is not None:
+            claimed = list(claimed)
+            self._trace_claim(self._tracer, claimed, requested_at)
         self._spawn(deque([self._attempt_at(task, lease_until, requested_at) for task in claimed]))
+
+    def _trace_claim(self, tracer: Tracer, claimed: list[ClaimedTask], requested_at: float | None) -> None:
+        related = parse_all(task.traceparent for task in claimed)
+        if not related:
+            return
+        namespaces = {task.namespace for task in claimed}
+        details = {
+            "messaging.destination.name": namespaces.pop() if len(namespaces) == 1 else None,
+            "messaging.client.id": self._worker.worker_id,
+        }
+        with BatchSpan(
+            tracer, "claim", "receive", related, count=len(claimed), began_s=requested_at, attributes=details
+        ):
+            pass
 
     def _attempt_at(self, claimed: ClaimedTask, lease_until: float, requested_at: float | None) -> TaskStateMachine:
         active = self._context.active
@@ -182,8 +208,15 @@ class Runner:
 
     # --- running: the AttemptRunner of TaskStateMachine.execute
 
-    async def run_handler(self, attempt: TaskStateMachine) -> Any:
+    def run_handler(self, attempt: TaskStateMachine) -> Coroutine[Any, Any, Any]:
         """Run the handler to its end and return its output as a JSON value."""
+        return self._run_handler(attempt) if self._tracer is None else self._run_traced(attempt, self._tracer)
+
+    async def _run_traced(self, attempt: TaskStateMachine, tracer: Tracer) -> Any:
+        with attempt.start_span(tracer).active():
+            return await self._run_handler(attempt)
+
+    async def _run_handler(self, attempt: TaskStateMachine) -> Any:
         definition = attempt.definition
         if definition is None or attempt.claimed is None:
             raise RuntimeError("an attempt that was never claimed has no handler")
@@ -218,6 +251,9 @@ class Runner:
 
     async def settle(self, attempt: TaskStateMachine) -> None:
         """Commit the outcome of a transactional attempt with its writes; queue any other for the settler."""
+        if attempt.span is not None and attempt.outcome is not None:
+            event = attempt.outcome.event
+            attempt.span.end(event.value, attempt.failure if event in FAILURES else None)
         if attempt.is_transactional and not await self._settle_in_transaction(attempt):
             return
         if attempt.failure is not None:
@@ -262,6 +298,8 @@ class Runner:
 
     async def abandon(self, attempt: TaskStateMachine) -> None:
         """Roll back the writes of an attempt that lost its lease, and release its slot."""
+        if attempt.span is not None:
+            attempt.span.end("lease_lost", FenceError("the lease was lost"))
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None:
             await (transaction.abort() if attempt.is_leaked else transaction.end(commit=False))
@@ -270,6 +308,7 @@ class Runner:
     def finish(self, attempt: TaskStateMachine, *, written: bool) -> None:
         """Release the slot of an attempt whose settle was acknowledged (`written`), or that is lost."""
         attempt.finish(written=written)
+        self.figures.record(attempt)
         tasks = self.statistics.tasks
         if written:
             tasks.completed += 1
@@ -281,6 +320,8 @@ class Runner:
 
     async def _give_up(self, attempt: TaskStateMachine, error: BaseException) -> None:
         """Release an attempt that cannot be settled: its lease expires, and recovery decides."""
+        if attempt.span is not None:
+            attempt.span.end("let_go", error)
         log.error("attempt_let_go", task_id=attempt.task_id, attempt=attempt.key[1], error=repr(error))
         self._isolation.survive(attempt)
         transaction = self._transactions.pop(attempt.key, None)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from interlock.errors import ConfigError
 from interlock.model.graph import suggestion
+from interlock.model.options import check_name
 from interlock.postgres.notifier import WakeMode
 from interlock.store.tasks import DEFAULT_MAX_RESULT_BYTES, MAX_JSON_BYTES
 
@@ -120,6 +121,8 @@ class WorkerSettings:
                 raise ValueError(f"{name} must be {described}, got {value!r}")
         if not all(isinstance(namespace, str) for namespace in self.namespaces):
             raise ValueError(f"namespaces must be a list of names, got {list(self.namespaces)!r}")
+        for namespace in self.namespaces:
+            check_name("each of the namespaces", namespace)
 
     @classmethod
     def of(cls, config: Config) -> WorkerSettings:

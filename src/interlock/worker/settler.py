@@ -28,6 +28,7 @@ from interlock.store.tasks import (
     settle_running_tasks,
 )
 from interlock.telemetry import log, settle_batch_size
+from interlock.tracing import BatchSpan
 from interlock.worker.outcome import refused
 
 if TYPE_CHECKING:
@@ -64,6 +65,22 @@ async def settle(
     an error in sending one is ignored. A result of more than `max_result_size` bytes raises StatementError before
     anything is sent. `unconfirmed` are tasks whose earlier settle got no reply: the server may have committed it.
     """
+    spans = [attempt.span for attempt in attempts if attempt.span is not None]
+    if not spans:
+        return await _write_outcomes(connection, attempts, actor, max_result_size, unconfirmed, now)
+    related, details = [span.span_context for span in spans], {"messaging.client.id": actor}
+    with BatchSpan(spans[0].tracer, "settle", "settle", related, count=len(attempts), attributes=details):
+        return await _write_outcomes(connection, attempts, actor, max_result_size, unconfirmed, now)
+
+
+async def _write_outcomes(
+    connection: Connection,
+    attempts: Sequence[TaskStateMachine],
+    actor: str,
+    max_result_size: int,
+    unconfirmed: AbstractSet[UUID],
+    now: datetime | None,
+) -> set[UUID]:
     outcomes = [_outcome_of(attempt) for attempt in attempts]
     extras = _extras_of(attempts)
     limited = any(extra["limit_keys"] for extra in extras)

@@ -138,6 +138,7 @@ class Watchdog:
         self._loop_wakeup_fd: int | None = None
         self._loop_replied = threading.Event()
         self._reply_due: float | None = None
+        self._signal_follows = False
         self.requested_at: float | None = None  # of the first shutdown request, on the monotonic clock
         self._thread = threading.Thread(target=self._watch, name="interlock-watchdog", daemon=True)
 
@@ -168,8 +169,9 @@ class Watchdog:
             # A duplicate, which asyncio does not close under us.
             self._loop_wakeup_fd = None if before == -1 else os.dup(before)
 
-    def arm(self) -> None:
-        """Record a shutdown request that did not come by a signal."""
+    def arm(self, *, signal_follows: bool = False) -> None:
+        """Record a shutdown request that is no signal; with `signal_follows`, the next signal only repeats it."""
+        self._signal_follows = signal_follows
         with suppress(OSError):
             self._sender.send(NO_SIGNAL)
 
@@ -204,6 +206,8 @@ class Watchdog:
         """Record the first request; at the next signal, test whether the event loop still runs."""
         if self.requested_at is None and (number in SIGNALS or number == NO_SIGNAL[0]):
             self.requested_at = now
+        elif number in SIGNALS and self._signal_follows:
+            self._signal_follows = False
         elif number in SIGNALS:
             self._loop_replied.clear()
             self._reply_due = now + LOOP_REPLY_TIMEOUT_S

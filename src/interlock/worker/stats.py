@@ -88,7 +88,10 @@ class _EventMetrics(Collector):
 
     @staticmethod
     def _counter() -> CounterMetricFamily:
-        help_text = "Events of a worker's two event systems, by system and result"
+        help_text = (
+            "Events of a worker's two event systems, orchestration and handlers, by kind: received, dispatched, "
+            "completed, failed, mismatched and, for the first, fallback_hits"
+        )
         return CounterMetricFamily("worker_events_total", help_text, labels=["system", "kind"])
 
 

@@ -47,7 +47,7 @@ from interlock.workflow.cancel import cancel_locked_job
 from interlock.workflow.resolve import WaitingStep
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -81,8 +81,13 @@ async def advance(
     msg_id: int | None = None,
     visibility: float = 30.0,
     now: datetime | None = None,
+    traceparents: list[str] | None = None,
 ) -> Advanced:
-    """Take up to `limit` messages, or the one of `msg_id`, and advance their jobs; if that fails, one at a time."""
+    """Take up to `limit` messages, or the one of `msg_id`, and advance their jobs; if that fails, one at a time.
+
+    The list `traceparents` gets those of the messages.
+    """
+    traces = [] if traceparents is None else traceparents
     parameters = {
         "limit": limit,
         "msg_id": msg_id,
@@ -92,11 +97,12 @@ async def advance(
         "lock_timeout": BATCH_LOCK_TIMEOUT,
     }
     try:
-        plain = await _advance_plain_steps(connection, parameters)
+        plain = await _advance_plain_steps(connection, parameters, traces)
         if plain is not None:
             return plain
         async with transaction(connection):
             rows = await run(connection, ORCHESTRATION["take_messages"], parameters)
+            traces += _traceparents_of(rows)
             return await _advance_batch(connection, rows, actor=actor, now=now) if rows else Advanced()
     except DisconnectedError:
         raise
@@ -106,14 +112,25 @@ async def advance(
     counts = [Advanced()]
     # messages are read one by one, so that other orchestrators can take the rest if this process dies
     while len(counts) <= limit and (rows := await run(connection, ORCHESTRATION["read_message"], parameters)):
+        traces += _traceparents_of(rows)
         counts.append(await _advance_message(connection, rows[0], locked, actor=actor, now=now))
     return Advanced(*(sum(column) for column in zip(*counts, strict=True)))
 
 
-async def _advance_plain_steps(connection: Connection, parameters: dict[str, Any]) -> Advanced | None:
+def _traceparents_of(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Yield the trace contexts of messages; a malformed message has none."""
+    for row in rows:
+        if isinstance(row["message"], dict) and isinstance(found := row["message"].get("traceparent"), str):
+            yield found
+
+
+async def _advance_plain_steps(
+    connection: Connection, parameters: dict[str, Any], traceparents: list[str]
+) -> Advanced | None:
     """Advance a batch inside the database; None if it has a case that the function does not cover, and did nothing."""
     (row,) = await run_prepared(connection, ORCHESTRATION["advance_plain_steps"], parameters, tuple)
-    received, released, finalized = row
+    received, released, finalized, found = row
+    traceparents += found or ()
     return None if received is None else Advanced(received, received, released=released, finalized=finalized)
 
 

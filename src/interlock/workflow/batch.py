@@ -58,6 +58,7 @@ class LockedJob:
     parent_job_id: UUID | None
     parent_task_id: UUID | None
     correlation_id: UUID | None
+    traceparent: str | None
     retried_from: UUID | None
     error: dict[str, Any] | None
     reason: str | None = None  # a new one; None leaves the stored one
@@ -222,7 +223,7 @@ class Batch:
             job.changed = False
         # a child step goes on, or the parent can end
         self.messages += [
-            SimpleStepMessage(job.parent_job_id, job.parent_task_id, job.correlation_id)
+            SimpleStepMessage(job.parent_job_id, job.parent_task_id, job.correlation_id, job.traceparent)
             for job in ended
             if job.parent_job_id is not None
         ]

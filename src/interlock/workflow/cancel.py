@@ -13,7 +13,7 @@ from interlock.workflow.activate import apply_batch, cancel_steps
 from interlock.workflow.batch import INTERACTIVE_LOCK_TIMEOUT, lock_jobs, run_interactive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -29,14 +29,24 @@ async def cancel_job(
     Waiting and pending steps are canceled at once, running ones are asked to stop; the job ends with the last of them.
     A job that has failed and waits for its child jobs still becomes FAILED, once these have been canceled.
     """
+    return bool(await cancel_jobs(connection, [job_id], actor=actor, reason=reason, now=now))
 
-    async def cancel(own: bool) -> bool:  # noqa: FBT001 - the signature of `run_interactive`'s work
+
+async def cancel_jobs(
+    connection: Connection, ids: Sequence[UUID], *, actor: str, reason: str | None = None, now: datetime | None = None
+) -> list[UUID]:
+    """Cancel many jobs and their children in one transaction; return those that were canceled, as `cancel_job` says."""
+
+    async def cancel(own: bool) -> list[UUID]:  # noqa: FBT001 - the signature of `run_interactive`'s work
+        canceled = []
         async with transaction(connection):
             batch = await lock_jobs(
-                connection, [job_id], actor=actor, now=now, own=own, lock_timeout=INTERACTIVE_LOCK_TIMEOUT
+                connection, ids, actor=actor, now=now, own=own, lock_timeout=INTERACTIVE_LOCK_TIMEOUT
             )
-            job = batch.jobs.get(job_id)
-            canceled = job is not None and await cancel_locked_job(connection, batch, job, reason=reason)
+            for id_ in ids:
+                job = batch.jobs.get(id_)
+                if job is not None and await cancel_locked_job(connection, batch, job, reason=reason):
+                    canceled.append(id_)
             if canceled:
                 await apply_batch(connection, batch)
         return canceled

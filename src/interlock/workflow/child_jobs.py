@@ -96,6 +96,7 @@ def _prepare_child(
         parent_task_id=row["id"],
         iteration=row.get("iteration", 1),
         correlation_id=job.correlation_id,
+        traceparent=job.traceparent,
     )
     return prepare_job(new, found, depth=job.depth + 1, **row.get("taken_over", {}))
 

@@ -46,6 +46,7 @@ class NewJob:
     worker_count: int | None = None
     timeout: float | None = None
     correlation_id: UUID | None = None
+    traceparent: str | None = None
     job_id: UUID | None = None
     names_version: bool = True
     tags: Sequence[str] | None = None
@@ -156,6 +157,7 @@ def prepare_job(job: NewJob, found: FoundWorkflow, *, depth: int = 0, **columns:
         "names_version": job.names_version and job.version is not None,
         "request_id": job.request_id,
         "correlation_id": job.correlation_id,
+        "traceparent": job.traceparent,
         "root_namespaces": found.root_namespaces,
         "timeout_seconds": found.timeout_seconds if job.timeout is None else job.timeout,
         "tags": found.tags if job.tags is None else job.tags,

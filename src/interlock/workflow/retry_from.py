@@ -30,6 +30,7 @@ async def retry_job_from(
     *,
     actor: str,
     request_id: str | None = None,
+    traceparent: str | None = None,
     now: datetime | None = None,
 ) -> Submitted:
     """Submit an ended job again, in which the failed steps, this step and the steps after them run again.
@@ -49,6 +50,7 @@ async def retry_job_from(
         worker_count=old["worker_count"],
         timeout=old["timeout_seconds"],
         correlation_id=old["correlation_id"],
+        traceparent=traceparent,
         tags=old["tags"],
         attributes=old["attributes"],
         callback_url=old["callback_url"],

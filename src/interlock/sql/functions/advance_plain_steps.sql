@@ -16,7 +16,7 @@
 -- none of them may scan a table.
 create or replace function interlock.advance_plain_steps(
     acting text, max_messages int, only_message bigint, max_lock_wait text, moment timestamptz,
-    out received int, out released int, out finalized int
+    out received int, out released int, out finalized int, out traceparents text[]
 ) language plpgsql as $$
 declare
     ended_ids uuid[];
@@ -51,8 +51,9 @@ begin
     )
     select count(*), array_agg((message ->> 'task_id')::uuid), array_agg((message ->> 'job_id')::uuid),
         array_agg(distinct (message ->> 'job_id')::uuid),
-        bool_and(message ?& '{job_id,task_id}' and not message ? 'failure')
-    into received, ended_ids, message_job_ids, locked_job_ids, is_plain
+        bool_and(message ?& '{job_id,task_id}' and not message ? 'failure'),
+        array_agg(message ->> 'traceparent') filter (where message ? 'traceparent')
+    into received, ended_ids, message_job_ids, locked_job_ids, is_plain, traceparents
     from given;
     if received = 0 then
         released := 0; finalized := 0;
@@ -181,6 +182,6 @@ begin
     end if;
 exception when sqlstate 'IL010' or invalid_text_representation then
     -- this also undoes the deletion of the messages
-    received := null; released := null; finalized := null;
+    received := null; released := null; finalized := null; traceparents := null;
 end
 $$;

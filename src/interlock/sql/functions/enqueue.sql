@@ -19,6 +19,7 @@ create or replace function interlock.enqueue(
     tags text[] default null,
     callback_url text default null,
     correlation_id uuid default null,
+    traceparent text default null,
     task_id uuid default null,
     actor text default null,
     out id uuid,
@@ -39,6 +40,12 @@ begin
                 'store it elsewhere and pass a reference to it', type, pg_column_size(input), largest
             using errcode = 'program_limit_exceeded', schema = 'interlock', table = 'tasks';
     end if;
+    -- the rule of config.py: is_addressable
+    if namespace ~ '[/[:cntrl:]]' or namespace in ('.', '..') or length(namespace) > 200 then
+        raise exception 'namespace must be a name of at most 200 characters without slashes and control characters, and '
+                'not . or .., got %', quote_literal(namespace)
+            using errcode = 'invalid_parameter_value', schema = 'interlock', table = 'tasks';
+    end if;
     if actor is not null then
         perform set_config('interlock.actor', actor, true);
     end if;
@@ -56,12 +63,12 @@ begin
     loop
         insert into interlock.tasks as t (id, namespace, type, state, held_by, reason, priority, run_at, max_tries,
             timeout_seconds, backoff, unique_key, request_id, limit_keys, limit_weight, tags, callback_url, correlation_id,
-            input)
+            traceparent, input)
         values (wanted, namespace, type, case when hold is null then 'pending' else 'waiting' end, hold, why, priority,
             coalesce(run_at, now() + coalesce(delay, '0')), max_tries, timeout_seconds, backoff, unique_key,
             request_id, limit_keys,
             case when limit_weight is not null then interlock.render_limit_weight(limit_weight, input) end, tags,
-            callback_url, correlation_id, input)
+            callback_url, correlation_id, traceparent, input)
         on conflict do nothing
         returning t.id into id;
         created := id is not null;

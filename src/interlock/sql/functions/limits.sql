@@ -1,5 +1,12 @@
 -- Limits: keys of tasks from templates, the rule of a key, its use, and the tokens of starts.
 
+-- Returns the bounds of a rule as JSON, the period in seconds.
+create or replace function interlock.limit_values(rule interlock.limits) returns jsonb
+    language sql immutable parallel safe as $$
+    select jsonb_build_object('max_running', rule.max_running, 'max_starts', rule.max_starts, 'max_weight', rule.max_weight,
+        'max_cost', rule.max_cost, 'period', extract(epoch from rule.period)::double precision, 'share', rule.share)
+$$;
+
 -- Returns the rule of a key: the one with exactly this key, else the pattern with the longest prefix.
 create or replace function interlock.limit_rule(wanted text) returns setof interlock.limits
     language sql stable parallel safe rows 1 as $$

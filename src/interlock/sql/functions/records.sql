@@ -104,5 +104,11 @@ begin
         execute format('alter table %s enable always trigger no_change', records);
         perform interlock.protect_records(relid) from pg_partition_tree(records);
     end loop;
+    create or replace trigger no_change before update or delete on interlock.limit_changes for each row
+        execute function interlock.refuse_change();
+    create or replace trigger no_truncate before truncate on interlock.limit_changes for each statement
+        execute function interlock.refuse_change();
+    alter table interlock.limit_changes enable always trigger no_change;
+    alter table interlock.limit_changes enable always trigger no_truncate;
 end
 $$;

@@ -12,7 +12,8 @@ begin
     if tg_relid <> 'interlock.tasks'::regclass then
         raise exception 'send_step_results() is a trigger of interlock.tasks only' using errcode = 'IL004';
     end if;
-    select array_agg(jsonb_build_object('job_id', job_id, 'task_id', id, 'correlation_id', correlation_id))
+    select array_agg(jsonb_build_object('job_id', job_id, 'task_id', id, 'correlation_id', correlation_id)
+        || case when traceparent is null then '{}' else jsonb_build_object('traceparent', traceparent) end)
     into messages
     from now_row
     where job_id is not null and not advanced and state in ('done', 'error', 'canceled');

@@ -11,13 +11,13 @@ begin
     end if;
     return query
     insert into interlock.jobs (id, parent_job_id, parent_task_id, iteration, depth, reason, worker_count, task_description,
-        namespace, input, workflow_id, request_id, correlation_id, actor, root_namespaces, timeout_seconds, deadline_at,
+        namespace, input, workflow_id, request_id, correlation_id, traceparent, actor, root_namespaces, timeout_seconds, deadline_at,
         open_steps, retried_from, reused, tags, attributes, callback_url, key, key_order, on_conflict, debounced_since,
         not_before, created_at, updated_at)
     select given.id, given.parent_job_id, given.parent_task_id, coalesce(given.iteration, 1), coalesce(given.depth, 0),
         given.reason,
         given.worker_count, given.workflow, given.namespace, coalesce(given.input, '{}'), given.workflow_id,
-        given.request_id, coalesce(given.correlation_id, given.id), interlock.actor(), given.root_namespaces,
+        given.request_id, coalesce(given.correlation_id, given.id), given.traceparent, interlock.actor(), given.root_namespaces,
         given.timeout_seconds,
         -- `least` ignores nulls, hence the case
         case
@@ -29,7 +29,7 @@ begin
         given.on_conflict, given.debounced_since, given.not_before, coalesce(moment, now()), coalesce(moment, now())
     from jsonb_to_recordset(given_jobs) as given (id uuid, parent_job_id uuid, parent_task_id uuid, iteration int, depth int,
         reason text, worker_count int, workflow text, namespace text, input jsonb, workflow_id uuid, request_id text,
-        correlation_id uuid, root_namespaces text[], timeout_seconds float8, retried_from uuid, reused jsonb,
+        correlation_id uuid, traceparent text, root_namespaces text[], timeout_seconds float8, retried_from uuid, reused jsonb,
         tags text[], attributes jsonb, callback_url text, key text, key_order bigint, on_conflict text,
         debounced_since timestamptz, not_before timestamptz)
     on conflict do nothing
@@ -325,6 +325,7 @@ create or replace function interlock.submit(
     worker_count int default null,
     timeout_seconds double precision default null,
     correlation_id uuid default null,
+    traceparent text default null,
     tags text[] default null,
     attributes jsonb default null,
     callback_url text default null,
@@ -368,7 +369,7 @@ begin
         'key', key, 'on_conflict', on_conflict, 'debounce', extract(epoch from debounce),
         'debounce_max', extract(epoch from debounce_max), 'worker_count', worker_count,
         'timeout_seconds', coalesce(timeout_seconds, used.timeout_seconds), 'correlation_id', correlation_id,
-        'tags', coalesce(tags, used.tags), 'attributes', coalesce(attributes, used.attributes),
+        'traceparent', traceparent, 'tags', coalesce(tags, used.tags), 'attributes', coalesce(attributes, used.attributes),
         'callback_url', coalesce(callback_url, used.callback_url), 'root_namespaces', used.root_namespaces);
     select * into made from interlock.insert_keyed_jobs(jsonb_build_array(document), actor, null);
     if made.outcome in ('conflict', 'invalid') then

@@ -1,4 +1,8 @@
--- Checks of the whole installation. No statement here writes, and finished tasks are not read.
+-- Checks of the running system. No statement here writes, and finished tasks are not read.
+
+-- name: limit_statements
+-- For the transaction of an examination.
+select set_config('statement_timeout', %(timeout)s, true), set_config('lock_timeout', '1s', true)
 
 -- name: read_due_types
 -- Due tasks of each namespace by type, among the first ones in the order of the claim, where tasks that no worker
@@ -50,18 +54,10 @@ limit %(limit)s
 
 -- name: count_unrecovered_tasks
 -- Leases that expired a while ago and were not recovered.
-select count(*) as tasks, min(lease_expires_at) as oldest_at
+select count(*) as tasks, min(lease_expires_at) as oldest_at,
+    (array_agg(id::text order by lease_expires_at))[1:5] as sample
 from interlock.tasks
 where lease_expires_at < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
-
--- name: count_unprocessed_results
--- Steps that ended a while ago and whose job has not been advanced.
-select count(*) as steps, count(distinct tasks.job_id) as jobs,
-    min(coalesce(tasks.finished_at, tasks.created_at)) as oldest_at
-from interlock.tasks
-    join interlock.jobs on jobs.id = tasks.job_id and jobs.status = 'RUNNING'
-where tasks.job_id is not null and not tasks.advanced and tasks.state in ('done', 'error', 'canceled')
-    and coalesce(tasks.finished_at, tasks.created_at) < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
 
 -- name: read_vanished_workers
 -- Processes without a recent heartbeat that did not deregister, latest first.

@@ -9,7 +9,8 @@ from interlock.enqueue(type => %(type)s, input => %(input)s, namespace => %(name
     delay => %(delay)s::interval, run_at => %(run_at)s::timestamptz, unique_key => %(unique_key)s,
     request_id => %(request_id)s, max_tries => %(max_tries)s, timeout_seconds => %(timeout_seconds)s::float8,
     backoff => %(backoff)s::jsonb, correlation_id => %(correlation_id)s::uuid, limit_keys => %(limit_keys)s::text[],
-    limit_weight => %(limit_weight)s, tags => %(tags)s::text[], callback_url => %(callback_url)s, task_id => %(task_id)s::uuid, actor => %(actor)s)
+    limit_weight => %(limit_weight)s, tags => %(tags)s::text[], callback_url => %(callback_url)s,
+    traceparent => %(traceparent)s, task_id => %(task_id)s::uuid, actor => %(actor)s)
 
 -- name: enqueue_plain_task
 -- The same for a task that has only the options that are never null: eleven null parameters cost the client a tenth of
@@ -21,7 +22,7 @@ from interlock.enqueue(type => %(type)s, input => %(input)s, namespace => %(name
 -- name: copy_tasks
 -- For tasks that can be neither held nor merged: no limit, no unique key, no request id. The caller makes the ids.
 copy interlock.tasks (id, type, input, namespace, priority, run_at, max_tries, timeout_seconds, backoff, correlation_id,
-    tags, callback_url)
+    tags, callback_url, traceparent)
 from stdin (format binary)
 
 -- name: insert_tasks
@@ -29,7 +30,8 @@ from stdin (format binary)
 -- unique key or request id. Sorted, so that two clients that enqueue the same keys wait for each other in the same
 -- order and do not deadlock.
 insert into interlock.tasks (id, namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
-    backoff, unique_key, request_id, limit_keys, limit_weight, tags, callback_url, correlation_id, input)
+    backoff, unique_key, request_id, limit_keys, limit_weight, tags, callback_url, correlation_id, traceparent,
+    input)
 select task.task_id, task.namespace, task.type,
     case when paused.name is null and task.limit_keys is null then 'pending' else 'waiting' end,
     case when paused.name is not null then 'namespace' when task.limit_keys is not null then 'limit' end,
@@ -41,14 +43,15 @@ select task.task_id, task.namespace, task.type,
     task.priority, coalesce(task.run_at, now() + coalesce(task.delay, '0')),
     task.max_tries, task.timeout_seconds, task.backoff, task.unique_key, task.request_id, limits.keys,
     case when task.limit_weight is not null then interlock.render_limit_weight(task.limit_weight, task.input) end,
-    task.tags, task.callback_url, task.correlation_id, task.input
+    task.tags, task.callback_url, task.correlation_id, task.traceparent, task.input
 from rows from (
         jsonb_to_recordset(%(tasks)s::jsonb) as (type text, input jsonb, namespace text, priority smallint,
             delay interval, run_at timestamptz, unique_key text, request_id text, max_tries int, timeout_seconds float8,
             backoff jsonb, correlation_id uuid, limit_keys text[], limit_weight text, tags text[],
-            callback_url text, task_id uuid)
+            callback_url text, traceparent text, task_id uuid)
     ) with ordinality as task (type, input, namespace, priority, delay, run_at, unique_key, request_id, max_tries,
-        timeout_seconds, backoff, correlation_id, limit_keys, limit_weight, tags, callback_url, task_id, place)
+        timeout_seconds, backoff, correlation_id, limit_keys, limit_weight, tags, callback_url, traceparent, task_id,
+        place)
     left join interlock.namespaces as paused on paused.name = task.namespace and paused.paused_at is not null
     cross join lateral (
         select case
@@ -70,15 +73,16 @@ from rows from (
         jsonb_to_recordset(%(tasks)s::jsonb) as (type text, input jsonb, namespace text, priority smallint,
             delay interval, run_at timestamptz, unique_key text, request_id text, max_tries int, timeout_seconds float8,
             backoff jsonb, correlation_id uuid, limit_keys text[], limit_weight text, tags text[],
-            callback_url text, task_id uuid)
+            callback_url text, traceparent text, task_id uuid)
     ) with ordinality as task (type, input, namespace, priority, delay, run_at, unique_key, request_id, max_tries,
-        timeout_seconds, backoff, correlation_id, limit_keys, limit_weight, tags, callback_url, task_id, place)
+        timeout_seconds, backoff, correlation_id, limit_keys, limit_weight, tags, callback_url, traceparent, task_id,
+        place)
     cross join lateral interlock.enqueue(type => task.type, input => task.input, namespace => task.namespace,
         priority => task.priority, run_at => task.run_at, delay => task.delay,
         max_tries => task.max_tries, timeout_seconds => task.timeout_seconds, backoff => task.backoff,
         unique_key => task.unique_key, request_id => task.request_id, limit_keys => task.limit_keys,
         limit_weight => task.limit_weight,        tags => task.tags, callback_url => task.callback_url, correlation_id => task.correlation_id,
-        task_id => task.task_id, actor => %(actor)s::text) as made
+        traceparent => task.traceparent, task_id => task.task_id, actor => %(actor)s::text) as made
 order by task.place
 
 -- name: begin_copy
@@ -99,5 +103,5 @@ from interlock.enqueue(type => cast(%(type)s as text), input => cast(cast(%(inpu
     request_id => cast(%(request_id)s as text), limit_keys => cast(cast(%(limit_keys)s as text) as text[]),
     limit_weight => cast(%(limit_weight)s as text),
     tags => cast(cast(%(tags)s as text) as text[]), callback_url => cast(%(callback_url)s as text),
-    correlation_id => cast(cast(%(correlation_id)s as text) as uuid),
+    correlation_id => cast(cast(%(correlation_id)s as text) as uuid), traceparent => cast(%(traceparent)s as text),
     task_id => cast(cast(%(task_id)s as text) as uuid), actor => cast(%(actor)s as text))

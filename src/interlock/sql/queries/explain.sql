@@ -2,42 +2,59 @@
 -- depend on the size of the tables.
 
 -- name: read_explained_tasks
--- Tasks with everything of their own that may hold them: worker, namespace, limit, and a dead letter about their end.
-select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.reason, tasks.held_by, tasks.run_at, tasks.attempt,
-    tasks.tries, tasks.crashes, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at,
-    tasks.cancel_requested_at, tasks.job_id, tasks.step, tasks.unresolved, tasks.wait_until, tasks.error,
+-- Tasks with everything of their own that may hold them: worker, namespace, limits with the tasks that hold them, the signal
+-- that a step waits for, a dead letter about their end, and a webhook that is not delivered.
+select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.event, tasks.reason, tasks.held_by, tasks.run_at,
+    tasks.attempt, tasks.tries, tasks.crashes, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at,
+    tasks.cancel_requested_at, tasks.job_id, tasks.step, tasks.unresolved, tasks.wait_until, tasks.wait_started_at,
+    tasks.assignee, tasks.error,
     tasks.job_id is not null and tasks.state in ('done', 'error', 'canceled') and not tasks.advanced
         and jobs.status = 'RUNNING' as unprocessed,
     jobs.status as job_status, jobs.reason as job_reason, jobs.ending,
+    steps.kind as step_kind, steps.spec ->> 'signal' as signal,
     coalesce(moved.recorded_at, tasks.updated_at) as since,
     workers.status as worker_status, workers.seen_until as worker_seen_until, workers.heartbeat_at,
     namespaces.paused_at, namespaces.paused_by, namespaces.reason as pause_reason,
     limits.limits,
-    dead.failed_at as dead_letter_at, dead.error as dead_letter_error
+    dead.failed_at as dead_letter_at, dead.error as dead_letter_error, notice.webhook
 from interlock.tasks
     left join interlock.jobs on jobs.id = tasks.job_id
+    left join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
     left join interlock.workers on tasks.worker_id in (workers.id, workers.instance) and tasks.state = 'running'
     left join interlock.namespaces on namespaces.name = tasks.namespace and namespaces.paused_at is not null
     left join lateral (
         select recorded_at from interlock.audit_logs where task_id = tasks.id order by id desc limit 1
     ) as moved on true
     left join lateral (
-        select jsonb_agg(jsonb_build_object('key', wanted.key, 'rule', rule.key, 'max_running', rule.max_running,
-            'max_starts', rule.max_starts, 'max_weight', rule.max_weight, 'max_cost', rule.max_cost,
-            'period', extract(epoch from rule.period), 'running', taken.tasks, 'admitted', taken.pending, 'starts', used.starts,
+        select jsonb_agg(jsonb_build_object('key', wanted.key, 'rule', bounds.key, 'max_running', bounds.max_running,
+            'max_starts', bounds.max_starts, 'max_weight', bounds.max_weight, 'max_cost', bounds.max_cost,
+            'period', extract(epoch from bounds.period), 'share', bounds.share, 'running', taken.tasks,
+            'admitted', taken.pending, 'holders', holding.holders, 'starts', used.starts,
             'weight', used.weight, 'cost', used.cost,
-            'next_at', interlock.limit_frees_at(wanted.key, rule, coalesce(%(now)s::timestamptz, now()), 0, 0,
+            'next_at', interlock.limit_frees_at(wanted.key, bounds, coalesce(%(now)s::timestamptz, now()), 0, 0,
                 coalesce(tasks.limit_weight, 1))) order by wanted.place) as limits
         from unnest(tasks.limit_keys) with ordinality as wanted (key, place)
-            left join lateral interlock.limit_rule(wanted.key) as rule on true
-            left join lateral interlock.limit_use(wanted.key, rule.period, coalesce(%(now)s::timestamptz, now())) as used
-                on rule.period is not null
+            left join lateral interlock.limit_rule(wanted.key) as bounds on true
+            left join lateral interlock.limit_use(wanted.key, bounds.period, coalesce(%(now)s::timestamptz, now())) as used
+                on bounds.period is not null
             left join lateral (
                 select count(*) as tasks, count(*) filter (where counted.state = 'pending') as pending
                 from interlock.tasks as counted
                 where counted.limit_keys is not null and counted.state in ('pending', 'running')
                     and wanted.key = any (counted.limit_keys)
             ) as taken on true
+            left join lateral (
+                select jsonb_agg(to_jsonb(held)) as holders
+                from (
+                    select holder.id, holder.type, holder.step, holder.state, holder.worker_id,
+                        holder.lease_expires_at, holder.attempt
+                    from interlock.tasks as holder
+                    where holder.limit_keys is not null and holder.state in ('pending', 'running')
+                        and wanted.key = any (holder.limit_keys) and holder.id <> tasks.id
+                    order by holder.state desc, holder.started_at, holder.id
+                    limit %(holders)s
+                ) as held
+            ) as holding on bounds.max_running is not null
     ) as limits on tasks.state in ('waiting', 'pending')
     left join lateral (
         select failed_at, error
@@ -46,6 +63,15 @@ from interlock.tasks
         order by msg_id desc
         limit 1
     ) as dead on tasks.job_id is not null and not tasks.advanced
+    left join lateral (
+        select jsonb_build_object('id', callbacks.id, 'url', callbacks.url, 'tries', callbacks.tries,
+            'next_try_at', callbacks.next_try_at, 'given_up_at', callbacks.given_up_at, 'error', callbacks.error,
+            'created_at', callbacks.created_at) as webhook
+        from interlock.callbacks
+        where callbacks.task_id = tasks.id
+        order by callbacks.id desc
+        limit 1
+    ) as notice on tasks.callback_url is not null and tasks.state in ('done', 'error', 'canceled', 'skipped')
 where tasks.id = any (%(ids)s::uuid[])
 
 -- name: read_explained_jobs
@@ -62,7 +88,7 @@ select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, j
     ) as unfinished_child,
     case when jobs.timeout_seconds is not null then jobs.deadline_at end as deadline_at,
     coalesce(moved.recorded_at, jobs.updated_at) as since, dead.messages as dead_letters,
-    dead.failed_at as dead_letter_at, dead.error as dead_letter_error,
+    dead.failed_at as dead_letter_at, dead.error as dead_letter_error, notice.webhook,
     array(
         select namespace
         from unnest(jobs.root_namespaces) as root (namespace)
@@ -84,15 +110,28 @@ from interlock.jobs
         from interlock.orchestration_failures
         where job_id = jobs.id
     ) as dead on jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+    left join lateral (
+        select jsonb_build_object('id', callbacks.id, 'url', callbacks.url, 'tries', callbacks.tries,
+            'next_try_at', callbacks.next_try_at, 'given_up_at', callbacks.given_up_at, 'error', callbacks.error,
+            'created_at', callbacks.created_at) as webhook
+        from interlock.callbacks
+        where callbacks.job_id = jobs.id and callbacks.job_id is not null
+    ) as notice on jobs.callback_url is not null and jobs.status in ('COMPLETED', 'FAILED', 'CANCELED')
 where jobs.id = any (%(ids)s::uuid[])
 
 -- name: count_open_steps
--- Unfinished steps of a job by the cause of their wait, and steps whose end no orchestrator has processed yet.
-select case when state in ('waiting', 'pending', 'running') then state else 'unprocessed' end as state, held_by,
+-- Unfinished steps of a job by the cause of their wait, and steps whose end no orchestrator has processed yet. A step that
+-- waits for an approval is held by a signal, and counted as an approval.
+select case when tasks.state in ('waiting', 'pending', 'running') then tasks.state else 'unprocessed' end as state,
+    case when tasks.held_by = 'signal' and steps.kind = 'approval' then 'approval' else tasks.held_by end as held_by,
     count(*) as steps
 from interlock.tasks
-where job_id = %(job_id)s
-    and (state in ('waiting', 'pending', 'running') or state in ('done', 'error', 'canceled') and not advanced)
+    join interlock.jobs on jobs.id = tasks.job_id
+    left join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+        and tasks.held_by = 'signal'
+where tasks.job_id = %(job_id)s
+    and (tasks.state in ('waiting', 'pending', 'running')
+        or tasks.state in ('done', 'error', 'canceled') and not tasks.advanced)
 group by 1, 2
 order by 1, 2
 
@@ -195,14 +234,109 @@ from interlock.tasks as asked
 where asked.id = %(id)s
 
 -- name: count_running_by_worker
-select worker_id, count(*) as tasks
+-- By the name under which the worker claims, and by the id of its row, which differs for a supervised worker.
+select running.worker_id, running.tasks, workers.id
+from (
+    select worker_id, count(*) as tasks
+    from interlock.tasks
+    where lease_expires_at is not null
+    group by worker_id
+) as running
+    left join interlock.workers on workers.instance = running.worker_id
+
+-- name: read_tasks_of_worker
+-- The tasks that a worker runs, the lease that ends first before the others.
+select id, type, step, state, worker_id, lease_expires_at, attempt, count(*) over () as all_tasks
 from interlock.tasks
-where lease_expires_at is not null
-group by worker_id
+where lease_expires_at is not null and worker_id = any (%(names)s::text[])
+order by lease_expires_at
+limit %(limit)s
+
+-- name: read_explained_namespace
+-- The pause of a namespace and its unfinished tasks; each count uses its own index.
+select wanted.name, namespaces.paused_at, namespaces.paused_by, namespaces.reason, pending.due, pending.oldest_due_at,
+    pending.later, running.tasks as running, held.tasks as held, limited.tasks as limited
+from (select %(name)s::text as name) as wanted
+    left join interlock.namespaces on namespaces.name = wanted.name
+    cross join lateral (
+        select count(*) filter (where run_at <= coalesce(%(now)s::timestamptz, now())) as due,
+            min(run_at) filter (where run_at <= coalesce(%(now)s::timestamptz, now())) as oldest_due_at,
+            count(*) filter (where run_at > coalesce(%(now)s::timestamptz, now())) as later
+        from (
+            select run_at from interlock.tasks
+            where state = 'pending' and limit_keys is null and namespace = wanted.name
+            union all
+            select run_at from interlock.tasks
+            where state = 'pending' and limit_keys is not null and namespace = wanted.name
+        ) as pending
+    ) as pending
+    cross join lateral (
+        select count(*) as tasks from interlock.tasks where lease_expires_at is not null and namespace = wanted.name
+    ) as running
+    cross join lateral (
+        select count(*) as tasks from interlock.tasks
+        where state = 'waiting' and held_by = 'namespace' and namespace = wanted.name
+    ) as held
+    cross join lateral (
+        select count(*) as tasks from interlock.tasks
+        where limit_keys is not null and state = 'waiting' and held_by = 'limit' and namespace = wanted.name
+    ) as limited
+
+-- name: count_due_types
+-- The types of due tasks of a namespace: of the first ones, in the order of the claim.
+select due.type, count(*) as tasks, min(due.run_at) as oldest_due_at
+from (
+    select type, run_at
+    from interlock.tasks
+    where state = 'pending' and limit_keys is null and namespace = %(name)s and crashes = 0
+        and run_at <= coalesce(%(now)s::timestamptz, now())
+    order by priority desc, run_at, id
+    limit %(limit)s
+) as due
+group by due.type
+order by min(due.run_at), due.type
+
+-- name: read_kinds_of_name
+-- The kinds of what has this name. A namespace exists as soon as it is paused, has unfinished tasks or is served.
+select 'worker' as kind where exists (select from interlock.workers where id = %(name)s)
+union all
+select 'namespace'
+where exists (select from interlock.namespaces where name = %(name)s)
+    or exists (select from interlock.workers where %(name)s = any (namespaces))
+    or exists (select from interlock.tasks where state = 'pending' and limit_keys is null and namespace = %(name)s)
+    or exists (select from interlock.tasks where state = 'pending' and limit_keys is not null and namespace = %(name)s)
+    or exists (select from interlock.tasks where state = 'waiting' and held_by = 'namespace' and namespace = %(name)s)
+    or exists (
+        select from interlock.tasks
+        where limit_keys is not null and state = 'waiting' and held_by = 'limit' and namespace = %(name)s
+    )
+    or exists (select from interlock.tasks where lease_expires_at is not null and namespace = %(name)s)
+union all
+select 'schedule' where exists (select from interlock.schedules where name = %(name)s)
+union all
+select 'limit'
+where exists (select from interlock.limit_rule(%(name)s)) and (
+        exists (select from interlock.limits where key = %(name)s)
+        or exists (select from interlock.limit_usage where key = %(name)s)
+        or exists (
+            select from interlock.tasks
+            where limit_keys is not null and state in ('pending', 'running') and %(name)s = any (limit_keys)
+        )
+        or exists (
+            select from interlock.tasks
+            where limit_keys is not null and state = 'waiting' and held_by = 'limit' and %(name)s = any (limit_keys)
+        )
+    )
+
+-- name: read_schedule_outcome
+-- The task or the job of one tick of a schedule.
+select 'task' as kind, id, state, reason from interlock.tasks where request_id = %(request_id)s
+union all
+select 'job', id, status, reason from interlock.jobs where request_id = %(request_id)s
 
 -- name: read_last_moves
 -- The latest moves of a task or a job, oldest first.
-select from_state, event, to_state, reason, actor, recorded_at
+select id, from_state, event, to_state, reason, actor, recorded_at
 from (
     (
         select id, from_state, event, to_state, reason, actor, recorded_at
@@ -227,3 +361,134 @@ order by recorded_at, id
 select orchestration_queue as name, to_regprocedure('pgmq.send_batch(text, jsonb[])') is not null as installed,
     to_regclass(format('pgmq.%%I', lower('q_' || orchestration_queue))) is not null as there
 from interlock.settings
+
+-- name: read_past_task
+-- The state of a task at a moment, by its records: the move into it, the reason that held then, and the next move.
+select tasks.type, tasks.namespace, tasks.step, tasks.job_id, tasks.run_at, moved.id, moved.from_state, moved.to_state,
+    moved.event, moved.reason, moved.actor, moved.attempt, moved.recorded_at, told.cause, told.reason as told,
+    told.since as told_since, following.to_state as next_state, following.event as next_event,
+    following.actor as next_actor, following.recorded_at as next_at, opened.recorded_at as first_at
+from (select %(id)s::uuid as id) as wanted
+    left join interlock.tasks on tasks.id = wanted.id
+    left join lateral (
+        select * from interlock.audit_logs
+        where task_id = wanted.id and recorded_at <= %(at)s
+        order by id desc
+        limit 1
+    ) as moved on true
+    left join lateral (
+        select cause, reason, since from interlock.wait_reasons
+        where kind = 'task' and subject = wanted.id::text and since <= %(at)s and since >= moved.recorded_at
+        order by id desc
+        limit 1
+    ) as told on true
+    left join lateral (
+        select to_state, event, actor, recorded_at from interlock.audit_logs
+        where task_id = wanted.id and recorded_at > %(at)s
+        order by id
+        limit 1
+    ) as following on true
+    left join lateral (
+        select recorded_at from interlock.audit_logs where task_id = wanted.id order by id limit 1
+    ) as opened on true
+
+-- name: read_past_job
+-- The same of a job.
+select workflows.name as workflow, workflows.version, moved.id, moved.from_state, moved.to_state, moved.event,
+    moved.reason, moved.actor, moved.recorded_at, told.cause, told.reason as told, told.since as told_since,
+    following.to_state as next_state, following.event as next_event, following.actor as next_actor,
+    following.recorded_at as next_at, opened.recorded_at as first_at
+from (select %(id)s::uuid as id) as wanted
+    left join interlock.jobs on jobs.id = wanted.id
+    left join interlock.workflows on workflows.id = jobs.workflow_id
+    left join lateral (
+        select * from interlock.job_state_transitions
+        where job_id = wanted.id and recorded_at <= %(at)s
+        order by id desc
+        limit 1
+    ) as moved on true
+    left join lateral (
+        select cause, reason, since from interlock.wait_reasons
+        where kind = 'job' and subject = wanted.id::text and since <= %(at)s and since >= moved.recorded_at
+        order by id desc
+        limit 1
+    ) as told on true
+    left join lateral (
+        select to_state, event, actor, recorded_at from interlock.job_state_transitions
+        where job_id = wanted.id and recorded_at > %(at)s
+        order by id
+        limit 1
+    ) as following on true
+    left join lateral (
+        select recorded_at from interlock.job_state_transitions where job_id = wanted.id order by id limit 1
+    ) as opened on true
+
+-- name: read_past_steps
+-- The steps of a job that were open at a moment, those that could run before those that waited.
+select tasks.id
+from interlock.tasks
+    cross join lateral (
+        select to_state from interlock.audit_logs
+        where task_id = tasks.id and recorded_at <= %(at)s
+        order by id desc
+        limit 1
+    ) as moved
+where tasks.job_id = %(id)s and moved.to_state in ('waiting', 'pending', 'running')
+order by case moved.to_state when 'pending' then 0 when 'running' then 1 else 2 end, tasks.id
+limit %(limit)s
+
+-- name: read_past_worker
+-- The same of a worker.
+select moved.id, moved.from_state, moved.to_state, moved.event, moved.reason, moved.actor, moved.recorded_at,
+    following.to_state as next_state, following.event as next_event, following.actor as next_actor,
+    following.recorded_at as next_at, opened.recorded_at as first_at
+from (select %(id)s::text as id) as wanted
+    left join lateral (
+        select * from interlock.worker_state_transitions
+        where worker_id = wanted.id and recorded_at <= %(at)s
+        order by id desc
+        limit 1
+    ) as moved on true
+    left join lateral (
+        select to_state, event, actor, recorded_at from interlock.worker_state_transitions
+        where worker_id = wanted.id and recorded_at > %(at)s
+        order by id
+        limit 1
+    ) as following on true
+    left join lateral (
+        select recorded_at from interlock.worker_state_transitions where worker_id = wanted.id order by id limit 1
+    ) as opened on true
+
+-- name: read_past_workers
+-- The processes that were live at a moment, with what they served then, by the records. A process whose row has been
+-- deleted counts as live until its record says that it ended.
+select served.subject as id, moved.to_state as status, served.details, moved.recorded_at
+from (
+        select distinct on (subject) subject, details
+        from interlock.wait_reasons
+        where kind = 'worker' and cause = 'serves' and since <= %(at)s
+        order by subject, id desc
+    ) as served
+    cross join lateral (
+        select to_state, recorded_at from interlock.worker_state_transitions
+        where worker_id = served.subject and recorded_at <= %(at)s
+        order by id desc
+        limit 1
+    ) as moved
+    left join interlock.workers on workers.id = served.subject
+where moved.to_state in ('IDLE', 'RUNNING', 'PAUSED')
+    and (workers.id is null or workers.seen_until > %(at)s)
+    and not exists (
+        select from interlock.wait_reasons as silent
+        where silent.kind = 'worker' and silent.subject = served.subject and silent.cause = 'silent'
+            and silent.since <= %(at)s and silent.until > %(at)s
+    )
+order by served.subject
+
+-- name: read_past_reason
+-- The latest reason of a namespace, a schedule or a worker at a moment; for a worker, a time without heartbeats.
+select cause, reason, details, actor, since, until
+from interlock.wait_reasons
+where kind = %(kind)s and subject = %(subject)s and since <= %(at)s and (until is null or until > %(at)s)
+order by id desc
+limit 1

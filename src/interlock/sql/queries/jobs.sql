@@ -20,7 +20,8 @@ from interlock.submit(workflow => cast(%(workflow)s as text), input => cast(cast
     debounce_max => cast(cast(%(debounce_max)s as text) as interval),
     worker_count => cast(cast(%(worker_count)s as text) as int),
     timeout_seconds => cast(cast(%(timeout)s as text) as double precision),
-    correlation_id => cast(cast(%(correlation_id)s as text) as uuid), tags => cast(cast(%(tags)s as text) as text[]),
+    correlation_id => cast(cast(%(correlation_id)s as text) as uuid), traceparent => cast(%(traceparent)s as text),
+    tags => cast(cast(%(tags)s as text) as text[]),
     attributes => cast(cast(%(attributes)s as text) as jsonb), callback_url => cast(%(callback_url)s as text),
     actor => cast(%(actor)s as text))
 
@@ -131,37 +132,13 @@ from interlock.jobs
 where jobs.id = any (%(ids)s::uuid[])
 order by jobs.id
 
--- name: find_jobs
--- Finds jobs, newest first, with cursor pagination: `before` is the last id of the page before. Null means "any". Not
--- prepared, so that the planner knows which filters are null and takes an index for the others.
-select jobs.id, workflows.name as workflow, workflows.version, jobs.namespace, jobs.status, jobs.event, jobs.reason,
-    jobs.depth, jobs.parent_job_id, jobs.retried_from, jobs.request_id, jobs.correlation_id, jobs.actor, jobs.ending,
-    jobs.open_steps, jobs.deadline_at, jobs.created_at, jobs.started_at, jobs.completed_at, jobs.updated_at, jobs.tags,
-    jobs.attributes, jobs.key
-from interlock.jobs
-    left join interlock.workflows on workflows.id = jobs.workflow_id
-where (%(statuses)s::text[] is null or jobs.status = any (%(statuses)s::text[]))
-    and (%(workflow)s::text is null or jobs.workflow_id = any (array(
-        select id
-        from interlock.workflows
-        where name = %(workflow)s::text and version = coalesce(%(version)s::text, version)
-    )))
-    and (%(namespace)s::text is null or jobs.namespace = %(namespace)s::text)
-    and (%(parent)s::uuid is null or jobs.parent_job_id = %(parent)s::uuid)
-    and (%(key)s::text is null or jobs.key = %(key)s::text)
-    and (%(tags)s::text[] is null or jobs.tags @> %(tags)s::text[])
-    and (%(attributes)s::jsonb is null or jobs.attributes @> %(attributes)s::jsonb)
-    and (%(created_after)s::timestamptz is null or jobs.created_at >= %(created_after)s::timestamptz)
-    and (%(created_before)s::timestamptz is null or jobs.created_at < %(created_before)s::timestamptz)
-    and (%(before)s::uuid is null or jobs.id < %(before)s::uuid)
-order by jobs.id desc
-limit %(limit)s
-
 -- name: read_job_history
-select from_state, to_state, event, reason, actor, database_role, recorded_at
+-- From the record `after` on; all of them if `limit` is null.
+select id, from_state, to_state, event, reason, actor, database_role, recorded_at
 from interlock.job_state_transitions
-where job_id = %(id)s
+where job_id = %(id)s and id > %(after)s
 order by id
+limit %(limit)s
 
 -- name: notify_ended_jobs
 select pg_notify('interlock_done', id::text)

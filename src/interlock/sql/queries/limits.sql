@@ -9,17 +9,106 @@ from unnest(%(keys)s::text[], %(max_runnings)s::int[], %(max_starts)s::int[], %(
     as wanted (key, max_running, max_starts, max_weight, max_cost, period, share)
 order by key
 on conflict (key) do update
-set max_running = excluded.max_running, max_starts = excluded.max_starts, max_weight = excluded.max_weight,
-    max_cost = excluded.max_cost, period = excluded.period, share = excluded.share, updated_at = excluded.updated_at
-where (limits.max_running, limits.max_starts, limits.max_weight, limits.max_cost, limits.period, limits.share)
-    is distinct from (excluded.max_running, excluded.max_starts, excluded.max_weight, excluded.max_cost,
-        excluded.period, excluded.share)
+set (max_running, max_starts, max_weight, max_cost, period, share) = (
+        select excluded.max_running, excluded.max_starts, excluded.max_weight, excluded.max_cost, excluded.period,
+            excluded.share
+        where limits.overridden_at is null
+        union all
+        select limits.max_running, limits.max_starts, limits.max_weight, limits.max_cost, limits.period, limits.share
+        where limits.overridden_at is not null
+    ),
+    declared = case when limits.overridden_at is not null then interlock.limit_values(excluded) end,
+    updated_at = excluded.updated_at
+where case when limits.overridden_at is null then interlock.limit_values(limits) else limits.declared end
+    is distinct from interlock.limit_values(excluded)
+returning key
+
+-- name: override_limit
+-- The rule of a key by an operator. The declared rule is kept beside it, for `restore_limit`.
+with old as materialized (
+    select interlock.limit_values(limits) as rule from interlock.limits where key = %(key)s
+), stored as (
+    insert into interlock.limits as limits (key, max_running, max_starts, max_weight, max_cost, period, share, updated_at,
+        overridden_by, overridden_at, override_reason)
+    values (%(key)s, %(max_running)s, %(max_starts)s, %(max_weight)s, %(max_cost)s, %(period)s::interval, %(share)s,
+        coalesce(%(now)s::timestamptz, now()), %(actor)s, coalesce(%(now)s::timestamptz, now()), %(reason)s)
+    on conflict (key) do update
+    set max_running = excluded.max_running, max_starts = excluded.max_starts, max_weight = excluded.max_weight,
+        max_cost = excluded.max_cost, period = excluded.period, share = excluded.share, updated_at = excluded.updated_at,
+        declared = case when limits.overridden_at is null then interlock.limit_values(limits) else limits.declared end,
+        overridden_by = excluded.overridden_by, overridden_at = excluded.overridden_at,
+        override_reason = excluded.override_reason
+    returning key, interlock.limit_values(limits) as rule
+)
+insert into interlock.limit_changes (key, event, before, after, reason, actor, recorded_at)
+select stored.key, 'override', old.rule, stored.rule, %(reason)s, %(actor)s,
+    coalesce(%(now)s::timestamptz, clock_timestamp())
+from stored
+    left join old on true
+returning key
+
+-- name: restore_limit
+-- Takes an override back: the declared rule applies again. Without one the limit is gone.
+with old as materialized (
+    select key, interlock.limit_values(limits) as rule, declared
+    from interlock.limits
+    where key = %(key)s and overridden_at is not null
+), restored as (
+    update interlock.limits
+    set max_running = (old.declared ->> 'max_running')::int, max_starts = (old.declared ->> 'max_starts')::int,
+        max_weight = (old.declared ->> 'max_weight')::float8, max_cost = (old.declared ->> 'max_cost')::float8,
+        period = make_interval(secs => (old.declared ->> 'period')::float8),
+        share = (old.declared ->> 'share')::float8, updated_at = coalesce(%(now)s::timestamptz, now()),
+        declared = null, overridden_by = null, overridden_at = null, override_reason = null
+    from old
+    where limits.key = old.key and old.declared is not null
+    returning limits.key
+), removed as (
+    delete from interlock.limits
+    using old
+    where limits.key = old.key and old.declared is null
+    returning limits.key
+), changed as (
+    select key from restored union all select key from removed
+)
+insert into interlock.limit_changes (key, event, before, after, reason, actor, recorded_at)
+select old.key, 'restore', old.rule, old.declared, %(reason)s, %(actor)s,
+    coalesce(%(now)s::timestamptz, clock_timestamp())
+from old
+    join changed on changed.key = old.key
 returning key
 
 -- name: delete_limits
-delete from interlock.limits
-where key = any (%(keys)s::text[])
+with removed as (
+    delete from interlock.limits
+    where key = any (%(keys)s::text[])
+    returning key, interlock.limit_values(limits) as rule
+)
+insert into interlock.limit_changes (key, event, before, reason, actor, recorded_at)
+select key, 'delete', rule, %(reason)s, %(actor)s, coalesce(%(now)s::timestamptz, clock_timestamp())
+from removed
 returning key
+
+-- name: read_limit_changes
+select event, before, after, reason, actor, database_role, recorded_at
+from interlock.limit_changes
+where key = %(key)s
+order by id desc
+limit %(limit)s
+
+-- name: read_limit_holders
+-- Tasks that take a place of a key, or of the keys of a pattern: running ones first.
+select id, namespace, type, state, worker_id, lease_expires_at, attempt, limit_keys, coalesce(limit_weight, 1) as weight,
+    run_at, started_at, job_id, step
+from interlock.tasks
+where limit_keys is not null and state in ('pending', 'running')
+    and exists (
+        select
+        from unnest(limit_keys) as held (key)
+        where held.key = %(key)s or starts_with(held.key, %(prefix)s::text)
+    )
+order by state desc, run_at, id
+limit %(limit)s
 
 -- name: walk_indexes
 -- For the transaction of an admission. The planner does not know that tasks with a limit are few among the pending ones,

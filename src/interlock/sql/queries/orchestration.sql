@@ -12,7 +12,7 @@ with configured as materialized (
 )
 select jobs.id, jobs.workflow_id, jobs.status, jobs.ending, jobs.ending_reason, jobs.cancel_reason, jobs.compensating,
     jobs.worker_count, jobs.open_steps, jobs.failed_steps, jobs.depth, jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id,
-    jobs.retried_from, jobs.error, coalesce(%(now)s::timestamptz, now()) as now,
+    jobs.traceparent, jobs.retried_from, jobs.error, coalesce(%(now)s::timestamptz, now()) as now,
     array(select name from interlock.namespaces where paused_at is not null) as paused
 from interlock.lock_jobs(case when (select count(*) from configured) = 1 then %(ids)s::uuid[] end) as jobs
 where set_config('interlock.actor', %(actor)s, true) is not null
@@ -24,7 +24,7 @@ where set_config('interlock.actor', %(actor)s, true) is not null
 
 -- name: advance_plain_steps
 -- Advances a whole batch, if every message in it is a plain case; otherwise changes nothing and returns nulls.
-select received, released, finalized
+select received, released, finalized, traceparents
 from interlock.advance_plain_steps(%(actor)s, %(limit)s::int, %(msg_id)s::bigint, %(lock_timeout)s,
     %(now)s::timestamptz)
 
@@ -53,7 +53,7 @@ with taken as materialized (
 )
 select taken.msg_id, taken.read_ct, taken.message, jobs.id, jobs.workflow_id, jobs.status, jobs.ending,
     jobs.ending_reason, jobs.cancel_reason, jobs.compensating, jobs.worker_count, jobs.open_steps, jobs.failed_steps, jobs.depth,
-    jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id, jobs.retried_from, jobs.error,
+    jobs.parent_job_id, jobs.parent_task_id, jobs.correlation_id, jobs.traceparent, jobs.retried_from, jobs.error,
     coalesce(%(now)s::timestamptz, now()) as now,
     array(select name from interlock.namespaces where paused_at is not null) as paused
 from taken

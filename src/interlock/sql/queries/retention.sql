@@ -114,15 +114,28 @@ where id = any (array(
 returning id
 
 -- name: delete_expired_idempotency_keys
+-- The expiry is checked again: a request may have taken the expired key for itself meanwhile.
 delete from interlock.idempotency_keys
-where request_id = any (array(
-    select request_id
-    from interlock.idempotency_keys
-    where expires_at <= coalesce(%(now)s::timestamptz, now())
-    order by expires_at
-    limit %(batch)s
-))
+where (actor, request_id) in (
+        select actor, request_id
+        from interlock.idempotency_keys
+        where expires_at <= coalesce(%(now)s::timestamptz, now())
+        order by expires_at
+        limit %(batch)s
+    )
+    and expires_at <= coalesce(%(now)s::timestamptz, now())
 returning request_id
+
+-- name: delete_expired_sign_in_codes
+delete from interlock.sign_in_codes
+where expires_at <= coalesce(%(now)s::timestamptz, now())
+returning token_id
+
+-- name: delete_expired_sessions
+delete from interlock.sessions
+where expires_at <= coalesce(%(now)s::timestamptz, now())
+    or last_used_at <= coalesce(%(now)s::timestamptz, now()) - %(idle)s::interval
+returning token_id
 
 -- name: delete_expired_waiters
 delete from interlock.waiters
@@ -140,6 +153,26 @@ delete from interlock.orchestration_failures
 where failed_at <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
     and (job_id is null or not exists (select from interlock.jobs where jobs.id = job_id))
 returning msg_id
+
+-- name: delete_old_wait_reasons
+-- What holds still is kept, however old: the latest reason of a namespace or a schedule, and what a process serves.
+delete from interlock.wait_reasons
+where id = any (array(
+        select id
+        from interlock.wait_reasons as old
+        where since <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
+            and (kind in ('task', 'job') or until is not null
+                or kind = 'worker' and not exists (select from interlock.workers where workers.id = old.subject)
+                or exists (
+                    select from interlock.wait_reasons as later
+                    where later.kind = old.kind and later.subject = old.subject and later.id > old.id
+                        and later.until is null
+                        and later.since <= coalesce(%(now)s::timestamptz, now()) - %(age)s::interval
+                ))
+        order by since
+        limit %(batch)s
+    ))
+returning id
 
 -- name: limit_lock_wait
 -- Adding and dropping partitions locks their table: a short lock timeout keeps writers from queueing behind.

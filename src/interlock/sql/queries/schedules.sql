@@ -86,3 +86,13 @@ from interlock.schedules
 where paused_at is null
 order by next_at
 limit 1
+
+-- name: read_schedule_outcomes
+-- The tasks and jobs that ticks made.
+select request_id, 'task' as kind, id, state
+from interlock.tasks
+where request_id = any (%(request_ids)s::text[]) and request_id is not null
+union all
+select request_id, 'job', id, status
+from interlock.jobs
+where request_id = any (%(request_ids)s::text[]) and request_id is not null

@@ -48,33 +48,51 @@ from unnest(%(ids)s::bigint[], %(steps)s::text[]) as given (id, step)
 where signals.id = any (%(ids)s::bigint[]) and signals.id = given.id and signals.consumed_by is null
 
 -- name: read_signals
--- Reads the signals of a job in the order in which they were sent.
+-- Reads the signals of a job in the order in which they were sent, after the one with the id `after`; all of them if
+-- `limit` is null.
 select id, name, payload, request_id, sent_by, sent_at, consumed_by, consumed_at
 from interlock.signals
-where job_id = %(job_id)s
+where job_id = %(job_id)s and id > %(after)s
 order by id
+limit %(limit)s
 
 -- name: read_inbox
--- Reads the steps that wait for a signal or an approval, longest wait first, with cursor pagination: `after` and `after_id`
--- belong to the last step of the page before. Null means "any". Not prepared, so that the planner knows which filters are
--- null.
-select tasks.id, tasks.job_id, workflows.name as workflow, workflows.version, tasks.namespace, tasks.step, steps.kind,
-    case steps.kind when 'signal' then steps.spec ->> 'signal' else steps.step end as signal, tasks.assignee,
-    tasks.wait_started_at, tasks.wait_until
+-- Looks at no more than `window` steps that wait for a signal or an approval, longest wait first, and returns those that
+-- meet all conditions, at most `limit`, and the last one of the window, as the statements of `lists.sql` do. `after` and
+-- `after_id` belong to the last step that the page before looked at. Not prepared, so that the planner knows which
+-- conditions are null.
+select *
 from (
-        select id, job_id, namespace, step, assignee, wait_started_at, wait_until
-        from interlock.tasks
-        where state = 'waiting' and held_by = 'signal'
-            and (%(assignee)s::text is null or assignee = %(assignee)s::text)
-            and (%(after)s::timestamptz is null
-                or (wait_started_at, id) > (%(after)s::timestamptz, %(after_id)s::uuid))
-        order by wait_started_at, id
-        offset 0 -- read first, by the index of waiting steps, whatever the statistics say of the other tables
-    ) as tasks
-    join interlock.jobs on jobs.id = tasks.job_id
-    join interlock.workflows on workflows.id = jobs.workflow_id
-    join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
-where (%(workflow)s::text is null or workflows.name = %(workflow)s::text)
-    and (%(kind)s::text is null or steps.kind = %(kind)s::text)
-order by tasks.wait_started_at, tasks.id
+        select tasks.id, tasks.job_id, waiting.workflow, waiting.version, tasks.namespace, tasks.step, waiting.kind,
+            waiting.signal, tasks.assignee, tasks.wait_started_at, tasks.wait_until, tasks.looked_at,
+            waiting.kind is not null
+            and (%(workflow)s::text is null or waiting.workflow = %(workflow)s::text)
+            and (%(kind)s::text is null or waiting.kind = %(kind)s::text)
+            and (%(namespaces)s::text[] is null or waiting.namespace = any (%(namespaces)s::text[])) as matches
+        from (
+                select *, row_number() over (order by wait_started_at, id) as looked_at
+                from (
+                        select id, job_id, namespace, step, assignee, wait_started_at, wait_until
+                        from interlock.tasks
+                        where state = 'waiting' and held_by = 'signal'
+                            and (%(assignee)s::text is null or assignee = %(assignee)s::text)
+                            and (%(after)s::timestamptz is null
+                                or (wait_started_at, id) > (%(after)s::timestamptz, %(after_id)s::uuid))
+                        order by wait_started_at, id
+                        limit %(window)s
+                    ) as longest
+            ) as tasks
+            left join lateral (
+                select workflows.name as workflow, workflows.version, jobs.namespace, steps.kind,
+                    case steps.kind when 'signal' then steps.spec ->> 'signal' else steps.step end as signal
+                from interlock.jobs
+                    join interlock.workflows on workflows.id = jobs.workflow_id
+                    join interlock.workflow_steps as steps
+                        on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+                where jobs.id = tasks.job_id
+                limit 1 -- read for each step, whatever the statistics say of the other tables
+            ) as waiting on true
+    ) as found
+where matches or looked_at = %(window)s
+order by wait_started_at, id
 limit %(limit)s

@@ -95,12 +95,13 @@ select counted.key, rule.key as rule, rule.max_running, rule.max_starts, rule.ma
     case
         when counted.waiting > 0 then interlock.limit_frees_at(counted.key, rule,
             coalesce(%(now)s::timestamptz, now()), counted.due, counted.due_weight, 1)
-    end as next_at
+    end as next_at, rule.declared, rule.overridden_by, rule.overridden_at, rule.override_reason
 from counted
     left join lateral interlock.limit_rule(counted.key) as rule on true
     left join lateral interlock.limit_use(counted.key, rule.period, coalesce(%(now)s::timestamptz, now())) as used on true
 union all
-select key, key, max_running, max_starts, max_weight, max_cost, period, share, 0, 0, 0, 0, 0, null
+select key, key, max_running, max_starts, max_weight, max_cost, period, share, 0, 0, 0, 0, 0, null, declared,
+    overridden_by, overridden_at, override_reason
 from interlock.limits
 where not exists (select from counted where counted.key = limits.key)
 order by waiting desc, key

@@ -3,7 +3,8 @@
 -- name: insert_steps
 -- Inserts all steps of new jobs. Root steps of a started job that have a handler are pending at once, up to worker_count.
 insert into interlock.tasks (namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
-    backoff, limit_keys, limit_weight, tags, callback_url, job_id, step, unresolved, correlation_id, capped, reused, output)
+    backoff, limit_keys, limit_weight, tags, callback_url, job_id, step, unresolved, correlation_id, traceparent, capped, reused,
+    output)
 select namespace, type, case when goes and paused is null and limit_keys is null then 'pending' else 'waiting' end,
     case
         when goes and paused is not null then 'namespace'
@@ -22,9 +23,10 @@ select namespace, type, case when goes and paused is null and limit_keys is null
         else 'waits for the job to start'
     end,
     priority, coalesce(%(now)s::timestamptz, now()), max_tries, timeout_seconds, backoff, limit_keys,
-    limit_weight, tags, callback_url, job_id, step, edges, correlation_id, worker_count is not null, reused is not null, reused
+    limit_weight, tags, callback_url, job_id, step, edges, correlation_id, traceparent, worker_count is not null,
+    reused is not null, reused
 from (
-    select steps.*, jobs.id as job_id, jobs.worker_count, jobs.correlation_id,
+    select steps.*, jobs.id as job_id, jobs.worker_count, jobs.correlation_id, jobs.traceparent,
         case when jobs.reused -> steps.step ? 'result' then jobs.reused -> steps.step end as reused,
         paused.name as paused, paused.reason as pause_reason, may_go.may_go,
         may_go.may_go and (jobs.worker_count is null or row_number() over (
@@ -214,13 +216,13 @@ returning id, job_id, step
 -- Inserts one task for each element of a map's source. The map's own row has their number already. Kept parts, whose ids
 -- are given, get the result of the same part of the map that this one retries; the caller skips them.
 insert into interlock.tasks (id, namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
-    backoff, limit_keys, limit_weight, tags, callback_url, job_id, step, correlation_id, capped, part, part_of, input,
+    backoff, limit_keys, limit_weight, tags, callback_url, job_id, step, correlation_id, traceparent, capped, part, part_of, input,
     reused, output)
 select coalesce(kept.id, interlock.new_id()), map.namespace, steps.type,
     case when hold.held_by is null then 'pending' else 'waiting' end, hold.held_by,
     hold.reason, map.priority, coalesce(%(now)s::timestamptz, now()), steps.max_tries, steps.timeout_seconds,
     steps.backoff, limits.keys, limits.weight, steps.tags, steps.callback_url, map.job_id,
-    format('%%s[%%s]', map.step, items.index), map.correlation_id, map.capped, items.index, map.id,
+    format('%%s[%%s]', map.step, items.index), map.correlation_id, map.traceparent, map.capped, items.index, map.id,
     jsonb_build_object('item', items.item, 'index', items.index), kept.id is not null, source.output
 from interlock.tasks as map
     join interlock.jobs on jobs.id = map.job_id
@@ -334,11 +336,11 @@ where jobs.id = any (%(ids)s::uuid[]) and jobs.worker_count is not null
 -- undone at the place of the child step, after the compensation of that step itself and before steps that ended earlier.
 -- Tries, backoff, timeout, limit, tags and callback are those of the compensating task, where the definition has them.
 with recursive tree as (
-    select id as root_id, id, workflow_id, input, correlation_id, '{}'::numeric[] as place, '' as path
+    select id as root_id, id, workflow_id, input, correlation_id, traceparent, '{}'::numeric[] as place, '' as path
     from interlock.jobs
     where id = any (%(ids)s::uuid[])
     union all
-    select tree.root_id, child.id, child.workflow_id, child.input, tree.correlation_id,
+    select tree.root_id, child.id, child.workflow_id, child.input, tree.correlation_id, tree.traceparent,
         tree.place || array[extract(epoch from greatest(child.completed_at, starter.finished_at)),
             coalesce(starter.position, -1), extract(epoch from child.completed_at), child.iteration],
         tree.path || coalesce(starter.step, child.id::text)
@@ -364,7 +366,7 @@ with recursive tree as (
         ) as starter on true
 )
 insert into interlock.tasks (namespace, type, state, held_by, reason, run_at, max_tries, timeout_seconds, backoff,
-    limit_keys, limit_weight, tags, callback_url, job_id, step, compensates, correlation_id, capped, part, input)
+    limit_keys, limit_weight, tags, callback_url, job_id, step, compensates, correlation_id, traceparent, capped, part, input)
 select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for the compensations before it',
     coalesce(%(now)s::timestamptz, now()), coalesce((steps.spec ->> 'compensate_tries')::int, steps.max_tries),
     coalesce((steps.spec ->> 'compensate_timeout')::float8, steps.timeout_seconds),
@@ -383,7 +385,7 @@ select done.namespace, steps.compensate, 'waiting', 'compensation', 'waits for t
             then array(select jsonb_array_elements_text(steps.spec -> 'compensate_tags'))
     end,
     steps.spec ->> 'compensate_callback_url', tree.root_id, 'compensate:' || tree.path || done.step, done.id,
-    tree.correlation_id, (select worker_count is not null from interlock.jobs as root where root.id = tree.root_id),
+    tree.correlation_id, tree.traceparent, (select worker_count is not null from interlock.jobs as root where root.id = tree.root_id),
     row_number() over (
         partition by tree.root_id
         -- by time, then by the order of the definition; infinity: the compensation of a child step comes before those of
@@ -428,8 +430,73 @@ where job_id = any (%(ids)s::uuid[]) and state in ('waiting', 'pending', 'runnin
 order by id
 for no key update
 
+-- name: find_steps
+-- The ids of one page of the steps of a job, in the order of read_steps; `after` is the last one of the page before. Goes
+-- through the declared steps and reads the parts of a map in the order of their index, up to the end of the page.
+with last as materialized (
+    select coalesce(steps.position, mapped.position, 2147483647) as position, tasks.part_of is not null as is_part,
+        coalesce(tasks.part, -1) as part
+    from interlock.tasks
+        join interlock.jobs on jobs.id = tasks.job_id
+        left join interlock.workflow_steps as steps
+            on steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+        left join interlock.tasks as map on map.id = tasks.part_of
+        left join interlock.workflow_steps as mapped
+            on mapped.workflow_id = jobs.workflow_id and mapped.step = map.step
+    where tasks.id = %(after)s::uuid and tasks.job_id = %(job_id)s::uuid
+    union all
+    select -1, false, -1
+    where %(after)s::uuid is null
+), declared as (
+    select steps.step, steps.position, last.position as last_position, last.is_part, last.part as last_part
+    from interlock.jobs
+        join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
+        join last on steps.position >= last.position
+    where jobs.id = %(job_id)s::uuid
+    order by steps.position
+)
+select id
+from (
+        (
+            select found.id, declared.position, found.is_part, found.part
+            from declared
+                cross join lateral (
+                    select tasks.id, false as is_part, -1 as part
+                    from interlock.tasks
+                    where tasks.job_id = %(job_id)s::uuid and tasks.step = declared.step
+                        and declared.position > declared.last_position
+                    union all
+                    (
+                        select parts.id, true, parts.part
+                        from interlock.tasks as map
+                            join interlock.tasks as parts on parts.part_of = map.id
+                        where map.job_id = %(job_id)s::uuid and map.step = declared.step
+                            and (declared.position > declared.last_position or not declared.is_part
+                                or parts.part > declared.last_part)
+                        order by parts.part
+                        limit %(limit)s
+                    )
+                ) as found
+            order by declared.position, found.is_part, found.part
+            limit %(limit)s
+        )
+        union all
+        (
+            select tasks.id, 2147483647, false, coalesce(tasks.part, -1)
+            from interlock.tasks
+                cross join last
+            where tasks.job_id = %(job_id)s::uuid and tasks.compensates is not null
+                and (2147483647, coalesce(tasks.part, -1)) > (last.position, last.part)
+            order by tasks.part
+            limit %(limit)s
+        )
+    ) as steps
+order by position, is_part, part
+limit %(limit)s
+
 -- name: read_steps
--- Reads all steps of a job in the order of the definition, each map followed by its parts, compensations last.
+-- Reads all steps of a job, or those with these ids, in the order of the definition, each map followed by its parts,
+-- compensations last.
 select tasks.id, tasks.step, coalesce(steps.kind, case when tasks.part_of is null then 'compensation' else 'part' end)
         as kind,
     tasks.type, tasks.namespace, tasks.state, tasks.event, tasks.reason, tasks.held_by, tasks.priority, tasks.run_at,
@@ -454,7 +521,7 @@ from interlock.jobs
     left join interlock.tasks as map on map.id = tasks.part_of
     left join interlock.workflow_steps as mapped
         on mapped.workflow_id = jobs.workflow_id and mapped.step = map.step
-where jobs.id = %(job_id)s
+where jobs.id = %(job_id)s and (%(ids)s::uuid[] is null or tasks.id = any (%(ids)s::uuid[]))
 order by coalesce(steps.position, mapped.position), tasks.part_of is not null, tasks.part, tasks.id
 
 -- name: read_reusable_steps

@@ -30,7 +30,8 @@ returning id
 -- Also returns the server's clock, and the number of tasks that the process of a paused worker still holds.
 select workers.id, workers.status, workers.metadata -> 'spec' as spec, workers.metadata ->> 'bound_to' as bound_to,
     workers.generation, workers.instance, workers.host, workers.pid, workers.birth, workers.process_started_at,
-    workers.seen_until, workers.heartbeat_at, workers.crashes, workers.restart_at,
+    workers.seen_until, workers.heartbeat_at, workers.crashes, workers.restart_at, workers.pool,
+    workers.kill_requested_at is not null as kill_requested,
     coalesce(%(now)s::timestamptz, now()) as moment,
     case
         when workers.status = 'PAUSED' then (
@@ -55,6 +56,7 @@ for update
 -- Starts a new generation: processes of earlier ones lose the row.
 update interlock.workers
 set generation = generation + 1, instance = %(instance)s, host = %(host)s, pid = null, birth = null,
+    kill_requested_at = null,
     process_started_at = coalesce(%(now)s::timestamptz, now()), restart_at = null, memory_bytes = null
 where id = %(id)s and supervisor_id = %(supervisor)s and supervised_until > coalesce(%(now)s::timestamptz, now())
     and generation = %(generation)s and status = 'RUNNING'
@@ -73,10 +75,19 @@ from unnest(%(ids)s::text[], %(bytes)s::bigint[]) as used (id, bytes)
 where workers.id = used.id and supervisor_id = %(supervisor)s
 returning workers.id
 
+-- name: read_tasks_of_process
+-- The tasks that a process held when it crashed, the one that it began last first.
+select id, type, count(*) over () as held
+from interlock.tasks
+where lease_expires_at is not null and worker_id = %(instance)s
+order by started_at desc, id
+limit 10
+
 -- name: record_process_end
--- The process is gone, so that its announced seen_until no longer counts.
+-- The process is gone, so that its announced seen_until no longer counts. Suspects are named by a crash only.
 update interlock.workers
 set pid = null, birth = null, memory_bytes = null, crashes = %(crashes)s, process_note = %(note)s,
+    suspected_tasks = coalesce(%(suspects)s::uuid[], suspected_tasks),
     restart_at = coalesce(%(now)s::timestamptz, now()) + make_interval(secs => %(delay)s::float8),
     seen_until = least(seen_until, coalesce(%(now)s::timestamptz, now()))
 where id = %(id)s and supervisor_id = %(supervisor)s and generation = %(generation)s

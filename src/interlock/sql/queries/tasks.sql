@@ -61,14 +61,14 @@ where tasks.id = any (array(select id from picked) || array(
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries,
     nullif(tasks.input, '{}'),
-    -- One column that is mostly null costs the worker less than nine.
+    -- One column that is mostly null costs the worker less than ten.
     case
         when num_nonnulls(tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_keys, tasks.callback_url,
-            tasks.job_id, tasks.correlation_id, tasks.cancel_requested_at) > 0
+            tasks.job_id, tasks.correlation_id, tasks.traceparent, tasks.cancel_requested_at) > 0
         then jsonb_build_object('timeout_seconds', tasks.timeout_seconds, 'backoff', tasks.backoff,
             'checkpoint', tasks.checkpoint, 'limit_keys', tasks.limit_keys, 'callback_url', tasks.callback_url,
             'job_id', tasks.job_id, 'step', tasks.step, 'correlation_id', tasks.correlation_id,
-            'unwanted', tasks.cancel_requested_at is not null,
+            'traceparent', tasks.traceparent, 'unwanted', tasks.cancel_requested_at is not null,
             'job', case when tasks.job_id is not null then coalesce((
                 -- Simple steps, which are nearly all. The function step_inputs takes twice as long: its errors are
                 -- caught in a subtransaction.
@@ -444,30 +444,6 @@ select id, namespace, type, state, event, reason, held_by, priority, run_at, att
 from interlock.tasks
 where id = any (%(ids)s::uuid[])
 
--- name: find_tasks
--- Filters of bulk actions; null means any. Newest first, by cursor (`before` is the last id of the page before).
--- `standalone` leaves out steps of jobs.
-select id, namespace, type, state, reason, priority, run_at, attempt, tries, max_tries, created_at, finished_at, tags
-from interlock.tasks
-where (%(states)s::text[] is null or state = any (%(states)s::text[]))
-    and (%(namespace)s::text is null or namespace = %(namespace)s::text)
-    and (%(type)s::text is null or type = %(type)s::text)
-    and (%(tag)s::text is null or tags @> array[%(tag)s::text])
-    and (not %(standalone)s::boolean or job_id is null)
-    and (%(before)s::uuid is null or id < %(before)s::uuid)
-order by id desc
-limit %(limit)s
-
--- name: count_steps
--- Counts the tasks of a filter that belong to a job.
-select count(*) as steps
-from interlock.tasks
-where job_id is not null
-    and (%(states)s::text[] is null or state = any (%(states)s::text[]))
-    and (%(namespace)s::text is null or namespace = %(namespace)s::text)
-    and (%(type)s::text is null or type = %(type)s::text)
-    and (%(tag)s::text is null or tags @> array[%(tag)s::text])
-
 -- name: notify_tasks
 select pg_notify('interlock_tasks', namespace),
     case when %(limited)s then pg_notify('interlock_limited', namespace) end
@@ -486,7 +462,9 @@ select pg_notify('interlock_control', worker)
 from (select distinct unnest(%(workers)s::text[]) as worker) as told
 
 -- name: read_task_history
-select from_state, to_state, event, reason, actor, database_role, attempt, recorded_at
+-- From the record `after` on; all of them if `limit` is null.
+select id, from_state, to_state, event, reason, actor, database_role, attempt, recorded_at
 from interlock.audit_logs
-where task_id = %(id)s
+where task_id = %(id)s and id > %(after)s
 order by id
+limit %(limit)s

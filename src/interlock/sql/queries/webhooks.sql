@@ -47,7 +47,7 @@ limit 1
 -- name: list_given_up_webhooks
 select id, task_id, attempt, job_id, state, url, tries, error, given_up_at
 from interlock.callbacks
-where given_up_at is not null
+where given_up_at is not null and id > %(after)s
 order by id
 limit %(limit)s
 
@@ -55,5 +55,11 @@ limit %(limit)s
 -- For operators, once the receiver works again.
 update interlock.callbacks
 set given_up_at = null, tries = 0, next_try_at = coalesce(%(now)s::timestamptz, now())
+where given_up_at is not null and (%(ids)s::bigint[] is null or id = any (%(ids)s::bigint[]))
+returning id
+
+-- name: discard_given_up_webhooks
+-- For operators, when the receiver will never work again.
+delete from interlock.callbacks
 where given_up_at is not null and (%(ids)s::bigint[] is null or id = any (%(ids)s::bigint[]))
 returning id

@@ -110,8 +110,17 @@ select pg_notify('interlock_control', %(payload)s)
 -- name: notify_answer
 select pg_notify('interlock_answers', %(payload)s)
 
+-- name: count_refused_move
+select interlock.count_refused_move(%(machine)s, %(from_state)s, %(to_state)s)
+
+-- name: request_kill
+update interlock.workers
+set kill_requested_at = coalesce(%(now)s::timestamptz, now())
+where id = %(id)s
+returning id
+
 -- name: lock_worker
-select status
+select status, pid, metadata ? 'spec' as supervised
 from interlock.workers
 where id = %(id)s
 for update
@@ -119,19 +128,39 @@ for update
 -- name: read_worker
 select id, workspace_id, status, event, reason, metadata, namespaces, types, heartbeat_at, seen_until, created_at,
     updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live,
-    supervisor_id, host, pid, generation, instance, process_note, restart_at, memory_bytes
+    supervisor_id, host, pid, generation, instance, process_note, suspected_tasks, pool, restart_at,
+    memory_bytes
 from interlock.workers
 where id = %(id)s
 
 -- name: find_workers
-select id, workspace_id, status, event, reason, metadata, namespaces, types, heartbeat_at, seen_until, created_at,
-    updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live,
-    supervisor_id, host, pid, generation, instance, process_note, restart_at, memory_bytes
-from interlock.workers
-where (%(status)s::text is null or status = %(status)s)
-    and (%(workspace_id)s::text is null or workspace_id = %(workspace_id)s)
-    and (%(role)s::text is null or coalesce(metadata ->> 'role', 'worker') = %(role)s)
-    and (%(before_time)s::timestamptz is null or (created_at, id) < (%(before_time)s, %(before_id)s))
+-- Looks at no more than `window` workers, the newest first, and returns those that meet all conditions, at most `limit`,
+-- and the last one of the window, as the statements of `lists.sql` do. Not prepared.
+select *
+from (
+        select id, workspace_id, status, event, reason, metadata, namespaces, types, heartbeat_at, seen_until,
+            created_at, updated_at,
+            coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live,
+            supervisor_id, host, pid, generation, instance, process_note, suspected_tasks, pool, restart_at,
+            memory_bytes, looked_at,
+            (%(statuses)s::text[] is null or status = any (%(statuses)s::text[]))
+            and (%(namespace)s::text is null or coalesce(%(namespace)s = any (namespaces), false))
+            and (%(namespaces)s::text[] is null or coalesce(namespaces && %(namespaces)s::text[], false))
+            and (%(host)s::text is null or coalesce(host = %(host)s, false))
+            and (%(workspace_id)s::text is null or coalesce(workspace_id = %(workspace_id)s, false))
+            and (%(pool)s::text is null or coalesce(pool = %(pool)s, false))
+            and (%(role)s::text is null or coalesce(metadata ->> 'role', 'worker') = %(role)s) as matches
+        from (
+                select *, row_number() over (order by created_at desc, id desc) as looked_at
+                from interlock.workers
+                where (%(created_after)s::timestamptz is null or created_at >= %(created_after)s)
+                    and (%(created_before)s::timestamptz is null or created_at < %(created_before)s)
+                    and (%(before_time)s::timestamptz is null or (created_at, id) < (%(before_time)s, %(before_id)s))
+                order by created_at desc, id desc
+                limit %(window)s
+            ) as newest
+    ) as found
+where matches or looked_at = %(window)s
 order by created_at desc, id desc
 limit %(limit)s
 
@@ -143,7 +172,7 @@ order by id
 limit %(limit)s
 
 -- name: read_last_worker_move
-select from_state, to_state, event, reason, actor, database_role, recorded_at
+select id, from_state, to_state, event, reason, actor, database_role, recorded_at
 from interlock.worker_state_transitions
 where worker_id = %(id)s
 order by id desc

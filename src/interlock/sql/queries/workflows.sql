@@ -72,6 +72,21 @@ from interlock.workflows
 where replaced_at is null
 order by name, registered_at desc, id desc
 
+-- name: list_newest_workflows
+-- The newest version of each workflow by name, with the number of versions, without definitions.
+select distinct on (name) name, version, namespace, jsonb_array_length(definition -> 'steps') as steps, registered_at,
+    count(*) over (partition by name) as versions
+from interlock.workflows
+where replaced_at is null and (%(after)s::text is null or name > %(after)s::text)
+order by name, registered_at desc, id desc
+limit %(limit)s
+
+-- name: read_workflow_versions
+select version, namespace, jsonb_array_length(definition -> 'steps') as steps, registered_at
+from interlock.workflows
+where name = %(name)s and replaced_at is null
+order by registered_at desc, id desc
+
 -- name: find_workflows
 -- Reads, for a submit, the workflows by name and version, which of their root namespaces have no live worker, and whether
 -- the queue exists.

@@ -1,13 +1,11 @@
-"""The FastAPI application: endpoints, middleware, error handlers, the OpenAPI document and the page that shows it.
+"""The FastAPI application: endpoints, middleware, error handlers, and the page that shows the OpenAPI document.
 
-Invariant: the OpenAPI document has every response, and every error is a problem detail. The page works without a
-network and runs no script but its own.
+Invariant: every error is a problem detail. The page works without a network and runs no script but its own.
 """
 
 from __future__ import annotations
 
-import re
-from http import HTTPStatus
+import asyncio
 from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
@@ -15,28 +13,43 @@ from weakref import WeakValueDictionary
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.openapi.utils import get_openapi
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from interlock.config import Config, is_loopback
-from interlock.supervisor.http import jobs as api_jobs
-from interlock.supervisor.http import system as api_system
-from interlock.supervisor.http import tasks as api_tasks
-from interlock.supervisor.http import workers as api_workers
-from interlock.supervisor.http.auth import Authenticator
+from interlock.supervisor.http import (
+    audit,
+    bulk,
+    events,
+    jobs,
+    limits,
+    pools,
+    schedules,
+    sessions,
+    system,
+    tasks,
+    tokens,
+    webhooks,
+    workers,
+    workflows,
+)
+from interlock.supervisor.http.auth import Authenticator, authenticate_request
+from interlock.supervisor.http.connections import parse_networks
+from interlock.supervisor.http.events import EventFeed
 from interlock.supervisor.http.idempotency import BoundedWaitApp
 from interlock.supervisor.http.metrics import COMMIT_LAG, TransitionMetrics
 from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, RequestLimits, RequestLimitsMiddleware
-from interlock.supervisor.http.problems import CODES, MEDIA_TYPE, Problem, problem_response
-from interlock.supervisor.http.responses import ProblemResponse
+from interlock.supervisor.http.openapi import build_document, operation_id
+from interlock.supervisor.http.problems import Problem, problem_response
 from interlock.telemetry import served_registry
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
     from interlock.client.app import Interlock
+    from interlock.supervisor.pool.pool import Pool
 
 
 ABOUT = """
@@ -44,37 +57,48 @@ Workers, jobs and tasks of one Interlock database.
 
 Every request that changes state accepts an `Idempotency-Key` header, or `request_id` in its body: the same request
 again gets the same response. Errors are problem details (RFC 9457) with a `code`. Lists are paginated: `next` of one
-page is the `cursor` of the following one.
+page is the `cursor` of the following one, and a page with a `next` may be short. `state` and `status` are two names of
+the same value.
 """
 MAX_CONNECTION_WAIT_S = 15.0
-PUBLIC_PATHS = frozenset({"/healthz", "/readyz"})
+# Modules with the endpoints of the API; the dashboard offers the same ones to browsers that are signed in.
+PARTS = (
+    workers, pools, jobs, tasks, bulk, workflows, schedules, limits, webhooks, tokens, events, audit, system, sessions
+)  # fmt: skip
 
 
 DOCS_CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
 )
-MODEL_SUFFIX = re.compile(r"(?<=[a-z])(Request|Response)(?=[_\]]|$)")  # also within Page[TaskResponse]
 MEDIA_TYPES = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "text/css"}
 
 router = APIRouter(include_in_schema=False)  # the page at /docs
 
 
 class Api(FastAPI):
-    """The application, whose OpenAPI document lists every problem of every operation."""
+    """The application with its OpenAPI document."""
 
     def openapi(self) -> dict[str, Any]:
         """Return the OpenAPI document; it is built once."""
         if self.openapi_schema is None:
-            document = get_openapi(
-                title=self.title, version=self.version, description=self.description, routes=self.routes
-            )
-            self.openapi_schema = _drop_model_suffixes(_add_problems(document))
+            self.openapi_schema = build_document(self)
         return self.openapi_schema
 
 
-def create_api(app: Interlock, config: Config, *, host: str | None = None, lag: timedelta = COMMIT_LAG) -> FastAPI:
-    """Create the API of an app, which must be open while it is served; `host` is the address that it is bound to."""
+def create_api(
+    app: Interlock,
+    config: Config,
+    *,
+    host: str | None = None,
+    lag: timedelta = COMMIT_LAG,
+    pool: Pool | None = None,
+    extensions: Sequence[Callable[[FastAPI], None]] = (),
+) -> FastAPI:
+    """Create the API of an app, which must be open while it is served; `host` is the address that it is bound to.
+
+    Each extension is called with the API at the end, to add routes of its own; the dashboard is one.
+    """
     bound = config.supervisor_host if host is None else host
     local = is_loopback(bound)
     api = Api(
@@ -84,77 +108,42 @@ def create_api(app: Interlock, config: Config, *, host: str | None = None, lag: 
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=operation_id,
     )
     bounded = BoundedWaitApp(app, min(MAX_CONNECTION_WAIT_S, config.supervisor_timeout / 2))
     api.state.app = bounded
     api.state.config = config
+    api.state.stopping = asyncio.Event()  # set when the server stops: streams end
+    api.state.events = EventFeed(bounded)
+    api.state.readiness_check = None
+    api.state.pool = pool
     api.state.key_locks = WeakValueDictionary()
-    api.state.authenticator = Authenticator(bounded, token_required=config.supervisor_require_token or not local)
+    api.state.authenticator = Authenticator(bounded, token_required=not (config.supervisor_no_token and local))
+    api.state.csrf_key = sessions.new_csrf_key()
+    api.state.sign_in_attempts = sessions.SignInAttempts()
     api.state.transitions = TransitionMetrics(bounded.connection, lag=lag)
+    api.state.doctor = system.SharedExamination(bounded)
     transitions = CollectorRegistry()
     transitions.register(api.state.transitions)
     api.state.registry = served_registry(transitions)
     for kind in (Problem, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, problem_response)
-    for part in (api_workers, api_jobs, api_tasks, api_system):
+    for part in PARTS:
         api.include_router(part.router)
     api.include_router(router)
     names = {name.lower() for name in config.supervisor_names}
-    limits = RequestLimits(
+    request_limits = RequestLimits(
         allowed_hosts=frozenset(LOOPBACK_HOSTS | names) if local else frozenset(names) or None,
         max_body_bytes=config.supervisor_body_limit,
         timeout_s=config.supervisor_timeout,
+        proxies=parse_networks(config.supervisor_proxies),
     )
-    api.add_middleware(RequestLimitsMiddleware, limits=limits)
+    api.add_middleware(
+        RequestLimitsMiddleware, limits=request_limits, authenticate=authenticate_request, stopping=api.state.stopping
+    )
+    for extend in extensions:
+        extend(api)
     return api
-
-
-def _drop_model_suffixes(document: dict[str, Any]) -> dict[str, Any]:
-    """Rename the components: the model `TaskResponse` is the schema `Task`, and `NewTaskRequest` is `NewTask`."""
-    components = document["components"]
-    components["schemas"] = {MODEL_SUFFIX.sub("", name): schema for name, schema in components["schemas"].items()}
-    nodes: list[Any] = [document]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, dict):
-            node |= {
-                key: MODEL_SUFFIX.sub("", node[key]) for key in ("$ref", "title") if isinstance(node.get(key), str)
-            }
-            nodes.extend(node.values())
-        elif isinstance(node, list):
-            nodes.extend(node)
-    return document
-
-
-def _add_problems(document: dict[str, Any]) -> dict[str, Any]:
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for unused in ("HTTPValidationError", "ValidationError"):
-        schemas.pop(unused, None)
-    schemas["Problem"] = ProblemResponse.model_json_schema(ref_template="#/components/schemas/{model}")
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            operation["responses"].pop("422", None)
-            operation["responses"] |= _problem_responses(path, method)
-    return document
-
-
-def _problem_responses(path: str, method: str) -> dict[str, Any]:
-    codes: dict[int, list[str]] = {}
-    for code, (status, _) in CODES.items():
-        if _is_possible(status, path, method):
-            codes.setdefault(status, []).append(code)
-    schema = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {
-        str(status): {"description": ", ".join(f"`{code}`" for code in names), "content": schema}
-        for status, names in codes.items()
-    }
-
-
-def _is_possible(status: int, path: str, method: str) -> bool:
-    """Return whether an operation can answer with a status."""
-    if status in {401, 403} and path in PUBLIC_PATHS:
-        return False
-    return status != HTTPStatus.CONFLICT or method != "get"
 
 
 @router.get("/docs")

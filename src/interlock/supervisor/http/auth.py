@@ -1,40 +1,63 @@
-"""Authentication and authorization: bearer tokens with scopes; on a loopback address a token is optional by default.
+"""Authentication and authorization: bearer tokens with scopes, which may be limited to namespaces.
 
 Invariant: a token in a request is checked, also where none is needed. Every transition caused by a request is recorded
 under the name of its token.
+
+Invariant: a token that is limited to namespaces reaches an endpoint only if the endpoint is marked with
+`limits_namespaces`, or its path names one task or job (`task_id`, `job_id`) of these namespaces. All others refuse it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from uuid import UUID
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from interlock.store.access import TokenScope, authenticate_token
+from interlock.client.job_handle import unknown_job_error
+from interlock.client.task_handle import unknown_task_error
+from interlock.store.access import (
+    Principal,
+    TokenScope,
+    authenticate_token,
+    read_job_namespace,
+    read_task_namespace,
+)
 from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from interlock.client.app import Interlock
+    from interlock.postgres.connection import Connection
+
+EndpointT = TypeVar("EndpointT", bound="Callable[..., Any]")
 
 ANONYMOUS_ACTOR = "api"
 CHALLENGE = {"WWW-Authenticate": 'Bearer realm="interlock"'}
+LIMITS_NAMESPACES = "_limits_namespaces"  # the attribute of a marked endpoint
+NAMED_BY_PATH = frozenset({"task_id", "job_id"})  # parameters of paths that name something of a namespace
 
 _bearer = HTTPBearer(
-    auto_error=False, description="A token of `interlock token create`; not needed on a loopback address by default."
+    auto_error=False, description="A token of `interlock token create`, or the local one: `interlock token local`."
 )
 BearerToken = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: the actor for the records, and the scope of the token."""
+    """The sender of a request: the actor for the records, and the rights of the token."""
 
     actor: str
     scope: TokenScope
+    namespaces: frozenset[str] | None = None  # None: all
+
+    @classmethod
+    def from_principal(cls, principal: Principal) -> Caller:
+        """Return the caller that a token authenticates."""
+        return cls(f"token:{principal.name}", principal.scope, principal.namespaces)
 
     def require(self, scope: TokenScope, what: str = "this") -> None:
         """Raise 403 unless the caller has the scope."""
@@ -45,6 +68,36 @@ class Caller:
                 {"required": str(scope)},
                 headers={"WWW-Authenticate": f'{CHALLENGE["WWW-Authenticate"]}, error="insufficient_scope"'},
             )
+
+    def may_use(self, namespace: str | None) -> bool:
+        """Tell whether the caller may see and change what belongs to a namespace."""
+        return self.namespaces is None or namespace in self.namespaces
+
+    def require_namespace(self, namespace: str) -> None:
+        """Raise 403 unless the caller may use the namespace."""
+        if not self.may_use(namespace):
+            raise self._outside(f"the namespace {namespace!r} is not one of them")
+
+    def require_all_namespaces(self) -> None:
+        """Raise 403 if the token is limited to namespaces: for what concerns the whole system."""
+        if self.namespaces is not None:
+            raise self._outside("this concerns all of them")
+
+    def scoped_key(self, key: str | None) -> str | None:
+        """Return the request id under which tasks, jobs and signals are stored: each actor has keys of its own."""
+        return None if key is None else f"{self.actor}:{key}"
+
+    def request_ids(self, given: str | None) -> list[str] | None:
+        """Return the request ids that a filter matches: the given one as it is stored, and the key of this actor."""
+        return None if given is None else [given, f"{self.actor}:{given}"]
+
+    def _outside(self, why: str) -> Problem:
+        allowed: Sequence[str] = sorted(self.namespaces or ())
+        detail = f"the token is limited to the namespaces {', '.join(allowed)}, and {why}"
+        return Problem("namespace_not_allowed", detail, {"namespaces": allowed})
+
+
+ANONYMOUS = Caller(ANONYMOUS_ACTOR, TokenScope.ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +114,71 @@ class Authenticator:
                 raise Problem("unknown_token", "the Authorization header must be: Bearer TOKEN", headers=CHALLENGE)
             if self.token_required:
                 raise Problem("missing_token", "send a token as Authorization: Bearer TOKEN", headers=CHALLENGE)
-            return Caller(ANONYMOUS_ACTOR, TokenScope.ADMIN)
+            return ANONYMOUS
         async with self.app.connection() as connection:
             known = await authenticate_token(connection, token.credentials)
         if known is None:
             raise Problem("unknown_token", "the token is unknown, revoked or expired", headers=CHALLENGE)
-        return Caller(f"token:{known.name}", known.scope)
+        return Caller.from_principal(known)
+
+
+def limits_namespaces(endpoint: EndpointT) -> EndpointT:
+    """Mark an endpoint that itself keeps to the namespaces of its caller: `app.caller` of the app that it gets."""
+    setattr(endpoint, LIMITS_NAMESPACES, True)
+    return endpoint
+
+
+async def authenticate_request(request: Request) -> Caller:
+    """Return the caller of a request, or raise 401. The token is looked up once: the middleware does it first."""
+    known: Caller | None = getattr(request.state, "caller", None)
+    if known is None:
+        authenticator: Authenticator = request.app.state.authenticator
+        token = await _bearer(request)
+        known = await authenticator.authenticate(token, has_header="authorization" in request.headers)
+        request.state.caller = known
+    return known
 
 
 def caller_with(scope: TokenScope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[Caller]]:
-    """Make a dependency that authenticates the caller and requires a scope."""
+    """Make a dependency that authenticates the caller and requires a scope.
+
+    `request.state.caller` is a caller that the middleware has authenticated already.
+    """
 
     async def authenticate(request: Request, token: BearerToken) -> Caller:
-        authenticator: Authenticator = request.app.state.authenticator
-        caller = await authenticator.authenticate(token, has_header="authorization" in request.headers)
+        del token  # declares the security scheme in the OpenAPI document
+        caller = await authenticate_request(request)
         caller.require(scope)
+        if caller.namespaces is not None:
+            await _require_reach(request, caller, request.app.state.authenticator.app)
         return caller
 
     return authenticate
+
+
+async def _require_reach(request: Request, caller: Caller, app: Interlock) -> None:
+    """Raise 404 for a task or a job outside the caller's namespaces, and 403 where the endpoint is not marked."""
+    named = request.path_params.keys() & NAMED_BY_PATH
+    if not named:
+        if not getattr(request.scope["endpoint"], LIMITS_NAMESPACES, False):
+            caller.require_all_namespaces()
+        return
+    async with app.connection() as connection:
+        for name in named:
+            try:
+                id_ = UUID(request.path_params[name])
+            except ValueError:
+                continue  # the endpoint refuses it
+            if name == "job_id":
+                await require_job(connection, caller, id_)
+            elif not caller.may_use(await read_task_namespace(connection, id_)):
+                raise unknown_task_error(id_)
+
+
+async def require_job(connection: Connection, caller: Caller, id_: UUID) -> None:
+    """Raise the error of an unknown job for one outside the caller's namespaces."""
+    if caller.namespaces is not None and not caller.may_use(await read_job_namespace(connection, id_)):
+        raise unknown_job_error(id_)
 
 
 ReadCaller = Annotated[Caller, Depends(caller_with(TokenScope.READ))]

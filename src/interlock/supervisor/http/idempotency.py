@@ -1,7 +1,8 @@
 """Idempotency: executes a state-changing request once per key, in one transaction with its stored response.
 
 Invariant: a request does all its work on one connection, in one transaction that also stores its key. The stored
-response is replayed for the same request only. A request that got no response has changed nothing.
+response is replayed for the same request of the same actor with the same rights only. A request that got no response
+has changed nothing.
 """
 
 from __future__ import annotations
@@ -11,31 +12,49 @@ import hashlib
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from weakref import WeakValueDictionary
 
 from fastapi import Depends, Header, Request
 from starlette.responses import Response
 
 from interlock.client.app import Interlock
-from interlock.errors import DisconnectedError
+from interlock.client.job_handle import as_job_id
+from interlock.errors import DisconnectedError, InputError
 from interlock.postgres.connection import transaction
-from interlock.store.access import IdempotentRequest, claim_idempotency_key, store_idempotent_response
-from interlock.supervisor.http.auth import AdminCaller, Caller, OperateCaller, ReadCaller
+from interlock.store.access import (
+    IdempotentRequest,
+    claim_idempotency_key,
+    read_workflow_namespace,
+    store_idempotent_response,
+)
+from interlock.supervisor.http.auth import AdminCaller, Caller, OperateCaller, ReadCaller, require_job
 from interlock.supervisor.http.metrics import count_keyed_request
-from interlock.supervisor.http.problems import MEDIA_TYPE, Problem, encode_json, problem_from_error, record_problem
+from interlock.supervisor.http.problems import (
+    FIRST_SERVER_ERROR_STATUS,
+    MEDIA_TYPE,
+    Problem,
+    encode_json,
+    problem_from_error,
+    record_problem,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
     from datetime import timedelta
 
-    from interlock.postgres.connection import Connection
+    from interlock.client.job_handle import JobHandle
+    from interlock.client.submit import JobRequest, SubmitOptions
+    from interlock.client.task_handle import TaskHandle
+    from interlock.client.workflow import Workflow
+    from interlock.model.options import NewTask
+    from interlock.postgres.connection import AsyncConnection, Connection, SyncConnection
     from interlock.supervisor.http.requests import Command
 
 JSON = "application/json"
 REPLAYED_HEADER = {"Idempotency-Replayed": "true"}
 FIRST_ERROR_STATUS = 400
-FIRST_SERVER_ERROR_STATUS = 500
+TAKEN_KEY_SQLSTATE = "IL007"  # a key that a task of another type has
 
 IdempotencyKey = Annotated[
     str | None,
@@ -67,18 +86,100 @@ class BoundedWaitApp(Interlock):
             yield connection
 
 
-class RequestApp(Interlock):
-    """An app bound to one request: all calls use its connection and record its actor."""
+class CallerApp(BoundedWaitApp):
+    """An app bound to the caller of a request; what it reads and enqueues is limited to the caller's namespaces."""
 
-    def __init__(self, app: Interlock, connection: Connection, actor: str) -> None:
+    def __init__(self, app: Interlock, caller: Caller) -> None:
         self.__dict__.update(app.__dict__)
-        self.actor = actor
+        self.actor = caller.actor
+        self.caller = caller
+        self.reachable_namespaces = None if caller.namespaces is None else sorted(caller.namespaces)
+
+
+class RequestApp(CallerApp):
+    """An app bound to one request that changes state: all calls use its connection and record its actor.
+
+    What it enqueues, submits, pauses and resumes must be in the caller's namespaces.
+    """
+
+    def __init__(self, app: Interlock, connection: Connection, caller: Caller) -> None:
+        super().__init__(app, caller)
         self._request_connection = connection
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Connection]:
         """Return the request's connection, inside its transaction."""
         yield self._request_connection
+
+    async def enqueue_many(
+        self, tasks: Iterable[NewTask], *, connection: AsyncConnection | SyncConnection | None = None
+    ) -> Sequence[TaskHandle[Any]]:
+        """Store tasks; 403 for a namespace that the caller may not use."""
+        given = list(tasks)
+        for task in given:
+            self.caller.require_namespace(task.namespace)
+        try:
+            made = await super().enqueue_many(given, connection=connection)
+        except InputError as error:
+            if self.caller.namespaces is None or getattr(error.__cause__, "sqlstate", None) != TAKEN_KEY_SQLSTATE:
+                raise
+            raise InputError("a task of another type has the unique_key or request_id; use another") from None
+        if self.caller.namespaces is not None:
+            await self._require_visible([task for task in made if not task.created])
+        return made
+
+    async def submit_many(
+        self, jobs: Iterable[JobRequest], *, connection: AsyncConnection | SyncConnection | None = None
+    ) -> list[JobHandle]:
+        """Submit jobs; 403 for a workflow of a namespace that the caller may not use, 404 for such a parent."""
+        given = list(jobs)
+        if self.caller.namespaces is not None:
+            for job in given:
+                await self._require_workflow(job)
+        return await super().submit_many(given, connection=connection)
+
+    async def submit(
+        self,
+        workflow: str | Workflow,
+        input: Mapping[str, Any] | Any = None,  # noqa: A002 - the name of the column
+        *,
+        connection: AsyncConnection | SyncConnection | None = None,
+        **options: Unpack[SubmitOptions],
+    ) -> JobHandle:
+        """Submit a job, as `submit_many` does."""
+        if self.caller.namespaces is not None:
+            await self._require_workflow({**options, "workflow": workflow, "input": input})
+        return await super().submit(workflow, input, connection=connection, **options)
+
+    async def pause(self, namespace: str, reason: str | None = None) -> int:
+        """Pause a namespace that the caller may use."""
+        self.caller.require_namespace(namespace)
+        return await super().pause(namespace, reason)
+
+    async def resume(self, namespace: str) -> int:
+        """Resume a namespace that the caller may use."""
+        self.caller.require_namespace(namespace)
+        return await super().resume(namespace)
+
+    async def _require_visible(self, existing: Sequence[TaskHandle[Any]]) -> None:
+        """Refuse a unique key that a task of another namespace has."""
+        for task in existing:
+            if not self.caller.may_use((await task.status()).namespace):
+                raise Problem("not_possible", "a task of another namespace has the unique key")
+
+    async def _require_workflow(self, job: JobRequest) -> None:
+        workflow = job["workflow"]
+        name, version = (
+            (workflow, job.get("version")) if isinstance(workflow, str) else (workflow.name, workflow.version)
+        )
+        async with self.connection() as connection:
+            namespace = await read_workflow_namespace(connection, name, version)
+            if namespace is None:  # the text of the submit would list workflows and versions of all namespaces
+                which = repr(name) if version is None else f"{name!r} with version {version!r}"
+                raise Problem("invalid_input", f"there is no workflow {which} in the namespaces of the token")
+            self.caller.require_namespace(namespace)
+            if (parent := job.get("parent")) is not None:
+                await require_job(connection, self.caller, as_job_id(parent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +208,14 @@ class Mutation:
             async with self._key_lock(keyed):
                 return await self._execute_once(app, keyed, work, status)
         async with app.connection() as connection, transaction(connection):
-            content, code = _encode_result(await work(RequestApp(app, connection, self.caller.actor)), status)
+            content, code = _encode_result(await work(RequestApp(app, connection, self.caller)), status)
         return Response(content, code, media_type=_media_type(code))
 
     def request_id(self, body: Command) -> str | None:
-        """Return the key under which the engine itself deduplicates the request."""
+        """Return the key under which the engine itself deduplicates the request; keys of other actors are others."""
+        return self.caller.scoped_key(self._sent_key(body))
+
+    def _sent_key(self, body: Command) -> str | None:
         return body.request_id if body.request_id is not None else self.key
 
     def _keyed_request(self, body: Command) -> IdempotentRequest | None:
@@ -120,18 +224,23 @@ class Mutation:
             raise Problem(
                 "invalid_request", f"request_id: {message}", {"errors": [{"field": "request_id", "message": message}]}
             )
-        key = self.request_id(body)
+        key = self._sent_key(body)
         if key is None:
             return None
-        content = json.dumps([self.caller.actor, body.model_dump(mode="json", exclude={"request_id"})], sort_keys=True)
+        reach = None if self.caller.namespaces is None else sorted(self.caller.namespaces)
+        sent = body.model_dump(mode="json", exclude={"request_id"})
+        content = json.dumps([self.caller.scope, reach, sent], sort_keys=True)
         return IdempotentRequest(
-            key, f"{self.request.method} {self.request.url.path}", hashlib.sha256(content.encode()).hexdigest()
+            self.caller.actor,
+            key,
+            f"{self.request.method} {self.request.url.path}",
+            hashlib.sha256(content.encode()).hexdigest(),
         )
 
     def _key_lock(self, keyed: IdempotentRequest) -> asyncio.Lock:
         """Return the lock of a key in this process: requests that wait for it hold no connection of the pool."""
-        locks: WeakValueDictionary[str, asyncio.Lock] = self.request.app.state.key_locks
-        return locks.setdefault(keyed.key, asyncio.Lock())
+        locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = self.request.app.state.key_locks
+        return locks.setdefault((keyed.actor, keyed.key), asyncio.Lock())
 
     async def _execute_once(
         self,
@@ -145,8 +254,8 @@ class Mutation:
             stored = await claim_idempotency_key(connection, keyed, lifetime=lifetime, now=app.now())
             if stored is not None:
                 return _replay(stored.status, stored.body, fits=stored.fits)
-            content, code = await self._do_work(RequestApp(app, connection, self.caller.actor), work, status)
-            await store_idempotent_response(connection, keyed.key, code, content.decode())
+            content, code = await self._do_work(RequestApp(app, connection, self.caller), work, status)
+            await store_idempotent_response(connection, keyed, code, content.decode())
         count_keyed_request("miss")
         return Response(content, code, media_type=_media_type(code))
 
@@ -176,7 +285,8 @@ def _replay(status: int, body: str, *, fits: bool) -> Response:
     """Answer with the stored response of a key; 422 if the key was used for another request."""
     if not fits:
         count_keyed_request("conflict")
-        raise Problem("key_reused", "the key was used before for another path, body or caller; use a new key")
+        detail = "the key was used before for another path or body, or with other rights; use a new key"
+        raise Problem("key_reused", detail)
     count_keyed_request("hit")
     return Response(body, status, REPLAYED_HEADER, _media_type(status))
 
@@ -198,13 +308,11 @@ async def _administer(request: Request, caller: AdminCaller, key: IdempotencyKey
     return Mutation(request, caller, key)
 
 
-async def _read(request: Request, caller: ReadCaller) -> Interlock:
-    del caller
-    app: Interlock = request.app.state.app
-    return app
+async def _read(request: Request, caller: ReadCaller) -> CallerApp:
+    return CallerApp(request.app.state.app, caller)
 
 
 # Parameters of endpoints, by the scope that they require
 OperateMutation = Annotated[Mutation, Depends(_operate)]
 AdminMutation = Annotated[Mutation, Depends(_administer)]
-ReadApp = Annotated[Interlock, Depends(_read)]
+ReadApp = Annotated[CallerApp, Depends(_read)]

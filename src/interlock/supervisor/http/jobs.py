@@ -5,30 +5,34 @@ Invariant: an endpoint makes the same calls as the Python API and the command li
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from interlock.client.job_handle import JobHandle, JobStatus, JobSummary, find_inbox_items, known_fields
+from interlock.client.job_handle import InboxItem, JobHandle, JobStatus, StepStatus, known_fields
 from interlock.errors import InputError, RequestReusedError
 from interlock.lifecycle import JOB, JobState
 from interlock.model.options import MAX_ATTRIBUTES, MAX_TAGS, parse_attributes
 from interlock.postgres.connection import transaction
 from interlock.store import jobs as stored
+from interlock.store.signals import InboxFilter, read_inbox_page, read_signals
+from interlock.supervisor.http.auth import limits_namespaces
 from interlock.supervisor.http.idempotency import MutationResult, OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.pagination import (
     DEFAULT_LIMIT,
     Cursor,
     Limit,
+    bounded_page,
     decode_id,
+    decode_number,
     decode_time_and_uuid,
+    history_page,
     make_page,
-    slice_page,
+    time_page,
 )
-from interlock.supervisor.http.problems import Problem, illegal_transition_problem
+from interlock.supervisor.http.problems import Problem, illegal_transition_problem, problems
 from interlock.supervisor.http.requests import (
     ApprovalRequest,
     JobId,
@@ -38,8 +42,10 @@ from interlock.supervisor.http.requests import (
     ReasonedRequest,
     RetryRequest,
     SignalSentRequest,
+    either_name,
 )
 from interlock.supervisor.http.responses import (
+    LOCATION,
     InboxItemResponse,
     JobResponse,
     JobSummaryResponse,
@@ -49,6 +55,8 @@ from interlock.supervisor.http.responses import (
     SignaledResponse,
     StepResponse,
     SubmittedJobResponse,
+    document_of,
+    with_location,
 )
 from interlock.workflow.new_job import NewJob
 from interlock.workflow.submit import reject_job
@@ -57,8 +65,13 @@ router = APIRouter(tags=["jobs"])
 
 
 @router.post(
-    "/api/jobs", status_code=201, response_model=SubmittedJobResponse, responses={200: {"model": SubmittedJobResponse}}
+    "/api/jobs",
+    status_code=201,
+    response_model=SubmittedJobResponse,
+    responses={**LOCATION, 200: {"model": SubmittedJobResponse, "description": "It existed already."}},
 )
+@limits_namespaces
+@problems("invalid_input", "job_conflict", "not_possible", "namespace_not_allowed", "unknown_job")
 async def submit_job(mutation: OperateMutation, body: NewJobRequest) -> Response:
     """Submit a job of a workflow. Input that does not fit its schema is answered with 422 and recorded as FAILED."""
 
@@ -88,15 +101,16 @@ async def submit_job(mutation: OperateMutation, body: NewJobRequest) -> Response
             return await _record_rejection(app, body, error, mutation.request.url.path)
         return await _submitted_result(job)
 
-    return await mutation.execute(body, work, status=201)
+    return with_location(await mutation.execute(body, work, status=201), "/api/jobs/{id}")
 
 
 @router.post(
     "/api/jobs/{job_id}/retry",
     status_code=201,
     response_model=SubmittedJobResponse,
-    responses={200: {"model": SubmittedJobResponse}},
+    responses={**LOCATION, 200: {"model": SubmittedJobResponse, "description": "It existed already."}},
 )
+@problems("unknown_job", "invalid_input", "job_conflict", "not_possible")
 async def retry_job(mutation: OperateMutation, job_id: JobId, body: RetryRequest | None = None) -> Response:
     """Submit a job that has ended again: from its failed steps, or from a step on; the others keep their results."""
     command = body or RetryRequest()
@@ -110,10 +124,11 @@ async def retry_job(mutation: OperateMutation, job_id: JobId, body: RetryRequest
         retried = job.retry(request_id=key) if command.step is None else job.retry_from(command.step, request_id=key)
         return await _submitted_result(await retried)
 
-    return await mutation.execute(command, work, status=201)
+    return with_location(await mutation.execute(command, work, status=201), "/api/jobs/{id}")
 
 
 @router.post("/api/jobs/{job_id}/cancel", response_model=JobResponse)
+@problems("unknown_job", "illegal_transition")
 async def cancel_job(mutation: OperateMutation, job_id: JobId, body: ReasonedRequest | None = None) -> Response:
     """Cancel a job and its children. Running steps are asked to stop; the job is CANCELED when they have."""
     command = body or ReasonedRequest()
@@ -125,12 +140,13 @@ async def cancel_job(mutation: OperateMutation, job_id: JobId, body: ReasonedReq
         if not canceled:
             otherwise = f"Job is about to become {status.ending}: {status.reason}"
             raise illegal_transition_problem(JOB, job_id, status.status, JobState.CANCELED, otherwise)
-        return asdict(status)
+        return document_of(status)
 
     return await mutation.execute(command, work)
 
 
 @router.post("/api/jobs/{job_id}/signal", response_model=SignaledResponse)
+@problems("unknown_job", "invalid_input", "not_possible")
 async def signal_job(mutation: OperateMutation, job_id: JobId, body: SignalSentRequest) -> Response:
     """Send a signal that a step waits for, or will wait for; each is consumed by one step, in the order of sending."""
 
@@ -142,6 +158,7 @@ async def signal_job(mutation: OperateMutation, job_id: JobId, body: SignalSentR
 
 
 @router.post("/api/jobs/{job_id}/approve", response_model=SignaledResponse)
+@problems("unknown_job", "invalid_input", "not_possible")
 async def approve_step(mutation: OperateMutation, job_id: JobId, body: ApprovalRequest) -> Response:
     """Approve or reject an approval step, in the name of the caller; the first answer counts."""
 
@@ -153,9 +170,12 @@ async def approve_step(mutation: OperateMutation, job_id: JobId, body: ApprovalR
 
 
 @router.get("/api/jobs", response_model=Page[JobSummaryResponse])
+@limits_namespaces
+@problems("invalid_input")
 async def list_jobs(
     app: ReadApp,
     status: Annotated[list[JobState] | None, Query(description="In one of these states.")] = None,
+    state: Annotated[list[JobState] | None, Query(description="The same as `status`.")] = None,
     workflow: Annotated[Name | None, Query(description="Of this workflow.")] = None,
     version: Annotated[Name | None, Query(description="Of this version of the workflow.")] = None,
     namespace: Annotated[Name | None, Query(description="Of this namespace.")] = None,
@@ -168,6 +188,10 @@ async def list_jobs(
     parent: Annotated[UUID | None, Query(description="Children of this job.")] = None,
     created_after: Annotated[Moment | None, Query(description="Submitted at this time or later.")] = None,
     created_before: Annotated[Moment | None, Query(description="Submitted before this time.")] = None,
+    request_id: Annotated[
+        Name | None, Query(description="Submitted with this request id, or by the caller with this key.")
+    ] = None,
+    correlation_id: Annotated[UUID | None, Query(description="With this correlation id.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Response:
@@ -176,8 +200,10 @@ async def list_jobs(
         attributes = parse_attributes("query.attribute", attribute or (), ":")
     except ValueError as error:
         raise InputError(str(error)) from None
-    found = await app.find_jobs(
-        status=status,
+    if version is not None and workflow is None:
+        raise InputError(f"version {version!r} needs a workflow, whose version it is")
+    wanted = stored.JobFilter(
+        statuses=either_name(status, state),
         workflow=workflow,
         version=version,
         namespace=namespace,
@@ -187,31 +213,44 @@ async def list_jobs(
         parent=parent,
         created_after=created_after,
         created_before=created_before,
-        limit=limit + 1,
-        before=decode_id(cursor),
+        request_ids=app.caller.request_ids(request_id),
+        correlation_id=correlation_id,
     )
-    return json_response(make_page([asdict(job) for job in found], limit, _cursor_key))
+    return json_response(bounded_page(await app.find_job_page(wanted, limit=limit, before=decode_id(cursor))))
 
 
 @router.get("/api/jobs/{job_id}", response_model=JobResponse)
+@problems("unknown_job")
 async def show_job(app: ReadApp, job_id: JobId) -> Response:
     """Show a job."""
-    return json_response(asdict(await app.job(job_id).status()))
+    return json_response(document_of(await app.job(job_id).status()))
 
 
 @router.get("/api/jobs/{job_id}/steps", response_model=Page[StepResponse])
+@problems("unknown_job")
 async def list_steps(app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Response:
     """List the steps of a job in the order of their declaration, each map followed by its parts."""
-    return json_response(_as_documents(slice_page(await app.job(job_id).steps(), limit, cursor)))
+    async with app.connection() as connection:
+        rows = await stored.read_step_page(connection, job_id, after=decode_id(cursor), limit=limit + 1)
+    if not rows:
+        await app.job(job_id).status()
+    steps = [document_of(known_fields(StepStatus, row)) for row in rows]
+    return json_response(make_page(steps, limit, _cursor_key))
 
 
 @router.get("/api/jobs/{job_id}/signals", response_model=Page[SentSignalResponse])
+@problems("unknown_job")
 async def list_signals(app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Response:
     """List the signals that were sent to a job, oldest first, with the steps that consumed them."""
-    return json_response(_as_documents(slice_page(await app.job(job_id).signals(), limit, cursor)))
+    async with app.connection() as connection:
+        rows = await read_signals(connection, job_id, after=decode_number(cursor), limit=limit + 1)
+    if not rows:
+        await app.job(job_id).status()
+    return json_response(make_page(rows, limit, _cursor_key))
 
 
 @router.get("/api/inbox", response_model=Page[InboxItemResponse])
+@limits_namespaces
 async def list_inbox(
     app: ReadApp,
     assignee: Annotated[Name | None, Query(description="For this assignee.")] = None,
@@ -221,38 +260,38 @@ async def list_inbox(
     cursor: Cursor = None,
 ) -> Response:
     """List the steps that wait for a signal or an approval and meet all conditions, the longest wait first."""
-    found = await find_inbox_items(
-        app, assignee=assignee, workflow=workflow, kind=kind, limit=limit + 1, after=decode_time_and_uuid(cursor)
-    )
-    items = [asdict(item) for item in found]
-    return json_response(make_page(items, limit, lambda last: [last["wait_started_at"], last["id"]]))
+    wanted = InboxFilter(assignee, workflow, kind, app.reachable_namespaces)
+    async with app.connection() as connection:
+        page = await read_inbox_page(connection, wanted, after=decode_time_and_uuid(cursor), limit=limit)
+    return json_response(time_page(page, lambda row: document_of(InboxItem(**known_fields(InboxItem, row)))))
 
 
 @router.get("/api/jobs/{job_id}/history", response_model=Page[MoveResponse])
+@problems("unknown_job")
 async def show_job_history(
     app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Response:
     """List every transition of a job, oldest first."""
-    records = await app.job(job_id).history()
-    if not records:
+    async with app.connection() as connection:
+        page = await history_page(connection, "job", job_id, limit, cursor)
+    if not page["items"]:
         await app.job(job_id).status()
-    return json_response(_as_documents(slice_page(records, limit, cursor)))
+    return json_response(page)
 
 
 @router.get("/api/jobs/{job_id}/children", response_model=Page[JobSummaryResponse])
+@problems("unknown_job")
 async def list_children(app: ReadApp, job_id: JobId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Response:
     """List the child jobs of a job, the newest first."""
-    async with app.connection() as connection:
-        wanted = stored.JobFilter(parent=job_id)
-        rows = await stored.find_jobs(connection, wanted, before=decode_id(cursor), limit=limit + 1)
-    if not rows:
+    page = await app.find_job_page(stored.JobFilter(parent=job_id), limit=limit, before=decode_id(cursor))
+    if not page.items:
         await app.job(job_id).status()
-    return json_response(make_page([known_fields(JobSummary, row) for row in rows], limit, _cursor_key))
+    return json_response(bounded_page(page))
 
 
 async def _submitted_result(job: JobHandle) -> MutationResult:
     status: JobStatus = await job.status()
-    return MutationResult({**asdict(status), "created": job.created}, 201 if job.created else 200)
+    return MutationResult({**document_of(status), "created": job.created}, 201 if job.created else 200)
 
 
 async def _record_rejection(app: RequestApp, body: NewJobRequest, error: InputError, path: str) -> MutationResult:
@@ -284,7 +323,3 @@ async def _unfinished_job(app: RequestApp, job_id: UUID) -> JobHandle:
 
 def _cursor_key(last: dict[str, Any]) -> list[Any]:
     return [last["id"]]
-
-
-def _as_documents(page: dict[str, Any]) -> dict[str, Any]:
-    return {**page, "items": [asdict(item) for item in page["items"]]}

@@ -6,6 +6,8 @@ Invariant: labels are states, codes, methods and declared paths; no text of a ca
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter as Count
 from datetime import timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -14,13 +16,18 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from interlock.store.stats import count_moves, read_complete_until
+from interlock.store.stats import (
+    RefusedMove,
+    add_refused_moves,
+    count_new_moves,
+    read_move_counts,
+    read_refused_moves,
+)
 from interlock.telemetry import metrics_registry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager
-    from datetime import datetime
 
     from prometheus_client import Metric
 
@@ -33,26 +40,27 @@ http_requests_total = Counter(
 )
 http_request_duration_seconds = Histogram(
     "http_request_duration_seconds",
-    "Time to answer a request",
+    "Time to answer a request; streams have none",
     ["method", "route"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
     registry=metrics_registry,
 )
-failed_transitions_total = Counter(
-    "failed_transitions_total",
-    "Refused transitions",
-    ["machine", "from_state", "to_state"],
+http_connections = Gauge("http_connections", "Open connections of HTTP clients", registry=metrics_registry)
+http_connections_closed_total = Counter(
+    "http_connections_closed_total",
+    "Connections that the server closed: head_timeout, write_timeout, evicted or refused",
+    ["reason"],
     registry=metrics_registry,
 )
 idempotency_requests_total = Counter(
     "idempotency_requests_total",
-    "Requests with a key: hit, miss or conflict",
+    "Requests with an idempotency key: hit, miss or conflict",
     ["outcome"],
     registry=metrics_registry,
 )
 idempotency_hit_ratio = Gauge(
     "idempotency_hit_ratio",
-    "Share of requests with a key that were answered from the stored response",
+    "Share of requests with an idempotency key that were answered from the stored response",
     registry=metrics_registry,
 )
 
@@ -63,7 +71,15 @@ COMMIT_LAG = timedelta(seconds=10)
 DURATION_BUCKETS_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0, 21_600.0, 86_400.0)
 # machine -> prefix of the metrics, description
 MACHINES = {"worker": ("supervised_worker", "supervised workers"), "job": ("job", "jobs")}
+WINDOW = timedelta(hours=1)  # of records that one statement counts
+MAX_UPDATE_S = 2.0  # an update that is longer behind goes on with the next scrape
 _counts = {"hit": 0, "miss": 0, "conflict": 0}
+_refused: Count[tuple[str, str, str]] = Count()  # by the API itself, since the last update
+
+
+def count_refused_transition(machine: str, from_state: str, to_state: str) -> None:
+    """Count a transition that the API refused without asking the database."""
+    _refused[machine, from_state, to_state] += 1
 
 
 def count_keyed_request(outcome: str) -> None:
@@ -73,11 +89,12 @@ def count_keyed_request(outcome: str) -> None:
     idempotency_hit_ratio.set(_counts["hit"] / sum(_counts.values()))
 
 
-def observe_request(method: str, route: str | None, status: int, seconds: float) -> None:
-    """Count an answered request under its declared path."""
+def observe_request(method: str, route: str | None, status: int, seconds: float | None) -> None:
+    """Count an answered request under its declared path; `seconds` is None for a stream."""
     known = method if method in METHODS else "other"
     http_requests_total.labels(known, route or UNMATCHED, str(status)).inc()
-    http_request_duration_seconds.labels(known, route or UNMATCHED).observe(seconds)
+    if seconds is not None:
+        http_request_duration_seconds.labels(known, route or UNMATCHED).observe(seconds)
 
 
 class _Duration:
@@ -106,10 +123,10 @@ class _TransitionCounts:
 
 
 class TransitionMetrics(Collector):
-    """Transitions of workers and jobs by pair of states, and the time in each state.
+    """Transitions of workers and jobs by pair of states, the time in each state, and refused transitions.
 
-    They are counted from the records in the database, so that transitions by any actor count: this supervisor,
-    another one, a worker, or a person with psql. The count begins with the first `update`.
+    They are counted in the database, so that transitions by any actor count (this supervisor, another one, a worker, or
+    a person with psql) and survive a restart.
     """
 
     def __init__(
@@ -117,35 +134,52 @@ class TransitionMetrics(Collector):
     ) -> None:
         self._connect = connect
         self._lag = lag
-        self._since: datetime | None = None
         self._series = {machine: _TransitionCounts() for machine in MACHINES}
+        self._failed: list[RefusedMove] = []
         self._updating = asyncio.Lock()
 
     async def update(self) -> None:
-        """Count the transitions recorded since the last update."""
+        """Count the transitions recorded since the last count, and read all counts."""
         async with self._updating, self._connect() as connection:
-            until = await read_complete_until(connection, self._lag)
-            since, self._since = self._since, until
-            if since is None or since >= until:
-                self._since = since or until
-                return
-            for machine, series in self._series.items():
-                for counted in await count_moves(
-                    connection, machine, since=since, until=until, bounds=DURATION_BUCKETS_S
+            await self._store_refused(connection)
+            deadline = time.monotonic() + MAX_UPDATE_S
+            for machine in MACHINES:
+                while (
+                    await count_new_moves(connection, machine, lag=self._lag, window=WINDOW, bounds=DURATION_BUCKETS_S)
+                    and time.monotonic() < deadline
                 ):
-                    series.add(counted)
+                    pass
+            series = {machine: _TransitionCounts() for machine in MACHINES}
+            for counted in await read_move_counts(connection):
+                series[counted.machine].add(counted)
+            self._series, self._failed = series, await read_refused_moves(connection)
+
+    async def _store_refused(self, connection: Connection) -> None:
+        while _refused:
+            move, count = _refused.popitem()
+            await add_refused_moves(connection, RefusedMove(*move, count))
 
     def collect(self) -> Iterator[Metric]:
         """Return the metrics for a scrape."""
         for machine, series in self._series.items():
             name, described = MACHINES[machine]
             moves = CounterMetricFamily(
-                f"{name}_transitions_total", f"Transitions of {described}", labels=["from_state", "to_state"]
+                f"{name}_transitions_total",
+                f"Recorded transitions of {described}, by any client, with a delay of ten seconds",
+                labels=["from_state", "to_state"],
             )
             for pair, count in series.moves.items():
                 moves.add_metric(list(pair), count)
             yield moves
             yield self._histogram(name, described, series)
+        failed = CounterMetricFamily(
+            "failed_transitions_total",
+            "Refused transitions of any client: the API, the command line, a worker that lost its task, psql",
+            labels=["machine", "from_state", "to_state"],
+        )
+        for refused in self._failed:
+            failed.add_metric([refused.machine, refused.from_state, refused.to_state], refused.count)
+        yield failed
 
     def _histogram(self, name: str, described: str, series: _TransitionCounts) -> HistogramMetricFamily:
         family = HistogramMetricFamily(

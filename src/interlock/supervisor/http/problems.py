@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
 from fastapi.exceptions import RequestValidationError
@@ -21,6 +21,7 @@ from starlette.responses import Response
 from interlock.errors import (
     DefinitionChangedError,
     DisconnectedError,
+    ElementsError,
     IllegalTransition,
     InputError,
     InterlockError,
@@ -28,39 +29,55 @@ from interlock.errors import (
     RequestReusedError,
     StatementError,
     UnknownJobError,
+    UnknownNameError,
+    UnknownPoolError,
     UnknownTaskError,
     UnknownWorkerError,
 )
-from interlock.lifecycle import MACHINES
-from interlock.supervisor.http.metrics import failed_transitions_total
-from interlock.telemetry import log
+from interlock.store.pools import PoolConflictError
+from interlock.supervisor.http.metrics import count_refused_transition
+from interlock.supervisor.http.request_log import REQUEST_ID_FIELD, current_request_id, request_log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from starlette.requests import Request
 
     from interlock.machine import Machine
 
+Endpoint = TypeVar("Endpoint", bound="Callable[..., Any]")
+
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:interlock:problem:"
+FIRST_SERVER_ERROR_STATUS = 500
+MAX_ERRORS = 100  # that one problem lists
 
 # every code, with its status and title
 CODES: Mapping[str, tuple[int, str]] = {
     "bad_request": (400, "The request cannot be read"),
     "missing_token": (401, "A token is needed"),
     "unknown_token": (401, "The token is not valid"),
+    "sign_in_failed": (401, "The sign-in is not valid"),
     "insufficient_scope": (403, "The token does not allow this"),
+    "namespace_not_allowed": (403, "The token is limited to other namespaces"),
+    "invalid_csrf_token": (403, "The CSRF token is not the one of the session"),
     "cross_origin": (403, "Requests from pages of other origins are refused"),
     "unknown_path": (404, "There is no such path"),
     "unknown_worker": (404, "There is no such worker"),
+    "unknown_name": (404, "Nothing has this name"),
     "unknown_job": (404, "There is no such job"),
     "unknown_task": (404, "There is no such task"),
+    "unknown_pool": (404, "There is no such pool"),
+    "unknown_workflow": (404, "There is no such workflow"),
+    "unknown_schedule": (404, "There is no such schedule"),
+    "unknown_limit": (404, "There is no such limit"),
+    "unknown_token_name": (404, "There is no token of that name"),
     "method_not_allowed": (405, "The path does not take this method"),
     "request_timeout": (408, "The request did not arrive in time"),
     "illegal_transition": (409, "The lifecycle does not allow this move"),
     "not_possible": (409, "That cannot be done now"),
     "job_conflict": (409, "An unfinished job has the key"),
+    "event_expired": (410, "The event is too old to resume from"),
     "body_too_large": (413, "The body is too large"),
     "unsupported_media_type": (415, "The body must be JSON"),
     "unknown_host": (421, "The request is for another host"),
@@ -68,18 +85,26 @@ CODES: Mapping[str, tuple[int, str]] = {
     "invalid_input": (422, "The request makes no sense here"),
     "key_reused": (422, "The idempotency key was used for another request"),
     "too_many_requests": (429, "Too many requests at once"),
+    "head_too_large": (431, "The head of the request is too large"),
     "internal_error": (500, "Something went wrong here"),
     "busy": (503, "The database is busy"),
     "timeout": (503, "The request took too long"),
     "database_unavailable": (503, "The database cannot be reached"),
+    "stopping": (503, "The supervisor is stopping"),
+    "supervision_stalled": (503, "Worker processes are not supervised"),
+    "no_live_worker": (503, "A pool has no live worker"),
 }
-_RETRY_AFTER = {"Retry-After": "1"}
+RETRY_AFTER = {"Retry-After": "1"}
 # the first that fits counts
 _ERROR_CODES: Mapping[type[InterlockError], str] = {
     UnknownWorkerError: "unknown_worker",
+    UnknownNameError: "unknown_name",
     UnknownJobError: "unknown_job",
     UnknownTaskError: "unknown_task",
+    UnknownPoolError: "unknown_pool",
+    PoolConflictError: "not_possible",
     RequestReusedError: "key_reused",
+    JobConflictError: "job_conflict",
     InputError: "invalid_input",
     DefinitionChangedError: "not_possible",
 }
@@ -109,7 +134,8 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
         self.extensions = dict(extensions or {})
 
     def document(self, instance: str) -> dict[str, Any]:
-        """Return the members of RFC 9457, the code and the extensions."""
+        """Return the members of RFC 9457, the code, the id of the HTTP request and the extensions."""
+        request_id = current_request_id()
         return {
             "type": TYPE_PREFIX + self.code,
             "title": self.title,
@@ -117,12 +143,26 @@ class Problem(Exception):  # noqa: N818 - the name of RFC 9457
             "detail": self.detail,
             "instance": instance,
             "code": self.code,
+            **({} if request_id is None else {REQUEST_ID_FIELD: request_id}),
             **self.extensions,
         }
 
     def response(self, instance: str) -> Response:
         """Return the response."""
         return Response(encode_json(self.document(instance)), self.status, self.headers, MEDIA_TYPE)
+
+
+def problems(*codes: str) -> Callable[[Endpoint], Endpoint]:
+    """Declare the codes that an endpoint itself can answer with, for the OpenAPI document; a test holds it to them."""
+    unknown = set(codes) - set(CODES)
+    if unknown:
+        raise ValueError(f"unknown problem codes: {sorted(unknown)}")
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        endpoint.__problems__ = frozenset(codes)  # type: ignore[attr-defined]
+        return endpoint
+
+    return declare
 
 
 def encode_json(document: Any) -> bytes:
@@ -153,21 +193,29 @@ def _from_interlock_error(error: InterlockError) -> Problem:
     if isinstance(error, IllegalTransition):
         return _from_illegal_transition(error)
     if isinstance(error, DisconnectedError):
-        return Problem("database_unavailable", "try again in a moment", headers=_RETRY_AFTER)
+        return Problem("database_unavailable", "try again in a moment", headers=RETRY_AFTER)
     if isinstance(error, StatementError):
         return _from_statement_error(error)
-    if isinstance(error, JobConflictError):
-        return Problem("job_conflict", str(error), {} if error.job_id is None else {"job_id": str(error.job_id)})
-    for kind, code in _ERROR_CODES.items():
-        if isinstance(error, kind):
-            return Problem(code, str(error))
-    return Problem("internal_error", _INTERNAL_DETAIL)
+    if isinstance(error, ElementsError):
+        return invalid_elements_problem(error.errors)
+    code = next((code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)), "internal_error")
+    if code == "internal_error":
+        return Problem(code, _INTERNAL_DETAIL)
+    job_id = getattr(error, "job_id", None)
+    return Problem(code, str(error), {} if job_id is None else {"job_id": str(job_id)})
+
+
+def invalid_elements_problem(errors: Sequence[tuple[int, str]]) -> Problem:
+    """Make a 422 for elements of a bulk request; each error has the index of its element."""
+    listed = [{"index": index, "field": str(index), "message": message} for index, message in errors[:MAX_ERRORS]]
+    detail = "; ".join(f"element {index}: {message}" for index, message in errors[:5])
+    return Problem("invalid_input", detail, {"errors": listed})
 
 
 def _from_statement_error(error: StatementError) -> Problem:
     state = str(getattr(error.__cause__, "sqlstate", None) or "")
     if state.startswith(_TRANSIENT_SQLSTATES):
-        return Problem("busy", "try again in a moment", headers=_RETRY_AFTER)
+        return Problem("busy", "try again in a moment", headers=RETRY_AFTER)
     if state.startswith(_DATA_SQLSTATES):
         return Problem("invalid_input", "the request holds a value that the database cannot store")
     return Problem("internal_error", _INTERNAL_DETAIL)
@@ -188,7 +236,11 @@ def _from_illegal_transition(error: IllegalTransition) -> Problem:
 def illegal_transition_problem(
     machine: Machine[Any, Any], id_: object, source: str, target: str, otherwise: str
 ) -> Problem:
-    """Make a 409 for a move that was not made; `otherwise` is the detail if the machine itself would allow the move."""
+    """Make a 409 for a move that was not made, and count it: it did not reach the guards of the database.
+
+    `otherwise` is the detail if the machine itself would allow the move.
+    """
+    count_refused_transition(machine.name, source, target)
     states = {str(state): state for state in machine.states}
     allowed = [str(state) for state in machine.allowed_targets(states[source])]
     sentence = machine.validate_transition(states[source], states[target])
@@ -202,11 +254,23 @@ def _from_validation_error(error: RequestValidationError) -> Problem:
     if broken is not None:
         return Problem("bad_request", f"the body is not valid JSON, at character {broken['loc'][-1]}")
     errors = [
-        {"field": _field_path(each["loc"]), "message": str(each["msg"]).removeprefix("Value error, ")}
-        for each in error.errors()
+        {
+            **_element_index(each["loc"]),
+            "field": _field_path(each["loc"]),
+            "message": str(each["msg"]).removeprefix("Value error, "),
+        }
+        for each in error.errors()[:MAX_ERRORS]
     ]
     detail = "; ".join(f"{each['field']}: {each['message']}" for each in errors[:5])
     return Problem("invalid_request", detail, {"errors": errors})
+
+
+def _element_index(loc: Sequence[Any]) -> dict[str, int]:
+    """Return the index of the element of a bulk request that an error is in."""
+    match loc:
+        case ("body", "tasks" | "jobs", int(index), *_):
+            return {"index": index}
+    return {}
 
 
 def _field_path(loc: Sequence[Any]) -> str:
@@ -215,18 +279,18 @@ def _field_path(loc: Sequence[Any]) -> str:
 
 
 def problem_response(request: Request, error: Exception) -> Response:
-    """Answer an exception with its problem, counted and logged."""
+    """Answer an exception with its problem, and log it."""
     problem = problem_from_error(error)
     record_problem(problem, error, request.method, request.url.path)
     return problem.response(request.url.path)
 
 
 def record_problem(problem: Problem, error: Exception, method: str, path: str) -> None:
-    """Count a refused transition; log refused transitions, transient failures and unexpected errors."""
+    """Log refused transitions, transient failures and unexpected errors."""
     if problem.code == "illegal_transition":
         move = problem.extensions
-        failed_transitions_total.labels(_machine_label(move["machine"]), str(move["from"]), str(move["to"])).inc()
-        log.warning(
+        request_log.write(
+            "warning",
             "invalid_transition_attempted",
             machine=move["machine"],
             current_state=move["from"],
@@ -234,11 +298,13 @@ def record_problem(problem: Problem, error: Exception, method: str, path: str) -
             reason=problem.detail,
         )
     elif problem.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log.error("request_failed", method=method, path=path, error=f"{type(error).__name__}: {error}", exc_info=error)
+        request_log.write(
+            "error",
+            "request_failed",
+            method=method,
+            path=path,
+            error=f"{type(error).__name__}: {error}",
+            exc_info=error,
+        )
     elif problem.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        log.warning("request_put_off", method=method, path=path, code=problem.code, error=str(error))
-
-
-def _machine_label(machine: str) -> str:
-    names = {known.name for known in MACHINES.values()}
-    return machine if machine in names else "other"
+        request_log.write("warning", "request_put_off", method=method, path=path, code=problem.code, error=str(error))

@@ -7,13 +7,16 @@ Invariant: a valid value can be stored: text without NUL, numbers that fit their
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import Path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
+from interlock.config import MAX_NAME_LENGTH
+from interlock.lifecycle import JobState, SupervisedWorkerState, TaskRowState
 from interlock.model.json_values import ValueRefusedError, check_json
 from interlock.model.options import (
     DELAY,
@@ -25,6 +28,7 @@ from interlock.model.options import (
     MAX_LIMIT_KEYS,
     MAX_TAGS,
     MAX_WORKER_COUNT,
+    NAME,
     PRIORITY,
     TEXT,
     TEXTS,
@@ -34,20 +38,29 @@ from interlock.model.options import (
     ConflictPolicy,
     Scope,
     ValueType,
+    check_name,
     check_one_start_time,
     options_in,
 )
 from interlock.model.timing import FIRST_YEAR, LAST_YEAR, is_in_calendar
+from interlock.store.access import MAX_TOKEN_NAME_LENGTH, MAX_TOKEN_NAMESPACES, TokenScope
+from interlock.store.limits import MAX_INTEGER
+from interlock.store.pools import MAX_DESIRED, NAME_PATTERN
+from interlock.store.workers import WorkerSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 MAX_JSON_DEPTH = 100
-# Characters of a name, which may also stand in a path or a header. Shorter than in Python: 200 characters have at most
-# 800 bytes in UTF-8, and MAX_TEXT_BYTES of the option table is the limit of the database.
-MAX_NAME_LENGTH = 200
 MAX_URL_LENGTH = 2_000  # characters
+MAX_BULK_TASKS = 10_000
+MAX_BULK_JOBS = 1_000
+MAX_FILTER_IDS = 1_000  # tasks that a filter names
+MAX_ACTION_BATCH = 10_000  # tasks that one request changes
+MAX_JOB_ACTION_BATCH = 1_000
 NO_NUL_PATTERN = r"^[^\x00]*$"
+NO_CONTROL_PATTERN = r"^[^\x00-\x1f\x7f]+$"
+WORKER_SPEC_MEMBERS = tuple(field.name for field in fields(WorkerSpec))
 APP_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
 
 
@@ -95,6 +108,12 @@ Text = Annotated[
 ]
 NameLength = StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=NO_NUL_PATTERN)
 Name = Annotated[str, NameLength, AfterValidator(_check_not_blank)]
+# A name that is part of addresses: see check_name
+AddressableName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=MAX_NAME_LENGTH, pattern=r"^[^/\x00-\x1f\x7f]+$"),
+    AfterValidator(lambda value: check_name("the name", value)),
+]
 Document = Annotated[dict[str, Any], AfterValidator(_check_storable)]
 Moment = Annotated[datetime, AfterValidator(_check_time)]
 Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\x00\s]+$", max_length=MAX_URL_LENGTH)]
@@ -102,14 +121,23 @@ AttributeValue = Annotated[
     bool | Annotated[int, Field(ge=-(2**63), lt=2**63)] | float | Annotated[str, StringConstraints(max_length=500)],
     AfterValidator(_check_storable),
 ]
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=DURATION.least, le=DURATION.most, allow_inf_nan=False)]
 
+PoolFilter = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+PoolName = Annotated[str, Path(pattern=NAME_PATTERN, description="The pool.")]
+PathName = Annotated[str, Path(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$", description="The name.")]
 WorkerId = Annotated[str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$", description="The worker.")]
 JobId = Annotated[UUID, Path(description="The job.")]
 TaskId = Annotated[UUID, Path(description="The task.")]
 NamespaceName = Annotated[
     str, Path(min_length=1, max_length=MAX_NAME_LENGTH, pattern=r"^[^\x00-\x1f\x7f]+$", description="The namespace.")
 ]
+
+
+def either_name(state: Sequence[str] | None, status: Sequence[str] | None) -> list[str] | None:
+    """Join the values of two names of one condition."""
+    return None if state is None and status is None else [*(state or ()), *(status or ())]
 
 
 class Command(BaseModel):
@@ -129,11 +157,27 @@ class ReasonedRequest(Command):
     reason: Text | None = Field(default=None, description="The reason, for the records.")
 
 
-class NewWorkerRequest(Command):
-    """A worker to create. The supervisor's own settings apply where a member is missing."""
+class StateTransitionRequest(Command):
+    """A transition of a worker to a state."""
+
+    worker_id: Annotated[str, StringConstraints(min_length=1, max_length=300, pattern=NO_CONTROL_PATTERN)] = Field(
+        description="Worker identifier; the one of the path."
+    )
+    to_state: SupervisedWorkerState = Field(description="Target state.")
+    reason: Text | None = Field(default=None, description="Reason for transition.")
+
+
+class TerminateWorkerRequest(ReasonedRequest):
+    """A termination."""
+
+    force: bool = Field(default=False, description="Kill the process and its process group at once, without its grace.")
+
+
+class WorkerSettingsRequest(Command):
+    """The settings of a worker. The supervisor's own settings apply where a member is missing."""
 
     workspace_id: Name = Field(default="default", description="The owner; a label without further effect.")
-    namespaces: Annotated[list[Name], Field(min_length=1, max_length=100)] | None = Field(
+    namespaces: Annotated[list[AddressableName], Field(min_length=1, max_length=100)] | None = Field(
         default=None, description="The namespaces whose tasks it claims."
     )
     concurrency: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
@@ -143,7 +187,8 @@ class NewWorkerRequest(Command):
         default=None, description="The app whose tasks it runs, as package.module:app."
     )
     memory_limit_mb: Annotated[float, Field(gt=0, le=1_048_576, allow_inf_nan=False)] | None = Field(
-        default=None, description="It is paused when it uses more memory."
+        default=None,
+        description="It is paused when its process and all processes that it started use more memory, in megabytes.",
     )
     lease: Annotated[float, Field(ge=1, le=86_400, allow_inf_nan=False)] | None = Field(
         default=None, description="Seconds without a heartbeat after which it loses its tasks."
@@ -152,6 +197,34 @@ class NewWorkerRequest(Command):
         default=None, description="Seconds that running tasks get to finish when it stops."
     )
     labels: Document = Field(default_factory=dict, description="Labels of your own.")
+
+    def spec_values(self) -> dict[str, Any]:
+        """Return the members that say how its process runs."""
+        spec = self.model_dump(include=set(WORKER_SPEC_MEMBERS))
+        if spec["namespaces"] is not None:
+            spec["namespaces"] = tuple(dict.fromkeys(spec["namespaces"]))
+        return spec
+
+
+class NewWorkerRequest(WorkerSettingsRequest):
+    """A worker to create."""
+
+
+class NewPoolRequest(WorkerSettingsRequest):
+    """A pool of workers to create."""
+
+    name: PoolFilter = Field(description="The name: letters, digits, `_`, `.` and `-`.")
+    desired: Annotated[int, Field(ge=0, le=MAX_DESIRED)] = Field(
+        description="The number of workers that the supervisors keep."
+    )
+
+
+class ScaleRequest(Command):
+    """The desired number of workers of a pool."""
+
+    desired: Annotated[int, Field(ge=0, le=MAX_DESIRED, strict=True)] = Field(
+        description="The number of workers that the supervisors keep."
+    )
 
 
 class NewJobRequest(Command):
@@ -223,6 +296,7 @@ class _NewTaskRequest(Command):
 # The type of a request field for each type of the option table.
 OPTION_TYPES: Mapping[ValueType, Any] = {
     TEXT: Name,
+    NAME: AddressableName,
     TEXTS: Annotated[list[Name], Field(max_length=MAX_TAGS)],
     URL: Url,
     TIME: Moment,
@@ -249,6 +323,192 @@ else:
             if option.name not in _NewTaskRequest.model_fields
         },
     )
+
+
+class NewTasksRequest(Command):
+    """Tasks to enqueue, all or none. `request_id` of a task deduplicates that task, the one of the body the request."""
+
+    tasks: Annotated[list[NewTaskRequest], Field(min_length=1, max_length=MAX_BULK_TASKS)]
+
+
+class NewJobsRequest(Command):
+    """Jobs to submit, all or none. `request_id` of a job deduplicates that job, the one of the body the request."""
+
+    jobs: Annotated[list[NewJobRequest], Field(min_length=1, max_length=MAX_BULK_JOBS)]
+
+
+class TaskFilterRequest(BaseModel):
+    """Conditions that a task must meet; a missing one means any."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    state: Annotated[list[TaskRowState], Field(min_length=1, max_length=len(TaskRowState))] | None = Field(
+        default=None, description="In one of these states."
+    )
+    status: Annotated[list[TaskRowState], Field(min_length=1, max_length=len(TaskRowState))] | None = Field(
+        default=None, description="The same as `state`."
+    )
+    namespace: Name | None = Field(default=None, description="Of this namespace.")
+    type: Name | None = Field(default=None, description="Of this type.")
+    tag: Name | None = Field(default=None, description="With this tag.")
+    ids: Annotated[list[UUID], Field(min_length=1, max_length=MAX_FILTER_IDS)] | None = Field(
+        default=None, description="One of these tasks."
+    )
+    standalone: bool = Field(default=False, description="No steps of jobs.")
+    steps_only: bool = Field(default=False, description="Only steps of jobs.")
+    job: UUID | None = Field(default=None, description="Steps of this job.")
+    worker: Name | None = Field(
+        default=None, description="Held now, or held last, by this worker: its id, or that of one of its processes."
+    )
+    correlation_id: UUID | None = Field(default=None, description="With this correlation id.")
+    request_id: Name | None = Field(
+        default=None, description="Enqueued with this request id, or by the caller with this key."
+    )
+    unique_key: Name | None = Field(default=None, description="With this unique key.")
+    created_after: Moment | None = Field(default=None, description="Enqueued at this time or later.")
+    created_before: Moment | None = Field(default=None, description="Enqueued before this time.")
+
+
+class JobFilterRequest(BaseModel):
+    """Conditions that a job must meet; a missing one means any."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    status: Annotated[list[JobState], Field(min_length=1, max_length=len(JobState))] | None = Field(
+        default=None, description="In one of these states; by default unfinished."
+    )
+    state: Annotated[list[JobState], Field(min_length=1, max_length=len(JobState))] | None = Field(
+        default=None, description="The same as `status`."
+    )
+    workflow: Name | None = Field(default=None, description="Of this workflow.")
+    version: Name | None = Field(default=None, description="Of this version of the workflow.")
+    namespace: Name | None = Field(default=None, description="Of this namespace.")
+    key: Name | None = Field(default=None, description="With this key.")
+    tags: Annotated[list[Name], Field(max_length=MAX_TAGS)] | None = Field(
+        default=None, description="With all of these tags."
+    )
+    attributes: Annotated[dict[Name, AttributeValue], Field(max_length=MAX_ATTRIBUTES)] | None = Field(
+        default=None, description="With all of these attributes."
+    )
+    parent: UUID | None = Field(default=None, description="Children of this job.")
+    created_after: Moment | None = Field(default=None, description="Submitted at this time or later.")
+    created_before: Moment | None = Field(default=None, description="Submitted before this time.")
+    request_id: Name | None = Field(
+        default=None, description="Submitted with this request id, or by the caller with this key."
+    )
+    correlation_id: UUID | None = Field(default=None, description="With this correlation id.")
+
+
+class _ActionRequest(ReasonedRequest):
+    """An action on all rows that match a filter."""
+
+    all: bool = Field(default=False, description="Needed if the filter is empty: the action is meant for all rows.")
+    preview: bool = Field(default=False, description="Change nothing; count what matches.")
+    horizon: Moment | None = Field(
+        default=None, description="`horizon` of the preview: leaves out what was created or has ended since."
+    )
+    cursor: Annotated[str, StringConstraints(min_length=1, max_length=500)] | None = Field(
+        default=None, description="`next` of the batch before; the horizon travels with it."
+    )
+
+
+class _TaskActionRequest(_ActionRequest):
+    filter: TaskFilterRequest = Field(default_factory=TaskFilterRequest)
+    limit: Annotated[int, Field(ge=1, le=MAX_ACTION_BATCH)] = Field(
+        default=1000, description="Tasks of one batch, which is one transaction."
+    )
+
+    @model_validator(mode="after")
+    def _is_meant(self) -> _TaskActionRequest:
+        _refuse_empty_filter(self.filter, meant=self.all)
+        return self
+
+
+class CancelTasksRequest(_TaskActionRequest):
+    """A cancellation of all tasks that match a filter; by default of unfinished ones."""
+
+    force: bool = Field(default=False, description="Cancel running tasks at once, without waiting for their workers.")
+
+
+class RequeueTasksRequest(_TaskActionRequest):
+    """A requeue of all tasks that match a filter; by default of those in error."""
+
+
+class CancelJobsRequest(_ActionRequest):
+    """A cancellation of all jobs that match a filter; by default of unfinished ones."""
+
+    filter: JobFilterRequest = Field(default_factory=JobFilterRequest)
+    limit: Annotated[int, Field(ge=1, le=MAX_JOB_ACTION_BATCH)] = Field(
+        default=100, description="Jobs of one batch, which is one transaction."
+    )
+
+    @model_validator(mode="after")
+    def _is_meant(self) -> CancelJobsRequest:
+        _refuse_empty_filter(self.filter, meant=self.all)
+        return self
+
+
+def _refuse_empty_filter(wanted: BaseModel, *, meant: bool) -> None:
+    if not meant and not wanted.model_dump(exclude_defaults=True):
+        raise ValueError("the filter is empty: give a condition, or all: true")
+
+
+class LimitOverrideRequest(ReasonedRequest):
+    """A rule that overrides the declared one of a key, until it is restored."""
+
+    max_running: Annotated[int, Field(ge=1, le=MAX_INTEGER)] | None = Field(
+        default=None, description="Concurrency limit: tasks at once."
+    )
+    max_starts: Annotated[int, Field(ge=1, le=MAX_INTEGER)] | None = Field(
+        default=None, description="Rate limit: starts per period."
+    )
+    max_weight: Amount | None = Field(default=None, description="Weight of the starts per period.")
+    max_cost: Amount | None = Field(default=None, description="Budget: reported cost per period.")
+    period: Seconds | None = Field(default=None, description="The period in seconds.")
+    share: Amount | None = Field(default=None, description="Share of a limit in common with other keys; 1 by default.")
+
+
+class NewScheduleRequest(Command):
+    """A schedule: a task of a `type` or a job of a `workflow` at the ticks of `cron` or of `every`."""
+
+    type: Name | None = Field(default=None, description="The type of the task.")
+    workflow: Name | None = Field(default=None, description="The workflow of the job.")
+    version: Name | None = Field(default=None, description="Of the workflow; the newest at each tick by default.")
+    namespace: Name = Field(default="default", description="Of the task.")
+    cron: Name | None = Field(default=None, description="Five fields: minute, hour, day, month, day of week.")
+    timezone: Name = Field(default="UTC", description="Of the cron expression.")
+    every: Seconds | None = Field(default=None, description="The interval in seconds.")
+    missed: Literal["skip", "once", "all"] = Field(default="once", description="What happens to missed ticks.")
+    input: Document = Field(default_factory=dict, description="Of the task or job.")
+    options: Document = Field(default_factory=dict, description="Options of the task or job, as in Python.")
+
+
+class NewTokenRequest(BaseModel):
+    """A token to create. There is no idempotency key: the name is one, and the secret is stored nowhere."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[Name, StringConstraints(max_length=MAX_TOKEN_NAME_LENGTH, pattern=r"^[^\x00-\x1f\x7f]*$")] = Field(
+        description="Records show it as the actor: token:NAME."
+    )
+    scope: TokenScope = Field(default=TokenScope.READ, description="The rights; each includes those before it.")
+    namespaces: Annotated[list[AddressableName], Field(min_length=1, max_length=MAX_TOKEN_NAMESPACES)] | None = Field(
+        default=None, description="The namespaces that it is limited to; all by default."
+    )
+    days: Annotated[int, Field(ge=1, le=36_500)] | None = Field(default=None, description="Days until it expires.")
+
+
+class WebhooksRequest(Command):
+    """Given-up webhooks: those of `ids`, or with `all` every one."""
+
+    ids: Annotated[list[Annotated[int, Field(ge=1, lt=2**63)]], Field(min_length=1, max_length=1000)] | None = None
+    all: bool = False
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> WebhooksRequest:
+        if self.all == (self.ids is not None):
+            raise ValueError("give ids, or all: true, not both")
+        return self
 
 
 class CancelTaskRequest(ReasonedRequest):

@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, is_dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from urllib.parse import quote
 from uuid import UUID
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
+from interlock.client.explain import FactCode
 from interlock.lifecycle import JobState, SupervisedWorkerState, TaskRowState
+from interlock.store.doctor import Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.responses import Response
+from interlock.store.access import TokenScope
 
 T = TypeVar("T")
+
+
+def document_of(value: Any) -> dict[str, Any]:
+    """Return a dataclass or a row as a document, in which `state` and `status` are two names of the same value."""
+    document: dict[str, Any] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
+    for name, other in (("state", "status"), ("status", "state")):
+        if name in document:
+            document.setdefault(other, document[name])
+    return document
+
+
+# the member `responses` of the routes whose 201 has the header of `with_location`
+LOCATION: Mapping[int | str, dict[str, Any]] = {
+    201: {"headers": {"Location": {"description": "The address of what was created.", "schema": {"type": "string"}}}}
+}
+
+
+def with_location(response: Response, template: str) -> Response:
+    """Add the address of what a request has created, such as /api/tasks/{id}, to a 201, also to a replayed one."""
+    if response.status_code == HTTPStatus.CREATED:
+        document = orjson.loads(bytes(response.body))
+        members = {name: quote(value, safe="") for name, value in document.items() if isinstance(value, str)}
+        response.headers["Location"] = template.format_map(members)
+    return response
 
 
 class ResponseModel(BaseModel):
@@ -20,7 +56,10 @@ class ResponseModel(BaseModel):
 
 
 class Page(ResponseModel, Generic[T]):
-    """One page of a list; `next` is the cursor of the following page, null on the last one."""
+    """One page of a list; `next` is the cursor of the following page, null on the last one.
+
+    A page with a `next` may be short, or empty: a request looks at a bounded number of rows.
+    """
 
     items: list[T]
     next: str | None
@@ -35,6 +74,9 @@ class ProblemResponse(ResponseModel):
     detail: str
     instance: str
     code: str
+    http_request_id: str | None = Field(
+        None, description="The id of the HTTP request, as in its `X-Request-ID` header."
+    )
 
 
 class WorkerResponse(ResponseModel):
@@ -43,6 +85,7 @@ class WorkerResponse(ResponseModel):
     id: str
     workspace_id: str
     status: SupervisedWorkerState
+    state: SupervisedWorkerState = Field(description="The same as `status`.")
     role: str
     live: bool = Field(description="Whether its process sent a heartbeat lately.")
     event: str | None
@@ -51,13 +94,43 @@ class WorkerResponse(ResponseModel):
     labels: dict[str, Any]
     namespaces: list[str]
     types: list[str]
+    pool: str | None = Field(description="The pool that it belongs to.")
+    process_note: str | None = Field(description="The latest event of its process.")
+    suspected_tasks: list[UUID] = Field(description="Tasks that its process ran when it crashed last.")
     heartbeat_at: datetime | None
     created_at: datetime
     updated_at: datetime
 
 
-class MoveResponse(ResponseModel):
-    """One transition of a history."""
+class StateTransitionResult(ResponseModel):
+    """Result of a state transition."""
+
+    worker_id: str
+    from_state: SupervisedWorkerState
+    to_state: SupervisedWorkerState
+    timestamp: datetime
+    success: bool
+    error: str | None = None
+
+
+class PoolResponse(ResponseModel):
+    """A pool of workers."""
+
+    name: str
+    desired: int = Field(description="The number of workers that the supervisors keep.")
+    members: int = Field(description="The number of its workers that have not ended.")
+    live: int = Field(description="The number of them whose process sent a heartbeat lately.")
+    spec: dict[str, Any] = Field(description="The settings of its workers.")
+    labels: dict[str, Any]
+    workspace_id: str
+    actor: str = Field(description="Who created or scaled it last.")
+    bound_to: str | None = Field(description="The supervisor that it ends with.")
+    created_at: datetime
+    scaled_at: datetime
+
+
+class RecordResponse(ResponseModel):
+    """One recorded transition."""
 
     from_state: str | None
     to_state: str
@@ -68,10 +141,26 @@ class MoveResponse(ResponseModel):
     recorded_at: datetime
 
 
+class MoveResponse(RecordResponse):
+    """One transition of a history."""
+
+    lasted: float | None = Field(description="Seconds in to_state; null while it lasts.")
+    problem: str | None = Field(description="How it contradicts the lifecycle, the record before it, or the row.")
+
+
 class TaskMoveResponse(MoveResponse):
     """One transition of a task's history."""
 
     attempt: int
+
+
+class AuditRecordResponse(RecordResponse):
+    """One recorded transition of a task, a job or a worker."""
+
+    kind: str
+    id: str = Field(description="Of the task, the job or the worker.")
+    record: int
+    attempt: int | None = Field(description="Of a task.")
 
 
 class JobSummaryResponse(ResponseModel):
@@ -82,12 +171,14 @@ class JobSummaryResponse(ResponseModel):
     version: str | None
     namespace: str
     status: JobState
+    state: JobState = Field(description="The same as `status`.")
     reason: str | None
     ending: str | None = Field(description="The state that it reaches once its steps have stopped.")
     open_steps: int | None
     depth: int
     parent_job_id: UUID | None
     request_id: str | None
+    correlation_id: UUID | None
     actor: str | None
     tags: list[str] | None
     attributes: dict[str, Any] | None
@@ -123,6 +214,7 @@ class StepResponse(ResponseModel):
     type: str
     namespace: str
     state: TaskRowState
+    status: TaskRowState = Field(description="The same as `state`.")
     reason: str | None
     upstreams: list[str]
     attempt: int
@@ -178,6 +270,7 @@ class TaskSummaryResponse(ResponseModel):
     namespace: str
     type: str
     state: TaskRowState
+    status: TaskRowState = Field(description="The same as `state`.")
     reason: str | None
     priority: int
     run_at: datetime
@@ -185,21 +278,21 @@ class TaskSummaryResponse(ResponseModel):
     tries: int
     max_tries: int
     created_at: datetime
+    started_at: datetime | None
     finished_at: datetime | None
     tags: list[str] | None
+    worker_id: str | None
+    job_id: UUID | None
+    step: str | None
 
 
 class TaskResponse(TaskSummaryResponse):
     """A task."""
 
-    worker_id: str | None
-    job_id: UUID | None
-    step: str | None
     request_id: str | None
     input: dict[str, Any]
     output: Any
     error: dict[str, Any] | None
-    started_at: datetime | None
 
 
 class EnqueuedTaskResponse(TaskResponse):
@@ -220,6 +313,7 @@ class TaskResultResponse(ResponseModel):
 
     id: UUID
     state: TaskRowState
+    status: TaskRowState = Field(description="The same as `state`.")
     ended: bool
     output: Any
     error: dict[str, Any] | None
@@ -246,17 +340,37 @@ class NamespaceMovedResponse(ResponseModel):
     tasks: int = Field(description="Tasks that are held now, or were released.")
 
 
+class EvidenceResponse(ResponseModel):
+    """A row that a fact refers to."""
+
+    kind: str = Field(description="task, job, worker, namespace, type, webhook, move, error")
+    id: str
+    text: str
+
+
+class FactResponse(ResponseModel):
+    """One fact of an explanation."""
+
+    code: FactCode
+    text: str
+    since: datetime | None = Field(description="null: as long as the state")
+    evidence: list[EvidenceResponse]
+    remedy: str | None = Field(description="What would unblock it.")
+    command: str | None = Field(description="The command for the remedy, as a line for a shell.")
+
+
 class ExplanationResponse(ResponseModel):
-    """The state of a task, step, job or worker, and why it makes no progress."""
+    """The state of something, and why it makes no progress: facts and causes, the most important first."""
 
     kind: str
     id: str
     name: str
     state: str
-    since: datetime
-    facts: list[str]
+    since: datetime | None
+    facts: list[FactResponse]
     through: list[str]
     causes: list[ExplanationResponse]
+    at: datetime | None = Field(description="The earlier moment that was asked for.")
 
 
 class StatusResponse(ResponseModel):
@@ -268,7 +382,250 @@ class StatusResponse(ResponseModel):
     processes: list[dict[str, Any]]
 
 
+class FindingResponse(ResponseModel):
+    """One finding of the doctor."""
+
+    code: str
+    severity: Severity
+    rows: int
+    message: str
+    remedy: str = Field(description="The command to run, or what to do.")
+    fixable: bool = Field(description="Whether `interlock doctor --fix` can repair it.")
+    sample: list[str] = Field(description="Ids or names of the first rows, at most 5.")
+
+
+class DoctorResponse(ResponseModel):
+    """The report of a quick examination."""
+
+    severity: Severity | None = Field(description="Of the worst finding; null if there is none.")
+    full: bool
+    examined_at: datetime
+    duration_s: float
+    checked: list[str]
+    facts: dict[str, str]
+    findings: list[FindingResponse]
+
+
 class HealthResponse(ResponseModel):
     """The health or readiness of the supervisor."""
 
     status: str
+
+
+class EnqueuedItemResponse(ResponseModel):
+    """A task or job of a bulk request; `created` is false if an earlier request created it."""
+
+    id: UUID
+    created: bool
+
+
+class BulkResponse(ResponseModel):
+    """The tasks or jobs of a bulk request, in the order of the request."""
+
+    items: list[EnqueuedItemResponse]
+    created: int = Field(description="How many of them are new.")
+
+
+class ObstacleResponse(ResponseModel):
+    """Why rows that match cannot be changed, and how many."""
+
+    reason: str
+    count: int
+
+
+class ActionPreviewResponse(ResponseModel, Generic[T]):
+    """The rows that match a filter; nothing was changed."""
+
+    preview: Literal[True]
+    horizon: datetime = Field(description="Give it to the action: it leaves out what was created or has ended since.")
+    matched: int
+    possible: int = Field(description="How many the action can change.")
+    capped: bool = Field(description="Counting stopped at 10,000: there are more.")
+    states: dict[str, int] = Field(description="How many of the possible ones are in each state.")
+    obstacles: list[ObstacleResponse]
+    sample: list[T] = Field(description="The newest of the possible ones.")
+
+
+class ActionBatchResponse(ResponseModel, Generic[T]):
+    """One batch of an action; repeat the request with `next` as `cursor` until it is null."""
+
+    preview: Literal[False]
+    horizon: datetime
+    matched: int
+    changed: int
+    requested: int = Field(description="How many of the changed ones end when their work has stopped.")
+    next: str | None
+    sample: list[T] = Field(description="The newest of the changed ones, as they were before.")
+
+
+class WorkflowSummaryResponse(ResponseModel):
+    """The newest version of a workflow."""
+
+    name: str
+    version: str
+    namespace: str
+    steps: int
+    registered_at: datetime
+    versions: int = Field(description="How many versions are stored.")
+
+
+class WorkflowVersionResponse(ResponseModel):
+    """One version of a workflow."""
+
+    version: str
+    namespace: str
+    steps: int
+    registered_at: datetime
+
+
+class WorkflowResponse(ResponseModel):
+    """A version of a workflow with its definition, and all versions, newest first."""
+
+    name: str
+    version: str
+    namespace: str
+    definition: dict[str, Any]
+    registered_at: datetime
+    versions: list[WorkflowVersionResponse]
+
+
+class ScheduleResponse(ResponseModel):
+    """A schedule with its last and next tick."""
+
+    name: str
+    type: str | None
+    workflow: str | None
+    version: str | None
+    namespace: str
+    cron: str | None
+    timezone: str
+    every: float | None = Field(description="seconds")
+    missed: str
+    input: dict[str, Any]
+    options: dict[str, Any]
+    next_at: datetime
+    last_at: datetime | None
+    paused_at: datetime | None
+    error: str | None = Field(description="of the latest tick, if it failed")
+
+
+class RanScheduleResponse(ResponseModel):
+    """The task or job that a schedule made."""
+
+    name: str
+    kind: Literal["task", "job"]
+    id: UUID
+
+
+class RemovedResponse(ResponseModel):
+    """The name of what was deleted."""
+
+    name: str
+    deleted: bool
+
+
+class LimitRuleResponse(ResponseModel):
+    """The bounds of a rule; the period in seconds."""
+
+    max_running: int | None
+    max_starts: int | None
+    max_weight: float | None
+    max_cost: float | None
+    period: float | None
+    share: float | None
+
+
+class LimitResponse(LimitRuleResponse):
+    """A limit key with its rule and the use of it."""
+
+    key: str
+    rule: str | None = Field(description="the key or the pattern that applies; null if no limit is declared")
+    taken: int = Field(description="pending and running tasks")
+    starts: int = Field(description="within the period")
+    weight: float = Field(description="of the starts within the period")
+    cost: float = Field(description="reported within the period")
+    waiting: int
+    next_at: datetime | None = Field(description="when tasks that wait for the period go on")
+    declared: LimitRuleResponse | None = Field(description="while it is overridden: the rule that an app declares")
+    overridden_by: str | None
+    overridden_at: datetime | None
+    override_reason: str | None
+
+
+class LimitHolderResponse(ResponseModel):
+    """A task that takes a place of a limit."""
+
+    id: UUID
+    namespace: str
+    type: str
+    state: TaskRowState
+    worker_id: str | None
+    lease_expires_at: datetime | None
+    attempt: int
+    limit_keys: list[str]
+    weight: float
+    run_at: datetime
+    started_at: datetime | None
+    job_id: UUID | None
+    step: str | None
+
+
+class LimitChangeResponse(ResponseModel):
+    """A change of a limit by an operator."""
+
+    event: str = Field(description="override, restore or delete")
+    before: LimitRuleResponse | None
+    after: LimitRuleResponse | None
+    reason: str | None
+    actor: str
+    database_role: str
+    recorded_at: datetime
+
+
+class LimitDetailsResponse(LimitResponse):
+    """A limit key with the tasks that hold it (running ones first, at most 100) and its latest 100 changes."""
+
+    holders: list[LimitHolderResponse]
+    changes: list[LimitChangeResponse]
+
+
+class TokenResponse(ResponseModel):
+    """A token without its secret."""
+
+    id: UUID
+    name: str
+    scope: TokenScope
+    namespaces: list[str] | None = Field(description="The namespaces that it is limited to; null: all.")
+    created_by: str
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    revoked_by: str | None
+    last_used_at: datetime | None
+
+
+class CreatedTokenResponse(TokenResponse):
+    """A new token with its secret, which is never shown again."""
+
+    token: str
+
+
+class GivenUpWebhookResponse(ResponseModel):
+    """A webhook that was given up after repeated failures."""
+
+    id: int
+    task_id: UUID | None
+    attempt: int | None
+    job_id: UUID | None
+    state: str
+    url: str
+    tries: int
+    error: str | None
+    given_up_at: datetime
+
+
+class ChangedWebhooksResponse(ResponseModel):
+    """The webhooks that were changed."""
+
+    ids: list[int]
+    count: int

@@ -6,8 +6,9 @@ type is accepted by name, and the worker that runs it checks the arguments.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Annotated, Any
+from uuid import UUID
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -15,15 +16,32 @@ from starlette.responses import Response
 from interlock.client import task_handle as handle
 from interlock.client.app import Interlock
 from interlock.client.task import unchecked_task
-from interlock.client.task_handle import TaskStatus, refuse_step
+from interlock.client.task_handle import TaskStatus, refuse_step, task_filter
 from interlock.errors import InputError, TaskFailedError
 from interlock.lifecycle import TASK_ROW, TaskRowState
 from interlock.model.options import NewTask
+from interlock.supervisor.http.auth import limits_namespaces
 from interlock.supervisor.http.idempotency import MutationResult, OperateMutation, ReadApp, RequestApp, json_response
-from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, decode_id, make_page, slice_page
-from interlock.supervisor.http.problems import Problem, illegal_transition_problem
-from interlock.supervisor.http.requests import CancelTaskRequest, Name, NewTaskRequest, ReasonedRequest, TaskId
+from interlock.supervisor.http.pagination import (
+    DEFAULT_LIMIT,
+    Cursor,
+    Limit,
+    bounded_page,
+    decode_id,
+    history_page,
+)
+from interlock.supervisor.http.problems import Problem, illegal_transition_problem, problems
+from interlock.supervisor.http.requests import (
+    CancelTaskRequest,
+    Moment,
+    Name,
+    NewTaskRequest,
+    ReasonedRequest,
+    TaskId,
+    either_name,
+)
 from interlock.supervisor.http.responses import (
+    LOCATION,
     CanceledTaskResponse,
     EnqueuedTaskResponse,
     Page,
@@ -31,6 +49,8 @@ from interlock.supervisor.http.responses import (
     TaskResponse,
     TaskResultResponse,
     TaskSummaryResponse,
+    document_of,
+    with_location,
 )
 
 router = APIRouter(tags=["tasks"])
@@ -39,20 +59,26 @@ MAX_WAIT_S = 20.0
 
 
 @router.post(
-    "/api/tasks", status_code=201, response_model=EnqueuedTaskResponse, responses={200: {"model": EnqueuedTaskResponse}}
+    "/api/tasks",
+    status_code=201,
+    response_model=EnqueuedTaskResponse,
+    responses={**LOCATION, 200: {"model": EnqueuedTaskResponse, "description": "It existed already."}},
 )
+@limits_namespaces
+@problems("invalid_input", "not_possible", "namespace_not_allowed")
 async def enqueue_task(mutation: OperateMutation, body: NewTaskRequest) -> Response:
     """Enqueue a task."""
 
     async def work(app: RequestApp) -> MutationResult:
-        (made,) = await app.enqueue_many([_prepare_task(app, body, mutation.request_id(body))])
-        document = {**asdict(await made.status()), "created": made.created}
+        (made,) = await app.enqueue_many([prepare_task(app, body, mutation.request_id(body))])
+        document = {**document_of(await made.status()), "created": made.created}
         return MutationResult(document, 201 if made.created else 200)
 
-    return await mutation.execute(body, work, status=201)
+    return with_location(await mutation.execute(body, work, status=201), "/api/tasks/{id}")
 
 
 @router.post("/api/tasks/{task_id}/cancel", response_model=CanceledTaskResponse)
+@problems("unknown_task", "illegal_transition")
 async def cancel_task(mutation: OperateMutation, task_id: TaskId, body: CancelTaskRequest | None = None) -> Response:
     """Cancel a task: at once if it is not running, or with `force`; otherwise its worker is asked to stop it."""
     command = body or CancelTaskRequest()
@@ -63,12 +89,13 @@ async def cancel_task(mutation: OperateMutation, task_id: TaskId, body: CancelTa
         status = await task.status()
         if outcome == "ended":
             raise illegal_transition_problem(TASK_ROW, task_id, status.state, TaskRowState.CANCELED, "Task has ended")
-        return {"outcome": outcome, "task": asdict(status)}
+        return {"outcome": outcome, "task": document_of(status)}
 
     return await mutation.execute(command, work)
 
 
 @router.post("/api/tasks/{task_id}/requeue", response_model=TaskResponse)
+@problems("unknown_task", "illegal_transition", "not_possible")
 async def requeue_task(mutation: OperateMutation, task_id: TaskId, body: ReasonedRequest | None = None) -> Response:
     """Requeue a task that is in error or canceled, with all its tries."""
     command = body or ReasonedRequest()
@@ -81,45 +108,70 @@ async def requeue_task(mutation: OperateMutation, task_id: TaskId, body: Reasone
         if not requeued:
             otherwise = f"Another task has the unique key {status.unique_key!r} now"
             raise illegal_transition_problem(TASK_ROW, task_id, status.state, TaskRowState.PENDING, otherwise)
-        return asdict(status)
+        return document_of(status)
 
     return await mutation.execute(command, work)
 
 
 @router.get("/api/tasks", response_model=Page[TaskSummaryResponse])
+@limits_namespaces
 async def list_tasks(
     app: ReadApp,
     state: Annotated[list[TaskRowState] | None, Query(description="In one of these states.")] = None,
+    status: Annotated[list[TaskRowState] | None, Query(description="The same as `state`.")] = None,
     namespace: Annotated[Name | None, Query(description="Of this namespace.")] = None,
     type: Annotated[Name | None, Query(description="Of this type.")] = None,  # noqa: A002 - the name of the column
     tag: Annotated[Name | None, Query(description="With this tag.")] = None,
+    job: Annotated[UUID | None, Query(description="Steps of this job.")] = None,
+    worker: Annotated[
+        Name | None,
+        Query(description="Held now, or held last, by this worker: its id, or that of one of its processes."),
+    ] = None,
+    correlation_id: Annotated[UUID | None, Query(description="With this correlation id.")] = None,
+    request_id: Annotated[
+        Name | None, Query(description="Enqueued with this request id, or by the caller with this key.")
+    ] = None,
+    unique_key: Annotated[Name | None, Query(description="With this unique key.")] = None,
+    created_after: Annotated[Moment | None, Query(description="Enqueued at this time or later.")] = None,
+    created_before: Annotated[Moment | None, Query(description="Enqueued before this time.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Response:
-    """List tasks, the newest first."""
-    found = await app.find(
-        states=state, namespace=namespace, type=type, tag=tag, limit=limit + 1, before=decode_id(cursor)
+    """List tasks that meet all conditions, the newest first."""
+    wanted = task_filter(
+        either_name(state, status),
+        namespace,
+        type,
+        tag,
+        job=job,
+        worker=worker,
+        correlation_id=correlation_id,
+        unique_key=unique_key,
+        created_after=created_after,
+        created_before=created_before,
     )
-    return json_response(make_page([asdict(task) for task in found], limit, lambda last: [last["id"]]))
+    wanted = replace(wanted, request_ids=app.caller.request_ids(request_id))
+    return json_response(bounded_page(await app.find_page(wanted, limit=limit, before=decode_id(cursor))))
 
 
 @router.get("/api/tasks/{task_id}", response_model=TaskResponse)
+@problems("unknown_task")
 async def show_task(app: ReadApp, task_id: TaskId) -> Response:
     """Show a task."""
-    return json_response(asdict(await app.handle(task_id).status()))
+    return json_response(document_of(await app.handle(task_id).status()))
 
 
 @router.get("/api/tasks/{task_id}/history", response_model=Page[TaskMoveResponse])
+@problems("unknown_task")
 async def show_task_history(
     app: ReadApp, task_id: TaskId, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Response:
     """List every transition of a task, oldest first."""
-    task = app.handle(task_id)
-    records = await task.history()
-    if not records:
-        await task.status()
-    page = slice_page(records, limit, cursor)
-    return json_response({**page, "items": [asdict(record) for record in page["items"]]})
+    async with app.connection() as connection:
+        page = await history_page(connection, "task", task_id, limit, cursor)
+    if not page["items"]:
+        await app.handle(task_id).status()
+    return json_response(page)
 
 
 @router.get(
@@ -127,6 +179,7 @@ async def show_task_history(
     response_model=TaskResultResponse,
     responses={202: {"model": TaskResultResponse, "description": "It has not ended."}},
 )
+@problems("unknown_task")
 async def show_result(
     request: Request,
     app: ReadApp,
@@ -140,7 +193,7 @@ async def show_result(
         await _wait(task, min(wait, request.app.state.config.supervisor_timeout / 2))
         status = await task.status()
     result = {name: getattr(status, name) for name in ("id", "state", "output", "error")}
-    return json_response({**result, "ended": status.has_ended}, 200 if status.has_ended else 202)
+    return json_response(document_of({**result, "ended": status.has_ended}), 200 if status.has_ended else 202)
 
 
 async def _wait(task: handle.TaskHandle[Any], seconds: float) -> None:
@@ -150,7 +203,8 @@ async def _wait(task: handle.TaskHandle[Any], seconds: float) -> None:
         return
 
 
-def _prepare_task(app: Interlock, body: NewTaskRequest, request_id: str | None) -> NewTask:
+def prepare_task(app: Interlock, body: NewTaskRequest, request_id: str | None) -> NewTask:
+    """Check a task of a request: its arguments against the signature if the app declares it, its options always."""
     given = body.model_dump(exclude={"type", "input", "request_id"}, exclude_none=True)
     options: dict[str, Any] = {**given, "request_id": request_id}
     if app.tasks.get(body.type) is None:

@@ -23,7 +23,7 @@ PROCESS_STATES = ("starting", "running", "paused", "stopping", "waiting", "resti
 
 supervised_processes = Gauge(
     "supervised_processes",
-    "Workers of this supervisor by the state of their process",
+    "Workers of this supervisor by the state of their process; without one it is waiting for a start, or resting",
     ["state"],
     registry=metrics_registry,
 )
@@ -31,7 +31,7 @@ supervised_process_memory_bytes = Gauge(
     "supervised_process_memory_bytes", "Memory of this supervisor's processes", registry=metrics_registry
 )
 supervised_process_starts_total = Counter(
-    "supervised_process_starts_total", "Processes started", registry=metrics_registry
+    "supervised_process_starts_total", "Processes started, for the first time or again", registry=metrics_registry
 )
 supervised_process_restarts_total = Counter(
     "supervised_process_restarts_total",
@@ -44,7 +44,7 @@ supervised_process_adoptions_total = Counter(
     registry=metrics_registry,
 )
 supervised_process_kills_total = Counter(
-    "supervised_process_kills_total", "Processes killed", registry=metrics_registry
+    "supervised_process_kills_total", "Processes that needed SIGKILL", registry=metrics_registry
 )
 
 

@@ -1,5 +1,8 @@
 """The pool: reconciles the processes of the workers that this supervisor holds with the state of their rows.
 
+The rows of pools are made and ended first, in `store/pools.py`. A supervisor that stopped to reconcile says so with
+`is_stalled`.
+
 Invariant: a row has at most one process of its present generation, and only the pool that holds the row's lease starts
 or stops it. Exits during an outage of the database are recorded when it is back.
 """
@@ -14,12 +17,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from interlock.errors import DisconnectedError, StoreError
+from interlock.lifecycle import SupervisedWorkerState
 from interlock.model.backoff import Backoff
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import CONTROL_CHANNEL
 from interlock.postgres.retry import RetryState, keep_connected
 from interlock.service import BackgroundService, wait_for_event
 from interlock.store.leader import read_clock
+from interlock.store.pools import delete_abandoned_pools, end_bound_pool, even_out_pools, hold_bound_pool
 from interlock.store.supervision import HeldWorker, Supervision
 from interlock.supervisor.pool import metrics
 from interlock.supervisor.pool.process_info import host_id
@@ -37,6 +42,7 @@ from interlock.supervisor.pool.reconcile import (
     Terminate,
     after_crash,
     decide,
+    describe_suspects,
 )
 from interlock.supervisor.pool.settings import PoolSettings, make_supervisor_id
 from interlock.telemetry import log
@@ -83,11 +89,12 @@ class Pool(BackgroundService):
         self._clock = clock
         self._rows = Supervision(self.id, host_id(), timedelta(seconds=self.settings.lease))
         self._processes = WorkerProcesses(self.id, self._rows.host, config, self.settings)
-        self._bound: list[str] = []
+        self._bound_pool: tuple[str, int] | None = None  # name and desired number of the pool that ends with this one
         self._wake = asyncio.Event()
         self._reconnects = RetryState(LEASED_RECONNECT_BACKOFF)
         self._reconciled_at: datetime | None = None
         self._renewed_at = float("-inf")
+        self._last_success = time.monotonic()
         self._actions: dict[type[Action], Callable[[Connection, HeldWorker, Any], Awaitable[None]]] = {
             Start: self._start_process,
             Stop: self._stop_process,
@@ -104,13 +111,20 @@ class Pool(BackgroundService):
         """The processes, by the ids of their rows."""
         return self._processes.by_worker
 
-    async def add(self, count: int, spec: Mapping[str, Any] | None = None) -> list[str]:
-        """Create rows that end with this pool and get processes; return their ids."""
-        async with connect(self._url) as connection:
-            ids = [await self._rows.add_bound_worker(connection, spec or {}, now=self._clock()) for _ in range(count)]
-        self._bound += ids
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the last reconciliation that succeeded is too long ago: the database is gone, or something hangs."""
+        return time.monotonic() - self._last_success > self.settings.max_poll_gap
+
+    async def hold_pool(self, name: str, desired: int) -> str:
+        """Make a pool of workers that ends with this supervisor; return its name, another one if that is taken."""
+        for candidate in (name, f"{name}-{secrets.token_hex(3)}"):
+            self._bound_pool = (candidate, desired)
+            async with connect(self._url) as connection:
+                if await self._renew_bound_pool(connection):
+                    break
         self._wake.set()
-        return ids
+        return candidate
 
     def request_stop(self) -> None:
         """Ask for the stop without waiting."""
@@ -128,7 +142,8 @@ class Pool(BackgroundService):
         log.info("pool_started", supervisor_id=self.id, host=self._rows.host)
         try:
             await keep_connected(
-                lambda: connect(self._url),
+                # A transaction of a supervisor that is frozen must not hold its locks for ever.
+                lambda: connect(self._url, idle_timeout=f"{self.settings.lease:g}s"),
                 self._reconcile_until_stopped,
                 on_failure=self._log_interruption,
                 state=self._reconnects,
@@ -156,6 +171,7 @@ class Pool(BackgroundService):
         while not self.stopping.is_set():
             self._wake.clear()
             await self._reconcile_all(connection)
+            self._last_success = time.monotonic()
             self._reconnects.reset()
             await wait_for_event(self._wake, self.settings.poll_interval)
             await asyncio.sleep(MIN_INTERVAL_S)
@@ -164,13 +180,16 @@ class Pool(BackgroundService):
         renewal_due = time.monotonic() - self._renewed_at >= self.settings.lease / RENEWALS_PER_LEASE
         if renewal_due:
             await self._rows.renew_held_workers(connection, now=self._clock())
+            await self._renew_bound_pool(connection)
             self._renewed_at = time.monotonic()
+        await self._even_out_pools(connection)
         free = self.settings.max_processes - len(self._processes.by_worker)
         if free > 0:
             await self._rows.lease_workers(connection, limit=free, now=self._clock())
         self._detect_gap(await read_clock(connection, now=self._clock()))
         held = await self._rows.read_held_workers(connection, now=self._clock())
         self._processes.drop_reassigned({worker.id: worker.generation for worker in held})
+        self._processes.measure_memory()
         observed = [(worker, self._processes.observe(worker)) for worker in held]
         for worker, observation in observed:
             await self._reconcile(connection, worker, observation)
@@ -178,6 +197,24 @@ class Pool(BackgroundService):
         if renewal_due:
             await self._record_memory(connection, observed)
             await self._terminate_silent_workers(connection)
+
+    async def _renew_bound_pool(self, connection: Connection) -> bool:
+        """Renew the lease of the pool that ends with this supervisor, or make it; False if its name is taken."""
+        if self._bound_pool is None:
+            return False
+        name, desired = self._bound_pool
+        lease = timedelta(seconds=self.settings.lease)
+        return await hold_bound_pool(connection, name, desired, supervisor=self.id, lease=lease, now=self._clock())
+
+    async def _even_out_pools(self, connection: Connection) -> None:
+        """Add and end rows of pools; an error does not hold up the rows that are there."""
+        try:
+            for name, change in await even_out_pools(connection, self.id, now=self._clock()):
+                log.info("pool_changed", supervisor_id=self.id, pool=name, change=change)
+        except DisconnectedError:
+            raise
+        except StoreError as error:
+            log.error("pools_not_reconciled", supervisor_id=self.id, error=str(error))
 
     def _detect_gap(self, now: datetime) -> None:
         """Restart the watched time after a gap, as when the host slept: all heartbeats seem missed then."""
@@ -201,9 +238,11 @@ class Pool(BackgroundService):
             log.error("worker_not_reconciled", supervisor_id=self.id, worker_id=worker.id, error=str(error))
 
     async def _record_process(self, connection: Connection, process: WorkerProcess) -> None:
-        await self._rows.record_process(
+        if not await self._rows.record_process(
             connection, process.worker_id, process.generation, process.pid, process.start_time
-        )
+        ):
+            # This supervisor was away after it announced the process, and the row has another one by now.
+            process.kill()
 
     async def _record_memory(self, connection: Connection, observed: list[tuple[HeldWorker, Observation]]) -> None:
         used = {worker.id: observation.memory for worker, observation in observed if observation.memory is not None}
@@ -214,12 +253,12 @@ class Pool(BackgroundService):
         """Terminate workers of any host without heartbeats, also those that no supervisor holds."""
         if self.watched_since is None:
             return
+        timeout = timedelta(seconds=self.settings.heartbeat_timeout)
+        since, now = self.watched_since, self._clock()
         silent = await self._rows.terminate_silent_workers(
-            connection,
-            heartbeat_timeout=timedelta(seconds=self.settings.heartbeat_timeout),
-            watched_since=self.watched_since,
-            now=self._clock(),
+            connection, heartbeat_timeout=timeout, watched_since=since, now=now
         )
+        await delete_abandoned_pools(connection, heartbeat_timeout=timeout, watched_since=since, now=now)
         for worker in silent:
             log.warning("worker_terminated", supervisor_id=self.id, worker_id=worker.id, reason="no heartbeat")
 
@@ -234,35 +273,43 @@ class Pool(BackgroundService):
             process = self._processes.start(worker, generation, instance)
         except OSError as error:
             announced = worker._replace(generation=generation, instance=instance)
-            crash = after_crash(f"the process cannot be started: {error}", worker.crashes + 1, self.settings)
+            crash = after_crash(worker, f"the process cannot be started: {error}", worker.crashes + 1, self.settings)
             await self._record_exit(connection, announced, crash)
             return
         await self._record_process(connection, process)
 
     async def _stop_process(self, _: Connection, worker: HeldWorker, __: Stop) -> None:
-        self._processes.by_worker[worker.id].terminate(time.monotonic())
+        process = self._processes.by_worker[worker.id]
+        process.draining = worker.status == SupervisedWorkerState.PAUSED  # stopped to free its memory
+        process.terminate(time.monotonic())
 
     async def _kill_process(self, _: Connection, worker: HeldWorker, __: Kill) -> None:
         self._processes.kill(worker)
 
     async def _record_exit(self, connection: Connection, worker: HeldWorker, action: RecordExit) -> None:
-        now = self._clock()
+        now, note, suspects = self._clock(), action.note, None
         async with self._rows.lock_held_worker(connection, worker, now=now) as held:
             if held:
+                if action.is_crash:
+                    found = await self._rows.read_tasks_of_process(connection, worker)
+                    note = f"{action.note}{describe_suspects(found)}"
+                    suspects = [task.id for task in found]
                 await self._rows.record_process_end(
-                    connection, worker, action.note, crashes=action.crashes, delay=action.delay, now=now
+                    connection, worker, note, crashes=action.crashes, delay=action.delay, suspects=suspects, now=now
                 )
-                if action.failed is not None:
-                    await self._rows.fail(connection, worker, action.failed, now=now)
+                if action.failed:
+                    await self._rows.fail(connection, worker, note or "", now=now)
+                elif action.resumed is not None:
+                    await self._rows.resume(connection, worker, action.resumed, now=now)
         self._processes.by_worker.pop(worker.id, None)
         if action.delay is not None:
             metrics.supervised_process_restarts_total.inc()
-        log.info(
+        (log.warning if action.is_crash else log.info)(
             "worker_process_ended",
             supervisor_id=self.id,
             worker_id=worker.id,
-            note=action.note,
-            failed=action.failed is not None,
+            note=note,
+            failed=action.failed,
             restart_in=action.delay,
         )
         self._wake.set()
@@ -296,7 +343,9 @@ class Pool(BackgroundService):
                 if not self.settings.leave_running:
                     await self._rows.renew_held_workers(connection, now=self._clock())  # the stop may outlast a lease
                     await self._record_exits(connection)
-                await self._rows.release_held_workers(connection, self._bound, now=self._clock())
+                if self._bound_pool is not None:
+                    await end_bound_pool(connection, self._bound_pool[0], supervisor=self.id, now=self._clock())
+                await self._rows.release_held_workers(connection)
 
     async def _record_exits(self, connection: Connection) -> None:
         for worker in await self._rows.read_held_workers(connection, now=self._clock()):

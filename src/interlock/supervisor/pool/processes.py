@@ -38,6 +38,7 @@ WORKER_MODULE = "interlock.worker"
 FORCED_STOP_TIMEOUT_S = 8.0
 SIGNAL_REPEAT_INTERVAL_S = 0.5
 POLL_INTERVAL_S = 0.05
+MEMORY_INTERVAL_S = 1.0  # between two readings: one reads the table of all processes of the host
 
 
 class WorkerProcesses:
@@ -50,6 +51,8 @@ class WorkerProcesses:
         self._settings = settings
         self._reassigned: list[WorkerProcess] = []  # started here; another supervisor holds their rows by now
         self._forced = False
+        self._memory: dict[int, int] = {}
+        self._measured_at = float("-inf")
         self.by_worker: dict[str, WorkerProcess] = {}
 
     def start(self, worker: HeldWorker, generation: int, instance: str) -> WorkerProcess:
@@ -77,7 +80,15 @@ class WorkerProcesses:
         since = process.stop_requested_at
         stopping_for = None if since is None else time.monotonic() - since
         process.draining &= worker.status == SupervisedWorkerState.PAUSED
-        return Observation(process_exit is None, process_exit, process.memory(), stopping_for, process.draining)
+        memory = self._memory.get(process.pid) if process_exit is None else None
+        return Observation(process_exit is None, process_exit, memory, stopping_for, process.draining)
+
+    def measure_memory(self) -> None:
+        """Read the memory of the processes, with everything that they started, unless it was read just before."""
+        now = time.monotonic()
+        if now - self._measured_at >= MEMORY_INTERVAL_S:
+            self._measured_at = now
+            self._memory = read_memory({process.pid for process in self.by_worker.values()})
 
     def drop_reassigned(self, held: Mapping[str, int]) -> None:
         """Stop to manage processes whose rows another supervisor holds, or whose generation is over."""
@@ -166,10 +177,6 @@ class WorkerProcess:
                 self.close()
         return self.exit
 
-    def memory(self) -> int | None:
-        """Return its resident memory in bytes; None if unknown."""
-        return read_memory(self.pid) if self.poll() is None else None
-
     def terminate(self, now: float) -> None:
         """Send SIGTERM: the first lets running tasks finish within the grace, the second does not.
 
@@ -179,12 +186,13 @@ class WorkerProcess:
         self._send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL: to the whole group of a child, to an adopted process alone."""
+        """Send SIGKILL to the process and everything in its group."""
         self.killed = True
         if self.group is not None:
             self.group.kill()
-        else:
-            self._send(signal.SIGKILL)
+        elif self.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)  # a worker process leads its group, also an adopted one
 
     def close(self) -> None:
         """Close our ends of its pipes. Safe to call twice. A process that still runs and is not tied runs on."""

@@ -1,7 +1,7 @@
 """Decides the next action for one worker from its row and the state of its process. No I/O.
 
 Invariant: a process is started only for a row that is RUNNING and has none. A process that got SIGTERM and does not
-exit within its stop timeout is killed, whatever its row says.
+exit within its stop timeout is killed, whatever its row says. A worker of a pool is restarted for ever.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
 from interlock.process_groups import describe_exit
-from interlock.supervisor.pool.settings import SHUTDOWN_MARGIN_S
 from interlock.worker.run import UNRECOVERABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from interlock.store.supervision import HeldWorker
+    from interlock.store.supervision import HeldTask, HeldWorker
     from interlock.supervisor.pool.settings import PoolSettings
 
 MEGABYTE = 1_000_000
@@ -65,17 +64,26 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Send SIGKILL to a process that did not stop in time."""
+    """Send SIGKILL to a process that did not stop in time, or gets no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordExit:
-    """Record that the process is gone; restart it after `delay` seconds, or fail the worker for the reason `failed`."""
+    """Record that the process is gone; restart it after `delay` seconds, or fail the worker.
+
+    With `resumed`, the worker was paused to free its memory and is resumed for that reason.
+    """
 
     note: str | None
     crashes: int = 0
     delay: float | None = None
-    failed: str | None = None
+    failed: bool = False
+    resumed: str | None = None
+
+    @property
+    def is_crash(self) -> bool:
+        """Whether the process ended without a request."""
+        return self.failed or self.delay is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,9 @@ def decide(
     count.
     """
     if observed.exit is not None:
-        return _after_exit(worker, observed.exit, settings, was_requested=observed.stopping_for is not None)
+        return _after_exit(worker, observed, observed.exit, settings)
+    if observed.alive and worker.kill_requested:
+        return Kill()
     if observed.stopping_for is not None:
         return Kill() if observed.stopping_for > stop_timeout(worker.spec, settings) else None
     if SupervisedWorkerState(worker.status) not in STATES_WITH_PROCESS:
@@ -125,30 +135,46 @@ def decide(
     return _while_alive(worker, observed, settings, watched_since)
 
 
-def after_crash(reason: str, crashes: int, settings: PoolSettings, *, is_unrecoverable: bool = False) -> RecordExit:
+def after_crash(
+    worker: HeldWorker, reason: str, crashes: int, settings: PoolSettings, *, is_unrecoverable: bool = False
+) -> RecordExit:
     """Return the action after a process exited without a stop request, or could not be started."""
-    if is_unrecoverable:
-        return RecordExit(reason, crashes, failed=reason)
-    if crashes > settings.max_restarts:
-        failed = f"{crashes} quick crashes in a row; last: {reason}"
-        return RecordExit(failed, crashes, failed=failed)
     delay = settings.restart_delay(crashes)
+    if worker.pool is not None:
+        return RecordExit(f"{reason}; restart {crashes} in {delay:g} s", crashes, delay)
+    if is_unrecoverable:
+        return RecordExit(reason, crashes, failed=True)
+    if crashes > settings.max_restarts:
+        return RecordExit(f"{crashes} quick crashes in a row; last: {reason}", crashes, failed=True)
     return RecordExit(f"{reason}; restart {crashes} of {settings.max_restarts} in {delay:g} s", crashes, delay)
 
 
+def describe_suspects(found: Sequence[HeldTask]) -> str:
+    """Name the tasks that a crashed process held, as the end of a note: one of them may have crashed it."""
+    if not found:
+        return ""
+    named = ", ".join(f"{task.id} ({task.type})" for task in found)
+    total = found[0].held
+    if total == 1:
+        return f"; suspected: task {named}, which it ran alone"
+    return f"; suspected: one of the {total} tasks that it ran: {named}{', …' if total > len(found) else ''}"
+
+
 def stop_timeout(spec: Mapping[str, Any], settings: PoolSettings) -> float:
-    """Return the seconds from SIGTERM to SIGKILL: at least the worker's own grace and a margin."""
+    """Return the seconds from SIGTERM to SIGKILL: the worker's own grace and a margin."""
     grace = spec.get("grace")
-    return max(settings.stop_timeout, grace + SHUTDOWN_MARGIN_S if isinstance(grace, int | float) else 0.0)
+    return (grace if isinstance(grace, int | float) else settings.grace) + settings.stop_margin
 
 
 def _after_exit(
-    worker: HeldWorker, process_exit: ProcessExit, settings: PoolSettings, *, was_requested: bool
+    worker: HeldWorker, observed: Observation, process_exit: ProcessExit, settings: PoolSettings
 ) -> RecordExit:
-    if worker.status != SupervisedWorkerState.RUNNING or was_requested:
+    if worker.status == SupervisedWorkerState.PAUSED and observed.draining and worker.pool is not None:
+        return RecordExit(str(process_exit), resumed="its process has ended and freed its memory")
+    if worker.status != SupervisedWorkerState.RUNNING or observed.stopping_for is not None:
         return RecordExit(str(process_exit))
     crashes = 1 if _uptime(worker) >= settings.stable_after else worker.crashes + 1
-    return after_crash(str(process_exit), crashes, settings, is_unrecoverable=process_exit.is_unrecoverable)
+    return after_crash(worker, str(process_exit), crashes, settings, is_unrecoverable=process_exit.is_unrecoverable)
 
 
 def _while_alive(

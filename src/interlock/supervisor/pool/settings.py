@@ -13,9 +13,6 @@ from interlock.model.backoff import Backoff
 if TYPE_CHECKING:
     from interlock.config import Config
 
-# Seconds beyond its grace that a worker gets to return unfinished tasks before it is killed.
-SHUTDOWN_MARGIN_S = 10.0
-
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
@@ -27,8 +24,10 @@ class PoolSettings:
     max_processes: int = 100
     # how long a row belongs to this supervisor without renewal; it is renewed three times in that time
     lease: float = 10.0
-    # from SIGTERM to SIGKILL
-    stop_timeout: float = 30.0
+    # from SIGTERM to SIGKILL: the grace of the worker, unless its spec has another one, and the margin in which it
+    # returns unfinished tasks
+    grace: float = 20.0
+    stop_margin: float = 10.0
     # without a heartbeat until a worker is terminated; until the first heartbeat of a new process
     heartbeat_timeout: float = 45.0
     start_timeout: float = 60.0
@@ -37,10 +36,12 @@ class PoolSettings:
     max_poll_gap: float = 10.0
     # after this uptime the earlier crashes of a process are forgotten
     stable_after: float = 60.0
-    # quick crashes in a row before the worker fails, and the exponential backoff between restarts
+    # quick crashes in a row before a worker that belongs to no pool fails, and the exponential backoff between restarts
     max_restarts: int = 3
     restart_backoff: float = 0.5
     max_restart_backoff: float = 30.0
+    # how long a pool may be without a live worker until the supervisor is not ready
+    ready_timeout: float = 30.0
     # leave the processes running when the supervisor stops; another supervisor may adopt them
     leave_running: bool = False
     # processes shut down when the supervisor dies, however it dies
@@ -51,7 +52,8 @@ class PoolSettings:
             ("poll_interval", self.poll_interval, 0.01),
             ("max_processes", self.max_processes, 1),
             ("lease", self.lease, 0.1),
-            ("stop_timeout", self.stop_timeout, 0),
+            ("grace", self.grace, 0),
+            ("stop_margin", self.stop_margin, 0),
             ("heartbeat_timeout", self.heartbeat_timeout, 0.1),
             ("start_timeout", self.start_timeout, 0.1),
             ("max_restarts", self.max_restarts, 0),
@@ -65,7 +67,7 @@ class PoolSettings:
     @classmethod
     def from_config(cls, config: Config, *, leave_running: bool = False, tied: bool = False) -> PoolSettings:
         """Derive the settings from the configuration of workers."""
-        return cls(stop_timeout=config.grace + SHUTDOWN_MARGIN_S, leave_running=leave_running, tied=tied)
+        return cls(grace=config.grace, leave_running=leave_running, tied=tied)
 
     def restart_delay(self, crashes: int) -> float:
         """Seconds to wait before the restart after so many crashes in a row."""

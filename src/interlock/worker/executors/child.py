@@ -37,6 +37,7 @@ from interlock.client.step_context import StepContext
 from interlock.client.task import Task
 from interlock.errors import PermanentError
 from interlock.log_context import TASK_ID_FIELDS, add_filter_to_root_handlers, running_task
+from interlock.tracing import continued
 from interlock.worker.executors.base import HandlerError, call_handler
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ def _run_to_outcome(
             # the handler enqueues where its worker claims, whatever flags and variables say
             definition.app.config = replace(definition.app.config, database_url=database_url)
         add_filter_to_root_handlers()  # the app may have configured some when it was imported
-        with resources.injected(definition, context) as injected:
+        with continued(message.get("traceparent")), resources.injected(definition, context) as injected:
             value = _call_definition(definition, message, context, injected)
         return {"type": "result", "output": orjson.Fragment(_encode(definition, value))}
     except BaseException as error:  # noqa: BLE001 - every exception of a handler is an outcome

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from interlock.client.step_context import StepContext, gather
+from interlock.tracing import current_traceparent
 from interlock.worker.executors.base import MAX_TRACEBACK_LENGTH, HandlerError, mark_cancelled
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ def task_message(task: Runnable, context: TaskContext, arguments: Mapping[str, A
         input_data = gather(cast("Task[..., Any]", task), context.input_data or {}, context.job)
     else:
         input_data = arguments if context.input_data is None else context.input_data
+    traceparent = current_traceparent()
+    traced = {} if traceparent is None else {"traceparent": traceparent}
     return {
         "type": "task",
         "task_id": context.task_id,
@@ -48,6 +51,7 @@ def task_message(task: Runnable, context: TaskContext, arguments: Mapping[str, A
         "job": context.job if isinstance(context, StepContext) else None,
         "checkpoint": context.stored_checkpoint,
         "deadline": context.deadline,
+        **traced,
     }
 
 

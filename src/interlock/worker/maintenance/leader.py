@@ -22,6 +22,7 @@ from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_name
 from interlock.store.retention import Retention
 from interlock.store.schedules import next_schedule_at
 from interlock.telemetry import log
+from interlock.worker.maintenance.figures import FiguresDuty
 from interlock.worker.maintenance.retention import RetentionDuty
 from interlock.worker.maintenance.webhooks import WebhooksDuty, WebhookSettings
 from interlock.workflow.fire_schedules import fire_due_schedules
@@ -135,7 +136,9 @@ class Maintenance(BackgroundService):
         self._url = url
         self._actor = actor
         self._settings = settings or (MaintenanceSettings() if config is None else MaintenanceSettings.of(config))
-        self._hints = {name: asyncio.Event() for name in ("leader", "limits", "schedules", "callbacks", "retention")}
+        self._hints = {
+            name: asyncio.Event() for name in ("leader", "limits", "schedules", "callbacks", "retention", "figures")
+        }
         self._retries = RetryState(
             Backoff.exponential(RETRY_BASE_S, cap=self._settings.lease.total_seconds(), jitter=0.5)
         )
@@ -194,6 +197,7 @@ class Maintenance(BackgroundService):
             SchedulesDuty(self._actor),
             WebhooksDuty(self._settings.webhooks),
             RetentionDuty(self._settings.retention),
+            FiguresDuty(),
         ]
         self.is_leader = True
         for duty in duties:

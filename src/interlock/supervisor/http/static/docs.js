@@ -56,12 +56,12 @@ const attempt = (path, method, operation, body) => {
     const answer = await fetch(`.${target}${query.size ? `?${query}` : ""}`, {
       method: method.toUpperCase(), headers, body: text ? text.value : undefined,
     });
-    const text = await answer.text();
+    const said = await answer.text();
     output.hidden = false;
     try {
-      output.textContent = `${answer.status}\n${JSON.stringify(JSON.parse(text), null, 2)}`;
+      output.textContent = `${answer.status}\n${JSON.stringify(JSON.parse(said), null, 2)}`;
     } catch {
-      output.textContent = `${answer.status}\n${text}`;
+      output.textContent = `${answer.status}\n${said}`;
     }
   });
   return made("div", {}, ...inputs, text, button, output);

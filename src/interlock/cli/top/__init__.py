@@ -1,0 +1,1 @@
+"""`interlock top`: a live view of the installation in the terminal."""

@@ -1,0 +1,1 @@
+"""Drawings made on the server: charts, and diagrams of the lifecycles."""

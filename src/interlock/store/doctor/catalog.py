@@ -1,0 +1,232 @@
+"""Checks of the server and of the schema: guards, functions, indexes, partitions, rights, vacuum, clock."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from interlock.errors import MigrationError
+from interlock.postgres.catalog import (
+    ALWAYS,
+    RECORD_TABLES,
+    RECORD_TRIGGERS,
+    ExpectedTrigger,
+    expected_catalog,
+    normalize_definition,
+)
+from interlock.postgres.migrate import (
+    MIN_SERVER_VERSION,
+    applied_migrations,
+    known_migrations,
+    pending_migrations,
+    schema_version,
+)
+from interlock.postgres.query import load_statements, run
+from interlock.store.doctor.findings import SAMPLE_SIZE, make_finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from interlock.postgres.connection import Connection
+    from interlock.store.doctor.findings import Finding
+
+CATALOG = load_statements("doctor_catalog")
+MAX_CLOCK_SKEW = timedelta(seconds=5)
+BLOAT_ROWS = 100_000  # dead rows, below which a vacuum makes no difference
+BLOAT_AGE = timedelta(minutes=10)  # since the last vacuum
+
+_GRANT = re.compile(r"grant ([\w, ]+) on (interlock\.[\w., \n]+) to")
+
+
+async def check_server(connection: Connection) -> tuple[list[Finding], dict[str, str]]:
+    """Check the version of the server, whether it can be written to, and its clock."""
+    sent_at = datetime.now(UTC)
+    (row,) = await run(connection, CATALOG["read_server"], {})
+    received_at = datetime.now(UTC)
+    version = row["version"]
+    facts = {"database": f"PostgreSQL {version // 10_000}.{version % 10_000}"}
+    findings = []
+    if version < MIN_SERVER_VERSION:
+        findings.append(
+            make_finding("server_too_old", f"the server is {facts['database']}; Interlock needs 15 or newer")
+        )
+    if row["is_standby"] or row["is_read_only"]:
+        why = "is a standby" if row["is_standby"] else "has default_transaction_read_only = on"
+        findings.append(make_finding("server_read_only", f"the server {why}: nothing can be written"))
+    # the clock was read between the two times
+    skew = max(sent_at - row["clock"], row["clock"] - received_at, timedelta())
+    if skew > MAX_CLOCK_SKEW:
+        message = f"the clock of the database differs from that of this host by {skew.total_seconds():.1f} s"
+        findings.append(make_finding("clock_skewed", message))
+    if not row["has_autovacuum"]:
+        findings.append(make_finding("autovacuum_off", "autovacuum is off for the whole server"))
+    return findings, facts
+
+
+async def check_schema(connection: Connection) -> tuple[list[Finding], dict[str, str]]:
+    """Check that the database has the migrations of this release."""
+    applied = await applied_migrations(connection)
+    try:
+        missing = pending_migrations(known_migrations(), applied)
+    except MigrationError as error:
+        remedy = "use the release that fits, or `interlock migrate`"
+        return [make_finding("schema_outdated", str(error), remedy=remedy)], {}
+    if missing:
+        found = f"{len(missing)} migrations of this release are missing, from {missing[0].name} on"
+        sample = [migration.name for migration in missing]
+        return [make_finding("schema_outdated", found, rows=len(missing), sample=sample)], {}
+    return [], {"schema": f"{schema_version(applied)}, that of this release"}
+
+
+async def check_catalog(connection: Connection) -> list[Finding]:
+    """Compare the schema with that of this release."""
+    columns = {row["table"]: set(row["columns"]) for row in await run(connection, CATALOG["read_columns"], {})}
+    damaged = [
+        table if table not in columns else f"{table}.{column}"
+        for table, wanted in expected_catalog().columns.items()
+        for column in (sorted(wanted - columns[table]) if table in columns else [""])
+    ]
+    return [
+        *_group("table_damaged", damaged, "the schema lacks {names}"),
+        *_check_triggers(await run(connection, CATALOG["read_triggers"], {}), columns),
+        *_check_functions(await run(connection, CATALOG["read_functions"], {})),
+        *_check_indexes(await run(connection, CATALOG["read_indexes"], {})),
+        *_check_constraints(await run(connection, CATALOG["read_constraints"], {}), columns),
+    ]
+
+
+def _group(code: str, names: Iterable[str], text: str) -> Iterator[Finding]:
+    """Make one finding of all objects with the same fault."""
+    found = sorted(names)
+    if found:
+        more = len(found) - SAMPLE_SIZE
+        shown = ", ".join(found[:SAMPLE_SIZE]) + (f" and {more} more" if more > 0 else "")
+        yield make_finding(code, text.format(names=shown), rows=len(found), sample=found)
+
+
+def _check_triggers(rows: list[dict[str, Any]], tables: Iterable[str]) -> Iterator[Finding]:
+    expected = _expected_triggers(tables)
+    found = {(row["table"], row["name"]): row for row in rows}
+    faults: dict[str, list[str]] = {"missing": [], "disabled": [], "changed": []}
+    for (table, name), want in expected.items():
+        row = found.get((table, name))
+        if row is None:
+            faults["missing"].append(f"{name} on {table}")
+        elif row["enabled"] not in {want.enabled, ALWAYS}:
+            faults["disabled"].append(f"{name} on {table}")
+        elif _in_order_of_events(row["definition"]) != _in_order_of_events(want.definition):
+            faults["changed"].append(f"{name} on {table}")
+    unknown = [f"{name} on {table}" for table, name in found if (table, name) not in expected]
+    yield from _group("guard_missing", faults["missing"], "missing triggers: {names}")
+    yield from _group("guard_disabled", faults["disabled"], "triggers that do not fire for every session: {names}")
+    yield from _group("guard_changed", faults["changed"], "triggers that are not those of this release: {names}")
+    yield from _group("trigger_unknown", unknown, "triggers that this release does not know: {names}")
+
+
+def _expected_triggers(tables: Iterable[str]) -> dict[tuple[str, str], ExpectedTrigger]:
+    """Return the triggers of this release, and those that protect each table and partition of records."""
+    expected = dict(expected_catalog().triggers)
+    for table in tables:
+        if table in RECORD_TABLES or table.startswith(_PARTITION_PREFIXES):
+            for name, body in RECORD_TRIGGERS.items():
+                definition = f"create trigger {name} {body.format(table=f'interlock.{table}')}"
+                expected[table, name] = ExpectedTrigger(definition, ALWAYS)
+    return expected
+
+
+_PARTITION_PREFIXES = tuple(f"{table}_" for table in RECORD_TABLES)
+
+
+def _in_order_of_events(definition: str) -> str:
+    """Normalize a definition; PostgreSQL prints the events of a trigger in an order of its own."""
+    return normalize_definition(definition).replace("before delete or update on", "before update or delete on")
+
+
+def _check_functions(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    found = {row["name"]: row for row in rows}
+    changed = [
+        name
+        for name, want in expected_catalog().functions.items()
+        if name not in found
+        or found[name]["source"] != want.source
+        or found[name]["security_definer"] != want.security_definer
+        or set(found[name]["settings"]) != want.settings
+    ]
+    yield from _group("function_changed", changed, "functions that are missing or not those of this release: {names}")
+
+
+def _check_indexes(rows: list[dict[str, Any]]) -> Iterator[Finding]:
+    found = {row["name"]: row for row in rows}
+    missing = {
+        name: definition
+        for name, definition in expected_catalog().indexes.items()
+        if name not in found or normalize_definition(found[name]["definition"]) != normalize_definition(definition)
+    }
+    if missing:
+        message = f"missing or changed indexes: {', '.join(sorted(missing)[:SAMPLE_SIZE])}"
+        remedy = "; ".join(missing[name] for name in sorted(missing))
+        yield make_finding("index_missing", message, rows=len(missing), sample=sorted(missing), remedy=remedy)
+    invalid = [name for name, row in found.items() if not row["is_valid"] and name not in missing]
+    yield from _group("index_invalid", invalid, "invalid indexes: {names}")
+
+
+def _check_constraints(rows: list[dict[str, Any]], tables: Iterable[str]) -> Iterator[Finding]:
+    found = {(row["table"], row["name"]): row for row in rows}
+    existing = set(tables)
+    missing = [
+        f"{name} on {table}"
+        for table, name in expected_catalog().constraints
+        if (table, name) not in found and table in existing
+    ]
+    invalid = [f"{name} on {table}" for (table, name), row in found.items() if not row["is_valid"]]
+    yield from _group("constraint_missing", missing, "missing constraints: {names}")
+    yield from _group("constraint_invalid", invalid, "constraints that were never validated: {names}")
+
+
+async def check_partitions(connection: Connection, now: datetime) -> list[Finding]:
+    """Check that records of this month and the next have partitions, and that no partition between others is gone."""
+    rows = await run(connection, CATALOG["read_record_partitions"], {})
+    faults = []
+    for table in RECORD_TABLES:
+        months = [row for row in rows if row["records"] == table and row["begins_at"] is not None]
+        faults += [
+            f"{table} has none from {before['ends_at']:%Y-%m-%d} to {after['begins_at']:%Y-%m-%d}"
+            for before, after in pairwise(months)
+            if before["ends_at"] < after["begins_at"]
+        ]
+        wanted = {"this month": now, "the next month": (now.replace(day=1) + timedelta(days=32)).replace(day=1)}
+        faults += [
+            f"{table} has none for {name}"
+            for name, moment in wanted.items()
+            if not any(row["begins_at"] <= moment < row["ends_at"] for row in months)
+            and not any(before["ends_at"] <= moment < after["begins_at"] for before, after in pairwise(months))
+        ]
+    return list(_group("partition_missing", faults, "partitions of records: {names}"))
+
+
+async def check_privileges(connection: Connection) -> list[Finding]:
+    """Check that this role has the rights that `interlock migrate --grant-to` grants."""
+    pairs = [
+        (relation.strip(), privilege.strip())
+        for statement in load_statements("grants").values()
+        for privileges, relations in _GRANT.findall(statement.sql)
+        for relation in relations.split(",")
+        for privilege in privileges.split(",")
+    ]
+    parameters = {"relations": [relation for relation, _ in pairs], "privileges": [right for _, right in pairs]}
+    missing = [row["missing"] for row in await run(connection, CATALOG["read_missing_privileges"], parameters)]
+    return list(_group("privilege_missing", missing, "this role lacks rights: {names}"))
+
+
+async def check_vacuum(connection: Connection, now: datetime | None) -> list[Finding]:
+    """Check that tables are vacuumed automatically and do not consist of dead rows."""
+    parameters = {"dead_rows": BLOAT_ROWS, "threshold": BLOAT_AGE, "now": now}
+    rows = await run(connection, CATALOG["read_vacuum_state"], parameters)
+    excluded = [row["name"] for row in rows if row["is_excluded"]]
+    bloated = [f"{row['name']} ({row['dead_rows']:,} dead rows)" for row in rows if row["is_bloated"]]
+    return [
+        *_group("autovacuum_off", excluded, "autovacuum is off for {names}"),
+        *_group("table_bloated", bloated, "tables most of whose rows are dead: {names}"),
+    ]

@@ -1,0 +1,354 @@
+"""No statement of a list reads a whole table: plans and rows read, with a million tasks and a hundred thousand jobs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import psycopg
+import pytest
+
+from interlock.postgres.connection import connect
+from interlock.store import lists
+from interlock.store.jobs import JobFilter, find_job_page
+from interlock.store.live import SECTIONS, LiveParameters, read_live
+from interlock.store.signals import InboxFilter, read_inbox_page
+from interlock.store.task_admin import TaskFilter, find_task_page
+from interlock.store.workers import find_worker_page
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from interlock.postgres.connection import Connection
+    from interlock.postgres.embedded.server import EmbeddedServer
+
+pytestmark = pytest.mark.store
+
+TASKS = 1_000_000
+JOBS = 100_000
+RECORDS = 100_000  # of the moves of tasks, spread over this month
+START = datetime(2026, 1, 1, tzinfo=UTC)  # of the first task; one follows each second
+# Of a million tasks, all but a few are done; the newest ones are not of the rare type, tag, namespace and worker.
+FILL = f"""
+set session_replication_role = replica;
+alter table interlock.tasks disable trigger user;
+alter table interlock.jobs disable trigger user;
+create function pg_temp.id_at(n int) returns uuid language sql immutable as $$
+    select (lpad(to_hex({int(START.timestamp())}000 + n::bigint * 1000), 12, '0') || '70008000'
+        || lpad(to_hex(n), 12, '0'))::uuid
+$$;
+insert into interlock.tasks (id, created_at, updated_at, type, namespace, state, attempt, worker_id, lease_expires_at,
+    tags, held_by, unique_key, request_id, correlation_id)
+select pg_temp.id_at(n), '{START.isoformat()}'::timestamptz + make_interval(secs => n), now(),
+    case when n % 100000 = 7 then 'rare' else 'x' end,
+    case when n % 100000 = 7 then 'rare' else 'default' end,
+    case when n % 5000 = 1 then 'error' when n % 5000 = 2 then 'canceled' when n % 5000 = 3 then 'skipped'
+        when n % 5000 = 4 then 'waiting' when n % 5000 = 5 then 'running' when n % 5000 = 6 then 'pending' else 'done'
+    end,
+    1, case when n % 100000 = 7 then 'w_rare-1-ff' else 'w' end, case when n % 5000 = 5 then now() end,
+    case when n % 100000 = 7 then '{{rare}}'::text[] when n % 2 = 0 then '{{even}}' end,
+    case when n % 5000 = 4 then 'limit' end,
+    case when n % 1000 = 0 then 'k' || n % 10000 end, case when n % 1000 = 0 then 'r' || n end,
+    case when n % 1000 = 0 then pg_temp.id_at(n % 10000) end
+from generate_series(0, {TASKS - 1}) as n;
+insert into interlock.workflows (id, name, version, definition, root_namespaces, plain_roots)
+select pg_temp.id_at(n), case n when 1 then 'rare' when 2 then 'w' else 'distributed_sort' end, n::text, '{{}}',
+    '{{}}', true
+from generate_series(1, 4) as n;
+insert into interlock.jobs (id, created_at, task_description, workflow_id, status, namespace, tags, attributes, key,
+    key_order, on_conflict, request_id, correlation_id, parent_job_id, depth)
+select pg_temp.id_at(n), '{START.isoformat()}'::timestamptz + make_interval(secs => n), 'w',
+    pg_temp.id_at(case when n % 50000 = 7 then 1 else 2 end),
+    case when n % 5000 = 1 then 'FAILED' when n % 5000 = 2 then 'RUNNING' else 'COMPLETED' end,
+    case when n % 50000 = 7 then 'rare' else 'default' end,
+    case when n % 50000 = 7 then '{{rare}}'::text[] when n % 2 = 0 then '{{even}}' end,
+    case when n % 10 = 0 then jsonb_build_object('customer', n / 100) end,
+    case when n % 1000 = 0 then 'k' || n % 10000 end, case when n % 1000 = 0 then n end,
+    case when n % 1000 = 0 then 'queue' end, case when n % 1000 = 0 then 'r' || n end,
+    pg_temp.id_at(case when n % 1000 = 0 then n % 10000 else n end),
+    case when n % 1000 = 500 then pg_temp.id_at(n % 10000 / 1000) end, (n % 1000 = 500)::int
+from generate_series(0, {JOBS - 1}) as n;
+alter table interlock.audit_logs disable trigger user;
+insert into interlock.audit_logs (task_id, to_state, event, actor, database_role, attempt, recorded_at)
+select pg_temp.id_at(n), 'pending', 'create', 'fill', 'fill', 0,
+    date_trunc('month', now()) + (now() - date_trunc('month', now())) * (n / {RECORDS}.0)
+from generate_series(0, {RECORDS - 1}) as n;
+"""
+
+
+@pytest.fixture(scope="module")
+def filled_url(template: str, server: EmbeddedServer) -> Iterator[str]:
+    """Fill a database: a million tasks and a hundred thousand jobs."""
+    with psycopg.connect(server.url("postgres"), autocommit=True) as admin:
+        admin.execute(f"create database lists template {template}".encode())
+        with psycopg.connect(server.url("lists"), autocommit=True) as connection:
+            connection.execute(FILL)
+            connection.execute("vacuum analyze interlock.tasks, interlock.jobs, interlock.audit_logs")
+        yield server.url("lists")
+        admin.execute("drop database lists with (force)")
+
+
+@pytest.fixture
+async def connection(filled_url: str) -> AsyncIterator[Connection]:
+    """Connect to the filled database."""
+    async with connect(filled_url) as opened:
+        yield opened
+
+
+def id_at(n: int) -> UUID:
+    """Return the id of a row."""
+    milliseconds = int(START.timestamp()) * 1000 + n * 1000
+    return UUID(f"{milliseconds:012x}70008000{n:012x}")
+
+
+def time_at(n: int) -> datetime:
+    """Return the time at which a row was created."""
+    return START + timedelta(seconds=n)
+
+
+class Explained:
+    """Records the statements of a connection, and explains them as they were executed."""
+
+    def __init__(self, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._execute = connection.execute
+        self._calls: list[tuple[Any, Any]] = []
+        monkeypatch.setattr(connection, "execute", self._record)
+
+    async def _record(self, query: Any, parameters: Any = None, **options: Any) -> Any:
+        self._calls.append((query, parameters))
+        return await self._execute(query, parameters, **options)
+
+    async def scans(self, *, of_list: bool = True) -> list[tuple[str, str, float]]:
+        """Return the scans of all statements: kind, relation and the rows that were read."""
+        found: list[tuple[str, str, float]] = []
+        if of_list:
+            await self._execute("set enable_seqscan = off")  # as in the transaction of a list
+        for query, parameters in self._calls:
+            if query.startswith(("select set_config", "explain")):
+                continue
+            rows = await self._execute(f"explain (analyze, format json, timing off) {query}", parameters, prepare=False)
+            ((document,),) = [row.values() for row in await rows.fetchall()]
+            nodes = [document[0]["Plan"]]
+            while nodes:
+                node = nodes.pop()
+                nodes += node.get("Plans", [])
+                if "Scan" in node["Node Type"] and "Subquery" not in node["Node Type"]:
+                    removed = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
+                    read = node["Actual Rows"] + sum(node.get(name, 0) for name in removed)
+                    found.append((node["Node Type"], node.get("Relation Name", ""), read * node["Actual Loops"]))
+        return found
+
+
+TASK_FILTERS: dict[str, tuple[dict[str, Any], int]] = {
+    "all": ({}, 50),
+    "done": ({"states": ("done",)}, 50),
+    "error": ({"states": ("error",)}, 50),
+    "error of a rare type": ({"states": ("error",), "type": "rare"}, 0),
+    "error of a namespace": ({"states": ("error",), "namespaces": ("default", "other")}, 50),
+    "canceled": ({"states": ("canceled",)}, 50),
+    "skipped": ({"states": ("skipped",)}, 50),
+    "waiting": ({"states": ("waiting",)}, 50),
+    "pending": ({"states": ("pending",)}, 50),
+    "running": ({"states": ("running",)}, 50),
+    "running of a worker": ({"states": ("running",), "worker": "w"}, 50),
+    "several states": ({"states": ("error", "waiting", "running", "pending", "canceled")}, 50),
+    "all states": ({"states": ("error", "done")}, 50),
+    "type": ({"type": "rare"}, 0),
+    "tag": ({"tag": "rare"}, 0),
+    "namespace": ({"namespace": "rare"}, 0),
+    "namespaces": ({"namespaces": ("rare", "none")}, 0),
+    "worker": ({"worker": "w_rare"}, 0),
+    "unique key": ({"unique_key": "k1000"}, 50),
+    "unique key in error": ({"unique_key": "k1000", "states": ("error",)}, 0),
+    "request id": ({"request_ids": ["r999000"]}, 1),
+    "correlation id": ({"correlation_id": id_at(1000)}, 50),
+    "job": ({"job_id": id_at(1)}, 0),
+    "time": ({"created_after": time_at(500_000), "created_before": time_at(500_010)}, 10),
+    "time and state": ({"created_before": time_at(100_000), "states": ("error",)}, 20),
+}
+
+
+@pytest.mark.parametrize("name", TASK_FILTERS)
+async def test_a_page_of_tasks_reads_a_bounded_number_of_rows(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    conditions, expected = TASK_FILTERS[name]
+    explained = Explained(connection, monkeypatch)
+    page = await find_task_page(connection, TaskFilter(**conditions), limit=50)
+    assert len(page.items) == expected
+    for kind, relation, rows in await explained.scans():
+        assert kind != "Seq Scan" or relation not in {"tasks", "jobs"}, name
+        assert rows <= lists.MAX_LOOKED_AT + 1, (name, kind, relation)
+
+
+JOB_FILTERS: dict[str, tuple[dict[str, Any], int]] = {
+    "all": ({}, 50),
+    "completed": ({"statuses": ["COMPLETED"]}, 50),
+    "failed": ({"statuses": ["FAILED"]}, 20),
+    "running or failed": ({"statuses": ["RUNNING", "FAILED"]}, 40),
+    "failed of a rare namespace": ({"statuses": ["FAILED"], "namespace": "rare"}, 0),
+    "workflow": ({"workflow": "rare"}, 2),
+    "version": ({"workflow": "w", "version": "2"}, 50),
+    "unknown workflow": ({"workflow": "none"}, 0),
+    "namespace": ({"namespace": "rare"}, 0),
+    "namespaces": ({"namespaces": ["rare"]}, 0),
+    "rare tag": ({"tags": ["rare"]}, 2),
+    "frequent tag": ({"tags": ["even"]}, 50),
+    "frequent and rare tag": ({"tags": ["even", "rare"]}, 0),
+    "attribute": ({"attributes": {"customer": 77}}, 10),
+    "attribute and state": ({"attributes": {"customer": 77}, "statuses": ["RUNNING"]}, 0),
+    "key": ({"key": "k1000"}, 10),
+    "parent": ({"parent": id_at(1)}, 10),
+    "request id": ({"request_ids": ["r99000"]}, 1),
+    "correlation id of a request": ({"correlation_id": id_at(1000)}, 10),
+    "correlation id of a job": ({"correlation_id": id_at(77)}, 1),
+    "time": ({"created_after": time_at(50_000), "created_before": time_at(50_010)}, 10),
+}
+
+
+@pytest.mark.parametrize("name", JOB_FILTERS)
+async def test_a_page_of_jobs_reads_a_bounded_number_of_rows(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    conditions, expected = JOB_FILTERS[name]
+    explained = Explained(connection, monkeypatch)
+    page = await find_job_page(connection, JobFilter(**conditions), limit=50)
+    assert len(page.items) == expected
+    for kind, relation, rows in await explained.scans():
+        assert kind != "Seq Scan" or relation != "jobs", name
+        assert rows <= lists.MAX_LOOKED_AT + 1, (name, kind, relation)
+
+
+LIVE_ROWS = 20_000  # that one section of the live statement may read
+LARGE_TABLES = ("tasks", "jobs", "audit_logs")
+COUNTS = {"live_task_states", "live_job_states"}  # a full count at most every ten minutes
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS - COUNTS))
+async def test_a_live_section_reads_a_bounded_number_of_rows(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    explained = Explained(connection, monkeypatch)
+    ids = [id_at(n) for n in range(50)]
+    parameters = LiveParameters(
+        by_namespace=True,
+        window=timedelta(seconds=30),
+        task_ids=ids,
+        job_ids=ids,
+        step_job_ids=ids[:5],
+        worker_ids=["w"],
+    )
+    await read_live(connection, frozenset({section.removeprefix("live_")}), parameters)
+    for kind, relation, rows in await explained.scans(of_list=False):
+        is_large = rows > 0 and relation.startswith(LARGE_TABLES)  # the default partition of the records is empty
+        assert kind != "Seq Scan" or not is_large, (section, relation)
+        assert rows <= LIVE_ROWS, (section, kind, relation)
+
+
+async def test_rare_tasks_are_found_by_going_on_from_page_to_page(connection: Connection) -> None:
+    found: list[UUID] = []
+    pages, cursor = 0, None
+    while pages == 0 or cursor is not None:
+        wanted = TaskFilter(tag="rare", created_after=time_at(TASKS - 10 * lists.MAX_LOOKED_AT))
+        page = await find_task_page(connection, wanted, limit=3, before=cursor)
+        found += [task.id for task in page.items]
+        pages, cursor = pages + 1, page.next
+    assert found == [id_at(n) for n in reversed(range(7, TASKS, 100_000)) if n >= TASKS - 10 * lists.MAX_LOOKED_AT]
+    assert pages in {10, 11}, "each page looks at a part of the table"
+
+
+async def test_many_pending_tasks_are_found_by_the_order_of_ids(connection: Connection) -> None:
+    async with connection.transaction(force_rollback=True):
+        await connection.execute(
+            "update interlock.tasks set state = 'pending', unique_key = null "
+            "where id >= %s and lease_expires_at is null",
+            [id_at(TASKS - 2 * lists.MAX_LOOKED_AT)],
+        )
+        page = await find_task_page(connection, TaskFilter(states=("pending",)), limit=50)
+    assert [task.id for task in page.items] == [id_at(n) for n in reversed(range(TASKS - 50, TASKS))]
+
+
+FEW, MANY = 100, 3_000  # rows that a page may look at here, and rows of the table
+FILL_WORKERS = f"""
+alter table interlock.workers disable trigger user;
+insert into interlock.workers (id, created_at, status, event, host, workspace_id, namespaces)
+select 'w' || n, '{START.isoformat()}'::timestamptz + make_interval(secs => n), 'RUNNING', 'start', 'a', 'main',
+    '{{default}}'
+from generate_series(1, {MANY}) as n;
+update interlock.workers set host = 'b', workspace_id = 'rare', namespaces = '{{rare}}', status = 'PAUSED'
+where id = 'w7';
+"""
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [
+        {"statuses": ["PAUSED"]},
+        {"host": "b"},
+        {"workspace_id": "rare"},
+        {"namespace": "rare"},
+        {"namespaces": ["rare"]},
+    ],
+    ids=str,
+)
+async def test_a_page_of_workers_reads_a_bounded_number_of_rows(
+    database: Connection, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(lists, "MAX_LOOKED_AT", FEW)
+    async with database.transaction(force_rollback=True):
+        for statement in FILL_WORKERS.split(";\n")[:-1]:
+            await database.execute(statement)
+        explained = Explained(database, monkeypatch)
+        page = await find_worker_page(database, **conditions, limit=50)
+        assert page.items == []
+        for kind, relation, rows in await explained.scans():
+            assert rows <= FEW + 1, (kind, relation)
+        found = []
+        while page.next is not None:
+            page = await find_worker_page(database, **conditions, before=page.next, limit=50)
+            found += page.items
+    assert [worker["id"] for worker in found] == ["w7"]
+
+
+FILL_INBOX = f"""
+set local session_replication_role = replica;
+alter table interlock.tasks disable trigger user;
+alter table interlock.jobs disable trigger user;
+insert into interlock.workflows (id, name, version, definition, root_namespaces, plain_roots)
+select gen_random_uuid(), name, '1', '{{}}', '{{}}', true from unnest(array['often', 'rare']) as name;
+insert into interlock.workflow_steps (workflow_id, step, position, namespace, priority, max_tries, kind, spec, edges)
+select id, 'ask', 0, name, 0, 1, case name when 'rare' then 'approval' else 'signal' end, '{{"signal": "go"}}', 0
+from interlock.workflows;
+insert into interlock.jobs (task_description, workflow_id, namespace, created_at)
+select name, id, name, '{START.isoformat()}'::timestamptz + make_interval(secs => n)
+from generate_series(1, {MANY}) as n
+    join interlock.workflows on name = case when n = {MANY - 7} then 'rare' else 'often' end;
+insert into interlock.tasks (type, job_id, step, state, held_by, wait_started_at, assignee)
+select 'x', id, 'ask', 'waiting', 'signal', created_at, namespace
+from interlock.jobs;
+"""
+
+
+@pytest.mark.parametrize(
+    "conditions",
+    [{"assignee": "rare"}, {"workflow": "rare"}, {"kind": "approval"}, {"namespaces": ["rare"]}],
+    ids=str,
+)
+async def test_a_page_of_the_inbox_reads_a_bounded_number_of_rows(
+    database: Connection, monkeypatch: pytest.MonkeyPatch, conditions: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(lists, "MAX_LOOKED_AT", FEW)
+    async with database.transaction(force_rollback=True):
+        for statement in FILL_INBOX.split(";\n")[:-1]:
+            await database.execute(statement)
+        await database.execute("analyze interlock.tasks")
+        explained = Explained(database, monkeypatch)
+        page = await read_inbox_page(database, InboxFilter(**conditions), limit=50)
+        for kind, relation, rows in await explained.scans():
+            assert rows <= FEW + 1, (kind, relation)
+        found = page.items
+        while page.next is not None:
+            page = await read_inbox_page(database, InboxFilter(**conditions), after=page.next, limit=50)
+            found += page.items
+    assert [(item["workflow"], item["assignee"]) for item in found] == [("rare", "rare")]
