@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import queue
 import re
@@ -10,7 +11,6 @@ import sys
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +72,16 @@ async def api_at(
             async with used.connection() as connection:
                 headers = await add_admin_token(connection)
         transport = httpx.ASGITransport(app=api)
-        hooks: dict[str, list[Callable[..., Any]]] = {"response": [partial(refuse_undocumented, api)]}
+        hooks: dict[str, list[Callable[..., Any]]] = {"response": [functools.partial(refuse_undocumented, api)]}
         async with httpx.AsyncClient(transport=transport, base_url=HERE, headers=headers, event_hooks=hooks) as client:
             yield client
+
+
+@functools.cache
+def api_document() -> dict[str, Any]:
+    """Return the OpenAPI document, which is the same for every app and database: built once, as it takes a second."""
+    config = Config(database_url="postgresql://nowhere/none")
+    return create_api(Interlock(config=config), config).openapi()
 
 
 async def refuse_undocumented(api: FastAPI, response: httpx.Response) -> None:
@@ -87,7 +94,7 @@ async def refuse_undocumented(api: FastAPI, response: httpx.Response) -> None:
     ]
     if not found:
         return
-    operation = api.openapi()["paths"][found[0].path_format][method.lower()]
+    operation = api_document()["paths"][found[0].path_format][method.lower()]
     documented = operation["responses"].get(str(response.status_code))
     assert documented is not None, f"{method} {path}: {response.status_code} is not documented"
     if response.is_error:

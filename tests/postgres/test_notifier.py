@@ -50,7 +50,8 @@ async def test_a_worker_an_orchestrator_and_results_share_one_listen_connection(
         worker.request_shutdown()
         worker.request_shutdown()
         waiting.cancel()
-    assert await count_listeners(database) == 0
+    while await count_listeners(database):  # a backend ends a moment after its connection is closed
+        await asyncio.sleep(0.01)
 
 
 async def test_subscribers_receive_the_payloads_of_their_channels(url: str, database: Connection) -> None:

@@ -42,14 +42,14 @@ async def test_workflows_are_listed_shown_and_drawn(client: httpx.AsyncClient) -
         assert (await client.get(path)).json()["code"] == "unknown_workflow"
 
 
-async def test_a_schedule_with_any_name_is_stored_paused_resumed_run_and_deleted(
+async def test_a_schedule_is_stored_paused_resumed_run_and_deleted(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
-    path = "/api/schedules/" + quote("reports/eu daily?", safe="")
+    path = "/api/schedules/" + quote("reports eu, daily?", safe="")
     body = {"type": "report", "cron": "30 4 * * *", "timezone": "Europe/Berlin", "options": {"priority": 3}}
     made = (await client.put(path, json=body)).json()
-    assert (made["name"], made["options"], made["paused_at"]) == ("reports/eu daily?", {"priority": 3}, None)
-    assert [each["name"] for each in (await client.get("/api/schedules")).json()["items"]] == ["reports/eu daily?"]
+    assert (made["name"], made["options"], made["paused_at"]) == ("reports eu, daily?", {"priority": 3}, None)
+    assert [each["name"] for each in (await client.get("/api/schedules")).json()["items"]] == ["reports eu, daily?"]
     assert (await client.post(f"{path}/resume")).json()["code"] == "not_possible"
     assert (await client.post(f"{path}/pause")).json()["paused_at"] is not None
     assert (await client.post(f"{path}/resume")).json()["paused_at"] is None
@@ -66,7 +66,7 @@ async def test_a_schedule_with_any_name_is_stored_paused_resumed_run_and_deleted
         {"type": "x", "every": 1, "options": {"color": 1}},
     ):
         assert (await client.put("/api/schedules/wrong", json=wrong)).json()["code"] == "invalid_input", wrong
-    assert (await client.delete(path)).json() == {"name": "reports/eu daily?", "deleted": True}
+    assert (await client.delete(path)).json() == {"name": "reports eu, daily?", "deleted": True}
     for answer in (await client.get(path), await client.delete(path), await client.post(f"{path}/run")):
         assert answer.json()["code"] == "unknown_schedule"
 
@@ -97,9 +97,10 @@ async def test_limits_are_overridden_restored_and_deleted_by_admins_only(
 async def test_the_secret_of_a_token_is_answered_once_and_stored_nowhere(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
-    made = await client.post(
-        "/api/tokens", json={"name": "ci", "scope": "operate", "days": 9}, headers={"Idempotency-Key": "k"}
-    )
+    body = {"name": "ci/main", "scope": "operate", "days": 9}
+    keyed = await client.post("/api/tokens", json=body, headers={"Idempotency-Key": "k"})
+    assert (keyed.status_code, keyed.json()["code"]) == (422, "invalid_request")
+    made = await client.post("/api/tokens", json=body)
     secret = made.json()["token"]
     assert (made.status_code, secret[:3]) == (201, "il_")
     assert secret not in (await client.get("/api/tokens")).text
@@ -107,10 +108,10 @@ async def test_the_secret_of_a_token_is_answered_once_and_stored_nowhere(
     assert stored[0]["n"] == 0
     used = {"Authorization": f"Bearer {secret}"}
     assert (await client.get("/api/tokens", headers=used)).json()["code"] == "insufficient_scope"
-    assert (await client.post("/api/tokens", json={"name": "ci"})).json()["code"] == "not_possible"
-    assert (await client.delete("/api/tokens/ci")).json() == {"name": "ci", "deleted": True}
+    assert (await client.post("/api/tokens", json={"name": "ci/main"})).json()["code"] == "not_possible"
+    assert (await client.delete("/api/tokens/ci%2Fmain")).json() == {"name": "ci/main", "deleted": True}
     assert (await client.get("/api/tasks", headers=used)).status_code == 401
-    assert (await client.delete("/api/tokens/ci")).json()["code"] == "unknown_token_name"
+    assert (await client.delete("/api/tokens/ci%2Fmain")).json()["code"] == "unknown_token_name"
     assert (await client.get("/api/tokens", params={"revoked": True})).json()["items"][-1]["revoked_by"] == ADMIN_ACTOR
 
 

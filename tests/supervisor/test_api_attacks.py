@@ -384,6 +384,7 @@ class Guarded:
         self.valid = {"a", "b"}
         self.release = asyncio.Event()
         self.checking = 0
+        self.slow: set[str] = set()
         limited = RequestLimits(None, max_body_bytes=1000, timeout_s=TIMEOUT_S, **limits)
         self._app = RequestLimitsMiddleware(self._answer, limited, authenticate=self._authenticate)
 
@@ -392,10 +393,11 @@ class Guarded:
 
     async def _authenticate(self, request: Request) -> Caller:
         token = request.headers["authorization"].removeprefix("Bearer ")
-        if token not in self.valid:
+        if token not in self.valid or token in self.slow:
             self.checking += 1
             await self.release.wait()
             self.checking -= 1
+        if token not in self.valid:
             raise Problem("unknown_token", "the token is unknown")
         caller = request.state.caller = Caller(f"token:{token}", TokenScope.ADMIN)
         return caller
@@ -440,6 +442,21 @@ async def test_checks_of_unknown_tokens_take_no_place_of_valid_ones() -> None:
     guarded.release.set()
     assert await guarded.send("/api/tasks", "a") == 401
     assert await asyncio.gather(*unknown) == [401] * 12
+
+
+async def test_requests_that_bring_a_new_token_together_wait_for_its_first_check_only() -> None:
+    guarded = Guarded()
+    guarded.slow.add("a")
+    requests = [asyncio.create_task(guarded.send("/api/tasks", "a")) for _ in range(20)]
+    while guarded.checking < 2:
+        await asyncio.sleep(0)
+    guarded.release.set()  # the first checks end, the others wait again
+    guarded.release.clear()
+    async with asyncio.timeout(5):
+        while guarded.checking < 18:
+            await asyncio.sleep(0)
+    guarded.release.set()
+    assert await asyncio.gather(*requests) == [200] * 20
 
 
 async def test_bodies_without_a_token_take_no_memory_of_those_with_one() -> None:

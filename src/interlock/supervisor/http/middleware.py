@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -201,25 +200,32 @@ class RequestLimitsMiddleware:
 
     async def _check_token(self, exchange: _Exchange) -> None:
         """Raise 401 without a valid token. Callers whose token was valid before do not wait for unknown ones."""
-        if self._authenticate is None or not exchange.path.startswith(TOKEN_PATHS):
+        authenticate = self._authenticate
+        if authenticate is None or not exchange.path.startswith(TOKEN_PATHS):
             return
         request, credentials = Request(exchange.scope), exchange.headers.get("authorization")
         if credentials is None:
-            await self._authenticate(request)  # which needs no database
+            await authenticate(request)  # which needs no database
             return
-        async with AsyncExitStack() as stack:
-            actor = self._known_tokens.find(credentials)
-            if actor is None:
-                await stack.enter_async_context(self._unknown_tokens.enter(exchange.client_key))
-            else:
-                stack.enter_context(self._places.take(actor))
-            try:
-                async with asyncio.timeout(self._limits.timeout_s):
-                    caller = await self._authenticate(request)
-            except Problem:
-                self._known_tokens.remove(credentials)
-                raise
-            self._known_tokens.add(credentials, caller.actor)
+        if self._known_tokens.find(credentials) is None:
+            async with self._unknown_tokens.enter(exchange.client_key):
+                # another request with the same token may have been checked while this one waited
+                if self._known_tokens.find(credentials) is None:
+                    await self._look_up_token(authenticate, request, credentials)
+                    return
+        with self._places.take(self._known_tokens.find(credentials) or exchange.client_key):
+            await self._look_up_token(authenticate, request, credentials)
+
+    async def _look_up_token(
+        self, authenticate: Callable[[Request], Awaitable[Caller]], request: Request, credentials: str
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._limits.timeout_s):
+                caller = await authenticate(request)
+        except Problem:
+            self._known_tokens.remove(credentials)
+            raise
+        self._known_tokens.add(credentials, caller.actor)
 
     def _check_sender(self, exchange: _Exchange) -> None:
         headers = exchange.headers
