@@ -24,6 +24,7 @@ from interlock.testing import Clock
 from job_driver import JobDriver
 from jobs_support import app_at as jobs_at
 from pool_support import Fleet, fleet_at
+from warm_processes import warm_processes
 from workflow_case import START, WorkflowCase
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ LONGEST = (
     "test_interpreter_agreement.py",
 )
 KINDS = ("chaos", "flow", "store")
+# Directories whose tests start their Python processes by a fork of a warm one, unless they are marked as cold.
+WARM = ("client", "store", "supervisor", "worker")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -92,6 +95,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for share, size in zip(shares, sizes, strict=True)
         for item in (*share, *itertools.islice(others, size - len(share)))
     ]
+
+
+@pytest.fixture(autouse=True)
+def warm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Start the processes of some tests by a fork of a warm one."""
+    if request.path.parent.name not in WARM or request.node.get_closest_marker("cold"):
+        yield
+        return
+    with warm_processes():
+        yield
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.flow
 
-EXAMPLES = 5  # of each operation
+EXAMPLES = int(os.environ.get("INTERLOCK_TEST_EXAMPLES") or 3)  # of each operation
 ENDLESS = "/api/events"  # a stream; tests/supervisor/test_api_events.py
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 SETTINGS = settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize=True,
+    derandomize=not os.environ.get("INTERLOCK_TEST_EXAMPLES"),
     database=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -239,6 +239,7 @@ async def test_without_a_provider_nothing_is_stored(database: Connection, app: I
     assert set(await traceparents(database)) | set(await traceparents(database, "jobs")) == {None}
 
 
+@pytest.mark.cold  # a forked process has the imports of the fork server
 def test_opentelemetry_is_not_imported_unless_the_application_does() -> None:
     code = "import sys, interlock.cli.run, interlock.worker.run; print('opentelemetry' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -275,6 +275,7 @@ def test_run_worker_uses_instance_name_as_worker_id(url: str) -> None:
     assert names[0] != names[1], "a restarted worker never inherits the leases of the one before"
 
 
+@pytest.mark.cold
 def test_worker_entrypoint_unchanged() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "from interlock.worker import run_worker; print('OK')"],
