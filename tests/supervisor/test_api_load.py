@@ -16,7 +16,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "api.py"
 
 def test_the_load_test_finds_no_fault_and_prints_times_and_shares(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    small = ("--seconds", "1", "--clients", "3", "--tasks", "200", "--jobs", "20", "--slices", "1")
+    small = ("--seconds", "2", "--clients", "4", "--tasks", "300", "--jobs", "30", "--slices", "1")
     ran = subprocess.run(
         [sys.executable, str(BENCH), *small, "--json", str(figures)],
         capture_output=True,
