@@ -12,7 +12,7 @@ from cli_support import UNKNOWN, Shell
 from factories import add_live_worker, enqueue_by_sql, step, workflow
 from interlock import Interlock
 from interlock.config import Config
-from interlock.errors import InputError, UnknownNameError, UnknownTaskError
+from interlock.errors import InputError, UnknownJobError, UnknownNameError, UnknownTaskError
 from interlock.lifecycle import SupervisedWorkerEvent, TaskRowEvent
 from interlock.store.explain import EXPLAIN
 from interlock.store.limits import Limit, admit_limited_tasks, pause_namespace, put_limits
@@ -228,6 +228,8 @@ async def test_an_ended_task_says_how_and_shows_its_last_moves(app: Interlock, d
 async def test_an_id_of_nothing_is_a_clear_error(app: Interlock) -> None:
     with pytest.raises(UnknownTaskError, match=f"no task and no job {UNKNOWN}"):
         await app.explain(UNKNOWN)
+    with pytest.raises(UnknownJobError, match=f"there is no job {UNKNOWN}"):
+        await app.explain(UNKNOWN, kind="job")
     with pytest.raises(UnknownNameError, match="'seven' is neither the id of a task or a job nor the name of a worker"):
         await app.explain("seven")
     with pytest.raises(InputError, match="the kind must be one of task, step, job"):

@@ -17,7 +17,7 @@ from interlock.client.explain.explanation import (
     move_evidence,
     shell_command,
 )
-from interlock.errors import UnknownNameError
+from interlock.errors import UnknownLimitError, UnknownScheduleError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState, TaskRowState
 from interlock.store.explain import (
     MAX_EVIDENCE,
@@ -192,7 +192,7 @@ async def explain_schedule(connection: Connection, name: str, *, now: datetime |
     """Explain a schedule: its pause, its last error, its last and next tick, and who fires it."""
     found = await read_schedules(connection, [name])
     if not found:
-        raise UnknownNameError(f"there is no schedule {name!r}; `interlock schedules list` shows them")
+        raise UnknownScheduleError(f"there is no schedule {name!r}; `interlock schedules list` shows them")
     (schedule,) = found
     moment = await read_clock(connection, now=now)
     facts: list[Fact] = []
@@ -258,7 +258,7 @@ async def explain_limit(connection: Connection, key: str, *, now: datetime | Non
     """Explain a limit: its bounds and their use, the tasks that hold it and those that wait; of a pattern, its keys."""
     used = [use for use in await list_limits(connection, now=now) if key in {use.key, use.rule}]
     if not used:
-        raise UnknownNameError(f"there is no limit {key!r}; `interlock limits list` shows them")
+        raise UnknownLimitError(f"there is no limit {key!r}; `interlock limits list` shows them")
     used.sort(key=lambda use: (use.key != key, -use.waiting, use.key))
     facts: list[Fact] = []
     waiting = 0
