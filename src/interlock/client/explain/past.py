@@ -126,6 +126,13 @@ _PAST_CODES: dict[str, FactCode] = {
 }
 
 
+_PAST_SCHEDULE_CODES = {
+    "paused": FactCode.SCHEDULE_PAUSED,
+    "failing": FactCode.SCHEDULE_FAILED,
+    None: FactCode.SCHEDULE_ACTIVE,
+}
+
+
 async def _past_pending(connection: Connection, row: dict[str, Any], at: datetime) -> list[Fact]:
     """Describe who could have claimed a task then."""
     if row["namespace"] is None:
@@ -154,7 +161,8 @@ async def explain_past_resource(connection: Connection, kind: str, name: str, at
     if kind == "schedule":
         if told is None:
             raise UnknownScheduleError(f"nothing is stored of schedule {name!r} at {format_moment(at)}")
-        state, facts = told["cause"] or "active", [_told_fact(FactCode.SCHEDULE_FAILED, told)]
+        code = _PAST_SCHEDULE_CODES[told["cause"]]
+        state, facts = told["cause"] or "active", [_told_fact(code, told)]
     else:
         is_paused = told is not None and told["cause"] == "paused"
         state = "paused" if is_paused else "active"

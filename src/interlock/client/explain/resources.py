@@ -206,10 +206,11 @@ async def explain_schedule(connection: Connection, name: str, *, now: datetime |
             )
         )
     if schedule.paused_at is not None:
+        who = (schedule.paused or "").removeprefix("paused")
         facts.append(
             Fact(
                 code=FactCode.SCHEDULE_PAUSED,
-                text=f"it was paused at {format_moment(schedule.paused_at)}",
+                text=f"it was paused at {format_moment(schedule.paused_at)}{who}",
                 since=schedule.paused_at,
                 remedy="resume it: it fires from its next tick on",
                 command=shell_command("schedules", "resume", name),
@@ -227,7 +228,8 @@ async def _next_tick(
 ) -> list[Fact]:
     following = format_moment(schedule.next_at)
     if schedule.next_at > moment - OVERDUE_AFTER:
-        return [Fact(code=FactCode.NEXT_TICK, text=f"its next tick is at {following}")]
+        evidence = () if schedule.resumed is None else (Evidence("move", "", f"it was {schedule.resumed}"),)
+        return [Fact(code=FactCode.NEXT_TICK, text=f"its next tick is at {following}", evidence=evidence)]
     overdue = Fact(code=FactCode.SCHEDULE_OVERDUE, text=f"its tick of {following} is overdue", since=schedule.next_at)
     if await read_leader(connection, now=now) is not None:
         return [overdue]

@@ -506,6 +506,10 @@ class ScheduleResponse(ResponseModel):
     next_at: datetime
     last_at: datetime | None
     paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    resumed_by: str | None = Field(description="of the latest resume, until the next pause")
+    resume_reason: str | None
     error: str | None = Field(description="of the latest tick, if it failed")
 
 
