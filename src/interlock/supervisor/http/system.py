@@ -187,6 +187,7 @@ async def show_metrics(request: Request, app: ReadApp) -> Response:
     """Return the metrics in the Prometheus text format."""
     del app
     try:
+        await request.app.state.pool_metrics.update()
         await request.app.state.transitions.update()
     except StoreError as error:
         log.warning("moves_not_counted", error=str(error))
