@@ -134,6 +134,18 @@ class UnknownNameError(InterlockError):
     """No worker, namespace, schedule or limit has this name."""
 
 
+class UnknownNamespaceError(UnknownNameError):
+    """No task, worker or pause names this namespace."""
+
+
+class UnknownScheduleError(UnknownNameError):
+    """No schedule has this name."""
+
+
+class UnknownLimitError(UnknownNameError):
+    """No limit has this key."""
+
+
 class UnknownPoolError(InterlockError):
     """No pool of workers has this name."""
 

@@ -28,8 +28,10 @@ def test_schedules_are_listed_paused_resumed_and_deleted(shell: Shell) -> None:
         "nightly",
         "pulse",
     ]
-    assert shell.answer("schedules", "pause", "pulse", "nightly") == "pulse  paused\nnightly  paused"
-    assert "paused" in shell.answer("schedules", "list")
+    paused = shell.answer("schedules", "pause", "pulse", "nightly", "--reason", "stock-taking")
+    assert paused == "pulse  paused\nnightly  paused"
+    ((actor,),) = shell.rows("select distinct paused_by from interlock.schedules")
+    assert f"paused by {actor}: stock-taking" in shell.answer("schedules", "list")
     assert shell.answer("schedules", "resume", "pulse") == "pulse  resumed"
     again = shell.run("schedules", "resume", "pulse")
     assert again.returncode == 1

@@ -267,6 +267,16 @@ async def test_steps_are_not_requeued_but_their_jobs_retried(app: Interlock, dat
     assert await driver.states(job) == {"a": "error", "b": "error"}
 
 
+async def test_tasks_after_the_preview_use_up_nothing_of_the_limit(app: Interlock) -> None:
+    never = app.tasks["never"].options(tags=["old"])
+    await never.enqueue_many([{}] * 3)
+    preview = await app.cancel(tag="old", limit=2, preview=True)
+    late = await never.enqueue()
+    done = await app.cancel(tag="old", limit=2, horizon=preview.horizon)
+    assert [task.id for task in done.tasks] == [task.id for task in preview.tasks]
+    assert (done.count, (await late.status()).state) == (2, "pending")
+
+
 async def test_acts_by_filter_are_previewed_and_then_done_in_pages(app: Interlock) -> None:
     never = app.tasks["never"]
     await never.options(tags=["old", "x"], namespace="a").enqueue_many([{}] * 1200)

@@ -22,7 +22,7 @@ from interlock.sort.engines.interlock import workflow as sort_workflow
 from interlock.store.enqueue import enqueue_task
 from interlock.store.limits import Limit, pause_namespace, put_limits
 from interlock.store.pools import NewPool, create_pool
-from interlock.store.schedules import Schedule, put_schedules, tick_request_id
+from interlock.store.schedules import Schedule, pause_schedules, put_schedules, tick_request_id
 from interlock.store.workers import RegisteredProcess, WorkerSpec, create_worker, move_worker, register_worker
 from interlock.supervisor.http.system import SharedExamination
 from jobs_support import app_at
@@ -121,6 +121,16 @@ async def test_the_last_outcome_of_a_schedule(client: httpx.AsyncClient, databas
     page = (await client.get("/schedules")).text
     assert "every 5 min" in page
     assert re.search(r"#clock[^>]*></svg>pending</span>", page)
+
+
+async def test_a_paused_schedule_shows_who_paused_it_and_why(client: httpx.AsyncClient, database: Connection) -> None:
+    await put_schedules(database, [Schedule("a b", type="x", every=timedelta(minutes=5))])
+    await pause_schedules(database, ["a b"], actor="ada", reason="<stock-taking>")
+    await sign_in(client, database, "operate")
+    assert "by ada: &lt;stock-taking&gt;" in (await client.get("/schedules")).text
+    sheet = (await client.get("/ui/sheet/schedules/a%20b/pause")).text
+    assert 'data-confirm="/ui/act/api/schedules/a%20b/pause"' in sheet
+    assert 'name="reason"' in sheet
 
 
 async def test_audit_finds_records_by_id_actor_event_and_time(client: httpx.AsyncClient, database: Connection) -> None:

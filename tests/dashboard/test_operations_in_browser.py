@@ -155,8 +155,10 @@ async def test_acts_on_a_schedule(open_page: OpenPage, database: Connection) -> 
         await row.get_by_role("button", name="Run now").click()
         await expect(page.locator("#toasts")).to_contain_text("Fired once", timeout=LIVE)
         assert await value(database, "select count(*) from interlock.tasks where type = 'report'") == 1
-        await row.get_by_role("button", name="Pause").click()
-        await expect(row.get_by_role("button", name="Resume")).to_be_visible(timeout=LIVE)
+        await row.get_by_role("button", name="Pause…").click()
+        await page.get_by_label("Reason").fill("stock-taking")
+        await page.get_by_role("button", name="Pause", exact=True).click()
+        await expect(row).to_contain_text("by token:browser: stock-taking", timeout=LIVE)
         assert await value(database, paused)
         await row.get_by_role("button", name="Resume").click()
         await expect(row.get_by_role("button", name="Pause")).to_be_visible(timeout=LIVE)

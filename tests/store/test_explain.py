@@ -12,11 +12,11 @@ from cli_support import UNKNOWN, Shell
 from factories import add_live_worker, enqueue_by_sql, step, workflow
 from interlock import Interlock
 from interlock.config import Config
-from interlock.errors import InputError, UnknownNameError, UnknownTaskError
+from interlock.errors import InputError, UnknownJobError, UnknownNameError, UnknownTaskError
 from interlock.lifecycle import SupervisedWorkerEvent, TaskRowEvent
 from interlock.store.explain import EXPLAIN
 from interlock.store.limits import Limit, admit_limited_tasks, pause_namespace, put_limits
-from interlock.store.schedules import Schedule, pause_schedules, put_schedules
+from interlock.store.schedules import Schedule, pause_schedules, put_schedules, resume_schedules
 from interlock.store.tasks import Outcome, claim_limited_tasks, claim_pending_tasks, settle_running_tasks
 from interlock.store.workers import RegisteredProcess, move_worker, register_worker
 from interlock.store.workflows import put_workflow
@@ -228,6 +228,8 @@ async def test_an_ended_task_says_how_and_shows_its_last_moves(app: Interlock, d
 async def test_an_id_of_nothing_is_a_clear_error(app: Interlock) -> None:
     with pytest.raises(UnknownTaskError, match=f"no task and no job {UNKNOWN}"):
         await app.explain(UNKNOWN)
+    with pytest.raises(UnknownJobError, match=f"there is no job {UNKNOWN}"):
+        await app.explain(UNKNOWN, kind="job")
     with pytest.raises(UnknownNameError, match="'seven' is neither the id of a task or a job nor the name of a worker"):
         await app.explain("seven")
     with pytest.raises(InputError, match="the kind must be one of task, step, job"):
@@ -403,8 +405,13 @@ async def test_schedules_are_explained(app: Interlock, database: Connection) -> 
     assert found.state == "failing"
     assert [fact.code for fact in found.facts] == ["schedule_failed", "no_leader", "schedule_overdue", "last_tick"]
     assert found.facts[0].command == "interlock schedules run nightly"
-    await pause_schedules(database, ["nightly"])
-    assert fact_of(await app.explain("nightly"), "schedule_paused").command == "interlock schedules resume nightly"
+    await pause_schedules(database, ["nightly"], actor="ada", reason="stock-taking")
+    fact = fact_of(await app.explain("nightly"), "schedule_paused")
+    assert fact.command == "interlock schedules resume nightly"
+    assert fact.text.endswith(" by ada: stock-taking")
+    await resume_schedules(database, ["nightly"], actor="bob", reason="all counted")
+    (evidence,) = fact_of(await app.explain("nightly"), "next_tick").evidence
+    assert evidence.text == "it was resumed by bob: all counted"
 
 
 async def test_a_name_of_several_kinds_is_asked_back(app: Interlock, database: Connection) -> None:

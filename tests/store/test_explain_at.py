@@ -14,7 +14,7 @@ from interlock.errors import InputError, UnknownNameError, UnknownTaskError
 from interlock.lifecycle import SupervisedWorkerEvent, TaskRowEvent
 from interlock.store.limits import Limit, pause_namespace, put_limits, resume_namespace
 from interlock.store.retention import Retention, delete_expired
-from interlock.store.schedules import Schedule, pause_schedules, put_schedules
+from interlock.store.schedules import Schedule, pause_schedules, put_schedules, resume_schedules
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
 from interlock.store.workers import RegisteredProcess, move_worker, record_heartbeat, register_worker
 from job_driver import JobDriver
@@ -146,9 +146,15 @@ async def test_a_job_of_an_earlier_moment_shows_its_open_steps(app: Interlock, d
 async def test_a_schedule_of_an_earlier_moment(app: Interlock, database: Connection) -> None:
     await put_schedules(database, [Schedule("nightly", "clean", every=timedelta(hours=1))])
     active = await moment(database)
-    await pause_schedules(database, ["nightly"])
-    assert (await app.explain("nightly", at=active)).state == "active"
-    assert (await app.explain("nightly", at=await moment(database))).state == "paused"
+    await pause_schedules(database, ["nightly"], actor="ada", reason="stock-taking")
+    paused = await moment(database)
+    await resume_schedules(database, ["nightly"], actor="bob")
+    told = [await app.explain("nightly", at=at) for at in (active, paused, await moment(database))]
+    assert [(one.state, one.facts[0].code, one.facts[0].text) for one in told] == [
+        ("active", "schedule_active", "active"),
+        ("paused", "schedule_paused", "paused by ada: stock-taking"),
+        ("active", "schedule_active", "resumed by bob"),
+    ]
     with pytest.raises(UnknownNameError, match="nothing is stored of schedule 'nightly'"):
         await app.explain("nightly", at=active - timedelta(days=1))
 

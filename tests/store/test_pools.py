@@ -57,6 +57,18 @@ async def test_supervisors_that_even_out_at_once_add_each_member_once(url: str, 
     assert (await read_worker(database, (await members(database))[0]))["metadata"]["spec"] == {"concurrency": 2}
 
 
+async def test_members_are_live_or_back_off_or_start(database: Connection) -> None:
+    await make(database, 4)
+    await even_out_pools(database, "s1", now=NOW)
+    live, late, crashed, _ = await members(database)
+    update = "update interlock.workers set seen_until = %s, restart_at = %s where id = %s"
+    await database.execute(update, [NOW + LEASE, None, live])
+    await database.execute(update, [NOW - LEASE, NOW - LEASE, late])
+    await database.execute(update, [NOW, NOW + LEASE, crashed])
+    pool = await read_pool(database, "mail", now=NOW)
+    assert (pool["members"], pool["live"], pool["backing_off"], pool["starting"]) == (4, 1, 1, 2)
+
+
 async def test_scaling_from_a_hundred_to_one_to_none_and_back(database: Connection) -> None:
     await make(database, 100)
     assert await even_out_pools(database, "one") == [("mail", 100)]

@@ -130,10 +130,10 @@ async def test_declaring_again_keeps_the_next_tick_unless_the_rhythm_changed(dat
 
 async def test_a_paused_schedule_rests_and_goes_on_with_the_next_tick(database: Connection) -> None:
     await put_schedules(database, [hourly(missed="all")], now=NOON)
-    assert await pause_schedules(database, ["report", "none"]) == ["report"]
+    assert await pause_schedules(database, ["report", "none"], actor="ada") == ["report"]
     assert await fire(database, NOON + 5 * HOUR) == 0
-    assert await resume_schedules(database, ["report"], now=NOON + 5 * HOUR + MINUTE) == ["report"]
-    assert await resume_schedules(database, ["report"]) == []
+    assert await resume_schedules(database, ["report"], actor="ada", now=NOON + 5 * HOUR + MINUTE) == ["report"]
+    assert await resume_schedules(database, ["report"], actor="ada") == []
     assert await next_schedule_at(database) == NOON + 6 * HOUR
     assert await delete_schedules(database, ["report"]) == ["report"]
     assert await next_schedule_at(database) is None

@@ -52,7 +52,11 @@ async def test_a_schedule_is_stored_paused_resumed_run_and_deleted(
     assert [each["name"] for each in (await client.get("/api/schedules")).json()["items"]] == ["reports eu, daily?"]
     assert (await client.post(f"{path}/resume")).json()["code"] == "not_possible"
     assert (await client.post(f"{path}/pause")).json()["paused_at"] is not None
-    assert (await client.post(f"{path}/resume")).json()["paused_at"] is None
+    paused = (await client.post(f"{path}/pause", json={"reason": "stock-taking"})).json()
+    assert (paused["paused_by"], paused["pause_reason"]) == (ADMIN_ACTOR, "stock-taking")
+    resumed = (await client.post(f"{path}/resume", json={"reason": "all counted"})).json()
+    assert (resumed["paused_at"], resumed["paused_by"], resumed["pause_reason"]) == (None, None, None)
+    assert (resumed["resumed_by"], resumed["resume_reason"]) == (ADMIN_ACTOR, "all counted")
     ran = await client.post(f"{path}/run", headers={"Idempotency-Key": "now"})
     assert (ran.status_code, ran.json()["kind"]) == (201, "task")
     assert (await client.post(f"{path}/run", headers={"Idempotency-Key": "now"})).content == ran.content

@@ -8,9 +8,13 @@ from uuid import uuid4
 import pytest
 
 from api_support import ADMIN_ACTOR, api_at
-from factories import enqueue
+from factories import enqueue, step, workflow
 from interlock.store import lists, task_actions
+from interlock.store.jobs import JobFilter
+from interlock.store.workflows import put_workflow
 from interlock.supervisor.http.idempotency import RequestApp
+from interlock.workflow.cancel_by_filter import cancel_matching_jobs, preview_job_cancel
+from job_driver import Failed, JobDriver
 from jobs_support import app_at as jobs_at
 from jobs_support import register_idle_worker
 
@@ -145,15 +149,16 @@ async def test_the_effect_of_a_cancel_equals_its_preview(client: httpx.AsyncClie
     assert len(preview["sample"]) == 6
     assert await number(database, "state = 'canceled'") == 0
     await enqueue(database, "mail", tags=("old",))  # after the preview
+    same = await client.post("/api/tasks/cancel", json={**wanted, "preview": True, "horizon": preview["horizon"]})
+    assert (same.json()["matched"], same.json()["horizon"]) == (6, preview["horizon"])
     body = {**wanted, "horizon": preview["horizon"], "limit": 4, "reason": "sent by hand", "request_id": "c-1"}
     first = (await client.post("/api/tasks/cancel", json=body)).json()
-    assert (first["changed"] < 6, first["next"] is None) == (True, False)
+    assert (first["matched"], first["changed"], first["next"] is None) == (4, 4, False)
     assert (await client.post("/api/tasks/cancel", json=body)).json() == first, "one key, one effect"
-    changed, requested, cursor = first["changed"], first["requested"], first["next"]
-    while cursor is not None:
-        more = (await client.post("/api/tasks/cancel", json={**body, "cursor": cursor, "request_id": cursor})).json()
-        changed, requested, cursor = changed + more["changed"], requested + more["requested"], more["next"]
-    assert (changed, requested) == (6, 1)
+    body |= {"cursor": first["next"], "request_id": "c-2"}
+    second = (await client.post("/api/tasks/cancel", json=body)).json()
+    assert (second["matched"], second["changed"], second["next"]) == (2, 2, None)
+    assert first["requested"] + second["requested"] == 1
     assert await number(database, "state = 'canceled' and reason = 'sent by hand'") == 5
     assert await number(database, "type = 'mail' and state = 'pending'") == 1, "enqueued after the preview"
     moves = f"event = 'cancel' and actor = '{ADMIN_ACTOR}' and reason = 'sent by hand'"
@@ -224,6 +229,32 @@ async def test_jobs_are_canceled_by_filter_in_batches(client: httpx.AsyncClient,
     assert await number(database, "ending = 'CANCELED' or status = 'CANCELED'", table="jobs") == 5
     again = (await client.post("/api/jobs/cancel", json={**body, "preview": True})).json()
     assert again["possible"] <= 1
+
+
+async def test_the_preview_of_a_cancel_knows_which_failing_jobs_it_can_change(database: Connection) -> None:
+    """A failing job can be canceled once, while it waits for child jobs; its compensations always run to their end."""
+    await register_idle_worker(database)
+    driver = JobDriver(database)
+    await put_workflow(database, workflow(step("s", kind="signal", signal="s"), name="sub"))
+    driver.outcomes = {"bad": Failed("no")}
+    waits = await driver.submit(step("c", kind="child", workflow="sub", wait=False), step("bad", "c"))
+    await driver.run()
+    undoes = await driver.submit(step("a", compensate="undo"), step("bad", "a"), name="undoes")
+    await driver.run(until=lambda: driver.ran.count("bad") == 2)
+    await driver.advance()
+    (row,) = await (await database.execute("select * from interlock.jobs where id = %s", [undoes])).fetchall()
+    assert (row["ending"], row["compensating"]) == ("FAILED", True)
+    wanted = JobFilter(statuses=["RUNNING"])
+    preview = await preview_job_cancel(database, wanted)
+    assert (preview.matched, preview.possible) == (3, 2)
+    assert preview.obstacles == {"has failed and ends by itself": 1}
+    batch = await cancel_matching_jobs(database, wanted, limit=10, actor="ada", horizon=preview.horizon)
+    assert (batch.matched, batch.changed) == (3, 2)
+    assert waits in {job["id"] for job in batch.sample}
+    again = await preview_job_cancel(database, wanted, horizon=preview.horizon)
+    batch = await cancel_matching_jobs(database, wanted, limit=10, actor="ada", horizon=preview.horizon)
+    assert (again.matched, again.possible) == (batch.matched, batch.changed) == (3, 0)
+    assert again.obstacles == {"is being canceled": 2, "has failed and ends by itself": 1}
 
 
 async def test_actions_go_on_over_short_pages(

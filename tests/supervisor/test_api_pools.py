@@ -128,6 +128,23 @@ async def test_force_needs_a_supervised_worker(client: httpx.AsyncClient, databa
 # --- counts in the database
 
 
+async def test_workers_of_pools_are_metrics(url: str, database: Connection) -> None:
+    async with api_at(url) as client:
+        await client.post("/api/pools", json={"name": "mail", "desired": 3})
+        await even_out_pools(database, "s1")
+        await database.execute(
+            "update interlock.workers set restart_at = now() + interval '1 hour' "
+            "where id = (select id from interlock.workers limit 1)"
+        )
+        shown = (await client.get("/api/pools/mail")).json()
+        assert (shown["live"], shown["starting"], shown["backing_off"]) == (0, 2, 1)
+        lines = (await client.get("/metrics")).text.splitlines()
+        for name, number in (("desired", 3), ("live", 0), ("starting", 2), ("backing_off", 1)):
+            assert f'pool_workers_{name}{{pool="mail"}} {number}.0' in lines
+        await client.delete("/api/pools/mail")
+        assert 'pool="mail"' not in (await client.get("/metrics")).text
+
+
 async def test_refusals_of_all_clients_are_counted_and_survive_a_restart(url: str, database: Connection) -> None:
     with psycopg.connect(url, autocommit=True) as raw:
         raw.execute("insert into interlock.workers (id) values ('w')")

@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 
 from api_support import ADMIN_ACTOR, api_at
+from factories import enqueue_by_sql
 from interlock.errors import DefinitionChangedError
 from interlock.store.limits import Limit, pause_namespace, put_limits
 from interlock.store.schedules import Schedule, put_schedules
@@ -325,6 +326,21 @@ async def test_unknown_resources_are_404_by_kind(client: httpx.AsyncClient, kind
         assert (answer.status_code, answer.json()["code"]) == (404, f"unknown_{kind}"), path
 
 
+async def test_explaining_what_is_unknown_is_404_by_kind(client: httpx.AsyncClient, database: Connection) -> None:
+    task = await enqueue_by_sql(database, type="add")
+    asked = {
+        **dict.fromkeys((f"task/{uuid4()}", f"step/{uuid4()}"), "unknown_task"),
+        **dict.fromkeys((f"job/{uuid4()}", f"job/{task}"), "unknown_job"),
+        **{f"{kind}/nothing": f"unknown_{kind}" for kind in ("worker", "namespace", "schedule", "limit")},
+    }
+    for path, code in asked.items():
+        answer = await client.get(f"/api/explain/{path}")
+        assert (answer.status_code, answer.json()["code"]) == (404, code), path
+        assert f"there is no {path.partition('/')[0]} " in answer.json()["detail"], path
+    past = await client.get(f"/api/explain/job/{uuid4()}", params={"at": "2026-01-01T00:00:00Z"})
+    assert (past.status_code, past.json()["code"]) == (404, "unknown_job")
+
+
 async def test_every_kind_is_explained_over_the_api(client: httpx.AsyncClient, database: Connection) -> None:
     await pause_namespace(database, "reports", "on fire", "ada")
     await put_limits(database, [Limit("mail", max_running=1)])
@@ -335,9 +351,6 @@ async def test_every_kind_is_explained_over_the_api(client: httpx.AsyncClient, d
     assert namespace["facts"][0]["command"] == "interlock namespaces resume reports"
     assert (await client.get("/api/explain/schedule/nightly")).json()["state"] == "active"
     assert (await client.get("/api/explain/limit/mail")).json()["state"] == "open"
-    for kind in ("namespace", "schedule", "limit"):
-        unknown = await client.get(f"/api/explain/{kind}/nothing")
-        assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_name")
     past = (await client.get("/api/explain/namespace/reports", params={"at": "2026-01-01T00:00:00Z"})).json()
     assert (past["state"], past["at"]) == ("active", "2026-01-01T00:00:00+00:00")
     refused = await client.get("/api/explain/namespace/reports", params={"at": "2026-01-01"})

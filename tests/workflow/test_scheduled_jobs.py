@@ -159,9 +159,9 @@ async def test_a_schedule_that_fails_records_its_error_and_holds_up_no_other(dat
 async def test_it_is_paused_resumed_and_deleted_like_one_of_a_task(database: Connection) -> None:
     await put_workflow(database, workflow(step("a")))
     await put_schedules(database, [hourly()], now=NOON)
-    assert await pause_schedules(database, ["nightly"], now=NOON) == ["nightly"]
+    assert await pause_schedules(database, ["nightly"], actor="ada", now=NOON) == ["nightly"]
     assert await fire(database, NOON + HOUR) == []
-    assert await resume_schedules(database, ["nightly"], now=NOON + HOUR) == ["nightly"]
+    assert await resume_schedules(database, ["nightly"], actor="ada", now=NOON + HOUR) == ["nightly"]
     assert len(await fire(database, NOON + 2 * HOUR)) == 1
     assert await delete_schedules(database, ["nightly"]) == ["nightly"]
 
@@ -169,7 +169,7 @@ async def test_it_is_paused_resumed_and_deleted_like_one_of_a_task(database: Con
 async def test_a_schedule_is_run_at_once_without_touching_its_ticks(database: Connection) -> None:
     await put_workflow(database, workflow(step("a"), input_schema=SCHEMA))
     await put_schedules(database, [hourly(input={"of": "day"}), Schedule("t", "x", every=HOUR)], now=NOON)
-    await pause_schedules(database, ["nightly"], now=NOON)
+    await pause_schedules(database, ["nightly"], actor="ada", now=NOON)
     before = await list_schedules(database)
     job = await run_schedule(database, "nightly", actor="ada", now=NOON + HOUR / 2)
     task = await run_schedule(database, "t", actor="ada")

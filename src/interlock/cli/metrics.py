@@ -95,7 +95,7 @@ def list_metrics() -> list[MetricRow]:
     for module in PROCESS_MODULES:
         import_module(f"interlock.{module}")
     rows = {}
-    for package, family, labels in (*_registered_families(), *_transition_families()):
+    for package, family, labels in (*_registered_families(), *_database_families()):
         processes = {EXPORTERS[package]} | ({"supervisor"} if family.name in MEASURED_BY_SUPERVISORS else set())
         ordered = tuple(process for process in dict.fromkeys(EXPORTERS.values()) if process in processes)
         name = f"{family.name}_total" if family.type == "counter" else family.name
@@ -125,12 +125,12 @@ def _registered_families() -> Iterator[tuple[str, Metric, tuple[str, ...]]]:
             yield owner.split(".")[1], family, tuple(labels)
 
 
-def _transition_families() -> Iterator[tuple[str, Metric, tuple[str, ...]]]:
-    """Yield those of the supervisor's own registry: transitions that are counted in the database."""
-    from interlock.supervisor.http.metrics import TransitionMetrics  # noqa: PLC0415 - FastAPI is slow to import
+def _database_families() -> Iterator[tuple[str, Metric, tuple[str, ...]]]:
+    """Yield those of the supervisor's own registry, which are counted in the database."""
+    from interlock.supervisor.http.metrics import PoolMetrics, TransitionMetrics  # noqa: PLC0415 - FastAPI is slow to import
 
     def connect() -> AbstractAsyncContextManager[Any]:
         raise AssertionError("nothing is read without `update`")
 
-    for family in TransitionMetrics(connect).collect():
+    for family in (*TransitionMetrics(connect).collect(), *PoolMetrics(connect).collect()):
         yield "supervisor", family, tuple(getattr(family, "_labelnames", ()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interlock.cli.app_context import InJson, run_with_connection
+from interlock.cli.app_context import InJson, Reason, run_with_connection
 from interlock.cli.format import format_json, format_table, print_note
 from interlock.cli.status import SCHEDULE_HEADER, schedule_row
 from interlock.store.leader import read_clock
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="List, run, pause, resume and delete schedules. An app declares them with `app.periodic` and `app.schedule`.",
-    epilog="Example: interlock schedules pause nightly_report",
+    epilog="Example: interlock schedules pause nightly_report --reason 'stock-taking'",
     no_args_is_help=True,
 )
 
@@ -54,15 +54,25 @@ def run(context: typer.Context, name: Annotated[str, typer.Argument(help="The sc
 
 
 @app.command()
-def pause(context: typer.Context, names: Names) -> None:
+def pause(context: typer.Context, names: Names, reason: Reason = None) -> None:
     """Stop firing schedules until they are resumed. Tasks and jobs that were made already still run."""
-    _change(context, names, "paused", lambda connection, app: pause_schedules(connection, names, now=app.now()))
+    _change(
+        context,
+        names,
+        "paused",
+        lambda connection, app: pause_schedules(connection, names, actor=app.actor, reason=reason, now=app.now()),
+    )
 
 
 @app.command()
-def resume(context: typer.Context, names: Names) -> None:
+def resume(context: typer.Context, names: Names, reason: Reason = None) -> None:
     """Fire paused schedules again from their next tick on. Ticks during the pause are not caught up on."""
-    _change(context, names, "resumed", lambda connection, app: resume_schedules(connection, names, now=app.now()))
+    _change(
+        context,
+        names,
+        "resumed",
+        lambda connection, app: resume_schedules(connection, names, actor=app.actor, reason=reason, now=app.now()),
+    )
 
 
 @app.command()

@@ -225,8 +225,8 @@ def schedule_row(schedule: ScheduleState, now: datetime) -> Sequence[object]:
     every = "" if schedule.every is None else f"every {format_period(schedule.every)}"
     rhythm = every or f"{schedule.cron} {schedule.timezone}"
     last = None if schedule.last_at is None else format_relative_time(schedule.last_at, now)
-    state = "paused" if schedule.paused_at else "active"
-    state += f": {schedule.error}" if schedule.error else ""
+    state = schedule.paused or "active"
+    state += f"; failed: {schedule.error}" if schedule.error else ""
     following = "" if schedule.paused_at else format_relative_time(schedule.next_at, now)
     version = "" if schedule.version is None else f" {schedule.version}"
     made = schedule.type if schedule.workflow is None else f"workflow {schedule.workflow}{version}"

@@ -13,7 +13,7 @@ from interlock.errors import InputError, StoreError, TaskFailedError, UnknownTas
 from interlock.lifecycle import TASK_ROW, TaskRowState
 from interlock.model.options import check_id, check_text, check_time
 from interlock.store.history import read_history
-from interlock.store.task_actions import read_horizon, tasks_until
+from interlock.store.task_actions import read_horizon
 from interlock.store.task_admin import (
     TaskFilter,
     TaskSummary,
@@ -288,8 +288,7 @@ async def apply_to_tasks(
     listed: list[TaskSummary] = []
     async with app.connection() as connection:
         until = horizon or await read_horizon(connection, now=app.now())
-        async for page in iterate_task_pages(connection, matching, limit, now=app.now()):
-            tasks = tasks_until(page, until)
+        async for tasks in iterate_task_pages(connection, matching, limit, horizon=until, now=app.now()):
             ids = [task.id for task in tasks]
             changed = set(ids if preview else await apply(connection, ids))
             count += len(changed)

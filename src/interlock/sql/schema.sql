@@ -471,6 +471,10 @@ create table interlock.schedules (
     next_at timestamptz not null,
     last_at timestamptz,
     paused_at timestamptz,
+    paused_by text,                          -- while it is paused
+    pause_reason text,
+    resumed_by text,                         -- of the latest resume, until the next pause
+    resume_reason text,
     error text,                              -- of the latest run, when it failed
     updated_at timestamptz not null default now(),
     constraint schedules_subject check ((type is null) <> (workflow is null)),

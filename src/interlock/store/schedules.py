@@ -113,11 +113,29 @@ class ScheduleState(NamedTuple):
     next_at: datetime
     last_at: datetime | None
     paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    resumed_by: str | None
+    resume_reason: str | None
     error: str | None
+
+    @property
+    def paused(self) -> str | None:
+        """Who paused it and why, as `paused by ada: stock-taking`; None while it is active."""
+        return None if self.paused_at is None else _describe_change("paused", self.paused_by, self.pause_reason)
+
+    @property
+    def resumed(self) -> str | None:
+        """Who resumed it last and why; None while it is paused, and if it never was."""
+        return None if self.resumed_by is None else _describe_change("resumed", self.resumed_by, self.resume_reason)
 
     def declared(self) -> Schedule:
         """Return the declared schedule; ConfigError when the stored values are invalid."""
         return Schedule(**{each.name: getattr(self, each.name) for each in fields(Schedule)})
+
+
+def _describe_change(change: str, actor: str | None, reason: str | None) -> str:
+    return change + (f" by {actor}" if actor else "") + (f": {reason}" if reason else "")
 
 
 def tick_request_id(name: str, tick: datetime) -> str:
@@ -163,13 +181,17 @@ async def delete_schedules(connection: Connection, names: Iterable[str]) -> list
     return [row["name"] for row in await run(connection, SCHEDULES["delete_schedules"], {"names": list(names)})]
 
 
-async def pause_schedules(connection: Connection, names: Iterable[str], *, now: datetime | None = None) -> list[str]:
-    """Stop firing schedules until they are resumed; return the names that exist."""
-    parameters = {"names": list(names), "now": now}
+async def pause_schedules(
+    connection: Connection, names: Iterable[str], *, actor: str, reason: str | None = None, now: datetime | None = None
+) -> list[str]:
+    """Stop firing schedules until they are resumed; return the names that exist. Another pause replaces the reason."""
+    parameters = {"names": list(names), "actor": actor, "reason": reason, "now": now}
     return [row["name"] for row in await run(connection, SCHEDULES["pause_schedules"], parameters)]
 
 
-async def resume_schedules(connection: Connection, names: Iterable[str], *, now: datetime | None = None) -> list[str]:
+async def resume_schedules(
+    connection: Connection, names: Iterable[str], *, actor: str, reason: str | None = None, now: datetime | None = None
+) -> list[str]:
     """Fire paused schedules again from their next tick on; return those that were paused."""
     wanted = set(names)
     moment = await read_clock(connection, now=now)
@@ -177,6 +199,8 @@ async def resume_schedules(connection: Connection, names: Iterable[str], *, now:
     parameters = {
         "names": [state.name for state in known],
         "next_ats": [state.declared().rhythm().after(moment) for state in known],
+        "actor": actor,
+        "reason": reason,
     }
     resumed = [row["name"] for row in await run(connection, SCHEDULES["resume_schedules"], parameters)]
     if resumed:

@@ -90,13 +90,18 @@ class ActionBatch:
 
 
 async def preview_task_action(
-    connection: Connection, action: TaskAction, wanted: TaskFilter, *, now: datetime | None = None
+    connection: Connection,
+    action: TaskAction,
+    wanted: TaskFilter,
+    *,
+    horizon: datetime | None = None,
+    now: datetime | None = None,
 ) -> ActionPreview:
     """Count the tasks that match, those that the action can change, and the obstacles of the others."""
-    preview = ActionPreview(await read_horizon(connection, now=now))
+    preview = ActionPreview(horizon or await read_horizon(connection, now=now))
     keys: set[str] = set()
-    async for page in iterate_task_pages(connection, action.resolve(wanted), None, now=now):
-        found = tasks_until(page, preview.horizon)
+    resolved = action.resolve(wanted)
+    async for found in iterate_task_pages(connection, resolved, None, horizon=preview.horizon, now=now):
         obstacles = await _find_obstacles(connection, action, found, keys)
         for task in found:
             if preview.matched == MAX_COUNTED:
@@ -130,17 +135,18 @@ async def apply_task_action(
     batch = ActionBatch(horizon or await read_horizon(connection, now=now))
     last = None
     # one more than wanted says whether a task is left
-    async for page in iterate_task_pages(connection, action.resolve(wanted), limit + 1, before=before, now=now):
+    async for page in iterate_task_pages(
+        connection, action.resolve(wanted), limit + 1, before=before, horizon=batch.horizon, now=now
+    ):
         rest = limit - batch.matched
         if len(page) > rest:
             batch.next_before = page[rest - 1].id if rest else last
-        tasks = page[:rest]
-        last = tasks[-1].id if tasks else last
-        batch.matched += len(tasks)
-        found = tasks_until(tasks, batch.horizon)
-        ids = [task.id for task in found]
-        if not ids:
+        found = page[:rest]
+        if not found:
             continue
+        last = found[-1].id
+        batch.matched += len(found)
+        ids = [task.id for task in found]
         if action is TaskAction.CANCEL:
             canceled = await cancel_tasks(connection, ids, actor=actor, reason=reason, force=force, now=now)
             changed = {*canceled.canceled, *canceled.requested}
@@ -157,11 +163,6 @@ async def read_horizon(connection: Connection, *, now: datetime | None = None) -
     """Return the time until which an action looks: the server's, or that of a clock that is ahead of it."""
     moment = await read_clock(connection)
     return moment if now is None else max(moment, now)
-
-
-def tasks_until(tasks: Sequence[TaskSummary], horizon: datetime) -> list[TaskSummary]:
-    """Return the tasks that have neither been enqueued nor ended after the horizon."""
-    return [task for task in tasks if (task.finished_at or task.created_at) <= horizon]
 
 
 async def _find_obstacles(

@@ -297,19 +297,26 @@ async def iterate_task_pages(
     limit: int | None,
     *,
     before: UUID | None = None,
+    horizon: datetime | None = None,
     now: datetime | None = None,
 ) -> AsyncIterator[list[TaskSummary]]:
-    """Yield the tasks of a filter page by page, newest first, up to `limit` tasks; only those older than `before`."""
+    """Yield the tasks of a filter page by page, newest first, up to `limit` tasks; only those older than `before`.
+
+    Tasks that have been enqueued or have ended after `horizon` are left out and do not count towards `limit`.
+    """
     left = limit
     while left is None or left > 0:
         size = PAGE_SIZE if left is None else min(PAGE_SIZE, left)
         page = await find_task_page(connection, wanted, limit=size, before=before, now=now)
-        if page.items:
-            yield page.items
+        tasks = page.items
+        if horizon is not None:
+            tasks = [task for task in tasks if (task.finished_at or task.created_at) <= horizon]
+        if tasks:
+            yield tasks
         if page.next is None:
             return
         before = page.next
-        left = None if left is None else left - len(page.items)
+        left = None if left is None else left - len(tasks)
 
 
 async def requeue_unless_duplicate(

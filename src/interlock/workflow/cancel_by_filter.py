@@ -10,18 +10,21 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from interlock.lifecycle import JOB, JobState
-from interlock.store.jobs import JobFilter, find_job_page
+from interlock.postgres.query import run
+from interlock.store.jobs import ORCHESTRATION, JobFilter, find_job_page
 from interlock.store.task_actions import MAX_COUNTED, SAMPLE_SIZE, read_horizon
 from interlock.workflow.cancel import cancel_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
     from datetime import datetime
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
 
 PAGE_SIZE = 500  # jobs that one statement finds
+BEING_CANCELED = "is being canceled"
+BEING_FAILED = "has failed and ends by itself"
 UNFINISHED = tuple(state for state in JobState if state in JOB.unfinished)
 
 
@@ -53,23 +56,24 @@ class JobCancelBatch:
 
 
 async def preview_job_cancel(
-    connection: Connection, wanted: JobFilter, *, now: datetime | None = None
+    connection: Connection, wanted: JobFilter, *, horizon: datetime | None = None, now: datetime | None = None
 ) -> JobCancelPreview:
     """Count the jobs that match, unfinished ones unless the filter names states, and those that can be canceled."""
-    preview = JobCancelPreview(await read_horizon(connection, now=now))
-    async for job in _iterate_jobs(connection, _resolve(wanted), preview.horizon, None, now):
-        if preview.matched == MAX_COUNTED:
-            preview.capped = True
-            break
-        preview.matched += 1
-        obstacle = _find_obstacle(job)
-        if obstacle is not None:
-            preview.obstacles[obstacle] += 1
-            continue
-        preview.possible += 1
-        preview.states[job["status"]] += 1
-        if len(preview.sample) < SAMPLE_SIZE:
-            preview.sample.append(job)
+    preview = JobCancelPreview(horizon or await read_horizon(connection, now=now))
+    async for page in _iterate_job_pages(connection, _resolve(wanted), preview.horizon, None, now):
+        obstacles = await _find_obstacles(connection, page)
+        for job in page:
+            if preview.matched == MAX_COUNTED:
+                preview.capped = True
+                return preview
+            preview.matched += 1
+            if job["id"] in obstacles:
+                preview.obstacles[obstacles[job["id"]]] += 1
+                continue
+            preview.possible += 1
+            preview.states[job["status"]] += 1
+            if len(preview.sample) < SAMPLE_SIZE:
+                preview.sample.append(job)
     return preview
 
 
@@ -87,13 +91,15 @@ async def cancel_matching_jobs(
     """Cancel the next matching jobs, at most `limit`, newest first, in one transaction; `before` continues a batch."""
     batch = JobCancelBatch(horizon or await read_horizon(connection, now=now))
     found: list[dict[str, Any]] = []
-    async for job in _iterate_jobs(connection, _resolve(wanted), batch.horizon, before, now):
-        if len(found) == limit:
+    async for page in _iterate_job_pages(connection, _resolve(wanted), batch.horizon, before, now):
+        rest = limit - len(found)
+        found += page[:rest]
+        if len(page) > rest:
             batch.next_before = found[-1]["id"]
             break
-        found.append(job)
     batch.matched = len(found)
-    ids = [job["id"] for job in found if _find_obstacle(job) is None]
+    obstacles = await _find_obstacles(connection, found)
+    ids = [job["id"] for job in found if job["id"] not in obstacles]
     canceled = set(await cancel_jobs(connection, ids, actor=actor, reason=reason, now=now)) if ids else set()
     batch.changed = len(canceled)
     batch.sample = [job for job in found if job["id"] in canceled][:SAMPLE_SIZE]
@@ -104,23 +110,30 @@ def _resolve(wanted: JobFilter) -> JobFilter:
     return wanted if wanted.statuses is not None else replace(wanted, statuses=UNFINISHED)
 
 
-def _find_obstacle(job: dict[str, Any]) -> str | None:
-    """Say why a job cannot be canceled. A failing job that waits for child jobs can: these are canceled."""
-    if job["status"] in JOB.final:
-        return f"is {job['status']}"
-    if job["ending"] == JobState.CANCELED:
-        return "is being canceled"
-    return None
+async def _find_obstacles(connection: Connection, jobs: Sequence[dict[str, Any]]) -> dict[UUID, str]:
+    """Say why jobs cannot be canceled. A failing job that waits for child jobs can: these are canceled."""
+    obstacles = {job["id"]: f"is {job['status']}" for job in jobs if job["status"] in JOB.final}
+    rest = [job for job in jobs if job["id"] not in obstacles]
+    obstacles |= {job["id"]: BEING_CANCELED for job in rest if job["ending"] == JobState.CANCELED}
+    failing = [job["id"] for job in rest if job["ending"] == JobState.FAILED]
+    if failing:
+        for row in await run(connection, ORCHESTRATION["read_failing_jobs"], {"ids": failing}):
+            if row["compensating"] or not row["has_children"]:
+                obstacles[row["id"]] = BEING_FAILED
+            elif row["cancel_reason"] is not None:
+                obstacles[row["id"]] = BEING_CANCELED
+    return obstacles
 
 
-async def _iterate_jobs(
+async def _iterate_job_pages(
     connection: Connection, wanted: JobFilter, horizon: datetime, before: UUID | None, now: datetime | None
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncIterator[list[dict[str, Any]]]:
+    """Yield the jobs that were submitted before the horizon, newest first."""
     while True:
         page = await find_job_page(connection, wanted, before=before, limit=PAGE_SIZE, now=now)
-        for job in page.items:
-            if job["created_at"] <= horizon:
-                yield job
+        jobs = [job for job in page.items if job["created_at"] <= horizon]
+        if jobs:
+            yield jobs
         if page.next is None:
             return
         before = page.next

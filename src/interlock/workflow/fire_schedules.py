@@ -63,7 +63,7 @@ async def _fire(connection: Connection, state: ScheduleState, actor: str, now: d
         schedule = state.declared()
         rhythm = schedule.rhythm()
     except ConfigError as error:
-        parameters = {"name": state.name, "error": str(error), "now": now}
+        parameters = {"name": state.name, "actor": actor, "error": str(error), "now": now}
         await run(connection, SCHEDULES["stop_broken_schedule"], parameters)
         return FiredSchedule(state.name, [], str(error))
     ticks = rhythm.due(state.next_at, now, MAX_MISSED_TICKS)

@@ -12,7 +12,13 @@ from interlock.client.explain.past import explain_past_resource, explain_past_wo
 from interlock.client.explain.resources import RESOURCES
 from interlock.client.explain.tasks import task_facts
 from interlock.client.job_handle import as_job_id
-from interlock.errors import InputError, UnknownJobError, UnknownNameError, UnknownTaskError
+from interlock.errors import (
+    InputError,
+    UnknownJobError,
+    UnknownNameError,
+    UnknownNamespaceError,
+    UnknownTaskError,
+)
 from interlock.store.explain import read_explanation, read_kinds_of_name
 from interlock.store.leader import read_clock
 
@@ -31,7 +37,6 @@ __all__ = [
     "Fact",
     "FactCode",
     "explain",
-    "require_kind",
     "unknown_id_error",
 ]
 
@@ -63,7 +68,9 @@ async def explain(
     if wanted in RESOURCES:
         async with app.connection() as connection:
             if wanted is ExplainedKind.NAMESPACE and wanted not in await read_kinds_of_name(connection, str(id_)):
-                raise UnknownNameError(f"there is no namespace {str(id_)!r}: no task, no worker and no pause names it")
+                raise UnknownNamespaceError(
+                    f"there is no namespace {str(id_)!r}: no task, no worker and no pause names it"
+                )
             return await RESOURCES[wanted](connection, str(id_), now=app.now())
     return await _explain_work(app, as_job_id(id_), wanted)
 
@@ -78,7 +85,10 @@ async def _explain_past(app: Interlock, id_: UUID | str, kind: ExplainedKind | N
             raise InputError(f"the time must not be in the future, got {at.isoformat()}")
         if kind is not None and kind in RESOURCES:
             return await explain_past_resource(connection, kind, str(id_), at)
-        return require_kind(await explain_past_work(connection, as_job_id(id_), at), kind)
+        found = await explain_past_work(connection, as_job_id(id_), at)
+    if found is None:
+        raise unknown_id_error(id_, kind, "never stored, or its records are deleted by retention")
+    return _require_kind(found, kind)
 
 
 def as_kind(kind: str) -> ExplainedKind:
@@ -114,18 +124,20 @@ async def _explain_work(app: Interlock, id_: UUID, kind: ExplainedKind | None) -
     async with app.connection() as connection:
         found = await read_explanation(connection, id_, now=app.now())
     if found is None:
-        if kind is ExplainedKind.JOB:
-            raise UnknownJobError(f"there is no job {id_}: not stored, not committed yet, or pruned")
-        raise unknown_id_error(id_)
-    return require_kind(_explained(found.root, found, is_root=True), kind)
+        raise unknown_id_error(id_, kind)
+    return _require_kind(_explained(found.root, found, is_root=True), kind)
 
 
-def unknown_id_error(id_: UUID | str) -> UnknownTaskError:
-    """Return the error of an id that neither a task nor a job has."""
-    return UnknownTaskError(f"there is no task and no job {id_}: not stored, not committed yet, or pruned")
+def unknown_id_error(
+    id_: UUID | str, kind: ExplainedKind | None, why: str = "not stored, not committed yet, or pruned"
+) -> UnknownTaskError | UnknownJobError:
+    """Return the error of an id that neither a task nor a job has; its type and text are those of the kind."""
+    asked = "task and no job" if kind is None else str(kind)
+    unknown = UnknownJobError if kind is ExplainedKind.JOB else UnknownTaskError
+    return unknown(f"there is no {asked} {id_}: {why}")
 
 
-def require_kind(explained: Explanation, kind: ExplainedKind | None) -> Explanation:
+def _require_kind(explained: Explanation, kind: ExplainedKind | None) -> Explanation:
     """Return the explanation if it is of this kind; UnknownTaskError or UnknownJobError else."""
     if kind is not None and (explained.kind == "job") is not (kind is ExplainedKind.JOB):
         unknown = UnknownJobError if kind is ExplainedKind.JOB else UnknownTaskError

@@ -76,6 +76,7 @@ class FactCode(StrEnum):
     WORKER_ENDED = "worker_ended"
     BACKLOG = "backlog"
     IDLE = "idle"
+    SCHEDULE_ACTIVE = "schedule_active"
     SCHEDULE_PAUSED = "schedule_paused"
     SCHEDULE_FAILED = "schedule_failed"
     SCHEDULE_OVERDUE = "schedule_overdue"

@@ -17,7 +17,7 @@ from interlock.client.explain.explanation import (
     format_moment,
     move_evidence,
 )
-from interlock.errors import InputError, UnknownJobError, UnknownNameError, UnknownTaskError, UnknownWorkerError
+from interlock.errors import InputError, UnknownJobError, UnknownScheduleError, UnknownTaskError, UnknownWorkerError
 from interlock.lifecycle import JOB, SUPERVISED_WORKER, TASK_ROW, JobState, SupervisedWorkerState, TaskRowState
 from interlock.store.explain import (
     MAX_CAUSES,
@@ -39,8 +39,8 @@ FINAL = {"task": TASK_ROW.final, "job": JOB.final, "worker": SUPERVISED_WORKER.f
 NOT_KEPT = "how busy they were then is not stored"
 
 
-async def explain_past_work(connection: Connection, id_: UUID, at: datetime) -> Explanation:
-    """Explain a task or a job at an earlier moment; for a job also its open steps."""
+async def explain_past_work(connection: Connection, id_: UUID, at: datetime) -> Explanation | None:
+    """Explain a task or a job at an earlier moment, for a job also its open steps; None without any record of it."""
     row = await read_past_task(connection, id_, at)
     if row["first_at"] is not None:
         if row["id"] is None:
@@ -48,7 +48,7 @@ async def explain_past_work(connection: Connection, id_: UUID, at: datetime) -> 
         return await _past_task(connection, id_, row, at)
     row = await read_past_job(connection, id_, at)
     if row["first_at"] is None:
-        raise UnknownTaskError(f"there is no record of a task or a job {id_}: never stored, or deleted by retention")
+        return None
     if row["id"] is None:
         raise UnknownJobError(_too_early("job", id_, row, at))
     facts = _stored_reason("job", row)
@@ -126,6 +126,13 @@ _PAST_CODES: dict[str, FactCode] = {
 }
 
 
+_PAST_SCHEDULE_CODES = {
+    "paused": FactCode.SCHEDULE_PAUSED,
+    "failing": FactCode.SCHEDULE_FAILED,
+    None: FactCode.SCHEDULE_ACTIVE,
+}
+
+
 async def _past_pending(connection: Connection, row: dict[str, Any], at: datetime) -> list[Fact]:
     """Describe who could have claimed a task then."""
     if row["namespace"] is None:
@@ -153,8 +160,9 @@ async def explain_past_resource(connection: Connection, kind: str, name: str, at
     told = await read_past_reason(connection, kind, name, at)
     if kind == "schedule":
         if told is None:
-            raise UnknownNameError(f"nothing is stored of schedule {name!r} at {format_moment(at)}")
-        state, facts = told["cause"] or "active", [_told_fact(FactCode.SCHEDULE_FAILED, told)]
+            raise UnknownScheduleError(f"nothing is stored of schedule {name!r} at {format_moment(at)}")
+        code = _PAST_SCHEDULE_CODES[told["cause"]]
+        state, facts = told["cause"] or "active", [_told_fact(code, told)]
     else:
         is_paused = told is not None and told["cause"] == "paused"
         state = "paused" if is_paused else "active"

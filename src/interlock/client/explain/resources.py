@@ -17,7 +17,7 @@ from interlock.client.explain.explanation import (
     move_evidence,
     shell_command,
 )
-from interlock.errors import UnknownNameError
+from interlock.errors import UnknownLimitError, UnknownScheduleError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState, TaskRowState
 from interlock.store.explain import (
     MAX_EVIDENCE,
@@ -192,7 +192,7 @@ async def explain_schedule(connection: Connection, name: str, *, now: datetime |
     """Explain a schedule: its pause, its last error, its last and next tick, and who fires it."""
     found = await read_schedules(connection, [name])
     if not found:
-        raise UnknownNameError(f"there is no schedule {name!r}; `interlock schedules list` shows them")
+        raise UnknownScheduleError(f"there is no schedule {name!r}; `interlock schedules list` shows them")
     (schedule,) = found
     moment = await read_clock(connection, now=now)
     facts: list[Fact] = []
@@ -206,10 +206,11 @@ async def explain_schedule(connection: Connection, name: str, *, now: datetime |
             )
         )
     if schedule.paused_at is not None:
+        who = (schedule.paused or "").removeprefix("paused")
         facts.append(
             Fact(
                 code=FactCode.SCHEDULE_PAUSED,
-                text=f"it was paused at {format_moment(schedule.paused_at)}",
+                text=f"it was paused at {format_moment(schedule.paused_at)}{who}",
                 since=schedule.paused_at,
                 remedy="resume it: it fires from its next tick on",
                 command=shell_command("schedules", "resume", name),
@@ -227,7 +228,8 @@ async def _next_tick(
 ) -> list[Fact]:
     following = format_moment(schedule.next_at)
     if schedule.next_at > moment - OVERDUE_AFTER:
-        return [Fact(code=FactCode.NEXT_TICK, text=f"its next tick is at {following}")]
+        evidence = () if schedule.resumed is None else (Evidence("move", "", f"it was {schedule.resumed}"),)
+        return [Fact(code=FactCode.NEXT_TICK, text=f"its next tick is at {following}", evidence=evidence)]
     overdue = Fact(code=FactCode.SCHEDULE_OVERDUE, text=f"its tick of {following} is overdue", since=schedule.next_at)
     if await read_leader(connection, now=now) is not None:
         return [overdue]
@@ -258,7 +260,7 @@ async def explain_limit(connection: Connection, key: str, *, now: datetime | Non
     """Explain a limit: its bounds and their use, the tasks that hold it and those that wait; of a pattern, its keys."""
     used = [use for use in await list_limits(connection, now=now) if key in {use.key, use.rule}]
     if not used:
-        raise UnknownNameError(f"there is no limit {key!r}; `interlock limits list` shows them")
+        raise UnknownLimitError(f"there is no limit {key!r}; `interlock limits list` shows them")
     used.sort(key=lambda use: (use.key != key, -use.waiting, use.key))
     facts: list[Fact] = []
     waiting = 0

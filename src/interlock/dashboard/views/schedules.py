@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from interlock.dashboard.cron_words import describe_cron
 from interlock.dashboard.format import duration
-from interlock.dashboard.pages import View, list_version, page_router
+from interlock.dashboard.pages import View, act_scope, list_version, page_router, sheet_response
 from interlock.dashboard.render import render_macro
 from interlock.dashboard.topics import Moment, Topic, always, topics
 from interlock.dashboard.viewer import OfferedActs
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 router = page_router(whole_system=True)
-PARTS = "schedules_parts.html"
+PARTS, SHEETS = "schedules_parts.html", "schedules_sheets.html"
 INTERVAL_S = 10.0
 MAX_ROWS = 500
 
@@ -81,6 +81,12 @@ async def show_schedules(view: View) -> Response:
         offer=offer,
         version=list_version([row.name for row in rows]),
     )
+
+
+@router.get("/ui/sheet/schedules/{name:path}/pause", dependencies=[act_scope("operate")])
+async def show_pause(name: str) -> Response:
+    """Ask for the reason of a pause."""
+    return sheet_response(SHEETS, "pause", name)
 
 
 async def _read(connection: Connection, moment: Moment) -> list[ScheduleRow]:

@@ -85,7 +85,14 @@ begin
     end if;
     perform interlock.store_wait_reason('schedule', new.name,
         case when new.paused_at is not null then 'paused' when new.error is not null then 'failing' end,
-        coalesce(new.error, case when new.paused_at is not null then 'paused' else 'active' end));
+        case
+            when new.paused_at is not null
+                then concat_ws('; its latest tick failed: ', 'paused' || coalesce(format(' by %s', new.paused_by), '')
+                    || coalesce(': ' || new.pause_reason, ''), new.error)
+            when new.error is not null then new.error
+            when new.resumed_by is not null then format('resumed by %s%s', new.resumed_by, ': ' || new.resume_reason)
+            else 'active'
+        end);
     return null;
 end
 $$;
@@ -94,8 +101,10 @@ revoke execute on function interlock.store_schedule_reason() from public;
 
 create or replace trigger store_reason_of_new after insert on interlock.schedules for each row
     execute function interlock.store_schedule_reason();
-create or replace trigger store_reason after update of paused_at, error on interlock.schedules for each row
-    when ((old.paused_at is null) <> (new.paused_at is null) or old.error is distinct from new.error)
+create or replace trigger store_reason after update of paused_at, paused_by, pause_reason, error on interlock.schedules
+    for each row
+    when ((old.paused_at is null) <> (new.paused_at is null) or old.paused_by is distinct from new.paused_by
+        or old.pause_reason is distinct from new.pause_reason or old.error is distinct from new.error)
     execute function interlock.store_schedule_reason();
 
 -- What a process serves, and a time without heartbeats that is over: a process that does not come back has the time of its

@@ -366,6 +366,22 @@ from unnest(%(ids)s::uuid[]) as wanted (id)
     ) as tasks
 order by tasks.job_id, tasks.step
 
+-- name: read_failing_jobs
+-- What a cancellation can still change of jobs that are about to fail: the child jobs that they wait for.
+select jobs.id, jobs.compensating, jobs.cancel_reason, children.has_children
+from unnest(%(ids)s::uuid[]) as wanted (id)
+    join interlock.jobs on jobs.id = wanted.id
+    cross join lateral (
+        select exists (
+                select
+                from interlock.jobs as child
+                where child.parent_job_id = jobs.id and child.parent_job_id is not null
+                    -- CASE keeps the planner from walking the index of all open jobs
+                    and case when child.status in ('SUBMITTED', 'PENDING', 'RUNNING') then true else false end
+                offset 0
+            ) as has_children
+    ) as children
+
 -- name: read_unfinished_children
 select parent.id as parent_job_id, child.id
 from unnest(%(ids)s::uuid[]) as parent (id)

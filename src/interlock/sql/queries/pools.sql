@@ -90,12 +90,17 @@ where (select set_config('interlock.actor', %(actor)s, true)) is not null
 returning id
 
 -- name: read_pools
-select name, desired, spec, workspace_id, labels, actor, created_at, scaled_at, bound_to, counted.members, counted.live
+-- A member that is not live backs off after a crash, or is starting: it waits for a supervisor or for its first heartbeat.
+select name, desired, spec, workspace_id, labels, actor, created_at, scaled_at, bound_to, counted.members, counted.live,
+    counted.backing_off, counted.members - counted.live - counted.backing_off as starting
 from interlock.pools
     cross join lateral (
-        select count(*) as members,
-            count(*) filter (where seen_until > coalesce(%(now)s::timestamptz, now())) as live
+        select count(*) as members, count(*) filter (where is_live) as live,
+            count(*) filter (where not is_live and restart_at > coalesce(%(now)s::timestamptz, now())) as backing_off
         from interlock.workers
+            cross join lateral (
+                select coalesce(seen_until > coalesce(%(now)s::timestamptz, now()), false) as is_live
+            ) as judged
         where pool = pools.name and status in ('IDLE', 'RUNNING', 'PAUSED')
             and (pools.bound_to is null or metadata ->> 'bound_to' = pools.bound_to)
     ) as counted

@@ -35,33 +35,35 @@ returning name
 
 -- name: pause_schedules
 update interlock.schedules
-set paused_at = coalesce(paused_at, %(now)s::timestamptz, now())
+set paused_at = coalesce(paused_at, %(now)s::timestamptz, now()), paused_by = %(actor)s, pause_reason = %(reason)s,
+    resumed_by = null, resume_reason = null
 where name = any (%(names)s::text[])
 returning name
 
 -- name: resume_schedules
 -- Ticks during a pause do not count as missed: the caller gives the next one.
 update interlock.schedules
-set paused_at = null, error = null, next_at = resumed.next_at
+set paused_at = null, paused_by = null, pause_reason = null, resumed_by = %(actor)s, resume_reason = %(reason)s,
+    error = null, next_at = resumed.next_at
 from unnest(%(names)s::text[], %(next_ats)s::timestamptz[]) as resumed (name, next_at)
 where schedules.name = resumed.name and paused_at is not null
 returning schedules.name
 
 -- name: list_schedules
 select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
-    paused_at, error
+    paused_at, paused_by, pause_reason, resumed_by, resume_reason, error
 from interlock.schedules
 order by name
 
 -- name: read_schedules
 select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
-    paused_at, error
+    paused_at, paused_by, pause_reason, resumed_by, resume_reason, error
 from interlock.schedules
 where name = any (%(names)s::text[])
 
 -- name: read_due_schedules
 select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
-    paused_at, error
+    paused_at, paused_by, pause_reason, resumed_by, resume_reason, error
 from interlock.schedules
 where paused_at is null and next_at <= coalesce(%(now)s::timestamptz, now())
 order by next_at
@@ -76,7 +78,8 @@ returning name
 
 -- name: stop_broken_schedule
 update interlock.schedules
-set paused_at = coalesce(%(now)s::timestamptz, now()), error = %(error)s
+set paused_at = coalesce(%(now)s::timestamptz, now()), paused_by = %(actor)s, pause_reason = null, resumed_by = null,
+    resume_reason = null, error = %(error)s
 where name = %(name)s
 returning name
 

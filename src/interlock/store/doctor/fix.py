@@ -87,8 +87,10 @@ async def _shorten_leases(connection: Connection, finding: Finding, now: datetim
 async def _replace_ticks(connection: Connection, finding: Finding, now: datetime | None) -> str:
     """Pause and resume a schedule: its next tick is computed again."""
     async with transaction(connection):
-        await pause_schedules(connection, finding.sample, now=now)
-        resumed = await resume_schedules(connection, finding.sample, now=now)
+        await pause_schedules(connection, finding.sample, actor="doctor", now=now)
+        resumed = await resume_schedules(
+            connection, finding.sample, actor="doctor", reason="its next tick was misplaced", now=now
+        )
     return f"computed the next tick of {', '.join(resumed)} again"
 
 

@@ -38,7 +38,7 @@ from interlock.supervisor.http.auth import Authenticator, authenticate_request
 from interlock.supervisor.http.connections import parse_networks
 from interlock.supervisor.http.events import EventFeed
 from interlock.supervisor.http.idempotency import BoundedWaitApp
-from interlock.supervisor.http.metrics import COMMIT_LAG, TransitionMetrics
+from interlock.supervisor.http.metrics import COMMIT_LAG, PoolMetrics, TransitionMetrics
 from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, RequestLimits, RequestLimitsMiddleware
 from interlock.supervisor.http.openapi import build_document, operation_id
 from interlock.supervisor.http.problems import Problem, problem_response
@@ -122,10 +122,12 @@ def create_api(
     api.state.csrf_key = sessions.new_csrf_key()
     api.state.sign_in_attempts = sessions.SignInAttempts()
     api.state.transitions = TransitionMetrics(bounded.connection, lag=lag)
+    api.state.pool_metrics = PoolMetrics(bounded.connection)
     api.state.doctor = system.SharedExamination(bounded)
-    transitions = CollectorRegistry()
-    transitions.register(api.state.transitions)
-    api.state.registry = served_registry(transitions)
+    of_database = CollectorRegistry()
+    of_database.register(api.state.transitions)
+    of_database.register(api.state.pool_metrics)
+    api.state.registry = served_registry(of_database)
     for kind in (Problem, RequestValidationError, HTTPException):
         api.add_exception_handler(kind, problem_response)
     for part in PARTS:

@@ -190,7 +190,7 @@ async def _act_on_tasks(
     wanted = _task_filter(app, body.filter)
     async with app.connection() as connection:
         if body.preview:
-            preview = await preview_task_action(connection, action, wanted, now=app.now())
+            preview = await preview_task_action(connection, action, wanted, horizon=body.horizon, now=app.now())
             return _preview_document(preview, [document_of(task) for task in preview.sample])
         horizon, before = _decode_position(body)
         batch = await apply_task_action(
@@ -234,7 +234,7 @@ async def cancel_jobs(mutation: OperateMutation, body: CancelJobsRequest) -> Res
         wanted = _job_filter(app, body.filter)
         async with app.connection() as connection:
             if body.preview:
-                preview = await preview_job_cancel(connection, wanted, now=app.now())
+                preview = await preview_job_cancel(connection, wanted, horizon=body.horizon, now=app.now())
                 return _preview_document(
                     preview, [document_of(known_fields(JobSummary, job)) for job in preview.sample]
                 )

@@ -1,6 +1,7 @@
-"""Prometheus metrics of the API: requests, idempotency keys, refused transitions, and transitions of workers and jobs.
+"""Prometheus metrics of the API: requests, idempotency keys, transitions of workers and jobs, workers of pools.
 
-Invariant: labels are states, codes, methods and declared paths; no text of a caller becomes a label.
+Invariant: labels are states, codes, methods, declared paths and the names of stored pools; no other text of a caller
+becomes a label.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import time
 from collections import Counter as Count
 from datetime import timedelta
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import Counter, Gauge, Histogram
-from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from interlock.store.pools import list_pools
 from interlock.store.stats import (
     RefusedMove,
     add_refused_moves,
@@ -71,6 +73,13 @@ COMMIT_LAG = timedelta(seconds=10)
 DURATION_BUCKETS_S = (0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 1800.0, 3600.0, 21_600.0, 86_400.0)
 # machine -> prefix of the metrics, description
 MACHINES = {"worker": ("supervised_worker", "supervised workers"), "job": ("job", "jobs")}
+# column of a pool -> metric, description
+POOL_GAUGES = {
+    "desired": ("pool_workers_desired", "Workers that a pool should have"),
+    "live": ("pool_workers_live", "Workers of a pool whose process sent a heartbeat lately"),
+    "starting": ("pool_workers_starting", "Workers of a pool without a process yet, or without a heartbeat of it"),
+    "backing_off": ("pool_workers_backing_off", "Workers of a pool that wait to be restarted after a crash"),
+}
 WINDOW = timedelta(hours=1)  # of records that one statement counts
 MAX_UPDATE_S = 2.0  # an update that is longer behind goes on with the next scrape
 _counts = {"hit": 0, "miss": 0, "conflict": 0}
@@ -189,3 +198,24 @@ class TransitionMetrics(Collector):
         for state, duration in series.durations.items():
             family.add_metric([state], list(zip(bounds, accumulate(duration.buckets), strict=True)), duration.seconds)
         return family
+
+
+class PoolMetrics(Collector):
+    """The workers of all pools of the database: desired, live, starting and backing off."""
+
+    def __init__(self, connect: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
+        self._connect = connect
+        self._pools: list[dict[str, Any]] = []
+
+    async def update(self) -> None:
+        """Count the workers of the pools."""
+        async with self._connect() as connection:
+            self._pools = await list_pools(connection)
+
+    def collect(self) -> Iterator[Metric]:
+        """Return the metrics for a scrape."""
+        for column, (name, described) in POOL_GAUGES.items():
+            gauge = GaugeMetricFamily(name, described, labels=["pool"])
+            for pool in self._pools:
+                gauge.add_metric([pool["name"]], pool[column])
+            yield gauge

@@ -120,6 +120,8 @@ class PoolResponse(ResponseModel):
     desired: int = Field(description="The number of workers that the supervisors keep.")
     members: int = Field(description="The number of its workers that have not ended.")
     live: int = Field(description="The number of them whose process sent a heartbeat lately.")
+    backing_off: int = Field(description="The number of them that wait to be restarted after a crash.")
+    starting: int = Field(description="The number of the others: no process yet, or no heartbeat of it.")
     spec: dict[str, Any] = Field(description="The settings of its workers.")
     labels: dict[str, Any]
     workspace_id: str
@@ -506,6 +508,10 @@ class ScheduleResponse(ResponseModel):
     next_at: datetime
     last_at: datetime | None
     paused_at: datetime | None
+    paused_by: str | None
+    pause_reason: str | None
+    resumed_by: str | None = Field(description="of the latest resume, until the next pause")
+    resume_reason: str | None
     error: str | None = Field(description="of the latest tick, if it failed")
 
 

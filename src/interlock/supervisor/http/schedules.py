@@ -29,7 +29,7 @@ from interlock.store.schedules import (
 from interlock.supervisor.http.idempotency import Mutation, OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, slice_page
 from interlock.supervisor.http.problems import Problem, problems
-from interlock.supervisor.http.requests import Command, NewScheduleRequest, PathName
+from interlock.supervisor.http.requests import Command, NewScheduleRequest, PathName, ReasonedRequest
 from interlock.supervisor.http.responses import (
     LOCATION,
     Page,
@@ -90,23 +90,25 @@ async def delete_schedule(mutation: OperateMutation, name: PathName) -> Response
 
 @router.post("/api/schedules/{name:path}/pause", response_model=ScheduleResponse)
 @problems("unknown_schedule")
-async def pause_schedule(mutation: OperateMutation, name: PathName, body: Command | None = None) -> Response:
+async def pause_schedule(mutation: OperateMutation, name: PathName, body: ReasonedRequest | None = None) -> Response:
     """Stop firing a schedule until it is resumed. Tasks and jobs that were made already still run."""
-    return await _change(
-        mutation, name, body, lambda connection, app: pause_schedules(connection, [name], now=app.now())
-    )
+
+    async def pause(connection: Connection, app: RequestApp, reason: str | None) -> None:
+        await pause_schedules(connection, [name], actor=app.actor, reason=reason, now=app.now())
+
+    return await _change(mutation, name, body or ReasonedRequest(), pause)
 
 
 @router.post("/api/schedules/{name:path}/resume", response_model=ScheduleResponse)
 @problems("unknown_schedule", "not_possible")
-async def resume_schedule(mutation: OperateMutation, name: PathName, body: Command | None = None) -> Response:
+async def resume_schedule(mutation: OperateMutation, name: PathName, body: ReasonedRequest | None = None) -> Response:
     """Fire a paused schedule again from its next tick on. Ticks during the pause are not caught up on."""
 
-    async def resume(connection: Connection, app: RequestApp) -> None:
-        if not await resume_schedules(connection, [name], now=app.now()):
+    async def resume(connection: Connection, app: RequestApp, reason: str | None) -> None:
+        if not await resume_schedules(connection, [name], actor=app.actor, reason=reason, now=app.now()):
             raise Problem("not_possible", f"schedule {name} is not paused")
 
-    return await _change(mutation, name, body, resume)
+    return await _change(mutation, name, body or ReasonedRequest(), resume)
 
 
 @router.post(
@@ -128,16 +130,16 @@ async def run_schedule_now(mutation: OperateMutation, name: PathName, body: Comm
 async def _change(
     mutation: Mutation,
     name: str,
-    body: Command | None,
-    change: Callable[[Connection, RequestApp], Awaitable[Any]],
+    body: ReasonedRequest,
+    change: Callable[[Connection, RequestApp, str | None], Awaitable[None]],
 ) -> Response:
     async def work(app: RequestApp) -> Any:
         async with app.connection() as connection:
             await _read_schedule(connection, name)
-            await change(connection, app)
+            await change(connection, app, body.reason)
             return (await _read_schedule(connection, name))._asdict()
 
-    return await mutation.execute(body or Command(), work)
+    return await mutation.execute(body, work)
 
 
 async def _read_schedule(connection: Connection, name: str) -> ScheduleState:

@@ -18,7 +18,7 @@ from pydantic import AwareDatetime
 from starlette.responses import Response
 
 from interlock.client.app import Interlock
-from interlock.client.explain import ExplainedKind, Explanation, Fact, require_kind, unknown_id_error
+from interlock.client.explain import ExplainedKind, Explanation, Fact, unknown_id_error
 from interlock.client.job_handle import as_job_id
 from interlock.errors import DisconnectedError, StoreError
 from interlock.postgres.connection import connect
@@ -135,7 +135,10 @@ async def show_doctor(request: Request, app: ReadApp) -> Response:
 
 @router.get("/api/explain/{kind}/{id:path}", response_model=ExplanationResponse)
 @limits_namespaces
-@problems("unknown_task", "unknown_job", "unknown_worker", "unknown_name", "invalid_input", "namespace_not_allowed")
+@problems(
+    *("unknown_task", "unknown_job", "unknown_worker", "unknown_namespace", "unknown_schedule", "unknown_limit"),
+    *("invalid_input", "namespace_not_allowed"),
+)
 async def explain(
     app: ReadApp,
     kind: ExplainedKind,
@@ -146,7 +149,7 @@ async def explain(
 ) -> Response:
     """Explain why a task, step, job, worker, namespace, schedule or limit makes no progress, and what would help."""
     if kind in {ExplainedKind.TASK, ExplainedKind.STEP, ExplainedKind.JOB}:
-        found = require_kind(await _explain_work(app, as_job_id(id_), at), kind)
+        found = await _explain_work(app, as_job_id(id_), kind, at)
     else:
         if kind is ExplainedKind.NAMESPACE:
             app.caller.require_namespace(id_)
@@ -156,14 +159,14 @@ async def explain(
     return json_response(asdict(found if app.caller.namespaces is None else _without_others(found)))
 
 
-async def _explain_work(app: CallerApp, id_: UUID, at: datetime | None) -> Explanation:
+async def _explain_work(app: CallerApp, id_: UUID, kind: ExplainedKind, at: datetime | None) -> Explanation:
     """Explain a task or a job; one outside the caller's namespaces looks like an unknown one."""
     if app.caller.namespaces is not None:
         async with app.connection() as connection:
             namespace = await read_task_namespace(connection, id_) or await read_job_namespace(connection, id_)
         if not app.caller.may_use(namespace):
-            raise unknown_id_error(id_)
-    return await app.explain(id_, at=at)
+            raise unknown_id_error(id_, kind)
+    return await app.explain(id_, kind=kind, at=at)
 
 
 def _without_others(found: Explanation) -> Explanation:
@@ -184,6 +187,7 @@ async def show_metrics(request: Request, app: ReadApp) -> Response:
     """Return the metrics in the Prometheus text format."""
     del app
     try:
+        await request.app.state.pool_metrics.update()
         await request.app.state.transitions.update()
     except StoreError as error:
         log.warning("moves_not_counted", error=str(error))
