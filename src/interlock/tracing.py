@@ -3,8 +3,8 @@
 A task and a job store the W3C `traceparent` of the span that made them; the spans of other processes continue that
 trace. Names and attributes follow the semantic conventions for messaging.
 
-Invariant: unless the application has set a tracer provider, OpenTelemetry is not imported, no span is made and no
-`traceparent` is stored.
+Invariant: unless the application has set a tracer provider, OpenTelemetry is not imported, no span is made, and no
+`traceparent` is stored but the one that a client gave.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 SYSTEM = "interlock"
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
+HEADER = re.compile(rf"({TRACEPARENT.pattern})(-.*)?")
 MAX_LINKS = 128  # of one span; the SDK keeps no more by default
 
 _found: dict[TracerProvider, Tracer] = {}
+_caller_span: ContextVar[str | None] = ContextVar("caller_span", default=None)  # of the HTTP request that is answered
 
 
 def find_tracer(*, enabled: bool) -> Tracer | None:
@@ -51,6 +54,36 @@ def find_tracer(*, enabled: bool) -> Tracer | None:
 def is_traceparent(text: str) -> bool:
     """Tell whether a text is a valid `traceparent` of the W3C."""
     return TRACEPARENT.fullmatch(text) is not None
+
+
+def parse_traceparent_header(values: Sequence[str]) -> str | None:
+    """Return the `traceparent` of a request's headers, in version 00; None without a single valid one.
+
+    As the W3C demands, an invalid header is ignored, ff is no version, and later versions may have more fields.
+    """
+    match = HEADER.fullmatch(values[0]) if len(values) == 1 else None
+    if match is None:
+        return None
+    traceparent, trace_id, span_id, flags, more = match.groups()
+    version = traceparent[:2]
+    if version == "ff" or (version == "00" and more is not None):
+        return None
+    return f"00-{trace_id}-{span_id}-{int(flags, 16) & 1:02x}"
+
+
+@contextmanager
+def continued_request(traceparent: str | None) -> Iterator[None]:
+    """Let what an HTTP request stores continue the trace of its caller.
+
+    With a tracer, the caller's span is the parent of the spans of the request, unless an instrumentation of the server
+    has made one already; without a tracer, its `traceparent` is stored.
+    """
+    token = _caller_span.set(traceparent)
+    try:
+        with continued(traceparent if current_traceparent() is None else None):
+            yield
+    finally:
+        _caller_span.reset(token)
 
 
 def current_traceparent() -> str | None:
@@ -122,7 +155,7 @@ def _record_error(span: Span, error: BaseException) -> None:
 class ProducerSpan:
     """The span of a client that stores tasks or jobs, which carry its `traceparent`.
 
-    Without a tracer it does nothing, and `traceparent` is None.
+    Without a tracer it does nothing, and `traceparent` is that of the HTTP request that is answered, or None.
     """
 
     __slots__ = ("_attributes", "_name", "_span", "_token", "_tracer", "traceparent")
@@ -139,7 +172,7 @@ class ProducerSpan:
         self._tracer = tracer
         self._span: Span | None = None
         self._token: Token[Context] | None = None
-        self.traceparent: str | None = None
+        self.traceparent: str | None = _caller_span.get() if tracer is None else None
         if tracer is not None:
             self._name = operation if subject is None else f"{operation} {subject}"
             more = {"messaging.destination.name": namespace, "messaging.batch.message_count": count}

@@ -19,9 +19,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import traced_app
+from api_support import api_at
 from factories import enqueue_by_sql
 from interlock import InputError, Interlock, TaskFailedError
 from interlock.config import Config
+from interlock.tracing import parse_traceparent_header
 from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 from processes import clean_environment, eventually, running_process
@@ -209,6 +211,57 @@ async def test_a_given_traceparent_is_stored_and_continued(
     assert {span["parent"] for span in named(spans(), "process in_coroutine")} == {GIVEN[36:52]}
     with pytest.raises(InputError, match="traceparent must be a W3C traceparent, such as 00-4bf9"):
         traced_app.in_coroutine.options(traceparent="00-zz")
+
+
+MADE_BY_REQUESTS = (
+    ("/api/tasks", {"type": "in_coroutine"}),
+    ("/api/tasks/bulk", {"tasks": [{"type": "in_coroutine"}, {"type": "other"}]}),
+    ("/api/jobs", {"workflow": "chain"}),
+    ("/api/jobs/bulk", {"jobs": [{"workflow": "chain"}]}),
+)
+
+
+@pytest.mark.parametrize("traced", ["with a provider", ""])
+async def test_tasks_and_jobs_of_a_request_continue_the_trace_of_its_header(
+    url: str, database: Connection, app: Interlock, request: pytest.FixtureRequest, traced: str
+) -> None:
+    spans = request.getfixturevalue("spans") if traced else list
+    async with api_at(url, app=app) as client:
+        for path, body in MADE_BY_REQUESTS:
+            answer = await client.post(path, json=body, headers={"traceparent": GIVEN})
+            assert answer.status_code == 201, answer.text
+    stored = [*await traceparents(database), *await traceparents(database, "jobs")]
+    assert len(stored) == 3 + 2 * 3 + 2
+    assert {(each or "")[:35] for each in stored} == {GIVEN[:35]}
+    if traced:
+        producers = [span["name"].split()[0] for span in spans() if span["kind"] == "PRODUCER"]
+        assert producers == ["enqueue", "enqueue", "submit", "submit"]
+        assert GIVEN[36:52] in {span["parent"] for span in spans()}
+        assert GIVEN not in stored, "they continue the span of the supervisor"
+    else:
+        assert set(stored) == {GIVEN}
+
+
+async def test_invalid_headers_and_those_of_untraced_apps_are_ignored(url: str, database: Connection) -> None:
+    assert parse_traceparent_header([GIVEN]) == GIVEN
+    assert parse_traceparent_header([f"cc{GIVEN[2:]}-what-the-future-will-be"]) == GIVEN
+    invalid = [
+        GIVEN.upper(),
+        f"{GIVEN}-more",
+        f"ff{GIVEN[2:]}",
+        f"cc{GIVEN[2:]}.x",
+        GIVEN[:-1],
+        "00-" + "0" * 32 + GIVEN[35:],
+    ]
+    assert [parse_traceparent_header([text]) for text in invalid] == [None] * len(invalid)
+    assert parse_traceparent_header([GIVEN, GIVEN]) is None
+    async with api_at(url) as client:
+        for header in (invalid[0], ""):
+            answer = await client.post("/api/tasks", json={"type": "x"}, headers={"traceparent": header})
+            assert answer.status_code == 201
+    async with api_at(url, tracing=False) as client:
+        await client.post("/api/tasks", json={"type": "x"}, headers={"traceparent": GIVEN})
+    assert await traceparents(database) == [None, None, None]
 
 
 async def test_a_stored_text_that_is_no_traceparent_starts_a_new_trace(

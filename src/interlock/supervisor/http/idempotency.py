@@ -38,6 +38,7 @@ from interlock.supervisor.http.problems import (
     problem_from_error,
     record_problem,
 )
+from interlock.tracing import continued_request, parse_traceparent_header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -204,11 +205,13 @@ class Mutation:
         """Do the work in one transaction, or replay the stored response of the request's key."""
         app: Interlock = self.request.app.state.app
         keyed = self._keyed_request(body)
-        if keyed is not None:
-            async with self._key_lock(keyed):
-                return await self._execute_once(app, keyed, work, status)
-        async with app.connection() as connection, transaction(connection):
-            content, code = _encode_result(await work(RequestApp(app, connection, self.caller)), status)
+        sent = self.request.headers.getlist("traceparent") if app.config.tracing else ()
+        with continued_request(parse_traceparent_header(sent)):
+            if keyed is not None:
+                async with self._key_lock(keyed):
+                    return await self._execute_once(app, keyed, work, status)
+            async with app.connection() as connection, transaction(connection):
+                content, code = _encode_result(await work(RequestApp(app, connection, self.caller)), status)
         return Response(content, code, media_type=_media_type(code))
 
     def request_id(self, body: Command) -> str | None:
