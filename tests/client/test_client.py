@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import mypy.api
 import pytest
 
 from interlock import Backoff, Interlock, TaskContext
@@ -202,60 +201,6 @@ async def test_without_a_url_the_embedded_server_is_brought_up_and_migrated(embe
     )
     EmbeddedServer(embedded_dir / "db").stop()  # wait for the unused server to stop
     assert done.stdout == "pending\n", done.stderr
-
-
-HEAD = """
-from interlock import Interlock, TaskContext
-app = Interlock()
-
-@app.task
-async def send_email(to: str, subject: str = "") -> int: ...
-
-@app.task(timeout=3)
-def resize(ctx: TaskContext, path: str) -> bytes: ...
-
-async def main() -> None:
-"""
-
-
-def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> list[str]:
-    monkeypatch.chdir(ROOT)
-    snippet = tmp_path / "snippet.py"
-    snippet.write_text(HEAD + "".join(f"    {line}\n" for line in lines))
-    options = ["--strict", "--disable-error-code=empty-body", "--no-error-summary", "--hide-error-context"]
-    report, trouble, _ = mypy.api.run([*options, str(snippet)])
-    assert not trouble
-    return [line for line in report.splitlines() if ": error:" in line]
-
-
-@pytest.mark.unit
-def test_mypy_accepts_right_calls_and_knows_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = [
-        'sent: int = await (await send_email.enqueue("a", subject="b")).result(timeout=3)',
-        'image: bytes = await (await resize.options(priority=3, delay=1.5).enqueue(path="x")).result()',
-        'direct: int = await send_email(to="a")',
-        'also: bytes = resize("x")',
-        'send_email.enqueue_statement(to="a").styled("named")',
-        'await app.enqueue_many([send_email.prepare("a"), resize.prepare("b")])',
-    ]
-    assert checked(tmp_path, monkeypatch, right) == []
-
-
-@pytest.mark.unit
-def test_mypy_rejects_wrong_arguments_options_and_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = [
-        "await send_email.enqueue()",
-        "await send_email.enqueue(to=3)",
-        'await send_email.enqueue(to="a", cc="b")',
-        'await send_email.options(priority="high").enqueue(to="a")',
-        'await send_email.options(colour="red").enqueue(to="a")',
-        'await resize.enqueue(TaskContext(), "x")',
-        'result: str = await (await send_email.enqueue("a")).result()',
-        'direct: str = resize("x")',
-    ]
-    errors = checked(tmp_path, monkeypatch, wrong)
-    first = HEAD.count("\n") + 1
-    assert sorted({int(line.split(":")[1]) for line in errors}) == list(range(first, first + len(wrong)))
 
 
 @pytest.mark.unit

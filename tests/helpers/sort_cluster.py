@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from interlock.sort.data.records import Extent, RecordFormat, Source
+from sort_forks import ForkedProcess
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PROGRAM = Path(__file__).parent / "sort_process.py"
 TIMEOUT_S = 60.0
 SMALL: dict[str, Any] = {"block_records": 500, "window_records": 400, "lost_after_s": 20.0, "register_timeout_s": 20.0}
 
@@ -61,7 +60,7 @@ class SortCluster:
         self.output = place / "out"
         self._settings = {**SMALL, **settings}
         self._source = source
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[str]] = []
         self._threads: list[threading.Thread] = []
         self.results: dict[str, tuple[int, str, str]] = {}
         self._ending = False
@@ -103,10 +102,14 @@ class SortCluster:
 
     def kill_local(self, state: str) -> None:
         """Start a local sort that is killed when its master reaches a state."""
-        instructions = {"source": self._source.json(), "output": str(self.output), "workers": self.workers}
-        self._run("local", (state,), role="local", forever=True, **instructions)
+        self._run_local((state,), self._source, forever=True)
         self.ended("local")
         assert self.results["local"][0] == -signal.SIGKILL, self.results
+
+    def restart_local(self, source: Source, **changes: Any) -> dict[str, Any]:
+        """Run a local sort of this place again, with other settings; return its report."""
+        self._run_local((), source, settings={**self._settings, **changes})
+        return self.wait("local")
 
     def wait(self, name: str) -> dict[str, Any]:
         """Wait for a process to end; return its report."""
@@ -134,6 +137,10 @@ class SortCluster:
         assert "Traceback" not in errors
         return errors
 
+    def _run_local(self, die_at: tuple[str, ...], source: Source, **changes: Any) -> None:
+        instructions = {"source": source.json(), "output": str(self.output), "workers": self.workers, **changes}
+        self._run("local", die_at, role="local", **instructions)
+
     def _run(self, name: str, die_at: tuple[str, ...], **instructions: Any) -> None:
         work_dir = self.place / "temp" / name
         marks = self.place / "marks" / name
@@ -151,13 +158,16 @@ class SortCluster:
 
     def _supervise(self, name: str, instructions: dict[str, Any]) -> None:
         while True:
-            process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), json.dumps(instructions)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            process = ForkedProcess(
+                ["sort_process:main", "sort_process", json.dumps(instructions)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             self._processes.append(process)
             text, errors = process.communicate()
             if process.returncode != -signal.SIGKILL or self._ending or instructions.get("forever"):
-                self.results[name] = (process.returncode, text.decode(), errors.decode())
+                self.results[name] = (process.returncode, text, errors)
                 return
             self.deaths.append(name)
             if self._forgetful and name == "master":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InterlockError
 from interlock.sort.data.records import Source
+from interlock.sort.engines import prefork
 from interlock.sort.engines.local import run_local
 from interlock.sort.master.master import run_master
 from interlock.sort.settings import Settings
@@ -73,6 +74,7 @@ def main() -> int:
             document = report.json()
         elif instructions["role"] == "local":
             source, output = Source.from_json(instructions["source"]), Path(instructions["output"])
+            prefork.start_workers(["-n", str(instructions["workers"])])
             document = run_local(source, output, workers=instructions["workers"], settings=settings).json()
         else:
             document = run_worker(

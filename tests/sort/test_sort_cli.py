@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interlock.sort.data.validate import validate
-from sort_cli import first_line, make_input, names, sort, started
+from sort_cli import COMMAND, first_line, make_input, names, sort, started
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,8 @@ def test_a_whole_round_of_generate_run_and_validate(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     document = json.loads(made.stdout)
     assert (document["records"], document["size"], len(document["paths"])) == (20_000, 2_000_000, 3)
-    done = sort("run", tmp_path / "in", "--output", tmp_path / "out", "--workers", 2, "--memory", "256MB")
+    options = ("--output", tmp_path / "out", "--workers", 2, "--memory", "256MB")
+    done = sort("run", tmp_path / "in", *options, command=COMMAND)  # not forked: its workers are not either
     assert done.returncode == 0, done.stderr
     assert names(tmp_path / "out") == ["partition.0", "partition.1"]
     assert "20,000 lines of 100 bytes with keys of 10" in done.stderr

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock.lifecycle import SortMasterState, SortWorkerState
-from interlock.sort.engines.local import run_local
 from interlock.sort.settings import Settings
 from interlock.sort.workdir import Journal, is_resumable, open_work_directory
-from sort_cluster import SMALL, SortCluster, output_bytes, random_rows, sorted_bytes, write_source, write_source_again
+from sort_cluster import SortCluster, output_bytes, random_rows, sorted_bytes, write_source, write_source_again
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,20 +124,18 @@ def test_a_local_sort_restarted_with_other_arguments_starts_over(
     settings: dict[str, Any] = {"block_records": 500, "window_records": 400, "resident_share": 0.0}
     with SortCluster(tmp_path, write_source(tmp_path / "in", ROWS), **settings) as cluster:
         cluster.kill_local(state)
-    source = write_source_again(tmp_path / "in", key_length=key_length)
-    report = run_local(source, cluster.output, settings=Settings(**{**settings, **changes}))
+        report = cluster.restart_local(write_source_again(tmp_path / "in", key_length=key_length), **changes)
     assert output_bytes(cluster.output) == sorted_bytes(ROWS, key_length)
-    assert sum(worker.reused for worker in report.workers) == 0
-    assert sum(one.records for one in report.partitions) == len(ROWS)
+    assert sum(worker["reused"] for worker in report["workers"]) == 0
+    assert sum(one["records"] for worker in report["workers"] for one in worker["partitions"]) == len(ROWS)
 
 
 def test_a_local_sort_restarted_with_the_same_arguments_resumes(tmp_path: Path) -> None:
     with SortCluster(tmp_path, write_source(tmp_path / "in", ROWS), resident_share=0.0) as cluster:
         cluster.kill_local("Merging")
-    settings = Settings(**SMALL, resident_share=0.0)
-    report = run_local(write_source_again(tmp_path / "in"), cluster.output, settings=settings)
+        report = cluster.restart_local(write_source_again(tmp_path / "in"))
     assert output_bytes(cluster.output) == sorted_bytes(ROWS)
-    assert [worker.reused for worker in report.workers] == [8, 8], "four blocks of its own, four of the other"
+    assert [worker["reused"] for worker in report["workers"]] == [8, 8], "four blocks of its own, four of the other"
 
 
 def test_a_restarted_completed_worker_sends_its_records_again(tmp_path: Path) -> None:
@@ -178,7 +175,7 @@ def test_a_changed_input_is_an_error_when_records_are_needed_again(tmp_path: Pat
 
 
 def test_a_missing_completed_worker_is_lost_when_its_records_are_needed(tmp_path: Path) -> None:
-    with SortCluster(tmp_path, write_source(tmp_path / "in", ROWS), resident_share=1.0, lost_after_s=10.0) as cluster:
+    with SortCluster(tmp_path, write_source(tmp_path / "in", ROWS), resident_share=1.0, lost_after_s=6.0) as cluster:
         cluster.start_master()
         cluster.start_worker(0, ("Completed",), forever=True)
         cluster.start_worker(1, ("Merging",), forever=True)

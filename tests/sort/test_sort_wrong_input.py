@@ -18,7 +18,7 @@ import pytest
 from interlock.errors import SortError
 from interlock.sort.data.validate import validate
 from interlock.sort.logging import stop_on_interrupt
-from sort_cli import COMMAND, first_line, make_input, names, sort, started
+from sort_cli import first_line, make_input, names, sort, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -220,15 +220,10 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_sort(tmp_path:
 
 def test_few_open_files_are_enough_for_many_partitions(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 600_000)
-    code = (
-        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)); "
-        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-    )
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--memory", "240MB", "--partitions", 100)
-    done = subprocess.run(
-        [sys.executable, "-c", code, *COMMAND[1:], *map(str, arguments)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    with started(*arguments, limits={"RLIMIT_NOFILE": 128}) as process:
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
     assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
 
 

@@ -60,8 +60,7 @@ def test_the_project_of_the_guide_passes(tmp_path: Path) -> None:
     assert outcomes(done) == "9 passed", done.stdout
 
 
-def test_each_test_has_a_database_of_its_own_and_the_app_is_restored(tmp_path: Path) -> None:
-    test = """
+PROJECT = """
 import os
 import pytest
 from shop import app, double
@@ -80,10 +79,40 @@ def test_afterwards_the_settings_are_those_of_before():
     assert app.config is before
     assert os.environ["INTERLOCK_DATABASE_URL"].endswith("of_the_developer")
     assert not app.is_open
+
+def test_the_worker_runs_where_it_was_told(interlock_worker, interlock_app, pytestconfig):
+    url = pytestconfig.getoption("--interlock-server")
+    assert interlock_app.config.database_url.partition("?")[2] == url.partition("?")[2]
+    assert double.enqueue_sync(n=4).wait(60) == 8
+
+def test_clock(interlock_clock, interlock_worker): ...
+
+def test_no_app_is_configured(request, monkeypatch):
+    config = request.config
+    without_app = lambda name, getini=config.getini: "" if name == "interlock_app" else getini(name)
+    monkeypatch.setattr(config, "getini", without_app)
+    request.getfixturevalue("interlock_app")
 """
-    write_project(tmp_path, test)
-    done = run_pytest(tmp_path)
-    assert outcomes(done) == "3 passed", done.stdout
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory, server: EmbeddedServer) -> subprocess.CompletedProcess[str]:
+    """Run the tests of a user's project once, on a given server."""
+    directory = tmp_path_factory.mktemp("project")
+    write_project(directory, PROJECT)
+    return run_pytest(directory, "-vv", "--interlock-server", server.url("postgres"))
+
+
+def outcome(project: subprocess.CompletedProcess[str], test: str) -> list[str]:
+    """Return the outcome of a test, of each of its parameters."""
+    return re.findall(rf"^test_shop\.py::{test}(?:\[.+\])? ([A-Z]+)", project.stdout, re.MULTILINE)
+
+
+def test_each_test_has_a_database_of_its_own_and_the_app_is_restored(
+    project: subprocess.CompletedProcess[str],
+) -> None:
+    assert outcome(project, "test_nothing_is_left_of_other_tests") == ["PASSED"] * 2, project.stdout
+    assert outcome(project, "test_afterwards_the_settings_are_those_of_before") == ["PASSED"], project.stdout
 
 
 def databases(server: EmbeddedServer) -> Sequence[str]:
@@ -91,32 +120,19 @@ def databases(server: EmbeddedServer) -> Sequence[str]:
         return [name for (name,) in connection.execute("select datname from pg_database where datname ~ 'interlock_t'")]
 
 
-def test_a_given_server_is_used_and_left_clean(tmp_path: Path, server: EmbeddedServer) -> None:
-    test = """
-from interlock_server_url import url
-from shop import double
-
-def test_the_worker_runs_where_it_was_told(interlock_worker, interlock_app):
-    assert interlock_app.config.database_url.partition("?")[2] == url.partition("?")[2]
-    assert double.enqueue_sync(n=4).wait(60) == 8
-"""
-    write_project(tmp_path, test)
-    (tmp_path / "interlock_server_url.py").write_text(f"url = {server.url('postgres')!r}\n")
-    done = run_pytest(tmp_path, "--interlock-server", server.url("postgres"))
-    assert outcomes(done) == "1 passed", done.stdout
+def test_a_given_server_is_used_and_left_clean(
+    project: subprocess.CompletedProcess[str], server: EmbeddedServer
+) -> None:
+    assert outcome(project, "test_the_worker_runs_where_it_was_told") == ["PASSED"], project.stdout
     assert databases(server) == []
 
 
-def test_mistakes_are_named_with_the_remedy(tmp_path: Path) -> None:
-    test = """
-def test_clock(interlock_clock, interlock_worker): ...
-"""
-    write_project(tmp_path, test)
-    done = run_pytest(tmp_path)
-    assert "with interlock_clock, run the tasks with `await drain(app)`" in done.stdout
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_shop.py").write_text("def test_app(interlock_app): ...\n")
-    assert "Set `interlock_app` to package.module:app in the configuration of pytest" in run_pytest(tmp_path).stdout
+def test_mistakes_are_named_with_the_remedy(project: subprocess.CompletedProcess[str]) -> None:
+    assert outcome(project, "test_clock") == ["ERROR"], project.stdout
+    assert "with interlock_clock, run the tasks with `await drain(app)`" in project.stdout
+    assert outcome(project, "test_no_app_is_configured") == ["FAILED"], project.stdout
+    assert "Set `interlock_app` to package.module:app in the configuration of pytest" in project.stdout
+    assert outcomes(project).strip("= ") == "1 failed, 4 passed, 1 error"
 
 
 def test_the_plugin_imports_nothing_until_a_fixture_is_used(tmp_path: Path) -> None:
