@@ -75,8 +75,6 @@ LONGEST = (
     "test_interpreter_agreement.py",
 )
 KINDS = ("chaos", "flow", "store")
-# Directories whose tests start their Python processes by a fork of a warm one, unless they are marked as cold.
-WARM = ("client", "store", "supervisor", "worker")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -99,8 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def warm(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Start the processes of some tests by a fork of a warm one."""
-    if request.path.parent.name not in WARM or request.node.get_closest_marker("cold"):
+    """Start Python processes of tests by a fork of a warm one, unless they are marked as cold."""
+    if request.node.get_closest_marker("cold"):
         yield
         return
     with warm_processes():

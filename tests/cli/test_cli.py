@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cli_forkserver import Result, forks
 from interlock.cli.main import COMMANDS, GROUPS, requested_command
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.migrate import known_migrations
-from processes import eventually
+from processes import COMMAND, Result, eventually, run_interlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,12 +25,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.flow
 
 
-COMMAND = [sys.executable, "-m", "interlock"]
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "150"}
 
 
 def interlock(*arguments: str, **variables: str) -> Result:
-    return forks().run(list(arguments), ENVIRONMENT | variables, 100)
+    return run_interlock(*arguments, environment=ENVIRONMENT | variables)
 
 
 def begin(*command: str, **variables: str) -> subprocess.Popen[str]:
@@ -115,6 +113,7 @@ def test_a_server_stopped_during_a_command_is_one_message(data_dir: str) -> None
     assert wrong == "interlock: terminating connection due to administrator command\n"
 
 
+@pytest.mark.cold
 def test_ctrl_c_while_the_command_is_being_loaded_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "typer.py").write_text("import time\nprint('loading', flush=True)\ntime.sleep(60)\n")
     process = begin(*COMMAND, "demo", PYTHONPATH=str(tmp_path))

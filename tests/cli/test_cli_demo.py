@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli_support import COMMAND, Shell
 from factories import run_sql
 from interlock import Interlock
 from interlock.postgres.connection import connect
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.store.task_admin import recover_expired_tasks
-from processes import eventually, is_process_running
+from processes import COMMAND, eventually, is_process_running
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from cli_support import Shell
 
 pytestmark = pytest.mark.flow
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli_support import COMMAND, Shell, environment
+from cli_support import Shell, environment
 from interlock.cli.reload import source_files
-from processes import eventually
+from processes import COMMAND, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

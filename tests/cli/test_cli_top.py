@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli_support import COMMAND, Shell, environment
+from cli_support import Shell, environment
 from interlock.cli.top.terminal import split_keys
+from processes import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

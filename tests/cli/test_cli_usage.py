@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -12,9 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import interlock
-from cli_forkserver import Result, forks
 from interlock.cli.main import COMMANDS, GROUPS, hoist_shared_flags
-from processes import clean_environment
+from processes import Result, clean_environment, run_interlock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,16 +35,13 @@ def run(*arguments: str, **variables: str) -> Result:
     """Run a command without any setting of the caller."""
     environment = clean_environment("", **{"COLUMNS": "150", **variables})
     del environment["INTERLOCK_DATABASE_URL"]
-    return forks().run(list(arguments), environment, 100)
+    return run_interlock(*arguments, environment=environment)
 
 
 def run_in(directory: Path, *arguments: str) -> Result:
     """Run a command in the directory of a user's module."""
     environment = clean_environment("postgresql://x", PYTHONPATH="", COLUMNS="150")
-    command = [sys.executable, "-m", "interlock", *arguments]
-    return subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, check=False, timeout=100
-    )
+    return run_interlock(*arguments, environment=environment, directory=directory)
 
 
 # --- shared flags

@@ -164,6 +164,7 @@ def test_help_teaches_how_to_register_it(shell: Shell) -> None:
     assert "interlock[mcp]" in shown
 
 
+@pytest.mark.cold
 def test_without_the_extra_the_error_names_it(url: str) -> None:
     code = (
         "import runpy, sys; sys.modules['mcp'] = None; sys.argv = ['interlock', 'mcp']; "

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 
-from cli_forkserver import Result, forks
-from processes import clean_environment, running_process
+from processes import COMMAND, Result, clean_environment, run_interlock, running_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = (sys.executable, "-m", "interlock")
 APP = ("--app", "worker_app:app")
 UNKNOWN = "01a1e2cf-6c0c-75b3-83a4-94f638565840"
 
@@ -33,7 +30,7 @@ class Shell:
 
     def run(self, *arguments: str, **variables: str) -> Result:
         """Run a command to its end with an empty standard input."""
-        return forks().run(list(arguments), environment(self.url, **variables), 100)
+        return run_interlock(*arguments, environment=environment(self.url, **variables))
 
     def answer(self, *arguments: str, **variables: str) -> str:
         """Run a command that must succeed; return its output."""

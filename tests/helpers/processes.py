@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HELPERS = Path(__file__).parent
+COMMAND = (sys.executable, "-m", "interlock")
+
+Result = subprocess.CompletedProcess[str]
 
 
 @cache
@@ -28,6 +32,20 @@ def data_dir() -> str:
     place = tempfile.mkdtemp(prefix="interlock-token-")
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     return place
+
+
+def run_interlock(*arguments: str, environment: Mapping[str, str], directory: Path | None = None) -> Result:
+    """Run a command to its end with an empty standard input."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
 
 
 def clean_environment(url: str, **variables: str) -> dict[str, str]:

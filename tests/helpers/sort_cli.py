@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,14 +13,12 @@ from typing import TYPE_CHECKING
 from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import RecordFormat
 from interlock.sort.settings import Distribution
-from sort_forks import ForkedProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROGRAM = [sys.executable, "-P", "-m", "interlock"]
 COMMAND = [*PROGRAM, "sort"]
-FORKED = ["sort_forks:run_command", "interlock"]  # the same without the time of a start
 OWN_PROGRAM = [sys.executable, "-P", "-m", "interlock.cli.sort.main"]  # interlock-sort
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("INTERLOCK_")} | {"COLUMNS": "200"}
 TIMEOUT_S = 60.0
@@ -33,14 +30,19 @@ def make_input(place: Path, records: int = 20_000, *, seed: int = 1, files: int 
     return place
 
 
-def sort(
-    *arguments: object, largest_file: int | None = None, command: list[str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def sort(*arguments: object, largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end; check that no process of it is left."""
     limits = {} if largest_file is None else {"RLIMIT_FSIZE": largest_file}  # acts like a full disk
-    with started(*arguments, limits=limits, command=command) as process:
+    with started(*arguments, limits=limits) as process:
         output, errors = process.communicate(timeout=TIMEOUT_S)
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def limited(limits: dict[str, int]) -> list[str]:
+    """Return the program with resource limits."""
+    limit_lines = [f"resource.setrlimit(resource.{name}, ({limit}, {limit}))" for name, limit in limits.items()]
+    lines = ("import resource", *limit_lines, "from interlock.__main__ import main", "main()")
+    return [sys.executable, "-c", "\n".join(lines)]
 
 
 @contextmanager
@@ -52,21 +54,14 @@ def started(
     environment: dict[str, str] | None = None,
     command: list[str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a command with options before it; afterwards check that no process of it is left.
-
-    It is forked with its imports done, under resource limits, unless `command` names a program.
-    """
-    start = subprocess.Popen[str] if command else ForkedProcess
-    process = start(
-        [*(command or [*FORKED, *before, "sort"]), *map(str, arguments)],
+    """Start a command with options before it, under resource limits; afterwards check that no process is left."""
+    process = subprocess.Popen(
+        [*(command or [*(limited(limits) if limits else PROGRAM), *before, "sort"]), *map(str, arguments)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT
-        | {"SORT_TEST_LIMITS": json.dumps(limits or {})}
-        | ({} if url is None else {"INTERLOCK_DATABASE_URL": url})
-        | (environment or {}),
+        env=ENVIRONMENT | ({} if url is None else {"INTERLOCK_DATABASE_URL": url}) | (environment or {}),
         start_new_session=True,
     )
     try:

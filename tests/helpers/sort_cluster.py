@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from interlock.sort.data.records import Extent, RecordFormat, Source
-from sort_forks import ForkedProcess
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+PROGRAM = Path(__file__).parent / "sort_process.py"
 TIMEOUT_S = 60.0
 SMALL: dict[str, Any] = {"block_records": 500, "window_records": 400, "lost_after_s": 20.0, "register_timeout_s": 20.0}
 
@@ -158,8 +159,8 @@ class SortCluster:
 
     def _supervise(self, name: str, instructions: dict[str, Any]) -> None:
         while True:
-            process = ForkedProcess(
-                ["sort_process:main", "sort_process", json.dumps(instructions)],
+            process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), json.dumps(instructions)],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -23,8 +23,9 @@ import sys
 import threading
 import time
 import types
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -33,13 +34,17 @@ if TYPE_CHECKING:
 
 HELPERS = Path(__file__).parent
 MODULES = ("interlock", "interlock.worker", "interlock.worker.executors.child")
-# Imported before the first fork, as these modules cost most of the start of a worker or a supervisor.
+# Imported before the first fork, with the modules of the commands: they cost most of the start of a process.
 PRELOADED = (
     *("interlock.worker.run", "interlock.worker.executors.child", "interlock.orchestrator.run"),
-    *("interlock.supervisor.run", "interlock.dashboard.app", "interlock.cli.main", "interlock.cli.run"),
-    *("uvicorn", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on", "psycopg_binary"),
+    *("interlock.supervisor.run", "interlock.dashboard.app", "interlock.cli.run"),
+    *("interlock.cli.sort.implementation", "interlock.sort.__main__", "interlock.sort.engines.interlock"),
+    *("interlock.sort.data.generate", "interlock.sort.data.validate", "interlock.sort.engines.local"),
+    *("rich.live", "rich.progress", "rich.table", "psycopg_binary"),
+    *("uvicorn", "uvicorn.protocols.http.h11_impl", "uvicorn.lifespan.on"),
     *("multiprocessing.context", "concurrent.futures.process", "concurrent.futures.thread"),
 )
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # a process with threads cannot fork safely
 READ_AT_START = ("PYTHONHASHSEED", "PYTHONDEVMODE", "PYTHONWARNINGS", "PYTHONMALLOC")
 MAX_REQUEST_BYTES, MAX_FDS, FIRST_SPARE_FD = 1 << 18, 64, 512
 PR_SET_CHILD_SUBREAPER = 36
@@ -62,7 +67,7 @@ class ForkServer:
                 [sys.executable, "-P", __file__, str(theirs.fileno()), " " * MAX_COMMAND_LINE_BYTES],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                env=inherited,
+                env=inherited | ONE_THREAD,
                 start_new_session=True,
             )
 
@@ -73,9 +78,14 @@ class ForkServer:
             set_subreaper(True)
             try:
                 socket.send_fds(self._socket, [json.dumps(request).encode() + b"\n"], fds)
-                return int(self._socket.recv(64))
+                pid = int(self._socket.recv(64))
             finally:
                 set_subreaper(False)
+        if not pid:
+            raise RuntimeError(
+                f"the fork server could not start {request['command']}; its errors are on standard error"
+            )
+        return pid
 
 
 @cache
@@ -162,7 +172,7 @@ def serve(line: socket.socket) -> None:
         for fd in (*fds, writer):
             os.close(fd)
         os.waitpid(middle, 0)
-        line.sendall(os.read(reader, 64))
+        line.sendall(os.read(reader, 64) or b"0")
         os.close(reader)
 
 
@@ -175,8 +185,7 @@ def become(request: dict[str, Any], fds: list[int], ready: int) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["directory"])
-    if os.environ.get("PYTHONUNBUFFERED"):
-        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+    open_standard_streams()
     time.tzset()
     random.seed()
     try:
@@ -199,7 +208,7 @@ def show_command(command: list[str]) -> None:
     """Show the command in /proc/PID/cmdline, which tests read, instead of that of the fork server."""
     fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     start, end = int(fields[ARG_START_FIELD]), int(fields[ARG_END_FIELD])
-    text = b"\0".join(word.encode() for word in command)[: end - start - 1]
+    text = b"\0".join(os.fsencode(word) for word in command)[: end - start - 1]
     ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)
 
 
@@ -213,6 +222,18 @@ def arrange_files(fds: list[int], targets: list[int], ready: int) -> None:
     os.closerange(spare[0], max(spare) + 1)
 
 
+def open_standard_streams() -> None:
+    """Replace the streams of the fork server, which know whether its files are terminals or can be searched."""
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = open(fd, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        stream.reconfigure(
+            line_buffering=fd == 2 or stream.isatty(), write_through=bool(os.environ.get("PYTHONUNBUFFERED"))
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
 def run(command: list[str]) -> None:
     """Do what the interpreter does with its arguments."""
     path = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
@@ -222,6 +243,8 @@ def run(command: list[str]) -> None:
         case ["-m", module, *rest]:
             sys.path[:0] = path if is_safe else [str(Path.cwd()), *path]
             sys.argv = [module, *rest]
+            if module == "interlock" and "sort" in rest and "run" in rest:
+                prefork_sort_workers(rest)
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         case ["-c", program, *rest]:
             sys.path[:0] = path if is_safe else ["", *path]
@@ -232,6 +255,14 @@ def run(command: list[str]) -> None:
             sys.path[:0] = path if is_safe else [str(Path(script).parent), *path]
             sys.argv = [script, *rest]
             runpy.run_path(script, run_name="__main__")
+
+
+def prefork_sort_workers(arguments: list[str]) -> None:
+    """Fork the workers of a local sort too, as `interlock-sort` does."""
+    from interlock.sort.engines import prefork  # noqa: PLC0415 - only forked processes need it
+
+    prefork.start_workers(arguments)
+    atexit.register(prefork.discard_workers)
 
 
 def leave(code: int) -> NoReturn:
@@ -249,6 +280,11 @@ def load() -> None:
     for name in PRELOADED:
         with suppress(ImportError):
             importlib.import_module(name)
+    from interlock.cli.main import COMMANDS, GROUPS, create_app  # noqa: PLC0415 - only the fork server needs it
+
+    every_command = create_app((*COMMANDS, *GROUPS))
+    with redirect_stderr(StringIO()), suppress(SystemExit):
+        every_command(["tasks", "list", "--limit", "invalid"])  # imports what prints errors
     gc.collect()
     gc.freeze()
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from interlock.sort.data.validate import validate
-from sort_cli import COMMAND, first_line, make_input, names, sort, started
+from sort_cli import first_line, make_input, names, sort, started
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.flow
 
 
+@pytest.mark.cold
 def test_a_whole_round_of_generate_run_and_validate(tmp_path: Path) -> None:
     made = sort("generate", tmp_path / "in", "--size", "2MB", "--files", 3, "--ascii", "--json")
     assert made.returncode == 0, made.stderr
     document = json.loads(made.stdout)
     assert (document["records"], document["size"], len(document["paths"])) == (20_000, 2_000_000, 3)
-    options = ("--output", tmp_path / "out", "--workers", 2, "--memory", "256MB")
-    done = sort("run", tmp_path / "in", *options, command=COMMAND)  # not forked: its workers are not either
+    done = sort("run", tmp_path / "in", "--output", tmp_path / "out", "--workers", 2, "--memory", "256MB")
     assert done.returncode == 0, done.stderr
     assert names(tmp_path / "out") == ["partition.0", "partition.1"]
     assert "20,000 lines of 100 bytes with keys of 10" in done.stderr
@@ -139,6 +139,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.cold
 def test_usage_errors_are_one_line_and_exit_with_2(tmp_path: Path) -> None:
     code = (  # all in one process: most of the time is that of its start
         "import json, sys; sys.modules['ray'] = None\n"
@@ -161,6 +162,7 @@ def test_usage_errors_are_one_line_and_exit_with_2(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.cold
 def test_without_the_extra_the_error_names_the_package_to_install() -> None:
     code = (
         "import sys; sys.modules['numpy'] = None\n"

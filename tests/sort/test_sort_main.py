@@ -83,6 +83,7 @@ def test_an_interrupt_exits_with_130_and_leaves_no_partition(tmp_path: Path) -> 
     assert names(tmp_path / "out") == []
 
 
+@pytest.mark.cold
 def test_the_plain_program_loads_nothing_of_the_sort() -> None:
     code = (
         "import sys; from interlock.__main__ import main\n"

@@ -11,7 +11,7 @@ import pytest
 from interlock.sort.engines import prefork
 from interlock.sort.io.memory import HUGE_PAGE_BYTES, allocate_huge_pages, allocate_pages, keep_freed_memory
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.cold]
 
 
 @pytest.mark.parametrize(

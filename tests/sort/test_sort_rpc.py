@@ -385,6 +385,7 @@ def test_a_peer_with_another_protocol_is_a_clear_error() -> None:
         thread.join()
 
 
+@pytest.mark.cold
 @pytest.mark.parametrize("module", ["cli.sort.implementation", "sort.__main__", "sort.master.broadcast"])
 def test_grpc_is_quiet_in_every_process(module: str) -> None:
     code = (

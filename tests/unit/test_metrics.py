@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import yaml
 
-from cli_forkserver import Result, forks
 from interlock.cli.main import COMMANDS, GROUPS
 from interlock.cli.metrics import MetricRow, list_metrics, metrics_page
 from interlock.lifecycle import (
@@ -21,7 +20,7 @@ from interlock.lifecycle import (
     WorkerState,
 )
 from interlock.supervisor.pool.metrics import PROCESS_STATES
-from processes import clean_environment
+from processes import Result, clean_environment, run_interlock
 
 pytestmark = pytest.mark.unit
 
@@ -122,7 +121,7 @@ def test_the_processes_that_export_a_metric_are_told() -> None:
 
 
 def run_command(*arguments: str) -> Result:
-    return forks().run(list(arguments), clean_environment("postgresql://unused", COLUMNS="150"), 60)
+    return run_interlock(*arguments, environment=clean_environment("postgresql://unused", COLUMNS="150"))
 
 
 def test_the_command_lists_every_metric() -> None:
