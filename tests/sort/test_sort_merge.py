@@ -247,7 +247,7 @@ def test_a_spilled_block_is_reused_only_if_checksum_and_input_match(tmp_path: Pa
     assert not reused
     manifest = json.loads(path.with_name("run-000000.json").read_bytes())
     old_manifest = {
-        "identity": manifest["identity"].removeprefix("2 "),
+        "identity": manifest["identity"].removeprefix("3 "),
         "cuts": manifest["cuts"],
         "checksum": manifest["checksum"],
     }

@@ -3,7 +3,7 @@
 Touching fresh memory costs as much as reading a disk, or more, so the buffers are reused.
 
 Invariant: a buffer has one user at a time; a file has all rows when `write_sorted` returns. Rows are read as they were
-written.
+written: a spill file with other bytes is an error.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 import xxhash
 
 from interlock.sort.data.keys import gather_rows
-from interlock.sort.io.direct_io import IO_BUFFER_BYTES, PAGE_BYTES, DirectReader, io_buffer
+from interlock.sort.io.direct_io import IO_BUFFER_BYTES, MAX_IO_BYTES, PAGE_BYTES, DirectReader, io_buffer
 from interlock.sort.io.memory import allocate_huge_pages
+from interlock.sort.io.page_checksums import PageChecksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -52,23 +53,27 @@ class RowStore(Protocol):
 
 
 class SpilledRows:
-    """Rows in a spill file; the first one has a number of its own."""
+    """Rows in a spill file, verified whenever some are read; the first one has a number of its own."""
 
-    def __init__(self, path: Path, record_length: int, first: int = 0) -> None:
+    def __init__(self, path: Path, record_length: int, checksum: str, first: int = 0) -> None:
         self._length = record_length
+        self._checksums = PageChecksums.from_hex(checksum)
         self._first = first
         self._path = path
         self._file = DirectReader(path) if _open_file_slots().acquire(blocking=False) else None
 
     def read(self, low: int, into: Rows) -> None:
         """Fill a contiguous array with rows from number `low` on."""
-        with self._opened() as file:
-            file.read(into.reshape(-1).data, (low - self._first) * self._length)
+        target, offset = into.reshape(-1), (low - self._first) * self._length
+        with self._opened() as file, io_buffer() as buffer:
+            for done in range(0, len(target), MAX_IO_BYTES):
+                piece = target[done : done + MAX_IO_BYTES]
+                piece[:] = self._read_verified(file, buffer, offset + done, len(piece))
 
     def view(self, low: int, count: int, buffer: Callable[[], NDArray[np.uint8]]) -> memoryview:
         """Read some rows into an I/O buffer, and return their bytes there."""
         with self._opened() as file:
-            return file.view(buffer(), (low - self._first) * self._length, count * self._length)
+            return self._read_verified(file, buffer(), (low - self._first) * self._length, count * self._length)
 
     def close(self) -> None:
         """Close the file; safe to call twice."""
@@ -76,6 +81,14 @@ class SpilledRows:
             self._file.close()
             self._file = None
             _open_file_slots().release()
+
+    def _read_verified(self, file: DirectReader, buffer: NDArray[np.uint8], offset: int, size: int) -> memoryview:
+        """Read the pages that hold a range into an I/O buffer, verify them, and return the range."""
+        first = offset // PAGE_BYTES * PAGE_BYTES
+        end = min(-(-(offset + size) // PAGE_BYTES) * PAGE_BYTES, max(file.size, offset + size))
+        pages = file.view(buffer, first, end - first)
+        self._checksums.verify(pages, first, self._path)
+        return pages[offset - first : offset - first + size]
 
     @contextmanager
     def _opened(self) -> Iterator[DirectReader]:
@@ -134,14 +147,16 @@ class IoThread:
         finally:
             other.result()
 
-    def write_sorted(self, rows: Rows, index: Index, file: DirectWriter, offset: int) -> str:
-        """Write rows in the order of an index at an offset of a file; return their checksum.
+    def write_sorted(
+        self, rows: Rows, index: Index, file: DirectWriter, offset: int, checksums: PageChecksums | None = None
+    ) -> str:
+        """Write rows in the order of an index at an offset of a file; return their checksum, or those of their pages.
 
         Rows are gathered in one half of an I/O buffer, which stays in the processor's cache, while the other half is
         written by the second thread.
         """
         length = rows.shape[1]
-        digest = xxhash.xxh3_64()
+        digest: PageChecksums | xxhash.xxh3_64 = xxhash.xxh3_64() if checksums is None else checksums
         begun = held = offset % PAGE_BYTES
         writing: Future[None] | None = None
         at = 0

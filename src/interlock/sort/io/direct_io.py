@@ -118,7 +118,7 @@ class DirectReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = os.open(path, os.O_RDONLY)
-        self._size = os.fstat(self._file).st_size
+        self.size = os.fstat(self._file).st_size
         self._direct = _open_direct(path, os.O_RDONLY)
 
     def read(self, into: memoryview, offset: int) -> None:

@@ -3,8 +3,8 @@
 Rows for other workers stay in memory first: they are released as soon as those workers have them, and their memory is
 reused for the rows that arrive. If a restarted worker needs them again, the block is read and sorted again.
 
-Invariant: a spill file has its final name only when it is complete, with a manifest beside it that has its checksum. A
-file of an earlier process is used only if manifest and checksum match.
+Invariant: a spill file has its final name only when it is complete, with a manifest beside it that has the checksums of
+its pages. A file of an earlier process is used only if manifest and checksums match.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
-import xxhash
 
 from interlock.errors import SortInputError
 from interlock.sort.data.checksum import fingerprint
@@ -21,6 +20,7 @@ from interlock.sort.data.keys import find_boundaries, gather_rows, sort_rows
 from interlock.sort.data.plan import first_position, is_resident
 from interlock.sort.io.buffers import SpilledRows
 from interlock.sort.io.direct_io import DirectReader, DirectWriter, align_rows
+from interlock.sort.io.page_checksums import PageChecksums, compute_checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     SortAgain = Callable[["Run", set[int]], dict[int, RowStore]]
 
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
 
 
 class ResidentShares(NamedTuple):
@@ -201,15 +201,15 @@ class BlockSorter:
             path,
             {"identity": self._identity, "cuts": cuts, "first": first, "rows": len(index), "checksum": checksum},
         )
-        return SpilledRows(path, rows.shape[1], first)
+        return SpilledRows(path, rows.shape[1], checksum, first)
 
     def _spill_for(
         self, block: int, worker: int, rows: Rows, index: Index, first: int, io_thread: IoThread
     ) -> SpilledRows:
         """Write rows for one worker, which were sorted again, to a spill file that only this process uses."""
         path = self._directory / f"sent-{block:06}-{worker:04}"
-        _write_run(path, rows, index, io_thread)
-        return SpilledRows(path, rows.shape[1], first)
+        checksum = _write_run(path, rows, index, io_thread)
+        return SpilledRows(path, rows.shape[1], checksum, first)
 
     def _spill_path(self, block: int) -> Path:
         return self._directory / f"run-{block:06}"
@@ -226,16 +226,16 @@ class BlockSorter:
                 return None
         cuts = manifest["cuts"]
         has_all_rows = manifest["rows"] == cuts[-1]
-        own = SpilledRows(path, length, manifest["first"])
+        own = SpilledRows(path, length, manifest["checksum"], manifest["first"])
         return Run(block, cuts, own, {}, None if has_all_rows else self._sort_again)
 
 
 def _write_run(path: Path, rows: Rows, index: Index, io_thread: IoThread) -> str:
-    """Write rows in order to a file, which gets its name when it is complete; return its checksum."""
+    """Write rows in order to a file, which gets its name when it is complete; return the checksums of its pages."""
     part = path.with_name(f"{path.name}.part")
     file = DirectWriter(part, len(index) * rows.shape[1])
     try:
-        checksum = io_thread.write_sorted(rows, index, file, 0)
+        checksum = io_thread.write_sorted(rows, index, file, 0, PageChecksums())
     finally:
         file.close()
     part.rename(path)
@@ -248,14 +248,14 @@ def _close_all(stores: Mapping[int, RowStore]) -> None:
 
 
 def verify_file(path: Path, buffer: Rows, checksum: str) -> bool:
-    """Read a file into an array of exactly its size; return whether size and checksum match."""
+    """Read a file into an array of exactly its size; return whether size and checksums match."""
     if not path.exists() or path.stat().st_size != buffer.nbytes:
         return False
     file = DirectReader(path)
     try:
         data = buffer.reshape(-1).data
         file.read(data, 0)
-        return bool(xxhash.xxh3_64_hexdigest(data) == checksum)
+        return compute_checksums(data) == checksum
     finally:
         file.close()
 

@@ -16,7 +16,8 @@ from interlock.errors import SortError
 from interlock.sort.io.buffers import SpilledRows
 from interlock.sort.io.direct_io import MAX_IO_BYTES, PAGE_BYTES, DirectWriter, io_buffer
 from interlock.sort.io.merge import Slice
-from interlock.sort.io.runs import read_manifest, verify_file, write_manifest
+from interlock.sort.io.page_checksums import PageChecksums
+from interlock.sort.io.runs import MANIFEST_VERSION, read_manifest, verify_file, write_manifest
 
 if TYPE_CHECKING:
     import threading
@@ -134,7 +135,8 @@ class ShuffleReceiver:
                 continue
             rows = np.empty((sum(manifest["counts"]), self._length), dtype=np.uint8)
             if verify_file(path, rows, manifest["checksum"]):
-                self.store(slice_id, SpilledRows(path, self._length), manifest["counts"])
+                rows_in_file = SpilledRows(path, self._length, manifest["checksum"])
+                self.store(slice_id, rows_in_file, manifest["counts"])
                 loaded += 1
         return loaded
 
@@ -159,7 +161,7 @@ class ShuffleReceiver:
     def _identity(self, slice_id: SliceId) -> str:
         """Return what the manifest of a slice must match; block 3 of a sender with smaller blocks has other records."""
         blocks = self._plan.roster.members[slice_id.worker].block_records
-        return f"{self._plan.epoch} {self._plan.digest()} {self._length} {blocks} {tuple(slice_id)}"
+        return f"{MANIFEST_VERSION} {self._plan.epoch} {self._plan.digest()} {self._length} {blocks} {tuple(slice_id)}"
 
 
 class StreamReceiver:
@@ -287,13 +289,13 @@ class _FileSink:
         self._length = record_length
         self._part = path.with_name(f"{path.name}.{suffix}")
         self._file = DirectWriter(self._part, size)
-        self._digest = xxhash.xxh3_64()
+        self._checksums = PageChecksums()
         self._written = 0
         self._partial_page = b""  # written with the bytes after it
 
     def add(self, data: memoryview, offset: int) -> None:
         del offset
-        self._digest.update(data)
+        self._checksums.update(data)
         with io_buffer() as buffer:
             for begin in range(0, len(data), MAX_IO_BYTES):
                 self._write_pages(data[begin : begin + MAX_IO_BYTES], buffer)
@@ -302,8 +304,9 @@ class _FileSink:
         self._file.write(memoryview(self._partial_page), self._written)
         self._file.close()
         self._part.rename(self._path)
-        self._receiver.write_manifest(self._id, self._path, counts, self._digest.hexdigest())
-        return SpilledRows(self._path, self._length)
+        checksum = self._checksums.hexdigest()
+        self._receiver.write_manifest(self._id, self._path, counts, checksum)
+        return SpilledRows(self._path, self._length, checksum)
 
     def discard(self) -> None:
         self._file.close()

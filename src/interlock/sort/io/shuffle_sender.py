@@ -176,27 +176,35 @@ class ShuffleSender:
 
     def _try_send_run(self, peer: Peer, index: int, run: Run) -> str | None:
         """Send the slices of one run once; return None if they were accepted, else the reason."""
+        failures: list[Exception] = []
         try:
             rows = run.rows_for(index)
             with self._changed:
                 if self._stopping:
                     return "it was stopped"
                 timeout = STREAM_TIMEOUT_S + self._size(index, run) / MIN_BYTES_PER_S
-                call = peer.start_call("ShuffleData", self._chunks(index, run, rows), timeout)
+                call = peer.start_call("ShuffleData", self._chunks(index, run, rows, failures), timeout)
                 self._calls[index, run.block] = call
             answer = call.result()
         except grpc.FutureCancelledError:
             return "it was stopped"
         except grpc.RpcError as error:
+            if failures:
+                raise failures[0] from error
             if error.code() not in RETRYABLE_CODES:
                 raise SortError(
                     f"worker {index} ({peer.address}) refused data: {error.code().name}: {error.details()}"
                 ) from error
             return f"{error.code().name}: {error.details()}"
+        if failures:
+            raise failures[0]
         return None if answer.success else str(answer.message)
 
-    def _chunks(self, index: int, run: Run, rows: RowStore) -> Iterator[Chunk]:
-        """Yield the slices of one run for another worker, in chunks."""
+    def _chunks(self, index: int, run: Run, rows: RowStore, failures: list[Exception]) -> Iterator[Chunk]:
+        """Yield the slices of one run for another worker, in chunks; end early, with the failure, if one is not read.
+
+        An exception would only be printed by gRPC.
+        """
         try:
             with ExitStack() as stack:
                 buffer = functools.cache(lambda: stack.enter_context(io_buffer()))  # rows in memory may not need one
@@ -204,6 +212,8 @@ class ShuffleSender:
                     yield from self._slice_chunks(run, rows, partition, buffer)
         except MemoryReleased:
             return  # the receiver has these slices already, and the call has ended
+        except (OSError, SortError) as error:
+            failures.append(error)
 
     def _slice_chunks(
         self, run: Run, rows: RowStore, partition: int, buffer: Callable[[], NDArray[np.uint8]]
