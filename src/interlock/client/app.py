@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from interlock.client.enqueue import BulkEnqueue, require_prepared
 from interlock.client.explain import explain
+from interlock.client.group_commit import GroupCommit
 from interlock.client.hooks import check_lifespan
 from interlock.client.job_handle import (
     JobHandle,
@@ -136,6 +137,7 @@ class _Opened:
 
     url: str
     pool: ConnectionPool
+    group_commit: GroupCommit
     notifier: Notifier
     completions: ResultWatcher
     resources: AsyncExitStack
@@ -249,6 +251,11 @@ class Interlock(Definitions):
     def completions(self) -> ResultWatcher:
         """Wakes callers that wait for the end of tasks and jobs."""
         return self._connections().completions
+
+    @property
+    def group_commit(self) -> GroupCommit:
+        """Stores the tasks of concurrent `enqueue` calls together."""
+        return self._connections().group_commit
 
     def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Borrow a connection of the app's pool, in autocommit mode."""
@@ -525,13 +532,15 @@ class Interlock(Definitions):
         pool = ConnectionPool(url, max_size=self._max_connections)
         await pool.open()
         stack.push_async_callback(pool.close)
+        group_commit = GroupCommit(pool.connection)
+        stack.push_async_callback(group_commit.close)
         notifier, completions = Notifier(url), ResultWatcher(self)
         loop = asyncio.get_running_loop()
         stack.callback(lambda: self._opened.pop(loop, None))
         stack.push_async_callback(notifier.stop)
         stack.push_async_callback(completions.stop)
         await notifier.start()
-        return _Opened(url, pool, notifier, completions, stack)
+        return _Opened(url, pool, group_commit, notifier, completions, stack)
 
     async def _put_workflow(self, connection: Connection, document: Mapping[str, Any]) -> None:
         """Store a workflow; one that differs from its stored definition is blocked, and everything else works."""

@@ -31,7 +31,6 @@ from interlock.store.enqueue import (
     copy_row_parts,
     copy_tasks,
     enqueue_as_text,
-    enqueue_task,
     enqueue_task_blocking,
     enqueue_task_on,
     enqueue_tasks,
@@ -88,11 +87,10 @@ class Enqueuer(Generic[P, R]):
         return self._with_limits(self._new_task(stored_input))
 
     async def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> TaskHandle[R]:
-        """Store one task in its own transaction."""
+        """Store one task and commit; concurrent calls share a transaction, and each gets its own outcome."""
         task = self.prepare(*args, **kwargs)
         with self._span(task) as span:
-            async with self._app.connection() as connection:
-                stored = await enqueue_task(connection, _traced(task, span), actor=self._app.actor)
+            stored = await self._app.group_commit.store(_traced(task, span), actor=self._app.actor)
             return self._handle(stored, span)
 
     def enqueue_sync(self, /, *args: P.args, **kwargs: P.kwargs) -> SyncHandle[R]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ import orjson
 
 from interlock.model.options import DELAY, OPTIONS, NewTask, Scope, options_in
 from interlock.postgres.connection import AsyncConnection, SyncConnection, blocking_cursor_on, cursor_on
-from interlock.postgres.ids import new_id
+from interlock.postgres.ids import as_id, new_numbers
 from interlock.postgres.query import PortableStatement, array_literal, as_json, load_statements, run_prepared
 
 if TYPE_CHECKING:
@@ -152,27 +152,52 @@ def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask],
                 return list(end.value)
 
 
+async def insert_tasks(
+    connection: Connection, tasks: Sequence[NewTask], *, actor: str, lock_timeout: str | None = None
+) -> list[Enqueued | None]:
+    """Store those of many tasks that are new, in one statement; None for each that `enqueue_task` must decide on.
+
+    These are tasks whose id or key is taken, and tasks that are too large. `lock_timeout` limits how long the statement
+    waits for a transaction that has inserted one of the keys.
+    """
+    ids = _ids_of(tasks)
+    inserted = set(await run_prepared(connection, *_insert_query(tasks, ids, actor, lock_timeout), itemgetter(0)))
+    return [Enqueued(id_, created=True) if created else None for id_, created in _created(ids, inserted)]
+
+
 def _bulk_queries(tasks: Sequence[NewTask], actor: str) -> Generator[_Query, list[dict[str, Any]], list[Enqueued]]:
     """Yield queries for an async or a blocking caller to run, and receive their rows."""
-    ids = [task.task_id or new_id() for task in tasks]
-    documents = list(map(_document, tasks))
-    for document, id_ in zip(documents, ids, strict=True):
-        document["task_id"] = id_
-    inserted = {row["id"] for row in (yield _bulk_query("insert_tasks", documents, actor))}
-    stored = []
-    for id_ in ids:
-        stored.append(Enqueued(id_, id_ in inserted))
-        inserted.discard(id_)  # the first of two tasks with one id is the new one
+    ids = _ids_of(tasks)
+    statement, parameters = _insert_query(tasks, ids, actor)
+    inserted = {row["id"] for row in (yield statement.sql, parameters)}
+    stored = [Enqueued(id_, created) for id_, created in _created(ids, inserted)]
     taken = {place: tasks[place] for place, (_, created) in enumerate(stored) if not created}
     if taken:
-        rows = yield _bulk_query("enqueue_tasks", list(map(_document, taken.values())), actor)
+        documents = list(map(_document, taken.values()))
+        rows = yield ENQUEUE["enqueue_tasks"].sql, {"tasks": as_json(documents), "actor": actor}
         for place, row in zip(taken, rows, strict=True):
             stored[place] = Enqueued(**row)
     return stored
 
 
-def _bulk_query(name: str, documents: list[dict[str, Any]], actor: str) -> _Query:
-    return ENQUEUE[name].sql, {"tasks": as_json(documents), "actor": actor}
+def _ids_of(tasks: Sequence[NewTask]) -> list[UUID]:
+    return [task.task_id or as_id(number) for task, number in zip(tasks, new_numbers(len(tasks)), strict=True)]
+
+
+def _created(ids: Sequence[UUID], inserted: set[UUID]) -> Iterator[tuple[UUID, bool]]:
+    """Say of each task whether it was inserted; of two with one id, the first one was."""
+    for id_ in ids:
+        yield id_, id_ in inserted
+        inserted.discard(id_)
+
+
+def _insert_query(
+    tasks: Sequence[NewTask], ids: Sequence[UUID], actor: str, lock_timeout: str | None = None
+) -> tuple[Statement, dict[str, Any]]:
+    documents = list(map(_document, tasks))
+    for document, id_ in zip(documents, ids, strict=True):
+        document["task_id"] = id_
+    return ENQUEUE["insert_tasks"], {"tasks": as_json(documents), "actor": actor, "lock_timeout": lock_timeout}
 
 
 def _document(task: NewTask) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from stdin (format binary)
 
 -- name: insert_tasks
 -- The rules of the function interlock.enqueue for a set of tasks. Tasks missing from the result existed already, by id,
--- unique key or request id. Sorted, so that two clients that enqueue the same keys wait for each other in the same
--- order and do not deadlock.
+-- unique key or request id, or are too large; the function decides on them. Sorted, so that two clients that enqueue the
+-- same keys wait for each other in the same order and do not deadlock.
 insert into interlock.tasks (id, namespace, type, state, held_by, reason, priority, run_at, max_tries, timeout_seconds,
     backoff, unique_key, request_id, limit_keys, limit_weight, tags, callback_url, correlation_id, traceparent,
     input)
@@ -61,6 +61,8 @@ from rows from (
         offset 0
     ) as limits
 where (select set_config('interlock.actor', %(actor)s, true)) is not null
+    and (select set_config('lock_timeout', coalesce(%(lock_timeout)s, current_setting('lock_timeout')), true)) is not null
+    and (pg_column_size(task.input) > nullif(current_setting('interlock.largest_input', true), '')::bigint) is not true
 order by task.request_id, task.unique_key, task.place
 on conflict do nothing
 returning id
@@ -81,7 +83,7 @@ from rows from (
         priority => task.priority, run_at => task.run_at, delay => task.delay,
         max_tries => task.max_tries, timeout_seconds => task.timeout_seconds, backoff => task.backoff,
         unique_key => task.unique_key, request_id => task.request_id, limit_keys => task.limit_keys,
-        limit_weight => task.limit_weight,        tags => task.tags, callback_url => task.callback_url, correlation_id => task.correlation_id,
+        limit_weight => task.limit_weight, tags => task.tags, callback_url => task.callback_url, correlation_id => task.correlation_id,
         traceparent => task.traceparent, task_id => task.task_id, actor => %(actor)s::text) as made
 order by task.place
 
