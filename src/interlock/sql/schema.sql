@@ -242,39 +242,49 @@ create index orchestration_failures_task on interlock.orchestration_failures (ta
 
 -- Tasks ----------------------------------------------------------------------------------------------------------
 
+-- Columns are in the order of their alignment, fixed sizes first, so that no row has padding between them
+-- (docs/decisions/0049-bytes-of-a-task.md).
 create table interlock.tasks (
     id uuid primary key default interlock.new_id(),
+    run_at timestamptz not null default now(),
+    created_at timestamptz not null default now(),
+    updated_at timestamptz not null default now(),
+    -- the fence: rises with every claim and never falls; max_tries limits tries, not attempts
+    attempt int not null default 0,
+    tries int not null default 0,
+    max_tries int not null default 5,
+    unresolved int not null default 0,       -- edges, or parts of a map, whose end is not known yet
+    taken int not null default 0,            -- dependencies that are met
+    failed int not null default 0,
+    -- higher runs sooner
+    priority smallint not null default 0,
+    -- leases in a row that ran out because the worker was gone, with no settle between them. Such a task is suspected
+    -- of killing its worker: it uses up no try, runs alone, and ends in error at a limit of its own
+    crashes smallint not null default 0,
+    skipped_by_failure boolean not null default false, -- not because of a branch, a condition or an unneeded handler
+    superseded boolean not null default false, -- canceled by cancel_rest: its failure is none of the job's
+    advanced boolean not null default false, -- its end has been applied to the steps after it
+    reused boolean not null default false,
+    capped boolean not null default false,   -- its job has a worker_count
+    -- the attempt whose outcome was written last: an UPDATE that settles a running task sets it, and the guard compares
+    -- it with `attempt`
+    settled_attempt int,
+    started_at timestamptz,
+    finished_at timestamptz,
+    lease_expires_at timestamptz,
     namespace text not null default 'default',
     type text not null,
     state text not null default 'pending',
     -- event and reason of the latest move; the guard keeps them in step with the state
     event text,
     reason text,
-    -- higher runs sooner
-    priority smallint not null default 0,
-    run_at timestamptz not null default now(),
-    -- the fence: rises with every claim and never falls; max_tries limits tries, not attempts
-    attempt int not null default 0,
-    -- the attempt whose outcome was written last: an UPDATE that settles a running task sets it, and the guard compares
-    -- it with `attempt`
-    settled_attempt int,
-    tries int not null default 0,
-    -- leases in a row that ran out because the worker was gone, with no settle between them. Such a task is suspected
-    -- of killing its worker: it uses up no try, runs alone, and ends in error at a limit of its own
-    crashes smallint not null default 0,
-    max_tries int not null default 5,
     worker_id text,
-    lease_expires_at timestamptz,
-    job_id uuid references interlock.jobs (id),
-    step text,
     input jsonb not null default '{}',
     output jsonb,
     error jsonb,
     cost double precision,
-    created_at timestamptz not null default now(),
-    started_at timestamptz,
-    finished_at timestamptz,
-    updated_at timestamptz not null default now(),
+    job_id uuid references interlock.jobs (id),
+    step text,
     held_by text,                            -- cause of the wait, only while waiting
     limit_keys text[],                       -- all of these limits must have room for it
     limit_weight double precision,           -- counts against max_weight; null is 1
@@ -289,14 +299,6 @@ create table interlock.tasks (
     progress jsonb,
     checkpoint jsonb,
     cancel_requested_at timestamptz,
-    unresolved int not null default 0,       -- edges, or parts of a map, whose end is not known yet
-    taken int not null default 0,            -- dependencies that are met
-    failed int not null default 0,
-    skipped_by_failure boolean not null default false, -- not because of a branch, a condition or an unneeded handler
-    superseded boolean not null default false, -- canceled by cancel_rest: its failure is none of the job's
-    advanced boolean not null default false, -- its end has been applied to the steps after it
-    reused boolean not null default false,
-    capped boolean not null default false,   -- its job has a worker_count
     part int,                                -- index among the parts of a map, or among compensations
     part_of uuid,                            -- row of the map
     parts_job_input jsonb,                   -- of a map over a field of the job's input: that input without the field
@@ -680,53 +682,54 @@ insert into interlock.record_token default values;
 
 -- Append-only, in monthly partitions, which retention drops whole. No foreign keys: records outlive their rows.
 -- functions/records.sql creates the partitions and protects them.
+-- The index has no id: equal keys share one entry, and a task has few records, which are sorted when they are read.
 create table interlock.audit_logs (
     id bigint generated always as identity,
+    recorded_at timestamptz not null,
     task_id uuid not null,
+    attempt int not null,
     from_state text,
     to_state text not null,
     event text not null,
     reason text,
     actor text not null,                     -- as the client declares it
-    database_role text not null,             -- the role that the session logged in with
-    attempt int not null,
-    recorded_at timestamptz not null
+    database_role text not null              -- the role that the session logged in with
 ) partition by range (recorded_at);
 
-create index audit_logs_task on interlock.audit_logs (task_id, id);
+create index audit_logs_task on interlock.audit_logs (task_id);
 -- Records are appended in order of time: a BRIN index finds a range of time at next to no cost.
 create index audit_logs_time on interlock.audit_logs
     using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
 
 create table interlock.job_state_transitions (
     id bigint generated always as identity,
+    recorded_at timestamptz not null,
     job_id uuid not null,
     from_state text,
     to_state text not null,
     event text not null,
     reason text,
     actor text not null,
-    database_role text not null,
-    recorded_at timestamptz not null
+    database_role text not null
 ) partition by range (recorded_at);
 
-create index job_state_transitions_job on interlock.job_state_transitions (job_id, id);
+create index job_state_transitions_job on interlock.job_state_transitions (job_id);
 create index job_state_transitions_time on interlock.job_state_transitions
     using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
 
 create table interlock.worker_state_transitions (
     id bigint generated always as identity,
+    recorded_at timestamptz not null,
     worker_id text not null,
     from_state text,
     to_state text not null,
     event text not null,
     reason text,
     actor text not null,
-    database_role text not null,
-    recorded_at timestamptz not null
+    database_role text not null
 ) partition by range (recorded_at);
 
-create index worker_state_transitions_worker on interlock.worker_state_transitions (worker_id, id);
+create index worker_state_transitions_worker on interlock.worker_state_transitions (worker_id);
 create index worker_state_transitions_time on interlock.worker_state_transitions
     using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
 
