@@ -66,6 +66,17 @@ queue_depth = Gauge("queue_depth", "Tasks that have not ended", ["namespace", "s
 oldest_pending_age_seconds = Gauge(
     "oldest_pending_age_seconds", "Age of the oldest due task", ["namespace"], registry=metrics_registry
 )
+retention_overdue_seconds = Gauge(
+    "retention_overdue_seconds",
+    "On the leader: how long the rows that retention deletes are past their age; 0 when it keeps up",
+    registry=metrics_registry,
+)
+retention_deleted_total = Counter(
+    "retention_deleted_total",
+    "Ended tasks and jobs that retention deleted; a job counts without its steps",
+    ["table"],
+    registry=metrics_registry,
+)
 shutdown_duration_seconds = Histogram(
     "worker_shutdown_duration_seconds",
     "Time from the request to shut a worker down to its end",

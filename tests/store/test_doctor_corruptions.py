@@ -395,7 +395,7 @@ NOT_PLANTED = {
     "database_unreachable", "server_too_old", "server_read_only", "privilege_missing", "clock_skewed", "table_bloated",
     "check_unfinished", "row_deleted", "wait_overdue",
     "workers_missing", "orchestrators_missing", "namespace_unserved", "type_unserved", "worker_vanished",
-    "handler_leaked", "transaction_long", "job_not_started",
+    "handler_leaked", "retention_behind", "transaction_long", "job_not_started",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from factories import run_sql
 from interlock.postgres.connection import connect
 from interlock.postgres.migrate import grant
+from interlock.store.doctor import examine
 from interlock.store.retention import (
     Retention,
     delete_ended_tasks,
@@ -19,7 +20,10 @@ from interlock.store.retention import (
     first_id_at,
     maintain_record_partitions,
 )
-from interlock.worker.maintenance.retention import BATCH_PAUSE_S, ROUND_INTERVAL_S, RetentionDuty
+from interlock.store.workers import RegisteredProcess, register_worker
+from interlock.telemetry import metrics_registry
+from interlock.worker.maintenance import retention as duty_module
+from interlock.worker.maintenance.retention import BEHIND_S, DISTANCES, Backlog, RetentionDuty
 
 if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
@@ -80,31 +84,125 @@ async def test_none_keeps_for_good_and_zero_deletes_at_once(database: Connection
     kept, _gone = await ended(database, "error", 1000 * DAY), await ended(database, "done", timedelta(0))
     await delete_ended_tasks(database, Retention(done=timedelta(0), error=None), now=NOW)
     assert await tasks(database) == {kept}
-    assert Retention(done=timedelta(0)).shortest == timedelta(0)
-    assert Retention(done=None, canceled=None, skipped=None, error=None).shortest is None
+    assert Retention(done=timedelta(0)).ages[0] == timedelta(0)
+    assert Retention(done=None, canceled=None, skipped=None, error=None).ages == []
 
 
-async def test_the_duty_walks_in_stretches_and_only_as_far_as_tasks_can_be_old_enough(database: Connection) -> None:
-    for number in range(5):
-        await ended(database, "done", 10 * DAY + number * timedelta(hours=1))
+async def run_walks(duty: RetentionDuty, connection: Connection, now: datetime) -> int:
+    """Run a duty until it rests; return the number of batches."""
+    await duty.run_once(connection, now=now)
+    batches = 1
+    while duty.walks:
+        await duty.run_once(connection, now=now)
+        batches += 1
+    return batches
+
+
+async def test_the_duty_walks_in_stretches_and_then_only_over_what_came_of_age(
+    database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walked: list[int] = []
+
+    async def delete_batch(*arguments: Any, **options: Any) -> Any:
+        batch = await delete_ended_tasks(*arguments, **options)
+        walked.append(batch.walked)
+        return batch
+
+    monkeypatch.setitem(duty_module.TABLES, "tasks", delete_batch)
+    monkeypatch.setattr(duty_module, "FOLLOW_INTERVAL_S", 0.0)
+    old = [await ended(database, "done", 10 * DAY + number * timedelta(hours=1)) for number in range(5)]
     young = {await ended(database, "done", DAY) for _ in range(4)}
     duty = RetentionDuty(Retention(), batch_size=3)
-    rests = [await duty.run_once(database, now=NOW) for _ in range(4)]
-    assert rests == [BATCH_PAUSE_S, BATCH_PAUSE_S, BATCH_PAUSE_S, ROUND_INTERVAL_S], (
-        "the first walk goes over everything: nine tasks, then none"
-    )
+    assert await run_walks(duty, database, NOW) == 3, "two full batches, of old and of all, and the rest"
     assert await tasks(database) == young
-    assert await duty.run_once(database, now=NOW) == ROUND_INTERVAL_S, "the next one does not even look at the young"
+    assert sum(walked) == len(old) + len(young), "the first walk goes over everything"
+    walked.clear()
+    due = await ended(database, "done", 6.5 * DAY)
+    follower = next(iter(duty.followers))
+    duty.followers[follower] = 0.0
+    await run_walks(duty, database, NOW + DAY)
+    assert walked == [1], "the next one looks only at the ids since then"
+    assert due not in await tasks(database)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+async def test_a_task_that_ended_long_after_it_was_made_is_met_by_a_later_walk(
+    database: Connection, distance: timedelta
+) -> None:
+    """Its id comes of age before its end does: the walks that pass it too early leave it to the others."""
+    duty = RetentionDuty(Retention())
+    await run_walks(duty, database, NOW)
+    late = await ended(database, "done", 7 * DAY, id_of(NOW - 7 * DAY - distance / 2))
+    assert await tasks(database) == {late}
+    for follower in duty.followers:
+        duty.followers[follower] = 0.0
+        duty.followed[follower] = first_id_at(NOW - follower.age - follower.distance)
+    await run_walks(duty, database, NOW + distance)
+    assert await tasks(database) == set()
 
 
 async def test_user_chosen_ids_are_found_by_a_full_scan(database: Connection) -> None:
     await ended(database, "done", 10 * DAY, UUID("ffffffff-0000-4000-8000-000000000000"))
     duty = RetentionDuty(Retention())
-    await duty.run_once(database, now=NOW)
+    await run_walks(duty, database, NOW)
     assert await tasks(database) == set()
     late = await ended(database, "done", 10 * DAY, UUID("ffffffff-0000-4000-8000-000000000001"))
-    await duty.run_once(database, now=NOW)
+    duty.next_sweep = 0.0
+    await run_walks(duty, database, NOW)
     assert await tasks(database) == {late}, "until the next day's"
+
+
+async def test_a_backlog_is_logged_once_and_measured_until_it_is_gone(
+    database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backlog = Backlog()
+    monkeypatch.setattr(duty_module, "backlog", backlog)
+    for number in range(8):
+        await ended(database, "done", 8 * DAY + number * timedelta(seconds=1))
+    before = metrics_registry.get_sample_value("retention_deleted_total", {"table": "tasks"}) or 0
+    duty = RetentionDuty(Retention(), batch_size=4)
+    with capture_logs() as logs:
+        await duty.run_once(database, now=NOW)
+        assert metrics_registry.get_sample_value("retention_overdue_seconds") == pytest.approx(
+            DAY.total_seconds(), abs=20
+        )
+        assert backlog.document()["retention_overdue_s"] > BEHIND_S
+        await run_walks(duty, database, NOW)
+    assert [line["event"] for line in logs] == ["retention_behind"]
+    assert metrics_registry.get_sample_value("retention_overdue_seconds") == 0
+    assert backlog.document() == {}
+    assert metrics_registry.get_sample_value("retention_deleted_total", {"table": "tasks"}) == before + 8
+
+
+async def test_one_task_that_is_long_overdue_is_no_backlog(database: Connection) -> None:
+    """It waited for days, or has an id that a client chose."""
+    await ended(database, "done", 20 * DAY)
+    duty = RetentionDuty(Retention(), batch_size=4)
+    with capture_logs() as logs:
+        await run_walks(duty, database, NOW)
+    assert logs == []
+    assert await tasks(database) == set()
+
+
+async def test_the_doctor_reports_a_backlog_that_a_heartbeat_tells_of(database: Connection) -> None:
+    await register_worker(database, RegisteredProcess("leading", statistics={"retention_overdue_s": 7200}))
+    await register_worker(database, RegisteredProcess("other"))
+    found = [finding for finding in (await examine(database)).findings if finding.code == "retention_behind"]
+    assert [finding.sample for finding in found] == [("leading",)]
+    assert "7200 s past their retention age" in found[0].message
+
+
+async def test_all_expired_keys_go_however_many(database: Connection) -> None:
+    await database.execute(
+        "insert into interlock.idempotency_keys (actor, request_id, endpoint, request_hash, expires_at)"
+        " select 'api', n::text, '', '', %s from generate_series(1, 25) as n",
+        [NOW],
+    )
+    duty = RetentionDuty(Retention(), batch_size=10)
+    for _ in range(3):
+        await duty.run_once(database, now=NOW)
+    rows = await (await database.execute("select from interlock.idempotency_keys")).fetchall()
+    assert rows == []
 
 
 @pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
@@ -135,8 +233,8 @@ async def test_expired_keys_waiters_and_notices_go(database: Connection) -> None
             " values (%s, 1, 'done', '', %s)",
             [uuid4(), given_up_at],
         )
-    assert await delete_expired(database, Retention(), now=NOW) == 3
-    assert await delete_expired(database, Retention(), now=NOW) == 0
+    assert (await delete_expired(database, Retention(), now=NOW)).deleted == 3
+    assert (await delete_expired(database, Retention(), now=NOW)).deleted == 0
 
 
 async def test_messages_set_aside_that_belong_to_no_job_go_like_tasks_in_error(database: Connection) -> None:
@@ -149,8 +247,8 @@ async def test_messages_set_aside_that_belong_to_no_job_go_like_tasks_in_error(d
             " values (%s, %s, '{}', 'no', %s)",
             [number, owner, NOW - days * DAY],
         )
-    assert await delete_expired(database, Retention(error=None), now=NOW) == 0, "kept for good"
-    assert await delete_expired(database, Retention(), now=NOW) == 2
+    assert (await delete_expired(database, Retention(error=None), now=NOW)).deleted == 0, "kept for good"
+    assert (await delete_expired(database, Retention(), now=NOW)).deleted == 2
     left = await (await database.execute("select msg_id from interlock.orchestration_failures order by 1")).fetchall()
     assert [row["msg_id"] for row in left] == [2, 3]
 
@@ -190,7 +288,7 @@ async def test_a_role_without_ownership_warns_once(database: Connection, url: st
         await runner.execute("set role retention_runner")
         duty = RetentionDuty(Retention())
         with capture_logs() as logs:
-            assert await duty.run_once(runner, now=NOW) == ROUND_INTERVAL_S
+            await duty.run_once(runner, now=NOW)
     assert [line["event"] for line in logs] == ["record_partitions_not_renewed"]
     assert await tasks(database) == set()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 RETENTION = load_statements("retention")
-BATCH_SIZE = 1_000
+BATCH_SIZE = 5_000  # rows of one transaction: 20 to 50 ms
 VANISHED_REASON = "no heartbeat: the process ended without deregistering"
 # Ids carry the time of the clock of the process that made them; clocks may differ by this much.
 CLOCK_SLACK = timedelta(hours=1)
@@ -45,18 +45,21 @@ class Retention:
     records: timedelta | None = timedelta(days=90)
 
     @property
-    def shortest(self) -> timedelta | None:
-        """The lowest age at which any task is deleted; None when all are kept."""
-        ages = [age for age in (self.done, self.canceled, self.skipped, self.error) if age is not None]
-        return min(ages, default=None)
+    def ages(self) -> list[timedelta]:
+        """The different ages at which tasks and jobs are deleted; none when all are kept."""
+        return sorted({age for age in (self.done, self.canceled, self.skipped, self.error) if age is not None})
 
 
 class RetentionBatch(NamedTuple):
-    """The result of one batch: rows looked at, rows deleted, and the id after which the next batch begins."""
+    """The result of one batch: rows looked at, rows deleted, and the id after which the next batch begins.
+
+    `overdue` is the time since which the oldest deleted row was past its age; None if none was deleted.
+    """
 
     walked: int
     deleted: int
     last: UUID | None
+    overdue: timedelta | None
 
 
 async def delete_ended_tasks(
@@ -111,13 +114,13 @@ async def delete_ended_jobs(
         outdated = {"ids": row["ids"], "batch": stretch}
         (gone,) = await run(connection, RETENTION["delete_steps_of_jobs"], outdated)
         if gone["steps"] >= stretch:
-            return RetentionBatch(stretch, 0, after)
+            return RetentionBatch(stretch, 0, after, row["overdue"])
         deleted = await run(connection, RETENTION["delete_jobs_without_steps"], outdated)
-    return RetentionBatch(row["walked"], len(deleted), row["last"])
+    return RetentionBatch(row["walked"], len(deleted), row["last"], row["overdue"])
 
 
 async def delete_ended_workers(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
-    """Delete the rows of processes that ended long ago; rows of vanished processes are terminated first."""
+    """Delete a batch of rows of processes that ended long ago; rows of vanished processes are terminated first."""
     async with duty_transaction(connection, "retention", now=now) as moment:
         parameters = {"age": retention.done, "batch": BATCH_SIZE, "now": moment}
         for row in await run(connection, RETENTION["read_unseen_workers"], parameters):
@@ -126,13 +129,22 @@ async def delete_ended_workers(connection: Connection, retention: Retention, *, 
         return len(await run(connection, RETENTION["delete_ended_workers"], parameters))
 
 
-async def delete_expired(connection: Connection, retention: Retention, *, now: datetime | None = None) -> int:
-    """Delete expired idempotency keys, sign-ins and waiters, old dead letters, failed messages of no job, old reasons.
+class ExpiredBatch(NamedTuple):
+    """The result of one batch: rows deleted, and whether there may be more."""
 
-    Return the count.
+    deleted: int
+    more: bool
+
+
+async def delete_expired(
+    connection: Connection, retention: Retention, *, batch: int = BATCH_SIZE, now: datetime | None = None
+) -> ExpiredBatch:
+    """Delete a batch of expired idempotency keys and old reasons, and all that is few.
+
+    These are expired sign-ins and waiters, old dead letters and failed messages of no job.
     """
     async with duty_transaction(connection, "retention", now=now) as moment:
-        keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": BATCH_SIZE, "now": moment})
+        keys = await run(connection, RETENTION["delete_expired_idempotency_keys"], {"batch": batch, "now": moment})
         sign_ins = await delete_expired_sign_ins(connection, now=moment)
         waiters = await run(connection, RETENTION["delete_expired_waiters"], {"now": moment})
         notices = await run(
@@ -141,9 +153,10 @@ async def delete_expired(connection: Connection, retention: Retention, *, now: d
         failures = await run(
             connection, RETENTION["delete_ownerless_failures"], {"age": retention.error, "now": moment}
         )
-        old = {"age": retention.records, "batch": BATCH_SIZE, "now": moment}
+        old = {"age": retention.records, "batch": batch, "now": moment}
         reasons = await run(connection, RETENTION["delete_old_wait_reasons"], old)
-    return len(keys) + sign_ins + len(waiters) + len(notices) + len(failures) + len(reasons)
+    deleted = len(keys) + sign_ins + len(waiters) + len(notices) + len(failures) + len(reasons)
+    return ExpiredBatch(deleted, more=max(len(keys), len(reasons)) >= batch)
 
 
 async def maintain_record_partitions(

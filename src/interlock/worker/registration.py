@@ -39,6 +39,7 @@ from interlock.store.workers import (
     notify_jobs_of_worker,
 )
 from interlock.telemetry import log
+from interlock.worker.maintenance.retention import backlog
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -285,6 +286,7 @@ class Registration:
         attempts = Counter(str(attempt.state) for attempt in list(self._worker.context.active.values()))
         return {
             **self._statistics.document(),
+            **backlog.document(),
             "slots": self._worker.settings.concurrency,
             "machines": {"worker": {str(self._worker.state): 1}, "task-attempt": dict(attempts)},
         }

@@ -1,8 +1,8 @@
 -- Deletes old rows in small batches.
 
 -- name: delete_ended_tasks
--- Walks a range of the primary key and deletes tasks that ended long enough ago; returns the end of the range. A null
--- age keeps tasks of that state. Steps are deleted with their job.
+-- Walks a range of the primary key and deletes tasks that ended long enough ago; returns the end of the range, and how
+-- long the oldest of them has been past its age. A null age keeps tasks of that state. Steps are deleted with their job.
 with walked as materialized (
     select id, state, finished_at, job_id
     from interlock.tasks
@@ -10,25 +10,28 @@ with walked as materialized (
         and id < coalesce(%(before)s::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
     order by id
     limit %(stretch)s
-), deleted as (
-    delete from interlock.tasks
-    where id = any (array(
-            select id
-            from walked
-            where finished_at <= coalesce(%(now)s::timestamptz, now()) - case state
+), due as materialized (
+    select id, since
+    from (
+            select id, job_id, finished_at + case state
                     when 'done' then %(done)s::interval
                     when 'canceled' then %(canceled)s::interval
                     when 'skipped' then %(skipped)s::interval
                     when 'error' then %(error)s::interval
-                end
-                and job_id is null
-        ))
+                end as since
+            from walked
+        ) as aged
+    where since <= coalesce(%(now)s::timestamptz, now()) and job_id is null
+), deleted as (
+    delete from interlock.tasks
+    where id = any (array(select id from due))
         -- Repeated, for a row that is requeued at this moment.
         and state in ('done', 'error', 'canceled', 'skipped')
     returning id
 )
 select (select count(*) from walked) as walked, (select count(*) from deleted) as deleted,
-    (select id from walked order by id desc limit 1) as last
+    (select id from walked order by id desc limit 1) as last,
+    (select coalesce(%(now)s::timestamptz, now()) - min(since) from due) as overdue
 
 -- name: read_outdated_jobs
 -- Walks a range of jobs and returns those that ended long enough ago. A step of a parent may still read the result of
@@ -40,22 +43,26 @@ with walked as materialized (
         and id < coalesce(%(before)s::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
     order by id
     limit %(stretch)s
+), due as materialized (
+    select id, since
+    from (
+            select id, parent_job_id, ended_at + case status
+                    when 'COMPLETED' then %(done)s::interval
+                    when 'CANCELED' then %(canceled)s::interval
+                    when 'FAILED' then %(error)s::interval
+                end as since
+            from walked
+        ) as aged
+    where since <= coalesce(%(now)s::timestamptz, now())
+        and not exists (
+            select from interlock.jobs as parent
+            where parent.id = aged.parent_job_id and parent.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+        )
+        and not exists (select from interlock.jobs as child where child.parent_job_id = aged.id)
 )
 select (select count(*) from walked) as walked, (select id from walked order by id desc limit 1) as last,
-    array(
-        select id
-        from walked
-        where ended_at <= coalesce(%(now)s::timestamptz, now()) - case status
-                when 'COMPLETED' then %(done)s::interval
-                when 'CANCELED' then %(canceled)s::interval
-                when 'FAILED' then %(error)s::interval
-            end
-            and not exists (
-                select from interlock.jobs as parent
-                where parent.id = walked.parent_job_id and parent.status in ('SUBMITTED', 'PENDING', 'RUNNING')
-            )
-            and not exists (select from interlock.jobs as child where child.parent_job_id = walked.id)
-    ) as ids
+    array(select id from due) as ids,
+    (select coalesce(%(now)s::timestamptz, now()) - min(since) from due) as overdue
 
 -- name: delete_steps_of_jobs
 with deleted as (

@@ -351,6 +351,13 @@ CODES: Mapping[str, FindingCode] = {
         "A handler ignored being stopped and still runs although its attempt was settled.",
         "make the handler end when it is cancelled (see the log event handler_leaked), and restart the worker",
     ),
+    "retention_behind": FindingCode(
+        Severity.WARNING,
+        "Retention deletes ended rows more than an hour later than their age says: a backlog, or more tasks than one "
+        "connection can delete.",
+        "wait if `retention_overdue_seconds` falls, as after a shorter age was set; else look for a long transaction "
+        "or a slow disk, or shorten the ages of states that you do not read",
+    ),
     "transaction_long": FindingCode(
         Severity.WARNING,
         "A transaction has been open for more than a minute and locks jobs or tasks.",

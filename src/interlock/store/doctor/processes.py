@@ -100,8 +100,13 @@ async def check_processes(
             ids = [process.id for process in live]
             findings.append(make_finding(f"{role}s_missing", f"{role}s: {found}", sample=ids, remedy=remedy))
     unstarted, counts = _check_jobs(jobs, moment)
-    findings += unstarted
-    return [*findings, *_check_handlers(processes, due, moment), *_check_leaks(processes)], facts | counts
+    return [
+        *findings,
+        *unstarted,
+        *_check_handlers(processes, due, moment),
+        *_check_leaks(processes),
+        *_check_retention(processes),
+    ], facts | counts
 
 
 def _check_jobs(jobs: Iterable[dict[str, Any]], moment: datetime) -> tuple[list[Finding], dict[str, str]]:
@@ -162,6 +167,19 @@ def _check_leaks(processes: Iterable[LiveProcess]) -> list[Finding]:
         )
         for process in processes
         if (leaked := process.statistics.get("leaked"))
+    ]
+
+
+def _check_retention(processes: Iterable[LiveProcess]) -> list[Finding]:
+    """Report that retention deletes slower than rows come of age, as the leader's heartbeat says."""
+    return [
+        make_finding(
+            "retention_behind",
+            f"the rows that {process.id} deletes are {_seconds(timedelta(seconds=overdue))} past their retention age",
+            sample=[process.id],
+        )
+        for process in processes
+        if (overdue := process.statistics.get("retention_overdue_s"))
     ]
 
 

@@ -23,7 +23,7 @@ from interlock.store.retention import Retention
 from interlock.store.schedules import next_schedule_at
 from interlock.telemetry import log
 from interlock.worker.maintenance.figures import FiguresDuty
-from interlock.worker.maintenance.retention import RetentionDuty
+from interlock.worker.maintenance.retention import RetentionDuty, backlog
 from interlock.worker.maintenance.webhooks import WebhooksDuty, WebhookSettings
 from interlock.workflow.fire_schedules import fire_due_schedules
 
@@ -208,6 +208,7 @@ class Maintenance(BackgroundService):
         was_leader, self.is_leader = self.is_leader, False
         await self._duties.stop()
         if was_leader:
+            backlog.clear()
             log.info(event, worker_id=self._actor)
 
     async def _keep_running(self, duty: Duty) -> None:
