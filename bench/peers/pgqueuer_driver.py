@@ -67,8 +67,7 @@ class PgQueuerDriver:
         asyncio.run(self._work(url, concurrency, handled))
 
     async def _work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run a PgQueuer; it has no limit of concurrency to set here."""
-        del concurrency
+        """Run a PgQueuer. Its batches are as large as the slots: its own limit of concurrency slows it down."""
         pool = await library("asyncpg").create_pool(url, min_size=4, max_size=8)
         queue = library("pgqueuer").PgQueuer(library("pgqueuer.db").AsyncpgPoolDriver(pool))
 
@@ -76,7 +75,7 @@ class PgQueuerDriver:
         async def noop(_job: Any) -> None:
             handled()
 
-        await queue.run(batch_size=BATCH)
+        await queue.run(batch_size=min(concurrency, BATCH))
 
 
 if __name__ == "__main__":

@@ -110,6 +110,22 @@ async def test_outcomes_are_kept_while_the_disk_is_full(url: str, database: Conn
     assert await outcomes(database) == {("done", 1)}
 
 
+async def test_slots_are_free_while_outcomes_are_kept_and_kept_outcomes_are_bounded(
+    url: str, database: Connection
+) -> None:
+    app, gate = gated_app(url)
+    gate.opened[1].set()
+    async with serving(app, replace(QUICK, concurrency=2)) as worker:
+        async with refusing(database, "done"):
+            for _ in range(9):
+                await enqueue(database, "gated")
+            await until(lambda: worker.components.settler.refusals > 9)
+            assert [attempt.state for attempt in worker.context.active.values()] == [TaskState.REPORTING] * 4
+            assert worker.context.occupied == 0
+        await until(lambda: worker.context.tasks_processed == 9)
+    assert await outcomes(database) == {("done", 1)}
+
+
 async def test_the_lease_of_a_refused_outcome_is_renewed(url: str, database: Connection) -> None:
     app, gate = gated_app(url)
     task = await enqueue(database, "gated")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock.errors import InvalidTransitionError, InvariantError
-from interlock.lifecycle import WorkerEvent, WorkerState
+from interlock.lifecycle import TaskState, WorkerEvent, WorkerState
 from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
 from interlock.store.enqueue import enqueue_task
@@ -183,8 +183,13 @@ async def test_a_worker_reaches_at_most_its_concurrency(url: str, database: Conn
     most = 0
     async with serving(url, concurrency=4) as worker:
         while worker.context.tasks_processed < 20:
-            most = max(most, len(worker.context.active))
+            held = worker.context.active.values()
+            running = sum(attempt.state is TaskState.PROCESSING for attempt in held)
+            assert running <= worker.context.occupied <= 4
+            assert len(held) <= 8
+            most = max(most, running)
             await asyncio.sleep(0)
+        assert worker.context.occupied == 0
     assert most == 4
 
 

@@ -1,6 +1,6 @@
 """The TaskStateMachine: one claimed attempt at a task, from the claim to the settled outcome.
 
-Invariant: an attempt is settled at most once, only while it holds its lease, and it occupies its slot until the
+Invariant: an attempt is settled at most once, only while it holds its lease, and its worker holds it until the
 database has acknowledged the settle. An attempt that lost its lease is ABANDONED and writes nothing.
 """
 
@@ -104,6 +104,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         "is_lost",
         "job",
         "lease_until",
+        "occupies_slot",
         "outcome",
         "output",
         "running",
@@ -140,6 +141,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         self.running: asyncio.Task[Any] | None = None
         self.cancel_requested = False
         self.is_leaked = False  # settled although the handler runs on
+        self.occupies_slot = False
         self._runner: AttemptRunner | None = None
         self.span: RunSpan | None = None  # its trace; None unless traced
         self.is_lost = False  # the lost lease has been counted

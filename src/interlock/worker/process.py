@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from interlock.store.tasks import ClaimedTask
 
 SLOT_GATHER_S = 0.002
+MAX_HELD_PER_SLOT = 2  # attempts that run, or whose outcome is not settled
 MAX_IDLE_WAIT_S = 60.0  # later due times are not notified: sql/functions/notify_pending.sql
 NOTIFICATION_WAIT_S = 0.01  # before asking for the next due time: the next step of a job follows within it
 CANCEL_STEP_AFTER_S = 2.0  # for the current step of the loop, after a shutdown was requested
@@ -65,8 +66,9 @@ class WorkerContext:
     current_task_sm: TaskStateMachine | None = None
     tasks_processed: int = 0
     tasks_failed: int = 0
-    # All running attempts by `slot_key`; at the default concurrency of 1, current_task_sm is the only one.
+    # All attempts that are not settled, by `slot_key`, and how many of them occupy a slot: their outcome is not known.
     active: dict[int, TaskStateMachine] = field(default_factory=dict)
+    occupied: int = 0
 
 
 class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
@@ -336,19 +338,25 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
 
         While a task must run alone, or room is made for one, no slot is free.
         """
-        limit, active = self.settings.concurrency, self.context.active
         while self._must_wait() and self.state is WorkerState.RUNNING and self._accepts_tasks:
             self.slot_freed.clear()
-            if len(active) >= limit:
+            if not self._room():
                 await self.slot_freed.wait()
             else:
                 await wait_for_event(self.slot_freed, self.components.isolation.seconds_to_wait())
-        if limit - len(active) < limit // 8:
+        if self._room() < self.settings.concurrency // 8:
             await asyncio.sleep(SLOT_GATHER_S)
-        return limit - len(active)
+        return self._room()
+
+    def _room(self) -> int:
+        """Return how many tasks may be claimed: the free slots, unless too many outcomes are not settled."""
+        limit, context = self.settings.concurrency, self.context
+        # a worker of one slot has one attempt at a time, from the claim to the settle (W-INV5)
+        held = limit * MAX_HELD_PER_SLOT if limit > 1 else 1
+        return min(limit - context.occupied, held - len(context.active))
 
     def _must_wait(self) -> bool:
-        return len(self.context.active) >= self.settings.concurrency or self.components.isolation.seconds_to_wait() != 0
+        return self._room() <= 0 or self.components.isolation.seconds_to_wait() != 0
 
     def _should_claim(self) -> bool:
         """Tell whether tasks may be due beyond those of the last claim; a needless claim would delay running them."""
@@ -361,9 +369,9 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         return self.components.registration.accepts_tasks
 
     async def _start(self, claimed: list[ClaimedTask], lease_until: float, requested_at: float) -> None:
-        active, components = len(self.context.active), self.components
-        if not self.is_accepting_tasks() or active + len(claimed) > self.settings.concurrency:
-            raise InvariantError(f"a worker in state {self.state} with {active} tasks starts {len(claimed)} more")
+        occupied, components = self.context.occupied, self.components
+        if not self.is_accepting_tasks() or occupied + len(claimed) > self.settings.concurrency:
+            raise InvariantError(f"a worker in state {self.state} with {occupied} tasks starts {len(claimed)} more")
         self.context.backoff_count = 0
         self._queue_exhausted = components.fetcher.is_exhausted
         components.statistics.tasks.received += len(claimed)

@@ -1,8 +1,8 @@
 """The Runner: starts claimed attempts, runs their handlers, settles their outcomes and releases their slots.
 
-Invariant: an attempt occupies a slot from its start until the database has acknowledged its outcome, or it is known to
-be lost; whatever fails around its handler, the slot is released. A transactional task's own writes and its outcome
-commit together or not at all.
+Invariant: an attempt occupies a slot from its start until its outcome is known, and is held until the database has
+acknowledged that outcome, or it is known to be lost; whatever fails around its handler, both end. A transactional
+task's own writes and its outcome commit together or not at all.
 """
 
 from __future__ import annotations
@@ -168,6 +168,8 @@ class Runner:
             active[key].record_lost_lease(CLAIMED_AGAIN)
             active[key].interrupt(Interruption.LEASE_LOST, CLAIMED_AGAIN)
         active[key] = self._context.current_task_sm = attempt
+        attempt.occupies_slot = True
+        self._context.occupied += 1
         self.statistics.tasks.dispatched += 1
         if claimed.extras is not None and claimed.extras["unwanted"]:
             self.cancel(attempt, None)
@@ -259,6 +261,7 @@ class Runner:
         if attempt.failure is not None:
             self._failures.report(attempt)
         self.settler.add(attempt)
+        self._vacate(attempt)
 
     async def _settle_in_transaction(self, attempt: TaskStateMachine) -> bool:
         """Settle a success in its handler's transaction, roll back any other; True if an outcome is left to settle."""
@@ -284,6 +287,7 @@ class Runner:
             await transaction.end(commit=False)
             attempt.outcome = engine_failed(attempt, error)
             self.settler.add(attempt, is_unconfirmed=True)
+            self._vacate(attempt)
             return False
         except FenceError:
             await transaction.end(commit=False)
@@ -331,7 +335,15 @@ class Runner:
         if self._context.active.get(attempt.slot_key) is attempt:
             self._release(attempt)
 
+    def _vacate(self, attempt: TaskStateMachine) -> None:
+        """Free the slot of an attempt whose outcome is known, or that has none."""
+        if attempt.occupies_slot:
+            attempt.occupies_slot = False
+            self._context.occupied -= 1
+            self._worker.slot_freed.set()
+
     def _release(self, attempt: TaskStateMachine) -> None:
+        self._vacate(attempt)
         context, key = self._context, attempt.slot_key
         if context.active.get(key) is attempt:
             del context.active[key]
