@@ -77,6 +77,8 @@ class Needed:
     these values; a read must not return it, or return it with these values. `meanwhile` is a change of the row that
     another transaction commits after the statement has read the row and before it writes.
 
+    `along_with` are repetitions of the condition at other places of the statement, which are removed with it.
+
     With `instead`, the text is a part of the SQL outside of the conditions that the parser finds, such as a column that
     later statements of a function test; it is replaced by `instead`.
     """
@@ -89,6 +91,7 @@ class Needed:
     caught_by: CaughtBy = "row"
     meanwhile: str | None = None
     instead: str | None = None
+    along_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from condition_scenarios import (
     GuardedWrite,
     Needed,
     Redundant,
+    beside,
     by_id,
     job,
     task,
@@ -57,6 +58,7 @@ TABLE = (
             "lease": MINUTE,
             "least_crashes": 0,
             "most_crashes": 0,
+            "recent": HOUR,
         },
         conditions=(
             Needed(
@@ -74,6 +76,25 @@ TABLE = (
                 "a task that waits for its dependencies is run",
                 row=task("waiting"),
                 caught_by="guard",
+                along_with=("state = 'pending' [2]",),
+            ),
+            Needed(
+                "state = 'pending' [2]",
+                "a task that another worker claimed before its row was locked is claimed again",
+                row=task("waiting"),
+                caught_by="guard",
+                along_with=("state = 'pending'",),
+            ),
+            Needed(
+                "ctid = next.place",
+                "every task of the table is claimed, whatever its namespace",
+                row=beside(task("pending", namespace="elsewhere"), after=(task("pending"),)),
+            ),
+            Needed(
+                "run_at >= now - %(recent)s",
+                "a claim of recent tasks walks the entries of all tasks that were ever pending",
+                row=task("pending", run_at=NOW - MINUTE),
+                call={"recent": SECOND},
             ),
             Needed(
                 "tasks.namespace = wanted.namespace",
@@ -82,7 +103,7 @@ TABLE = (
             ),
             Needed("run_at <= now", "a delayed task starts at once", row=task("pending", run_at=NOW + SECOND)),
             Needed(
-                "type = any (%(types)s)",
+                "type = (%(types)s)[1]",
                 "a worker claims tasks that it has no handler for",
                 row=task("pending", type="y"),
             ),

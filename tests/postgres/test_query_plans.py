@@ -9,10 +9,11 @@ import psycopg
 import pytest
 
 from interlock.store.doctor import DOCTOR
+from interlock.store.explain import EXPLAIN
 from interlock.store.jobs import JOBS, ORCHESTRATION, STEPS
 from interlock.store.limits import LIMITS
 from interlock.store.signals import SIGNALS
-from interlock.store.tasks import TASKS
+from interlock.store.tasks import TASKS, claim_statement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
-STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS, **LIMITS, **DOCTOR}
+STATEMENTS = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS, **SIGNALS, **LIMITS, **DOCTOR, **EXPLAIN}
+STATEMENTS |= {f"claim of {types}": claim_statement(types) for types in (1, 3, 50)}
 CLAIM = {
     "namespaces": "array['default', 'other']",
     "types": "array['x']",
@@ -30,6 +32,7 @@ CLAIM = {
     "lease": "'30 s'",
     "actor": "'w'",
     "callback_url": "null",
+    "recent": "'6000 years'",
     "least_crashes": "0",
     "most_crashes": "0",
 }
@@ -65,6 +68,10 @@ def filled(template: str, server: EmbeddedServer) -> Iterator[psycopg.Connection
 
 def plan(connection: psycopg.Connection, name: str, /, **parameters: str) -> str:
     """Explain a statement as the server plans it for a prepared statement with these parameters."""
+    return explained(connection, "explain", name, parameters)
+
+
+def explained(connection: psycopg.Connection, explain: str, name: str, parameters: dict[str, str]) -> str:
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -76,7 +83,7 @@ def plan(connection: psycopg.Connection, name: str, /, **parameters: str) -> str
     connection.execute("deallocate all", prepare=False)
     connection.execute(f"prepare hot as {text}".encode())
     values = f"({', '.join(parameters.get(name, 'null') for name in names)})" if names else ""
-    return "\n".join(line for (line,) in connection.execute(f"explain execute hot{values}".encode()))
+    return "\n".join(line for (line,) in connection.execute(f"{explain} execute hot{values}".encode()))
 
 
 @pytest.fixture(params=["force_generic_plan", "force_custom_plan"])
@@ -85,20 +92,50 @@ def mode(request: pytest.FixtureRequest, filled: psycopg.Connection) -> psycopg.
     return filled
 
 
-def test_claiming_walks_the_claim_index_in_its_order(mode: psycopg.Connection) -> None:
-    text = plan(mode, "claim_pending_tasks", **CLAIM)
-    assert "Index Scan using tasks_claim" in text
-    assert re.search(r"Index Cond: \(.*crashes >= ", text), "suspected tasks are not read"
-    assert "Sort" not in text
+@pytest.mark.parametrize("types", [1, 3, 50])
+@pytest.mark.parametrize("crashes", [{}, {"least_crashes": "1", "most_crashes": "3"}], ids=["others", "suspected"])
+def test_claiming_merges_walks_of_the_claim_index_in_its_order(
+    mode: psycopg.Connection, types: int, crashes: dict[str, str]
+) -> None:
+    names = ", ".join(f"'type {number}'" for number in range(types))
+    text = plan(mode, f"claim of {types}", **{**CLAIM, **crashes, "types": f"array[{names}]"})
+    assert text.count("Index Scan using tasks_claim on tasks") == types
+    assert len(re.findall(r"Index Cond: \(.*type = .*crashes >= ", text)) == types
+    assert ("Merge Append" in text) == (types > 1)
+    assert not re.search(r"^ *(?:->)? *(?:Incremental )?Sort  ", text, re.MULTILINE)
     assert "Seq Scan" not in text
 
 
-def test_claiming_a_suspected_task_walks_its_own_part_of_the_claim_index(mode: psycopg.Connection) -> None:
-    text = plan(mode, "claim_pending_tasks", **{**CLAIM, "least_crashes": "1", "most_crashes": "3"})
-    assert "Index Scan using tasks_claim" in text
-    assert re.search(r"Index Cond: \(.*crashes >= ", text)
-    assert "Sort" not in text
-    assert "Seq Scan" not in text
+ANALYZE = "explain (analyze, timing off)"
+OTHER_TYPES = """
+insert into interlock.tasks (type, priority) select 'other', number % 5 from generate_series(1, 20000) as number;
+insert into interlock.tasks (type, priority) select 'x', 1 from generate_series(1, 20);
+insert into interlock.tasks (type, priority) select 'y', 2 from generate_series(1, 20);
+insert into interlock.tasks (type, run_at) select 'y', now() + interval '1 hour' from generate_series(1, 20000);
+"""
+
+
+def test_a_claim_reads_no_tasks_of_other_types_and_locks_what_it_claims(url: str) -> None:
+    """The statistics are those of the empty table, as after a bulk enqueue."""
+    with psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection:
+        connection.execute("set plan_cache_mode = force_generic_plan; set enable_seqscan = off")
+        plan(connection, "claim of 3", **CLAIM)
+        connection.execute(OTHER_TYPES)
+        given = {
+            **CLAIM,
+            "types": "array['x', 'y', 'z']",
+            "namespaces": "array['default']",
+            "each": "25",
+            "limit": "25",
+        }
+        text = explained(connection, ANALYZE, "claim of 3", given)
+        assert "Rows Removed by Filter" not in text
+        rows = [int(found) for found in re.findall(r"Index Scan using tasks_claim .*actual rows=(\d+)", text)]
+        assert rows == [5, 20, 0], "of `y` all that are due, and of `x` the rest"
+        assert re.findall(r"LockRows .*actual rows=(\d+)\S* loops=(\d+)", text) == [("1", "25")]
+        waiting = explained(connection, ANALYZE, "until_next_run", given)
+        assert "Rows Removed by Filter" not in waiting
+        assert all(int(found) <= 1 for found in re.findall(r"using tasks_claim .*actual rows=(\d+)", waiting))
 
 
 def test_looking_for_suspected_tasks_reads_no_others(mode: psycopg.Connection) -> None:
@@ -109,20 +146,24 @@ def test_looking_for_suspected_tasks_reads_no_others(mode: psycopg.Connection) -
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("read_pending_of_namespace", {"name": "'default'", "batch": "100"}), ("read_due_types", {"each": "100"})],
+    [
+        ("read_pending_of_namespace", {"name": "'default'", "batch": "100"}),
+        ("read_due_types", {"each": "100"}),
+        ("count_due_types", {"name": "'default'", "limit": "100"}),
+    ],
 )
 def test_other_readers_of_pending_tasks_walk_the_claim_index(
     mode: psycopg.Connection, name: str, parameters: dict[str, str]
 ) -> None:
     text = plan(mode, name, **parameters)
     assert "Scan using tasks_claim" in text
-    assert not re.search("Sort Key: .*run_at", text)
+    assert not re.search(r"Sort Key: [^(]*run_at", text)
     assert "Seq Scan on tasks" not in text
 
 
 def test_a_claim_does_not_call_the_function_that_takes_tokens(mode: psycopg.Connection) -> None:
     """Its condition is a parameter: a filter that is evaluated once, before the function."""
-    text = plan(mode, "claim_pending_tasks", **CLAIM)
+    text = plan(mode, "claim of 3", **CLAIM)
     assert "tasks_claim_limited" not in text
     assert "take_limited_tasks" not in text
     if "ProjectSet" in text:
@@ -131,7 +172,8 @@ def test_a_claim_does_not_call_the_function_that_takes_tokens(mode: psycopg.Conn
 
 def test_looking_for_the_next_due_task_walks_the_claim_index(mode: psycopg.Connection) -> None:
     text = plan(mode, "until_next_run", namespaces=CLAIM["namespaces"], types=CLAIM["types"])
-    assert text.count("Index Scan using tasks_claim") + text.count("Index Only Scan using tasks_claim") == 3
+    assert text.count("Index Scan using tasks_claim") + text.count("Index Only Scan using tasks_claim") == 2
+    assert len(re.findall(r"Index Cond: \(.*run_at > ", text)) == 2, "tasks that were due before are not read"
     assert "Sort" not in text
     assert "Seq Scan" not in text
 
@@ -202,7 +244,7 @@ def fresh(url: str) -> Iterator[psycopg.Connection]:
 
 
 def test_a_small_table_with_stale_statistics_is_not_scanned_for_every_batch(fresh: psycopg.Connection) -> None:
-    claim = plan(fresh, "claim_pending_tasks", **CLAIM)
+    claim = plan(fresh, "claim of 3", **CLAIM)
     settle = plan(fresh, "settle_running_tasks", actor="'w'", expected="1", outcomes=f"'[{OUTCOME}]'")
     for text in (claim, settle):
         assert "Index Scan using tasks_pkey" in text

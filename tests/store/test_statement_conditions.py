@@ -65,11 +65,11 @@ def is_part(condition: Needed | Redundant) -> bool:
 
 
 def without(guarded: Guarded, needed: Needed) -> str:
-    """Return the SQL without one condition."""
+    """Return the SQL without one condition and its repetitions."""
     statement = SQL[guarded.name]
     if needed.instead is not None:
         return statement.sql.replace(needed.text, needed.instead)
-    return statement.without(needed.text)
+    return statement.without(needed.text, *needed.along_with)
 
 
 @pytest.mark.unit

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -84,6 +85,69 @@ async def test_claims_go_by_priority_then_time_then_age(database: Connection) ->
     claimed = [task.id for _ in range(4) for task in await claim(database, "w")]
     assert claimed == [urgent, early, late]
     assert {future, elsewhere}.isdisjoint(claimed)
+
+
+TYPES = ["a", "b", "c", "d"]
+
+
+async def claim_types(database: Connection, limit: int, **options: Any) -> list[UUID]:
+    """Claim tasks of four types, in the order of their claims if they are claimed one by one."""
+    return [
+        task.id
+        for task in await claim_pending_tasks(
+            database, **{"actor": "w", "types": TYPES, "limit": limit, "lease": LEASE, "now": NOON, **options}
+        )
+    ]
+
+
+async def enqueue_mixed(database: Connection) -> list[UUID]:
+    """Enqueue due tasks of four types; return them in the order of the claim: priority, run_at, id."""
+    made = [
+        (-priority, NOON - timedelta(seconds=age), type_)
+        for priority, age, type_ in itertools.product((0, 3), (1, 2), ("a", "c", "b"))
+    ]
+    made = made[::5] + made[1::5] + made[4::5] + made[2::5] + made[3::5]
+    rows = [
+        (priority, at, await enqueue(database, type_, priority=-priority, run_at=at)) for priority, at, type_ in made
+    ]
+    return [id_ for *_, id_ in sorted(rows)]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 12])
+async def test_claims_of_several_types_go_by_priority_then_time_then_age(database: Connection, limit: int) -> None:
+    expected = await enqueue_mixed(database)
+    await enqueue(database, "not served", priority=9, run_at=NOON - LEASE)
+    await enqueue(database, "d", priority=9, run_at=NOON + LEASE)
+    while expected:
+        assert sorted(await claim_types(database, limit)) == sorted(expected[:limit])
+        expected = expected[limit:]
+    assert await claim_types(database, limit) == []
+
+
+async def test_a_claim_of_several_types_passes_over_locked_tasks_and_locks_no_others(
+    url: str, database: Connection
+) -> None:
+    expected = await enqueue_mixed(database)
+    async with connect(url) as other, connect(url) as third, other.transaction():
+        assert sorted(await claim_types(other, 3)) == sorted(expected[:3])
+        async with database.transaction():
+            assert sorted(await claim_types(database, 4)) == sorted(expected[3:7])
+            assert sorted(await claim_types(third, 9)) == sorted(expected[7:])
+
+
+async def test_each_namespace_gives_its_share_of_a_claim_of_several_types(database: Connection) -> None:
+    ids = {
+        namespace: [await enqueue(database, type_, namespace=namespace, run_at=NOON) for type_ in ("a", "b") * 3]
+        for namespace in ("m", "n")
+    }
+    claimed = await claim_types(database, 4, namespaces=["m", "n", "empty"])
+    assert sorted(claimed) == sorted(ids["m"][:2] + ids["n"][:2])
+
+
+async def test_a_claim_of_recent_tasks_leaves_older_ones_to_a_full_one(database: Connection) -> None:
+    (old, recent) = [await enqueue(database, run_at=NOON - timedelta(seconds=age)) for age in (11, 9)]
+    assert await claim_types(database, 9, types=["x"], recent_s=10) == [recent]
+    assert await claim_types(database, 9, types=["x"]) == [old]
 
 
 @pytest.mark.parametrize(

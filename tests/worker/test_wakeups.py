@@ -89,7 +89,8 @@ async def wait_for_idle(worker: WorkerStateMachine, database: Connection) -> Non
 
 IS_IDLE = """
 select from pg_stat_activity
-where datname = current_database() and state = 'idle' and pid <> pg_backend_pid() and query like '%as remaining%'
+where datname = current_database() and state = 'idle' and pid <> pg_backend_pid()
+    and query like 'with recursive levels%'
 """
 
 

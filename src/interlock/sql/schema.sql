@@ -326,10 +326,10 @@ create table interlock.tasks (
     vacuum_index_cleanup = on
 );
 
--- The claim walks this index and no other; its order is exactly the order of the claim. Tasks that are suspected of
--- killing their worker are apart from the others of their namespace. Tasks with a limit are in an index of their own: a
--- claim that needs no token does not see them.
-create index tasks_claim on interlock.tasks (namespace, crashes, priority desc, run_at, id)
+-- The claim walks this index and no other: for each type, its order is exactly the order of the claim, and tasks of types
+-- that the worker does not run are in other parts of it. Tasks that are suspected of killing their worker are apart from
+-- the others of their type. Tasks with a limit are in an index of their own: a claim that needs no token does not see them.
+create index tasks_claim on interlock.tasks (namespace, type, crashes, priority desc, run_at, id)
     where state = 'pending' and limit_keys is null;
 create index tasks_claim_limited on interlock.tasks (namespace, crashes, priority desc, run_at, id)
     where state = 'pending' and limit_keys is not null;

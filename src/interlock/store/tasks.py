@@ -8,8 +8,10 @@ Result watchers (`waiters`) are hints: without them the end of a task is found b
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
@@ -31,10 +33,13 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from interlock.postgres.connection import Connection
+    from interlock.postgres.query import Statement
 
 TASKS = load_statements("tasks")
 WAITERS = load_statements("waiters")
+_BRANCH_OF_TYPE = re.compile(r"\(select ctid as place,.*?order by crashes, priority desc, run_at, id\)", re.DOTALL)
 DEFAULT_LEASE = timedelta(seconds=30)
+ANY_AGE = "6000 years"  # nearly as long as timestamps go back
 MAX_CRASHES = 3  # leases in a row that a task may let run out, before it ends in error
 MIB = 1024 * 1024
 MAX_JSON_BYTES = 256 * MIB - 1  # of one JSON document in PostgreSQL
@@ -172,15 +177,29 @@ async def claim_pending_tasks(
     lease: timedelta = DEFAULT_LEASE,
     callback_url: str | None = None,
     suspected: bool = False,
+    recent_s: float | None = None,
     now: datetime | None = None,
 ) -> list[ClaimedTask]:
     """Claim up to `limit` tasks without a limit key for the worker `actor`, in fair shares of the namespaces.
 
     `callback_url` is the webhook of steps that name none themselves. With `suspected`, only tasks that are suspected of
-    killing their worker are claimed, and without it none of them.
+    killing their worker are claimed, and without it none of them. With `recent_s`, only tasks that became due within so
+    many seconds are claimed.
     """
     parameters = _claim_parameters(actor, types, namespaces, limit, lease, callback_url, suspected, now)
-    return await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+    if recent_s is not None:
+        parameters["recent"] = f"{recent_s} seconds"
+    return await run_prepared(connection, claim_statement(len(types)), parameters, ClaimedTask._make)
+
+
+@cache
+def claim_statement(types: int) -> Statement:
+    """Return the claim of a worker that runs so many types: its innermost SELECT, repeated for each of them."""
+    claim = TASKS["claim_pending_tasks"]
+    (branch,) = _BRANCH_OF_TYPE.findall(claim.sql)
+    branches = [branch.replace("[1]", f"[{number}]") for number in range(1, types + 1)]
+    sql = claim.sql.replace(branch, "\nunion all\n".join(branches or [branch]))
+    return replace(claim, name=f"{claim.name} of {types}", sql=sql)
 
 
 async def claim_limited_tasks(
@@ -205,13 +224,14 @@ async def claim_limited_tasks(
     """
     parameters = _claim_parameters(actor, types, namespaces, limit, lease, callback_url, suspected, now)
     parameters |= {"namespaces": "{}", "limited_namespaces": parameters["namespaces"]}
+    statement = claim_statement(1)  # its part for tasks without a limit finds nothing
     try:
-        claimed = await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+        claimed = await run_prepared(connection, statement, parameters, ClaimedTask._make)
     except StatementError as error:
         if error.sqlstate != NOT_IN_PREREQUISITE_STATE or is_in_transaction(connection):
             raise
         async with read_committed_transaction(connection):
-            claimed = await run_prepared(connection, TASKS["claim_pending_tasks"], parameters, ClaimedTask._make)
+            claimed = await run_prepared(connection, statement, parameters, ClaimedTask._make)
     if claimed:
         await run(connection, TASKS["stamp_limit_starts"], {"now": now})
     return claimed
@@ -238,6 +258,7 @@ def _claim_parameters(
         "callback_url": callback_url,
         "least_crashes": 1 if suspected else 0,
         "most_crashes": MAX_CRASHES if suspected else 0,
+        "recent": ANY_AGE,
         "now": now,
     }
 

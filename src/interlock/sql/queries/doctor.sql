@@ -5,34 +5,40 @@
 select set_config('statement_timeout', %(timeout)s, true), set_config('lock_timeout', '1s', true)
 
 -- name: read_due_types
--- Due tasks of each namespace by type, among the first ones in the order of the claim, where tasks that no worker
--- claims gather. A recursive skip scan of the index finds the namespaces. Tasks with a limit have an index of their own.
-with recursive known (name) as (
-    (select namespace from interlock.tasks where state = 'pending' and limit_keys is null order by namespace limit 1)
+-- Due tasks by namespace and type, of each at most so many. A recursive skip scan of the index of claims finds the types.
+-- Tasks with a limit have an index of their own.
+with recursive known as (
+    (
+        select namespace, type
+        from interlock.tasks
+        where state = 'pending' and limit_keys is null
+        order by namespace, type
+        limit 1
+    )
     union all
-    select (
-            select namespace
-            from interlock.tasks
-            where state = 'pending' and limit_keys is null and namespace > known.name
-            order by namespace
-            limit 1
-        )
+    select next.namespace, next.type
     from known
-    where known.name is not null
+        cross join lateral (
+            select namespace, type
+            from interlock.tasks
+            where state = 'pending' and limit_keys is null
+                and (tasks.namespace, tasks.type) > (known.namespace, known.type)
+            order by namespace, type
+            limit 1
+        ) as next
 )
 select due.namespace, due.type, count(*) as tasks, min(due.run_at) as oldest_at
 from (
-    select known.name as namespace, found.type, found.run_at
+    select known.namespace, known.type, found.run_at
     from known
         cross join lateral (
-            select type, run_at
+            select run_at
             from interlock.tasks
-            where state = 'pending' and limit_keys is null and namespace = known.name
-                and run_at <= coalesce(%(now)s::timestamptz, now())
+            where state = 'pending' and limit_keys is null and tasks.namespace = known.namespace
+                and tasks.type = known.type and run_at <= coalesce(%(now)s::timestamptz, now())
             order by crashes, priority desc, run_at, id
             limit %(each)s
         ) as found
-    where known.name is not null
     union all
     select namespace, type, run_at
     from interlock.tasks

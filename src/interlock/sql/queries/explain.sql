@@ -283,18 +283,38 @@ from (select %(name)s::text as name) as wanted
     ) as limited
 
 -- name: count_due_types
--- The types of due tasks of a namespace: of the first ones, in the order of the claim.
-select due.type, count(*) as tasks, min(due.run_at) as oldest_due_at
-from (
-    select type, run_at
-    from interlock.tasks
-    where state = 'pending' and limit_keys is null and namespace = %(name)s and crashes = 0
-        and run_at <= coalesce(%(now)s::timestamptz, now())
-    order by priority desc, run_at, id
-    limit %(limit)s
-) as due
-group by due.type
-order by min(due.run_at), due.type
+-- The types of due tasks of a namespace, with at most so many tasks of each. A recursive skip scan finds the types.
+with recursive known as (
+    (
+        select type
+        from interlock.tasks
+        where state = 'pending' and limit_keys is null and namespace = %(name)s
+        order by type
+        limit 1
+    )
+    union all
+    select next.type
+    from known
+        cross join lateral (
+            select type
+            from interlock.tasks
+            where state = 'pending' and limit_keys is null and namespace = %(name)s and tasks.type > known.type
+            order by type
+            limit 1
+        ) as next
+)
+select known.type, count(*) as tasks, min(due.run_at) as oldest_due_at
+from known
+    cross join lateral (
+        select run_at
+        from interlock.tasks
+        where state = 'pending' and limit_keys is null and namespace = %(name)s and tasks.type = known.type
+            and crashes = 0 and run_at <= coalesce(%(now)s::timestamptz, now())
+        order by priority desc, run_at, id
+        limit %(limit)s
+    ) as due
+group by known.type
+order by min(due.run_at), known.type
 
 -- name: read_kinds_of_name
 -- The kinds of what has this name. A namespace exists as soon as it is paused, has unfinished tasks or is served.

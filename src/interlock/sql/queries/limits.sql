@@ -369,7 +369,7 @@ where held.name is not null
     select id
     from interlock.tasks
     where state = 'pending' and limit_keys is null and namespace = %(name)s
-    order by crashes, priority desc, run_at, id
+    order by type, crashes, priority desc, run_at, id
     limit %(batch)s
 )
 union all

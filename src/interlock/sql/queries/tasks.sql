@@ -24,25 +24,42 @@ returning id
 
 -- name: claim_pending_tasks
 -- moves: task pending -claim-> running
--- Each namespace gives at most `each` tasks, so that none starves the others. The order is exactly that of the index
--- `tasks_claim`; with another one the planner walks a longer index. The array, instead of a join, makes the planner
--- find the rows by the primary key, however small it estimates the table. `least_crashes` and `most_crashes` are both 0
--- for tasks that may run beside others; a worker that runs nothing else claims one that is suspected of killing workers.
+-- Each namespace gives at most `each` tasks, so that none starves the others. Of each type the index `tasks_claim` gives
+-- the tasks in the order of the claim; the scans of a worker with several types are merged in this order, row by row:
+-- store/tasks.py repeats the innermost SELECT for each type. A task is locked only when its turn has come, and tasks that
+-- others have locked are passed over. The array, instead of a join, makes the planner find the rows by the primary key,
+-- however small it estimates the table. `least_crashes` and `most_crashes` are both 0 for tasks that may run beside others;
+-- a worker that runs nothing else claims one that is suspected of killing workers. With `recent`, tasks that became due
+-- earlier than that are not looked at: their index entries may be dead, while an old snapshot is held open.
 -- Tasks with a limit are claimed only with `limited_namespaces`, which are null in other claims: the function that takes
--- their tokens is not called then. docs/decisions/0022-limits.md has the reasons.
+-- their tokens is not called then. docs/decisions/0022-limits.md and 0044-claims-by-type.md have the reasons.
 -- The inputs of simple steps are gathered here: docs/decisions/0012-step-inputs-in-the-claim.md has the measurements.
 with picked as materialized (
     select found.id
     from unnest(%(namespaces)s::text[]) as wanted (namespace)
         cross join lateral (
-            select id
-            from interlock.tasks
-            where state = 'pending' and limit_keys is null and tasks.namespace = wanted.namespace
-                and crashes >= %(least_crashes)s::smallint and crashes <= %(most_crashes)s::smallint
-                and run_at <= coalesce(%(now)s::timestamptz, now()) and type = any (%(types)s::text[])
-            order by crashes, priority desc, run_at, id
+            select locked.id
+            from (
+                select place
+                from (
+                    (select ctid as place, crashes, priority, run_at, id
+                    from interlock.tasks
+                    where state = 'pending' and limit_keys is null and tasks.namespace = wanted.namespace
+                        and type = (%(types)s::text[])[1]
+                        and crashes >= %(least_crashes)s::smallint and crashes <= %(most_crashes)s::smallint
+                        and run_at <= coalesce(%(now)s::timestamptz, now())
+                        and run_at >= coalesce(%(now)s::timestamptz, now()) - %(recent)s::interval
+                    order by crashes, priority desc, run_at, id)
+                ) as each_type
+                order by crashes, priority desc, run_at, id
+            ) as next
+                cross join lateral (
+                    select id
+                    from interlock.tasks
+                    where ctid = next.place and state = 'pending'
+                    for update skip locked
+                ) as locked
             limit %(each)s
-            for update skip locked
         ) as found
     limit %(limit)s
 )
@@ -59,16 +76,16 @@ where tasks.id = any (array(select id from picked) || array(
         where %(limited_namespaces)s::text[] is not null
     ))
     and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning tasks.id, tasks.type, tasks.namespace, tasks.attempt, tasks.tries, tasks.max_tries,
-    nullif(tasks.input, '{}'),
+returning id, type, namespace, attempt, tries, max_tries,
+    nullif(input, '{}'),
     -- One column that is mostly null costs the worker less than ten.
     case
-        when num_nonnulls(tasks.timeout_seconds, tasks.backoff, tasks.checkpoint, tasks.limit_keys, tasks.callback_url,
-            tasks.job_id, tasks.correlation_id, tasks.traceparent, tasks.cancel_requested_at) > 0
-        then jsonb_build_object('timeout_seconds', tasks.timeout_seconds, 'backoff', tasks.backoff,
-            'checkpoint', tasks.checkpoint, 'limit_keys', tasks.limit_keys, 'callback_url', tasks.callback_url,
-            'job_id', tasks.job_id, 'step', tasks.step, 'correlation_id', tasks.correlation_id,
-            'traceparent', tasks.traceparent, 'unwanted', tasks.cancel_requested_at is not null,
+        when num_nonnulls(timeout_seconds, backoff, checkpoint, limit_keys, callback_url,
+            job_id, correlation_id, traceparent, cancel_requested_at) > 0
+        then jsonb_build_object('timeout_seconds', timeout_seconds, 'backoff', backoff,
+            'checkpoint', checkpoint, 'limit_keys', limit_keys, 'callback_url', callback_url,
+            'job_id', job_id, 'step', step, 'correlation_id', correlation_id,
+            'traceparent', traceparent, 'unwanted', cancel_requested_at is not null,
             'job', case when tasks.job_id is not null then coalesce((
                 -- Simple steps, which are nearly all. The function step_inputs takes twice as long: its errors are
                 -- caught in a subtransaction.
@@ -129,40 +146,36 @@ where lease_expires_at is not null and worker_id = %(worker)s and started_at > n
 -- for it.
 -- At most a day, because an interval cannot hold some far times.
 with recursive levels as (
-    -- The priorities in each namespace, one index look-up each: within one, the claim index is in the order of run_at.
-    select wanted.namespace, highest.priority
-    from unnest(%(namespaces)s::text[]) as wanted (namespace)
+    -- The first such task of each namespace, type and priority, one index look-up each: within a priority, the claim
+    -- index is in the order of run_at. Tasks that were due before are not read: they may be many, and other workers'.
+    select served.namespace, handled.type, first.priority, first.run_at
+    from unnest(%(namespaces)s::text[]) as served (namespace)
+        cross join unnest(%(types)s::text[]) as handled (type)
         cross join lateral (
-            select priority
+            select priority, run_at
             from interlock.tasks
-            where state = 'pending' and limit_keys is null and tasks.namespace = wanted.namespace and crashes = 0
+            where state = 'pending' and limit_keys is null and tasks.namespace = served.namespace
+                and tasks.type = handled.type and crashes = 0
+                and tasks.run_at > coalesce(%(now)s::timestamptz, now()) - interval '1 second'
             order by priority desc, run_at, id
             limit 1
-        ) as highest
+        ) as first
     union all
-    select levels.namespace, lower.priority
+    select levels.namespace, levels.type, lower.priority, lower.run_at
     from levels
         cross join lateral (
-            select priority
+            select priority, run_at
             from interlock.tasks
-            where state = 'pending' and limit_keys is null and tasks.namespace = levels.namespace and crashes = 0
-                and tasks.priority < levels.priority
+            where state = 'pending' and limit_keys is null and tasks.namespace = levels.namespace
+                and tasks.type = levels.type and crashes = 0 and tasks.priority < levels.priority
+                and tasks.run_at > coalesce(%(now)s::timestamptz, now()) - interval '1 second'
             order by priority desc, run_at, id
             limit 1
         ) as lower
 )
-select least(min(found.run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining,
+select least(min(run_at) - coalesce(%(now)s::timestamptz, now()), '1 day') as remaining,
     coalesce(%(now)s::timestamptz, clock_timestamp()) as server_time
 from levels
-    cross join lateral (
-        select run_at
-        from interlock.tasks
-        where state = 'pending' and limit_keys is null and tasks.namespace = levels.namespace and crashes = 0
-            and tasks.priority = levels.priority
-            and type = any (%(types)s::text[]) and run_at > coalesce(%(now)s::timestamptz, now()) - interval '1 second'
-        order by run_at, id
-        limit 1
-    ) as found
 
 -- name: stamp_limit_starts
 -- Runs after the commit of a claim of tasks with a limit.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interlock.store.workers import LiveProcess
 
 DOCTOR = load_statements("doctor")
-MAX_DUE_TASKS = 10_000  # due tasks that are examined per namespace
+MAX_DUE_TASKS = 10_000  # due tasks that are examined per namespace and type
 MAX_FINDINGS = 10  # of one kind that are named one by one
 VANISHED_REPORTED_FOR = timedelta(days=1)
 
