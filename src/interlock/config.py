@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 PREFIX = "INTERLOCK_"
-# Variables with our prefix that are no settings: the name of the file, and what the tests of this project read.
-OTHER_VARIABLES = frozenset({"INTERLOCK_CONFIG", "INTERLOCK_TEST_EXAMPLES", "INTERLOCK_TEST_SEED"})
+# Variables with our prefix that are no settings: the name of the file, a secret, and what the tests of this project
+# read.
+OTHER_VARIABLES = frozenset(
+    {"INTERLOCK_CONFIG", "INTERLOCK_SORT_TOKEN", "INTERLOCK_TEST_EXAMPLES", "INTERLOCK_TEST_SEED"}
+)
 # Kubernetes and Docker set such variables in every container beside a service whose name begins with "interlock".
 _SERVICE_LINK = re.compile(r"INTERLOCK_(\w+_)?(SERVICE_(HOST|PORT\w*)|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://")

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from interlock.errors import SortError, SortInputError
-from interlock.lifecycle import SortMasterEvent, SortWorkerState
+from interlock.lifecycle import SORT_WORKER, SortMasterEvent, SortWorkerState
+from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.plan import Member, Plan, Roster
 from interlock.sort.data.validate import validate
 from interlock.sort.master.master import Master
 from interlock.sort.master.roster import RegisteredWorker
 from interlock.sort.master.service import MasterService
+from interlock.sort.rpc import PROTOCOL_VERSION
 from interlock.sort.settings import Settings
 from interlock.sort.worker.service import WorkerService
 from interlock.sort.worker.worker import (
@@ -56,7 +58,8 @@ def test_the_first_of_several_failures_is_reported() -> None:
     for index in range(3):
         handlers.RegisterWorker(
             wire.Registration(identity=f"{index}", index=index, record_length=100, key_length=10, block_records=1,
-                              window_records=1, incarnation=1, address=f"w{index}:1", state="Initializing"), None
+                              window_records=1, incarnation=1, address=f"w{index}:1", state="Initializing",
+                              protocol=PROTOCOL_VERSION), None
         )  # fmt: skip
 
     def fail(index: int, message: str) -> wire.Ack:
@@ -97,13 +100,17 @@ def test_log_levels_of_moves_early_data_and_refused_plans(tmp_path: Path, logged
     worker.runner.accept(Plan(0, 1, 1, (), Roster(1, (Member(0, "w:1", 1, len(ROWS), len(ROWS)),))), 0)
     answer = handlers.SetPartitionBoundaries(wire.PartitionConfig(), None)
     assert (answer.success, answer.message) == (False, "Cannot set partition config in state Initializing")
-    assert handlers.ShuffleData(iter(()), None).success
+    refused = handlers.ShuffleData(iter(()), None)
+    assert (refused.success, refused.message) == (False, "Cannot take shuffle data in state Initializing")
+    worker.machine = StateMachine(SORT_WORKER, SortWorkerState.SORTING, observer=worker.journal)
+    assert handlers.ShuffleData(iter(()), None).success, "a restarted worker may get data again before its time"
+    worker.machine = StateMachine(SORT_WORKER, observer=worker.journal)
     worker.fail(SortError("its disk is full"))
     with pytest.raises(UnreportedFailure, match="its disk is full"):
         worker.run()
     assert levels(logged) == {
         "sort worker: cannot set partition config in state Initializing": "ERROR",
-        "sort worker: received shuffle data in state Initializing": "WARNING",
+        "sort worker: received shuffle data in state Sorting": "WARNING",
         "sort worker: Initializing -> Failed (SortError: its disk is full)": "INFO",
     }
 

@@ -136,7 +136,9 @@ def test_a_missing_master_is_a_clear_error(tmp_path: Path, source: Path) -> None
      ("fe80::9", "[fe80::9]:0: ")],
 )  # fmt: skip
 def test_an_address_of_another_machine_is_one_clear_line(host: str, wrong: str) -> None:
-    done = sort("master", 1, "--host", host)
+    with started("master", 1, "--host", host, environment={"INTERLOCK_SORT_TOKEN": "a-token-of-a-sort"}) as process:
+        output, errors = process.communicate(timeout=60)
+    done = subprocess.CompletedProcess(process.args, process.returncode, output, errors)
     refused(done, 1, f"cannot listen on {wrong}", "; name an address of this machine, and a port that is free")
     assert len(done.stderr.splitlines()) == 1
 

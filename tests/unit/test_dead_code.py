@@ -31,9 +31,9 @@ PUBLIC_API = {
 # thread that still runs a cancelled handler, or tells the reaper from other child processes.
 OBSERVED_BY_TESTS = {"abandoned_threads", "reaper_pid"}
 CALLED_BY_NAME = {
-    # gRPC servicers
+    # gRPC servicers and interceptors
     "RegisterWorker", "SendSample", "NotifyPhaseComplete", "ReportCompletion", "SetPartitionBoundaries",
-    "StartShuffle", "StartMerge", "GetStatus", "ShuffleData",
+    "StartShuffle", "StartMerge", "GetStatus", "ShuffleData", "intercept_service",
     # overridden methods of frameworks: uvicorn, FastAPI, logging, PyYAML
     "capture_signals", "send_400_response", "_unsupported_upgrade_warning", "openapi", "emit", "compose_document",
     "compose_node", "compose_scalar_node", "compose_sequence_node", "compose_mapping_node",

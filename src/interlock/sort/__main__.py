@@ -14,6 +14,7 @@ import orjson
 from interlock.errors import InterlockError
 from interlock.sort.data.records import Source
 from interlock.sort.logging import set_up_logging
+from interlock.sort.security import Security
 from interlock.sort.settings import EXIT_FAILURE_REPORTED, EXIT_FAILURE_UNREPORTED, Settings
 from interlock.sort.worker.worker import UnreportedFailure, run_worker, unreported_failures
 
@@ -40,6 +41,7 @@ def main() -> int:
             settings=settings,
             work_dir=Path(instructions["work_dir"]),
             index=instructions["index"],
+            security=Security(instructions["token"]),
         )
     except UnreportedFailure as error:
         os.write(STDOUT, str(error).encode(errors="replace"))

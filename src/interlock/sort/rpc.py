@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from interlock.errors import SortError
 from interlock.model.backoff import Backoff
 from interlock.sort import wire_pb2 as wire
+from interlock.sort.security import Security
 
 if TYPE_CHECKING:
     import threading
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 Answer = TypeVar("Answer")
+
+PROTOCOL_VERSION = 2  # to be raised with every change after which old and new processes do not understand each other
 
 RETRYABLE_CODES = frozenset(
     {
@@ -46,6 +50,8 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+NO_SECURITY = Security()  # of processes that listen on a loopback address, and of tests
 
 # Protobuf wire types: the lowest three bits of a field's tag.
 VARINT, LENGTH_DELIMITED = 0, 2
@@ -85,18 +91,27 @@ class Unreachable(SortError):  # noqa: N818 - a named outcome
 
 
 class Server:
-    """Serves one service on a port of its own."""
+    """Serves one service on a port of its own, to callers that have the token of the sort."""
 
-    def __init__(self, service: str, handlers: Any, host: str, port: int = 0, threads: int = 64) -> None:
+    def __init__(
+        self,
+        service: str,
+        handlers: Any,
+        host: str,
+        port: int = 0,
+        threads: int = 64,
+        security: Security = NO_SECURITY,
+    ) -> None:
+        security.check_host(host)
         host = f"[{host}]" if ":" in host and not host.startswith("[") else host
         _check_address(host, port)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="interlock-sort-rpc")
-        self._server = grpc.server(self._pool, options=CHANNEL_OPTIONS)
+        self._server = grpc.server(self._pool, interceptors=security.interceptors(), options=CHANNEL_OPTIONS)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(service, _method_handlers(service, handlers)),)
         )
         try:
-            self.port = self._server.add_insecure_port(f"{host}:{port}")
+            self.port = security.add_port(self._server, f"{host}:{port}")
         except RuntimeError as error:
             raise SortError(f"cannot listen on {host}:{port}: is the address one of this machine, and free?") from error
         self.address = f"{host}:{self.port}"
@@ -114,10 +129,11 @@ class Server:
 class Peer:
     """A client of the master or of another worker; it connects at the first call."""
 
-    def __init__(self, service: str, address: str, name: str) -> None:
+    def __init__(self, service: str, address: str, name: str, security: Security = NO_SECURITY) -> None:
         self.address = address
         self.name = name
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._metadata = security.metadata()
+        self._channel = security.open_channel(address, CHANNEL_OPTIONS)
         self._methods: dict[str, Any] = {
             name: (self._channel.stream_unary if method.is_stream else self._channel.unary_unary)(
                 f"/{service}/{name}",
@@ -131,13 +147,13 @@ class Peer:
         self, method: str, message: Message | Iterable[Message | Chunk], timeout: float = CALL_TIMEOUT_S
     ) -> Any:
         """Call without a retry; raises grpc.RpcError."""
-        return self._methods[method](message, timeout=timeout)
+        return self._methods[method](message, timeout=timeout, metadata=self._metadata)
 
     def start_call(
         self, method: str, message: Message | Iterable[Message | Chunk], timeout: float = CALL_TIMEOUT_S
     ) -> Any:
         """Start a call and return its future."""
-        return self._methods[method].future(message, timeout=timeout)
+        return self._methods[method].future(message, timeout=timeout, metadata=self._metadata)
 
     def call(self, method: str, message: Message, timeout: float, stop: threading.Event | None = None) -> Any:
         """Call, and retry until it succeeds or the timeout is over."""
@@ -188,8 +204,19 @@ def encode_chunk(chunk: Chunk | wire.ShuffleDataChunk) -> bytes:
     return b"".join((chunk.head.SerializeToString(), DATA_TAG, _encode_varint(len(chunk.data)), chunk.data))
 
 
+class MalformedMessage(SortError):  # noqa: N818 - a named outcome
+    """A message is not one of the protocol."""
+
+
 def decode_chunk(message: bytes) -> Chunk:
-    """Decode a ShuffleDataChunk message without copying its data."""
+    """Decode a ShuffleDataChunk message without copying its data; raise MalformedMessage if it is none."""
+    try:
+        return _decode_chunk(message)
+    except (ValueError, IndexError, DecodeError) as error:
+        raise MalformedMessage(f"a message of {len(message):,} bytes is no chunk: {error}") from error
+
+
+def _decode_chunk(message: bytes) -> Chunk:
     rest: list[memoryview] = []
     data, whole, at = memoryview(b""), memoryview(message), 0
     while at < len(message):
@@ -255,7 +282,8 @@ def _method_handlers(service: str, handlers: Any) -> dict[str, grpc.RpcMethodHan
         make = grpc.stream_unary_rpc_method_handler if method.is_stream else grpc.unary_unary_rpc_method_handler
         made[name] = make(
             getattr(handlers, name),
-            request_deserializer=decode_chunk if method.is_stream else method.request.FromString,
+            # The handler of a stream decodes its messages: gRPC would print a traceback for a malformed one.
+            request_deserializer=None if method.is_stream else method.request.FromString,
             response_serializer=method.response.SerializeToString,
         )
     return made

@@ -20,6 +20,7 @@ MAX_PARTITIONS = 10_000
 # States in which work is done, of master and workers alike; their durations are reported.
 PHASES = (SortWorkerState.SAMPLING, SortWorkerState.SORTING, SortWorkerState.SHUFFLING, SortWorkerState.MERGING)
 WORK_DIRECTORY = ".interlock-sort"  # default name of the work directory, inside the output directory
+TOKEN_FILE = "token"  # noqa: S105 - the name of a file in the work directory, for workers that an engine places
 EXIT_FAILURE_REPORTED = 3  # exit code of a worker process that reported its failure to the master
 EXIT_FAILURE_UNREPORTED = 4  # exit code of one that could not; the reason is on its standard output
 

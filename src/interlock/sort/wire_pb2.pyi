@@ -8,19 +8,24 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Ack(_message.Message):
-    __slots__ = ("success", "message", "state", "failed")
+    __slots__ = ("success", "message", "state", "failed", "invalid", "unknown")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    INVALID_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
     success: bool
     message: str
     state: str
     failed: bool
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., state: _Optional[str] = ..., failed: _Optional[bool] = ...) -> None: ...
+    invalid: bool
+    unknown: bool
+    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., state: _Optional[str] = ..., failed: _Optional[bool] = ..., invalid: _Optional[bool] = ..., unknown: _Optional[bool] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("identity", "incarnation", "address", "index", "records", "record_length", "key_length", "block_records", "window_records", "free_output", "free_temp", "room", "output_disk", "temp_disk", "epoch", "state")
+    __slots__ = ("protocol", "identity", "incarnation", "address", "index", "records", "record_length", "key_length", "block_records", "window_records", "free_output", "free_temp", "room", "output_disk", "temp_disk", "epoch", "state")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +42,7 @@ class Registration(_message.Message):
     TEMP_DISK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
     identity: str
     incarnation: int
     address: str
@@ -53,10 +59,11 @@ class Registration(_message.Message):
     temp_disk: str
     epoch: int
     state: str
-    def __init__(self, identity: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., records: _Optional[int] = ..., record_length: _Optional[int] = ..., key_length: _Optional[int] = ..., block_records: _Optional[int] = ..., window_records: _Optional[int] = ..., free_output: _Optional[int] = ..., free_temp: _Optional[int] = ..., room: _Optional[int] = ..., output_disk: _Optional[str] = ..., temp_disk: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., identity: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., records: _Optional[int] = ..., record_length: _Optional[int] = ..., key_length: _Optional[int] = ..., block_records: _Optional[int] = ..., window_records: _Optional[int] = ..., free_output: _Optional[int] = ..., free_temp: _Optional[int] = ..., room: _Optional[int] = ..., output_disk: _Optional[str] = ..., temp_disk: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
 
 class Registered(_message.Message):
-    __slots__ = ("success", "message", "epoch", "index", "workers", "partitions", "starts", "finished")
+    __slots__ = ("protocol", "success", "message", "epoch", "index", "workers", "partitions", "starts", "finished")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -65,6 +72,7 @@ class Registered(_message.Message):
     PARTITIONS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
     success: bool
     message: str
     epoch: int
@@ -73,7 +81,7 @@ class Registered(_message.Message):
     partitions: int
     starts: int
     finished: bool
-    def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., workers: _Optional[int] = ..., partitions: _Optional[int] = ..., starts: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., success: _Optional[bool] = ..., message: _Optional[str] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., workers: _Optional[int] = ..., partitions: _Optional[int] = ..., starts: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("epoch", "worker", "incarnation", "records", "keys", "positions")

@@ -28,7 +28,7 @@ from interlock.errors import SortInputError
 from interlock.lifecycle import SortWorkerState
 from interlock.sort.data.checksum import fingerprint
 from interlock.sort.logging import log
-from interlock.sort.settings import PHASES, WORK_DIRECTORY, TransitionRecord
+from interlock.sort.settings import PHASES, TOKEN_FILE, WORK_DIRECTORY, TransitionRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -297,7 +297,7 @@ def _clear(directory: Path) -> None:
     """Remove the files that a sort left in a directory, and nothing else."""
     for path in directory.glob("worker-*"):
         shutil.rmtree(path, ignore_errors=True)
-    for name in (IDENTITY_FILE, STATE_FILE, f"{STATE_FILE}.part"):
+    for name in (IDENTITY_FILE, STATE_FILE, f"{STATE_FILE}.part", TOKEN_FILE):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -72,6 +72,24 @@ LostAfter = Annotated[
     float | None,
     typer.Option("--lost", help="Seconds of silence after which a process is lost; 60 unless given.", metavar="S"),
 ]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="File with the token of the sort, which only its owner can read; INTERLOCK_SORT_TOKEN unless given.",
+        metavar="FILE",
+    ),
+]
+TlsCert = Annotated[
+    Path | None, typer.Option(help="Certificate of this machine for TLS, as PEM; needs --tls-key.", metavar="FILE")
+]
+TlsKey = Annotated[Path | None, typer.Option(help="Private key of the certificate, as PEM.", metavar="FILE")]
+TlsCa = Annotated[
+    Path | None,
+    typer.Option(
+        help="Mutual TLS: the authority, as PEM, that must have signed the certificates of all processes.",
+        metavar="FILE",
+    ),
+]
 ShowHistory = Annotated[
     bool, typer.Option("--history/--no-history", help="Show every state transition of master and workers.")
 ]
@@ -204,6 +222,10 @@ def master(
         ),
     ] = None,
     partitions: Partitions = None,
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     timeout: RegisterTimeout = None,
     lost: LostAfter = None,
     history: ShowHistory = True,
@@ -214,9 +236,9 @@ def master(
 
     Standard output has the address of the master first and, after the sort, the addresses of the workers in order: the
     partitions of the workers, in that order, are the sorted sequence. Everything else goes to standard error.
-    There is no authentication: listen only on a network whose hosts are all trusted.
+    An address that other machines can reach needs a token; only processes that have it take part.
 
-    Example: interlock sort master 3 --host 10.0.0.1
+    Example: interlock sort master 3 --host 10.0.0.1 --token-file sort.token
     """
     _set_up_logging(context)
     commands = _commands()
@@ -225,6 +247,7 @@ def master(
         host=host,
         port=port,
         work_dir=work_dir,
+        security=_security(token_file, tls_cert, tls_key, tls_ca),
         settings=_given(partitions=partitions, register_timeout_s=timeout, lost_after_s=lost),
         display=commands.DisplayOptions(history=history, quiet=quiet, as_json=False, report_path=report),
     )
@@ -247,6 +270,10 @@ def worker(
     record_length: RecordLength = 100,
     key_length: KeyLength = 10,
     ascii_: Ascii = None,
+    token_file: TokenFile = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     overwrite: Overwrite = False,
     timeout: Annotated[
         float | None, typer.Option(help="Seconds to try to reach the master; 600 unless given.", metavar="S")
@@ -266,7 +293,7 @@ def worker(
 
     After a kill or a crash, the same command resumes.
 
-    Example: interlock sort worker 10.0.0.1:40123 -I /data/a -I /data/b -O /data/sorted --host 10.0.0.2
+    Example: interlock sort worker 10.0.0.1:40123 -I /data/a -O /data/sorted --host 10.0.0.2 --token-file sort.token
     """
     _set_up_logging(context)
     commands = _commands()
@@ -275,6 +302,7 @@ def worker(
         inputs,
         output,
         host=host,
+        security=_security(token_file, tls_cert, tls_key, tls_ca),
         settings=_given(memory=memory, register_timeout_s=timeout, lost_after_s=lost),
         work_dir=work_dir,
         lengths=(record_length, key_length),
@@ -308,6 +336,11 @@ def validate(
     Example: interlock sort validate sorted --input data
     """
     _commands().validate(outputs, inputs or [], lengths=(record_length, key_length), quiet=quiet, as_json=as_json)
+
+
+def _security(token_file: Path | None, certificate: Path | None, key: Path | None, authority: Path | None) -> object:
+    security = _import("interlock.sort.security").Security
+    return security.load(token_file, certificate=certificate, key=key, authority=authority)
 
 
 def _commands() -> ModuleType:

@@ -38,6 +38,7 @@ from interlock.sort.engines.base import get_engine
 from interlock.sort.engines.prefork import default_worker_count
 from interlock.sort.logging import stop_on_interrupt
 from interlock.sort.master.master import run_master
+from interlock.sort.security import Security
 from interlock.sort.settings import WORK_DIRECTORY, Distribution, Engine, Progress, Report, Settings, WorkerReport
 from interlock.sort.workdir import (
     check_directories,
@@ -101,11 +102,19 @@ def run(
 
 
 def master(
-    workers: int, *, host: str, port: int, work_dir: Path | None, settings: dict[str, Any], display: DisplayOptions
+    workers: int,
+    *,
+    host: str,
+    port: int,
+    work_dir: Path | None,
+    security: Security,
+    settings: dict[str, Any],
+    display: DisplayOptions,
 ) -> None:
     """Run the master of a sort on many machines."""
     parsed = _parse_settings(settings)
     _check_report_path(display.report_path)
+    security.check_host(host)
     if work_dir is not None:
         make_directory("temporary", work_dir)
     lock = nullcontext() if work_dir is None else lock_state(work_dir)
@@ -120,6 +129,7 @@ def master(
             on_listening=_print_line,
             on_progress=on_progress,
             stop=stop,
+            security=security,
         )
     _save_report(display.report_path, report.json())
     _print_report(report, display, _wide_console(stderr=True))
@@ -133,6 +143,7 @@ def worker(
     output: Path,
     *,
     host: str,
+    security: Security,
     settings: dict[str, Any],
     work_dir: Path | None,
     lengths: tuple[int, int],
@@ -145,6 +156,7 @@ def worker(
     _check_report_path(display.report_path)
     if not ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
         raise SortInputError(f"{address!r} is not the address of a master; write HOST:PORT, as in 10.0.0.1:40123")
+    security.check_host(host)
     work_dir = _own_work_dir(work_dir, output)
     prepared = _prepared(inputs, output, work_dir, lengths, is_ascii, overwrite=overwrite, quiet=display.quiet)
     stop = Event()
@@ -158,6 +170,7 @@ def worker(
             host=host,
             on_progress=on_progress,
             stop=stop,
+            security=security,
         )
         if work_dir is not None:
             shutil.rmtree(work_dir, ignore_errors=True)

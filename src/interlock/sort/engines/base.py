@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from interlock.config import Config
     from interlock.sort.data.records import Source
+    from interlock.sort.security import Security
     from interlock.sort.settings import ProgressCallback, Report, Settings
 
 START_TIMEOUT_S = 30.0
@@ -77,8 +78,10 @@ class MasterThread:
         settings: Settings,
         work_dir: Path,
         on_progress: ProgressCallback,
+        security: Security,
         host: str = "127.0.0.1",
     ) -> None:
+        self._security = security
         self._stop = threading.Event()
         self._ready = threading.Event()
         self._address = ""
@@ -134,6 +137,7 @@ class MasterThread:
                 on_listening=self._set_address,
                 on_progress=on_progress,
                 stop=self._stop,
+                security=self._security,
             )
         except BaseException as error:  # noqa: BLE001 - raised again by `result`
             self._error = error

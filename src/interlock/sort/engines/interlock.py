@@ -21,7 +21,8 @@ from interlock.orchestrator.run import orchestrating
 from interlock.postgres.connection import database_url
 from interlock.sort.data.records import Source
 from interlock.sort.engines.base import MasterThread, worker_settings
-from interlock.sort.settings import Progress, Report, Settings
+from interlock.sort.security import Security, write_token
+from interlock.sort.settings import TOKEN_FILE, Progress, Report, Settings
 from interlock.sort.workdir import open_work_directory
 from interlock.sort.worker.worker import UnreportedFailure, run_worker
 from interlock.worker.executors.base import HandlerError
@@ -69,6 +70,7 @@ def sort_worker(
             on_progress=reporter.report,
             stop=reporter.stop,
             on_save=context.checkpoint,
+            security=Security.load(Path(work_dir) / TOKEN_FILE),
         )
     except SortError as error:
         # without a traceback: the message says it all, and the command shows it
@@ -134,7 +136,11 @@ async def _run(
         recovery_interval=1.0,
     )
     async with app, orchestrating(app), serving(app, engine_settings):
-        with MasterThread(workers, settings=settings, work_dir=work_dir, on_progress=on_progress) as master:
+        security = Security.generate()
+        write_token(work_dir, security.token)  # not into the database, which others can read
+        with MasterThread(
+            workers, settings=settings, work_dir=work_dir, on_progress=on_progress, security=security
+        ) as master:
             document = {
                 "shares": [source.share(number, workers).json() for number in range(workers)],
                 "master": await asyncio.to_thread(lambda: master.address),

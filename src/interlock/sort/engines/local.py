@@ -16,6 +16,7 @@ from interlock.process_groups import describe_exit, wait_or_kill
 from interlock.sort.engines import prefork
 from interlock.sort.logging import log_settings, stop_on_interrupt
 from interlock.sort.master.master import run_master
+from interlock.sort.security import Security
 from interlock.sort.settings import (
     EXIT_FAILURE_REPORTED,
     EXIT_FAILURE_UNREPORTED,
@@ -49,7 +50,9 @@ def run_local(
     settings = settings or Settings()
     worker_memory = _worker_memory(settings, workers)
     with open_work_directory(source, output, workers, settings, work_dir) as directory:
-        processes = SortWorkerProcesses(source, output, directory, workers, replace(settings, memory=worker_memory))
+        security = Security.generate()
+        worker_settings = replace(settings, memory=worker_memory)
+        processes = SortWorkerProcesses(source, output, directory, workers, worker_settings, security)
         try:
             with stop_on_interrupt(processes.failed), processes:
                 report = run_master(
@@ -59,6 +62,7 @@ def run_local(
                     on_listening=processes.assign,
                     on_progress=on_progress,
                     stop=processes.failed,
+                    security=security,
                 )
                 processes.wait()
         except SortError as error:
@@ -87,7 +91,9 @@ class SortWorkerProcesses:
     `failed` is set when a worker ends in another way, with the reason in `failure` unless the master knows it.
     """
 
-    def __init__(self, source: Source, output: Path, work_dir: Path, workers: int, settings: Settings) -> None:
+    def __init__(
+        self, source: Source, output: Path, work_dir: Path, workers: int, settings: Settings, security: Security
+    ) -> None:
         self.failed = threading.Event()
         self.failure = ""
         self._instructions = [
@@ -98,6 +104,7 @@ class SortWorkerProcesses:
                 "index": index,
                 "settings": asdict(settings),
                 "log": log_settings,
+                "token": security.token,
             }
             for index in range(workers)
         ]

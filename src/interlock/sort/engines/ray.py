@@ -17,7 +17,8 @@ import ray  # type: ignore[import-not-found,unused-ignore]
 from interlock.errors import ConfigError, InterlockError, SortError, SortInputError
 from interlock.sort.data.records import Source
 from interlock.sort.engines.base import MasterThread, worker_settings
-from interlock.sort.settings import Settings
+from interlock.sort.security import Security, write_token
+from interlock.sort.settings import TOKEN_FILE, Settings
 from interlock.sort.workdir import open_work_directory
 from interlock.sort.worker.worker import run_worker
 
@@ -49,6 +50,7 @@ class SortActor:
                 work_dir=work_dir,
                 index=index,
                 host=host,
+                security=Security.load(work_dir.parent / TOKEN_FILE),
             )
         except (InterlockError, OSError) as error:  # Ray would add its traceback, or retry
             return {"input": isinstance(error, SortInputError), "message": str(error)}
@@ -70,11 +72,20 @@ def run_on_ray(
     if connects:
         _connect(address, workers)
     host = "127.0.0.1" if address is None else ray.util.get_node_ip_address()
+    security = Security.generate()
     try:
         with (
             open_work_directory(source, output, workers, settings, work_dir) as directory,
-            MasterThread(workers, settings=settings, work_dir=directory, on_progress=on_progress, host=host) as master,
+            MasterThread(
+                workers,
+                settings=settings,
+                work_dir=directory,
+                on_progress=on_progress,
+                security=security,
+                host=host,
+            ) as master,
         ):
+            write_token(directory, security.token)
             # Ray places each actor where a processor is free.
             actor_class = ray.remote(num_cpus=1, max_restarts=MAX_RESTARTS, max_task_retries=MAX_RESTARTS)(SortActor)
             actors = [actor_class.remote() for _ in range(workers)]

@@ -105,7 +105,7 @@ class ShuffleReceiver:
     def begin(self, slice_id: SliceId, counts: list[int]) -> IncomingSlice:
         """Begin to receive a slice whose windows have so many rows."""
         if len(counts) != self._plan.windows:
-            raise SortError(f"slice {slice_id} has {len(counts)} windows, not {self._plan.windows}")
+            raise UnexpectedSlice(f"slice {tuple(slice_id)} has {len(counts)} windows, not {self._plan.windows}")
         limit = self._plan.roster.members[slice_id.worker].block_records
         if sum(counts) > limit:  # checked before memory is allocated
             raise UnexpectedSlice(f"slice {tuple(slice_id)} has {sum(counts):,} rows, of a block of at most {limit:,}")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from interlock.sort.data.plan import Member, Plan, Roster
     from interlock.sort.io.buffers import RowStore
     from interlock.sort.io.runs import Run
+    from interlock.sort.security import Security
 
 STREAM_TIMEOUT_S = 60.0  # beside the time that the data takes at the minimum rate
 MIN_BYTES_PER_S = 1 << 20  # a slower connection counts as broken
@@ -47,6 +48,7 @@ class ShuffleSender:
         runs: Sequence[Run],
         record_length: int,
         timeout: float,
+        security: Security,
         changed: threading.Condition,
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -56,6 +58,7 @@ class ShuffleSender:
         self._length = record_length
         self._rows_per_chunk = MAX_IO_BYTES // record_length
         self._timeout = timeout
+        self._security = security
         self._on_failure = on_failure
         self._members: dict[int, Member] = {}
         self._served: dict[int, int] = {}  # incarnation that was served, by worker
@@ -132,7 +135,7 @@ class ShuffleSender:
         """Send all runs to the current incarnation of a worker."""
         with self._changed:
             member = self._members[index]
-        peer = Peer(WORKER, member.address, f"worker {index}")
+        peer = Peer(WORKER, member.address, f"worker {index}", self._security)
         try:
             streams_per_worker = STREAMS_PER_WORKER if len(self._members) < SINGLE_STREAM_WORKERS else 1
             with ThreadPoolExecutor(streams_per_worker) as streams:

@@ -15,6 +15,8 @@ import grpc
 from interlock.lifecycle import SortMasterState, SortWorkerState
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.plan import Plan
+from interlock.sort.master.roster import STATE_RANK
+from interlock.sort.rpc import RETRYABLE_CODES
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
@@ -31,7 +33,7 @@ def poll_status(master: Master, worker: RegisteredWorker) -> None:
     """Request the status of a worker, unless a request is in progress."""
     if worker.status_call is not None and not worker.status_call.done():
         return
-    incarnation = worker.incarnation
+    incarnation, asked_at = worker.incarnation, time.monotonic()
     worker.status_call = worker.peer.start_call("GetStatus", wire.StatusRequest(epoch=master.epoch), CALL_TIMEOUT_S)
 
     def answered(future: Any) -> None:
@@ -39,10 +41,8 @@ def poll_status(master: Master, worker: RegisteredWorker) -> None:
             return
         status = future.result()
         with master.changed:
-            if worker.incarnation == incarnation == status.incarnation:
-                worker.status = status
-                worker.roster_version = status.roster_version
-                worker.record_heartbeat(status.state)
+            if worker.incarnation == incarnation == status.incarnation and status.state in STATE_RANK:
+                worker.record_status(status, asked_at)
                 master.changed.notify_all()
 
     worker.status_call.add_done_callback(answered)
@@ -60,9 +60,14 @@ def send_signal(master: Master, worker: RegisteredWorker) -> None:
         return
     worker.signaled, worker.signaled_at = mark, now
     future = worker.peer.start_call(method, message, CALL_TIMEOUT_S)
-    version = master.roster_version
+    version, incarnation = master.roster_version, worker.incarnation
 
     def answered(future: Any) -> None:
+        refusal = _find_refusal(future)
+        if refusal and worker.incarnation == incarnation:
+            with master.changed:
+                master.record_failure(f"worker {worker.index} ({worker.address}) refused {method}: {refusal}")
+                master.changed.notify_all()
         if future.cancelled() or future.exception() is not None:
             return
         answer = future.result()
@@ -74,6 +79,19 @@ def send_signal(master: Master, worker: RegisteredWorker) -> None:
 
     worker.signal_call = future
     future.add_done_callback(answered)
+
+
+def _find_refusal(future: Any) -> str:
+    """Return why a signal was refused for good; empty if it was accepted, or may be later."""
+    if future.cancelled():
+        return ""
+    error = future.exception()
+    if error is None:
+        answer = future.result()
+        return str(answer.message) if answer.invalid else ""
+    code = error.code()
+    is_lasting = code not in RETRYABLE_CODES and code is not grpc.StatusCode.CANCELLED
+    return f"{code.name}: {error.details()}" if is_lasting else ""
 
 
 def broadcast_failure(master: Master) -> None:
@@ -90,7 +108,10 @@ def broadcast_failure(master: Master) -> None:
 def _due_signal(master: Master, worker: RegisteredWorker) -> tuple[str, Message] | None:
     """Return method and message of the signal for a worker in its state; None if there is nothing to send."""
     phase, state = master.machine.state, worker.state
-    if state == SortWorkerState.WAITING_FOR_PARTITION_CONFIG and (plan := master.plan) is not None:
+    if state == SortWorkerState.WAITING_FOR_PARTITION_CONFIG:
+        plan = master.plan
+        if plan is None or not master.has_begun(SortMasterState.SORTING):
+            return None
         current = Plan(plan.epoch, plan.partitions, plan.windows, plan.boundaries, master.roster())
         return "SetPartitionBoundaries", current.message()
     if state == SortWorkerState.WAITING_FOR_MERGE_SIGNAL and phase is SortMasterState.MERGING:

@@ -24,7 +24,7 @@ from interlock.sort.logging import log
 from interlock.sort.master.broadcast import broadcast_failure, poll_status, send_signal
 from interlock.sort.master.roster import RegisteredWorker, check_disk_space, make_roster
 from interlock.sort.master.service import MasterService
-from interlock.sort.rpc import MASTER, Server
+from interlock.sort.rpc import MASTER, NO_SECURITY, Server
 from interlock.sort.settings import Progress, Report, Settings, WorkerReport
 from interlock.sort.workdir import Journal
 
@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from interlock.sort.security import Security
     from interlock.sort.settings import ProgressCallback
 
+MASTER_PHASES = tuple(state for state in SORT_MASTER.states if state is not SortMasterState.FAILED)  # in their order
 POLL_INTERVAL_S = 0.25
 RELEASE_TIMEOUT_S = 5.0  # for completed workers to learn that the sort is complete
 SHUTDOWN_GRACE_S = 2.0  # for answers in progress
@@ -49,17 +51,19 @@ def run_master(
     on_listening: Callable[[str], None] | None = None,
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
+    security: Security = NO_SECURITY,
 ) -> Report:
     """Run the master of a sort with so many workers; return the report, or raise SortError.
 
     `on_listening` receives the address, `on_progress` the progress. With `work_dir`, the state is saved there, and a
     master that is restarted with the same directory resumes at the same address. Setting `stop` aborts the sort.
+    Workers must have the token of `security`, which an address other than loopback needs.
     """
     if workers < 1:
         raise SortError(f"the number of workers must be at least 1, got {workers}")
     if work_dir is not None:
         work_dir.mkdir(parents=True, exist_ok=True)
-    master = Master(workers, settings or Settings(), work_dir, host, port, stop or threading.Event())
+    master = Master(workers, settings or Settings(), work_dir, host, port, stop or threading.Event(), security)
     return master.run(on_listening, on_progress)
 
 
@@ -67,8 +71,17 @@ class Master:
     """The state machine of the master, and the loop that drives it."""
 
     def __init__(
-        self, worker_count: int, settings: Settings, work_dir: Path | None, host: str, port: int, stop: threading.Event
+        self,
+        worker_count: int,
+        settings: Settings,
+        work_dir: Path | None,
+        host: str,
+        port: int,
+        stop: threading.Event,
+        security: Security = NO_SECURITY,
     ) -> None:
+        security.check_host(host)
+        self.security = security
         self.changed = threading.Condition()
         self.worker_count = worker_count
         self.settings = settings
@@ -81,10 +94,11 @@ class Master:
         self.journal = Journal(work_dir, "sort master")
         self.machine: StateMachine[SortMasterState, SortMasterEvent] = StateMachine(SORT_MASTER, observer=self.journal)
         self._stop = stop
+        self._furthest = SortMasterState.REGISTERING
         self._began_at = time.monotonic()
-        self._server = self._listen(host, self._resume(), port)
+        self.server = self._listen(host, self._resume(), port)
         self.journal.checkpoint.update(
-            epoch=self.epoch, port=self._server.port, workers=worker_count, partitions=self.partitions
+            epoch=self.epoch, port=self.server.port, workers=worker_count, partitions=self.partitions
         )
         self.roster_changed()
 
@@ -93,21 +107,21 @@ class Master:
         threads = max(32, 2 * self.worker_count + 8)
         if previous_port:
             try:
-                return Server(MASTER, MasterService(self), host, previous_port, threads)
+                return Server(MASTER, MasterService(self), host, previous_port, threads, self.security)
             except SortError:
                 log.warning(
                     "%s: port %d is in use now; start its workers with the new address",
                     self.journal.name,
                     previous_port,
                 )
-        return Server(MASTER, MasterService(self), host, port, threads)
+        return Server(MASTER, MasterService(self), host, port, threads, self.security)
 
     def run(self, on_listening: Callable[[str], None] | None, on_progress: ProgressCallback | None) -> Report:
         """Run the sort through its phases."""
-        self._server.start()
+        self.server.start()
         try:
             if on_listening is not None:
-                on_listening(self._server.address)
+                on_listening(self.server.address)
             if not self.machine.is_terminal():
                 self._run_phases(on_progress)
             with self.changed:
@@ -125,9 +139,20 @@ class Master:
 
     def close(self) -> None:
         """Stop the server; safe to call twice."""
-        self._server.stop(grace=SHUTDOWN_GRACE_S)
+        self.server.stop(grace=SHUTDOWN_GRACE_S)
         for worker in self.workers.values():
             worker.close()
+
+    def has_begun(self, phase: SortMasterState) -> bool:
+        """Return whether this sort has begun a phase, in this process or in an earlier one whose workers still run."""
+        return MASTER_PHASES.index(self._furthest) >= MASTER_PHASES.index(phase)
+
+    def begin(self, event: SortMasterEvent, reason: str) -> None:
+        """Begin the next phase; the furthest one is saved with the state."""
+        after = SORT_MASTER.next(self.machine.state, event)
+        self._furthest = max(self._furthest, after, key=MASTER_PHASES.index)
+        self.journal.checkpoint["furthest"] = str(self._furthest)
+        self.machine.transition(event, reason)
 
     def record_failure(self, reason: str) -> None:
         """Record the failure of a worker; the first one is reported."""
@@ -151,10 +176,10 @@ class Master:
         return [self.workers[index] for index in sorted(self.workers)]
 
     def _run_phases(self, on_progress: ProgressCallback | None) -> None:
-        settings, machine = self.settings, self.machine
+        settings = self.settings
         self._drive(self._all_registered, settings.register_timeout_s, on_progress)
         check_disk_space(list(self.workers.values()))
-        machine.transition(SortMasterEvent.START_SAMPLING, f"{self.worker_count} workers registered")
+        self.begin(SortMasterEvent.START_SAMPLING, f"{self.worker_count} workers registered")
         self._drive(lambda: self.plan is not None or self._all_sampled(), settings.sample_timeout_s, on_progress)
         if self.plan is None:
             self.plan = self._make_plan()
@@ -162,13 +187,13 @@ class Master:
                 "windows": self.plan.windows,
                 "boundaries": [(one.key.hex(), one.position) for one in self.plan.boundaries],
             }
-        machine.transition(SortMasterEvent.SET_BOUNDARIES, "All samples received, boundaries chosen")
+        self.begin(SortMasterEvent.SET_BOUNDARIES, "All samples received, boundaries chosen")
         self._drive(self._all_reached(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL), settings.sort_timeout_s, on_progress)
-        machine.transition(SortMasterEvent.START_SHUFFLE, "All workers have sorted")
+        self.begin(SortMasterEvent.START_SHUFFLE, "All workers have sorted")
         self._drive(
             self._all_reached(SortWorkerState.WAITING_FOR_MERGE_SIGNAL), settings.shuffle_timeout_s, on_progress
         )
-        machine.transition(SortMasterEvent.START_MERGE, "All workers have shuffled")
+        self.begin(SortMasterEvent.START_MERGE, "All workers have shuffled")
         while not self._try_complete():
             self._drive(self._all_reported, settings.merge_timeout_s, on_progress)
         if on_progress is not None:
@@ -184,7 +209,7 @@ class Master:
             if written != read:
                 raise SortError(f"{read:,} records were read, but {written:,} were written")
             self.journal.checkpoint["reports"] = [one.json() for one in reports]
-            self.machine.transition(SortMasterEvent.COMPLETE, "All workers have completed")
+            self.begin(SortMasterEvent.COMPLETE, "All workers have completed")
             return True
 
     def _drive(self, is_done: Callable[[], bool], timeout: float, on_progress: ProgressCallback | None) -> None:
@@ -293,7 +318,8 @@ class Master:
     def _restore(self, checkpoint: dict[str, Any]) -> None:
         """Restore the roster of an earlier master, and its boundaries and reports if it had any."""
         self.epoch, self.roster_version = checkpoint["epoch"], checkpoint["roster_version"]
-        self.workers = {row["index"]: RegisteredWorker(**row) for row in checkpoint["roster"]}
+        self._furthest = SortMasterState(checkpoint.get("furthest", SortMasterState.REGISTERING))
+        self.workers = {row["index"]: RegisteredWorker(**row, security=self.security) for row in checkpoint["roster"]}
         for report in map(WorkerReport.from_json, checkpoint.get("reports", [])):
             self.workers[report.index].report = report
         plan = checkpoint.get("plan")

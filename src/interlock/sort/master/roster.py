@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import SortError
 from interlock.lifecycle import SORT_WORKER, SortWorkerState
 from interlock.sort.data.plan import Member, Roster
-from interlock.sort.rpc import WORKER, Peer
+from interlock.sort.rpc import NO_SECURITY, WORKER, Peer
 from interlock.sort.settings import Partition, TransitionRecord, WorkerProgress, WorkerReport
 from interlock.sort.wire_pb2 import WorkerStatus
 from interlock.sort.worker.progress import make_status
@@ -21,6 +21,7 @@ from interlock.sort.worker.progress import make_status
 if TYPE_CHECKING:
     from interlock.sort import wire_pb2 as wire
     from interlock.sort.data.plan import Sample
+    from interlock.sort.security import Security
 
 SAVED_FIELDS = (
     "index", "identity", "incarnation", "address", "records", "record_length", "key_length", "block_records",
@@ -54,7 +55,9 @@ class RegisteredWorker:
     temp_disk: str = ""
     starts: int = 1
     state: str = ""
+    state_at: float = 0.0
     roster_version: int = 0
+    security: Security = NO_SECURITY
     status: WorkerStatus = field(default_factory=WorkerStatus)
     sample: Sample | None = None
     report: WorkerReport | None = None
@@ -67,7 +70,9 @@ class RegisteredWorker:
     _peer: Peer | None = None
 
     @classmethod
-    def from_registration(cls, index: int, request: wire.Registration) -> RegisteredWorker:
+    def from_registration(
+        cls, index: int, request: wire.Registration, security: Security = NO_SECURITY
+    ) -> RegisteredWorker:
         """Create the entry of a worker that registers for the first time."""
         return cls(
             index,
@@ -85,6 +90,7 @@ class RegisteredWorker:
             request.output_disk,
             request.temp_disk,
             state=request.state,
+            security=security,
         )
 
     def describe_changes(self, request: wire.Registration) -> str:
@@ -97,23 +103,36 @@ class RegisteredWorker:
             if getattr(request, name) != getattr(self, name)
         )
 
-    def rejoin(self, request: wire.Registration) -> None:
-        """Register a worker that was restarted; a repeated call changes nothing."""
+    def rejoin(self, request: wire.Registration, *, is_over: bool = False) -> None:
+        """Register a worker that was restarted; a repeated call changes nothing.
+
+        Its report counts no more, unless the sort is over: then the worker has nothing to do.
+        """
         if request.incarnation == self.incarnation:
             return
         self.incarnation, self.address = request.incarnation, request.address
-        self.state, self.roster_version, self.signaled = request.state, 0, ("", 0)
-        if request.state != SortWorkerState.COMPLETED:
-            self.report = None
+        self.roster_version, self.signaled = 0, ("", 0)
+        if not is_over:
+            self.state, self.report = request.state, None
         self.starts += 1
-        self.heartbeat_at = time.monotonic()
+        self.heartbeat_at = self.state_at = time.monotonic()
         self.close()
 
     def record_heartbeat(self, state: str) -> None:
         """Record a sign of life, and the worker's state if it is further than the last known one."""
         self.heartbeat_at = time.monotonic()
-        if not self.state or STATE_RANK[state] >= STATE_RANK[self.state]:
-            self.state = state
+        if not self.state or STATE_RANK[state] > STATE_RANK[self.state]:
+            self.state, self.state_at = state, self.heartbeat_at
+
+    def record_status(self, status: WorkerStatus, asked_at: float) -> None:
+        """Record the worker's answer to a request that was sent at this time.
+
+        An answer to a later request than the last known state came from is the truth, even if it is an earlier state.
+        """
+        if self.state and asked_at > self.state_at:
+            self.state = status.state
+        self.status, self.roster_version = status, status.roster_version
+        self.record_heartbeat(status.state)
 
     def has_reached(self, state: SortWorkerState) -> bool:
         """Return whether the worker is in this state or a later one, and has not failed."""
@@ -123,7 +142,7 @@ class RegisteredWorker:
     def peer(self) -> Peer:
         """The client for calls to the worker."""
         if self._peer is None:
-            self._peer = Peer(WORKER, self.address, f"worker {self.index}")
+            self._peer = Peer(WORKER, self.address, f"worker {self.index}", self.security)
         return self._peer
 
     def close(self) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interlock.lifecycle import SortMasterState, SortWorkerState
+from interlock.lifecycle import SORT_MASTER, SortMasterState, SortWorkerState
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.plan import POSITION_BYTES, Sample, max_boundaries
 from interlock.sort.master.roster import RegisteredWorker
+from interlock.sort.rpc import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     import grpc
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     Context = grpc.ServicerContext
 
 WORKER_STATES = frozenset(map(str, SortWorkerState))
+RUNNING_STATES = frozenset(SORT_MASTER.unfinished)
+# The states that a worker reports at the end of a phase, or as a heartbeat, and the first phase in which it can.
+REPORTED_STATES = {
+    SortWorkerState.WAITING_FOR_PARTITION_CONFIG: SortMasterState.REGISTERING,
+    SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL: SortMasterState.SORTING,
+    SortWorkerState.SHUFFLING: SortMasterState.SHUFFLING,
+    SortWorkerState.WAITING_FOR_MERGE_SIGNAL: SortMasterState.SHUFFLING,
+}
 MAX_LISTED_WORKERS = 3  # in the message of a refusal
 COMPLETION_WAIT_S = 5.0  # for the other workers, before a completed worker gets its answer
 
@@ -37,21 +46,24 @@ class MasterService:
         del context
         master = self._master
         with master.changed:
-            if request.state not in WORKER_STATES:
-                return wire.Registered(message=f"{request.state!r} is not a state of a worker")
+            refusal = self._refuse_registration(request)
+            if refusal:
+                return wire.Registered(message=refusal, protocol=PROTOCOL_VERSION)
             worker = next((one for one in master.workers.values() if one.identity == request.identity), None)
             if worker is not None:
                 changes = worker.describe_changes(request)
                 if changes:
                     return wire.Registered(
-                        message=f"it was restarted with other arguments: {changes}; start it with the arguments it had"
+                        message=f"it was restarted with other arguments: {changes}; start it with the arguments it had",
+                        protocol=PROTOCOL_VERSION,
                     )
-                worker.rejoin(request)
+                worker.rejoin(request, is_over=master.machine.state is SortMasterState.COMPLETED)
             else:
                 problem = self._find_problem(request)
                 if problem:
-                    return wire.Registered(message=problem)
-                worker = RegisteredWorker.from_registration(self._choose_index(request.index), request)
+                    return wire.Registered(message=problem, protocol=PROTOCOL_VERSION)
+                index = self._choose_index(request.index)
+                worker = RegisteredWorker.from_registration(index, request, master.security)
                 master.workers[worker.index] = worker
             master.roster_changed()
             return wire.Registered(
@@ -61,6 +73,7 @@ class MasterService:
                 workers=master.worker_count,
                 partitions=master.partitions,
                 starts=worker.starts,
+                protocol=PROTOCOL_VERSION,
                 finished=master.machine.state is SortMasterState.COMPLETED,
             )
 
@@ -71,9 +84,11 @@ class MasterService:
             worker, refusal = self._find_worker(request.epoch, request.worker, request.incarnation)
             if worker is None:
                 return refusal
+            if self._master.machine.state not in RUNNING_STATES:
+                return self._refuse("take a sample")
             count, rest = divmod(len(request.keys), worker.key_length)
             if rest or len(request.positions) != count * POSITION_BYTES:
-                return wire.Ack(message="the sample has different numbers of positions and keys", failed=True)
+                return wire.Ack(message="the sample has different numbers of positions and keys", invalid=True)
             keys = np.frombuffer(request.keys, dtype=np.uint8).reshape(-1, worker.key_length)
             positions = np.frombuffer(request.positions, dtype="<u8").astype(np.uint64)
             worker.sample = Sample(keys, positions, request.records)
@@ -88,10 +103,15 @@ class MasterService:
             if worker is None:
                 return refusal
             if request.state not in WORKER_STATES:
-                return wire.Ack(message=f"{request.state!r} is not a state of a worker")
+                return wire.Ack(message=f"{request.state!r} is not a state of a worker", invalid=True)
+            if self._master.machine.state not in RUNNING_STATES:
+                return self._refuse("take the end of a phase")
             if not request.success:
                 self._master.record_failure(f"worker {worker.index} ({worker.address}) failed: {request.message}")
             else:
+                first_phase = REPORTED_STATES.get(SortWorkerState(request.state))
+                if first_phase is None or not self._master.has_begun(first_phase):
+                    return self._refuse(f"take the end of a phase by a worker in {request.state}")
                 worker.record_heartbeat(request.state)
             self._master.changed.notify_all()
             return wire.Ack(success=True, state=str(self._master.machine.state))
@@ -104,6 +124,9 @@ class MasterService:
             worker, refusal = self._find_worker(request.epoch, request.worker, request.incarnation)
             if worker is None:
                 return wire.CompletionAck(message=refusal.message, failed=refusal.failed)
+            problem = self._find_completion_problem(worker)
+            if problem:
+                return wire.CompletionAck(message=problem)
             worker.complete(request)
             master.changed.notify_all()
             master.changed.wait_for(master.machine.is_terminal, COMPLETION_WAIT_S)
@@ -119,10 +142,40 @@ class MasterService:
         state = str(master.machine.state)
         worker = master.workers.get(index)
         if epoch != master.epoch or worker is None or worker.incarnation != incarnation:
-            return None, wire.Ack(message=f"there is no such worker in sort {master.epoch}", state=state)
+            return None, wire.Ack(message=f"there is no such worker in sort {master.epoch}", state=state, unknown=True)
         if master.machine.state is SortMasterState.FAILED:
             return None, wire.Ack(message=master.failure, state=state, failed=True)
         return worker, wire.Ack()
+
+    def _refuse(self, action: str) -> wire.Ack:
+        state = self._master.machine.state
+        return wire.Ack(message=f"Cannot {action} in state {state}", state=str(state))
+
+    def _refuse_registration(self, request: wire.Registration) -> str:
+        """Return why no registration like this one is accepted, from a known worker or a new one."""
+        master = self._master
+        if request.protocol != PROTOCOL_VERSION:
+            return (
+                f"it speaks version {request.protocol} of the protocol and this master version {PROTOCOL_VERSION}: "
+                "install the same version of Interlock for the master and all workers"
+            )
+        if master.machine.state is SortMasterState.FAILED:
+            return f"Cannot register a worker in state {master.machine.state}: {master.failure}"
+        if request.state not in WORKER_STATES:
+            return f"{request.state!r} is not a state of a worker"
+        if request.state != SortWorkerState.INITIALIZING:
+            return f"Cannot register a worker that is in state {request.state}"
+        return ""
+
+    def _find_completion_problem(self, worker: RegisteredWorker) -> str:
+        """Return why a worker cannot have completed; empty if it can."""
+        master = self._master
+        if not master.has_begun(SortMasterState.MERGING):
+            return f"Cannot take the completion of a worker in state {master.machine.state}"
+        is_known = bool(worker.state) and master.machine.state is not SortMasterState.COMPLETED
+        if is_known and not worker.has_reached(SortWorkerState.WAITING_FOR_MERGE_SIGNAL):
+            return f"Cannot take the completion of a worker that is in state {worker.state}"
+        return ""
 
     def _find_problem(self, request: wire.Registration) -> str:
         """Return why a new worker is refused; empty if it is accepted."""

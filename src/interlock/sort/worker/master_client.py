@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from interlock.errors import InterlockError, SortError
 from interlock.sort import wire_pb2 as wire
-from interlock.sort.rpc import MASTER, Peer, Unreachable
+from interlock.sort.rpc import MASTER, PROTOCOL_VERSION, Peer, Unreachable
 from interlock.sort.worker.phases import disk_id, free_space
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+    from interlock.lifecycle import SortWorkerState
     from interlock.sort.settings import WorkerReport
     from interlock.sort.worker.worker import Worker
 
@@ -27,13 +28,14 @@ class MasterClient:
 
     def __init__(self, address: str, worker: Worker) -> None:
         self.address = address
-        self._peer = Peer(MASTER, address, "the master")
+        self._peer = Peer(MASTER, address, "the master", worker.security)
         self._worker = worker
 
     def register(self, timeout: float) -> Any:
         """Register for the sort, or again after a restart; return the answer."""
         worker, runner = self._worker, self._worker.runner
         message = wire.Registration(
+            protocol=PROTOCOL_VERSION,
             identity=worker.journal.checkpoint["identity"],
             incarnation=worker.incarnation,
             address=worker.address,
@@ -51,15 +53,24 @@ class MasterClient:
             epoch=worker.journal.checkpoint["epoch"],
             state=str(worker.machine.state),
         )
-        return self._call("RegisterWorker", message, timeout)
+        answer = self._call("RegisterWorker", message, timeout)
+        if answer.protocol != PROTOCOL_VERSION:
+            raise SortError(
+                f"the master at {self.address} speaks version {answer.protocol} of the protocol and this worker "
+                f"version {PROTOCOL_VERSION}: install the same version of Interlock for both"
+            )
+        return answer
 
     def send_sample(self, sample: wire.Sample) -> None:
         """Send this worker's sample."""
         self._notify("SendSample", sample)
 
-    def notify_state(self) -> None:
-        """Send the state of this worker: the end of a phase, or a heartbeat."""
-        self._notify("NotifyPhaseComplete", self._phase_complete(success=True, message=""))
+    def notify_state(self, state: SortWorkerState) -> None:
+        """Send the state that this worker has reached: the end of a phase, or a heartbeat.
+
+        Its current state may be a later one, of which the master knows because it sent the signal.
+        """
+        self._notify("NotifyPhaseComplete", self._phase_complete(state, success=True, message=""))
 
     def report_completion(self, report: WorkerReport) -> bool:
         """Report completion; return whether all workers have completed."""
@@ -79,14 +90,16 @@ class MasterClient:
             reused=report.reused,
         )
         answer = self._call("ReportCompletion", message, worker.settings.lost_after_s)
-        if answer.failed or not answer.success:
+        if answer.failed:
             raise SortError(answer.message)
+        if not answer.success:
+            raise SortError(f"the master at {self.address} refused ReportCompletion: {answer.message}")
         return bool(answer.finished)
 
     def report_failure(self, error: BaseException) -> None:
         """Tell the master why this worker failed, if it can be reached."""
         text = str(error) if isinstance(error, InterlockError) else f"{type(error).__name__}: {error}"
-        message = self._phase_complete(success=False, message=text)
+        message = self._phase_complete(self._worker.machine.state, success=False, message=text)
         try:
             self._peer.call_once("NotifyPhaseComplete", message, FAILURE_REPORT_TIMEOUT_S)
         except Exception:  # noqa: BLE001 - the first error is the one that counts
@@ -107,16 +120,18 @@ class MasterClient:
         answer = self._call(method, message, self._worker.settings.lost_after_s)
         if answer.failed:
             raise SortError(answer.message)
-        if not answer.success:
+        if answer.unknown:
             raise UnknownToMaster(f"the master at {self.address} does not know this worker: {answer.message}")
+        if not answer.success:
+            raise SortError(f"the master at {self.address} refused {method}: {answer.message}")
 
-    def _phase_complete(self, *, success: bool, message: str) -> wire.PhaseComplete:
+    def _phase_complete(self, state: SortWorkerState, *, success: bool, message: str) -> wire.PhaseComplete:
         worker = self._worker
         return wire.PhaseComplete(
             epoch=worker.epoch,
             worker=max(worker.index, 0),
             incarnation=worker.incarnation,
-            state=str(worker.machine.state),
+            state=str(state),
             success=success,
             message=message,
         )

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from interlock.sort.data.plan import Plan
     from interlock.sort.data.records import Source
+    from interlock.sort.security import Security
     from interlock.sort.settings import Settings
 
 THREADS = 3  # more than the two cores that a worker uses: some wait for the disk while others sort
@@ -127,11 +128,18 @@ class PhaseRunner:
                 raise
         self._runs.sort(key=lambda run: run.block)
 
-    def begin_shuffle(self, timeout: float) -> ShuffleSender:
+    def begin_shuffle(self, timeout: float, security: Security) -> ShuffleSender:
         """Create the sender of the shuffle."""
         self.done = 0
         self.sender = ShuffleSender(
-            self._accepted_plan(), self.worker, self._runs, self._length, timeout, self._changed, self._on_failure
+            self._accepted_plan(),
+            self.worker,
+            self._runs,
+            self._length,
+            timeout,
+            security,
+            self._changed,
+            self._on_failure,
         )
         return self.sender
 

@@ -5,6 +5,7 @@ Invariant: a handler never does the work of a phase; it makes one transition, or
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import grpc
@@ -12,20 +13,24 @@ import grpc
 from interlock.errors import InterlockError, InvalidTransitionError
 from interlock.lifecycle import SortWorkerEvent, SortWorkerState
 from interlock.sort import wire_pb2 as wire
-from interlock.sort.data.plan import Plan, Roster
+from interlock.sort.data.plan import POSITION_BITS, Plan, Roster
 from interlock.sort.io.shuffle_receiver import DamagedData, StreamReceiver, UnexpectedSlice
 from interlock.sort.logging import log
+from interlock.sort.rpc import MalformedMessage, decode_chunk
 from interlock.sort.worker.progress import make_status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from interlock.sort.rpc import Chunk
     from interlock.sort.worker.worker import Worker
 
     Context = grpc.ServicerContext
 
 RECEIVING_STATES = (SortWorkerState.SHUFFLING, SortWorkerState.WAITING_FOR_MERGE_SIGNAL)
+# Another worker may have got its signal earlier, which is no reason for a warning.
+ORDINARY_STATES = (SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL, *RECEIVING_STATES)
+# In the others there is no plan yet, or no more.
+ACCEPTING_STATES = (SortWorkerState.SORTING, *ORDINARY_STATES, SortWorkerState.MERGING, SortWorkerState.COMPLETED)
 SHUFFLE_STARTED_STATES = (*RECEIVING_STATES, SortWorkerState.MERGING, SortWorkerState.COMPLETED)
 
 
@@ -45,9 +50,10 @@ class WorkerService:
             if not worker.machine.is_in_state(SortWorkerState.WAITING_FOR_PARTITION_CONFIG):
                 log.error("%s: cannot set partition config in state %s", worker.journal.name, worker.machine.state)
                 return self._refuse("set partition config")
+            problem = self._find_plan_problem(request)
+            if problem:
+                return wire.Ack(message=problem, state=str(worker.machine.state), invalid=True)
             plan = Plan.from_message(request)
-            if len(plan.boundaries) != plan.partitions * plan.windows - 1:
-                return wire.Ack(message=f"{len(plan.boundaries)} boundaries do not make {plan.partitions} partitions")
             try:
                 worker.runner.accept(plan, worker.index)
             except (OSError, InterlockError) as error:
@@ -64,6 +70,11 @@ class WorkerService:
         with worker.changed:
             if request.epoch != worker.epoch:
                 return self._refuse_epoch(request.epoch)
+            problem = self._find_roster_problem(request.roster)
+            if problem and worker.machine.is_in_state(
+                SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL, *SHUFFLE_STARTED_STATES
+            ):
+                return wire.Ack(message=problem, state=str(worker.machine.state), invalid=True)
             roster = Roster.from_message(request.roster)
             sender = worker.runner.sender
             if worker.machine.is_in_state(*SHUFFLE_STARTED_STATES) and roster.version > worker.roster_version:
@@ -97,26 +108,55 @@ class WorkerService:
         status.epoch = worker.epoch
         return status
 
-    def ShuffleData(self, chunks: Iterator[Chunk], context: Context) -> wire.ShuffleAck:  # noqa: N802 - RPC
-        """Receive slices; data that arrives in an unusual state is accepted all the same, and logged."""
+    def ShuffleData(self, messages: Iterator[bytes], context: Context) -> wire.ShuffleAck:  # noqa: N802 - RPC
+        """Receive slices; data that arrives in an unusual state is accepted all the same, and logged.
+
+        Data that is refused fails the sort only if its sender takes part in it and has no other.
+        """
         worker = self._worker
         receiver = worker.runner.receiver
         state = worker.machine.state
-        if receiver is None or state is SortWorkerState.FAILED:
+        if receiver is None or state not in ACCEPTING_STATES:
             return wire.ShuffleAck(message=f"Cannot take shuffle data in state {state}", state=str(state))
-        if state not in RECEIVING_STATES:
+        if state not in ORDINARY_STATES:
             log.warning("%s: received shuffle data in state %s", worker.journal.name, state)
         try:
-            StreamReceiver(receiver, worker.epoch).receive(chunks)
+            StreamReceiver(receiver, worker.epoch).receive(map(decode_chunk, messages))
             return wire.ShuffleAck(success=True, state=str(worker.machine.state))
         except UnexpectedSlice as error:
+            log.warning("%s: refused shuffle data from %s: %s", worker.journal.name, context.peer(), error)
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except DamagedData as error:
+        except (DamagedData, MalformedMessage) as error:
+            log.warning("%s: refused shuffle data from %s: %s", worker.journal.name, context.peer(), error)
             context.abort(grpc.StatusCode.ABORTED, str(error))
         except (OSError, InterlockError) as error:
             worker.fail(error)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         return wire.ShuffleAck()
+
+    def _find_plan_problem(self, request: wire.PartitionConfig) -> str:
+        """Return why a plan cannot be that of this worker's sort; empty if it can."""
+        windows = request.partitions * request.windows
+        boundaries = list(zip(request.keys, request.positions, strict=False))
+        if len(request.keys) != len(request.positions) or len(boundaries) != windows - 1:
+            return f"{len(request.keys)} keys and {len(request.positions)} positions do not divide {windows} windows"
+        if any(before > after for before, after in pairwise(boundaries)):
+            return "the boundaries of the plan are not in order"
+        return self._find_roster_problem(request.roster)
+
+    def _find_roster_problem(self, roster: wire.Roster) -> str:
+        """Return why a roster cannot be that of this worker's sort; empty if it can."""
+        worker, members = self._worker, roster.members
+        if (
+            not members
+            or [one.index for one in members] != list(range(worker.worker_count))
+            or not all(one.block_records and one.records < 1 << POSITION_BITS for one in members)
+        ):
+            return f"the roster is not one of {worker.worker_count} workers"
+        own = members[worker.index]
+        if (own.records, own.block_records) != (worker.runner.source.records, worker.runner.block_records):
+            return f"the roster has another worker with the index {worker.index}"
+        return ""
 
     def _transition(self, event: SortWorkerEvent, reason: str, action: str) -> wire.Ack:
         try:

@@ -21,7 +21,7 @@ from interlock.sort.io.memory import keep_freed_memory
 from interlock.sort.io.merge import verify_output
 from interlock.sort.io.runs import read_manifest
 from interlock.sort.logging import log
-from interlock.sort.rpc import WORKER, Server, Unreachable
+from interlock.sort.rpc import NO_SECURITY, WORKER, Server, Unreachable
 from interlock.sort.settings import WORK_DIRECTORY, Partition, Settings, WorkerReport
 from interlock.sort.workdir import Journal, new_identity, new_incarnation
 from interlock.sort.worker.master_client import MasterClient, UnknownToMaster
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from interlock.sort.data.plan import Roster
     from interlock.sort.data.records import Source
+    from interlock.sort.security import Security
     from interlock.sort.settings import ProgressCallback
 
     SaveCallback = Callable[[dict[str, Any]], object]
@@ -79,20 +80,21 @@ def run_worker(
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
     on_save: SaveCallback | None = None,
+    security: Security = NO_SECURITY,
 ) -> WorkerReport:
     """Run a worker of the sort whose master is at an address: sort a source, write partitions to the output directory.
 
     Unfinished work goes to `work_dir`; a worker that is restarted with the same one resumes there. `index` is the
     position in the order of workers, which the master chooses if it is None. `host` is the address of this machine
     that the other workers can reach. Setting `stop` aborts the worker. `on_save` receives the state on every
-    transition.
+    transition. `security` has the token of the sort.
     """
     keep_freed_memory()
     directory = work_dir or output / WORK_DIRECTORY
     with unreported_failures():
         output.mkdir(parents=True, exist_ok=True)
         directory.mkdir(parents=True, exist_ok=True)
-        worker = Worker(master, source, output, settings or Settings(), directory, index, host)
+        worker = Worker(master, source, output, settings or Settings(), directory, index, host, security)
     worker.journal.on_save = on_save
     with watch_worker(worker, on_progress, stop):
         report = worker.run()
@@ -113,7 +115,9 @@ class Worker:
         work_dir: Path,
         index: int | None,
         host: str,
+        security: Security = NO_SECURITY,
     ) -> None:
+        self.security = security
         self.changed = threading.Condition()
         self.settings = settings
         self.index = -1
@@ -130,13 +134,13 @@ class Worker:
         self._abort_reason: str | None = None
         self._other_sort: dict[str, Any] | None = None  # state of another sort, kept until this worker is registered
         self._master = MasterClient(master, self)
-        self._server = Server(WORKER, WorkerService(self), host)
-        self._workers, self._partitions = 0, 0
+        self.server = Server(WORKER, WorkerService(self), host, security=security)
+        self.worker_count, self._partitions = 0, 0
 
     @property
     def address(self) -> str:
         """The address that the other workers and the master can reach."""
-        return self._server.address
+        return self.server.address
 
     @property
     def roster_version(self) -> int:
@@ -145,14 +149,14 @@ class Worker:
 
     def run(self) -> WorkerReport:
         """Run all phases; return the report, or raise the failure."""
-        self._server.start()
+        self.server.start()
         try:
             with unreported_failures():
                 done = self._load_state()
             return done if done is not None else self._run_attempts()
         finally:
             self.runner.close()
-            self._server.stop()
+            self.server.stop()
             self._master.close()
 
     def fail(self, error: BaseException) -> None:
@@ -201,16 +205,17 @@ class Worker:
         sample = self._take_sample()
         self._master.send_sample(sample)
         machine.transition(SortWorkerEvent.SEND_SAMPLE, "Sampling complete, waiting for config")
-        self._master.notify_state()
+        self._master.notify_state(SortWorkerState.WAITING_FOR_PARTITION_CONFIG)
         self._wait_for_signal(SortWorkerState.WAITING_FOR_PARTITION_CONFIG, lambda: self._master.send_sample(sample))
+        machine.require_state(SortWorkerState.SORTING)
         runner.sort()
         machine.transition(SortWorkerEvent.FINISH_SORTING, "Sorting complete, waiting for signal")
-        self._master.notify_state()
-        self._wait_for_signal(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL, self._master.notify_state)
+        self._notify_and_wait(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL)
+        machine.require_state(SortWorkerState.SHUFFLING)
         self._shuffle()
         machine.transition(SortWorkerEvent.FINISH_SHUFFLE, "Shuffle complete, waiting for signal")
-        self._master.notify_state()
-        self._wait_for_signal(SortWorkerState.WAITING_FOR_MERGE_SIGNAL, self._master.notify_state)
+        self._notify_and_wait(SortWorkerState.WAITING_FOR_MERGE_SIGNAL)
+        machine.require_state(SortWorkerState.MERGING)
         partitions = runner.merge()
         self.journal.checkpoint["partitions"] = [(one.number, one.path, one.records, one.size) for one in partitions]
         machine.transition(SortWorkerEvent.COMPLETE, "All phases completed successfully")
@@ -294,12 +299,12 @@ class Worker:
 
     def _apply_registration(self, answer: wire.Registered) -> None:
         self.epoch, self.index, self.starts = answer.epoch, answer.index, answer.starts
-        self._workers, self._partitions = answer.workers, answer.partitions
+        self.worker_count, self._partitions = answer.workers, answer.partitions
         self.journal.name = f"sort worker {self.index}"
         self.journal.checkpoint.update(epoch=self.epoch, index=self.index)
 
     def _take_sample(self) -> wire.Sample:
-        sample = self.runner.sample(self.index, self._workers, self._partitions)
+        sample = self.runner.sample(self.index, self.worker_count, self._partitions)
         return wire.Sample(
             epoch=self.epoch,
             worker=self.index,
@@ -313,7 +318,7 @@ class Worker:
         roster = self.roster
         if roster is None:
             raise SortError("the shuffle was started without a roster")
-        sender = self.runner.begin_shuffle(self.settings.shuffle_timeout_s)
+        sender = self.runner.begin_shuffle(self.settings.shuffle_timeout_s, self.security)
         sender.start(roster)
         with self.changed:
             sender.update(self.roster or roster)
@@ -325,7 +330,12 @@ class Worker:
                 self.check()
                 if self.runner.is_shuffled():
                     return
-            self._master.notify_state()
+            self._master.notify_state(SortWorkerState.SHUFFLING)
+
+    def _notify_and_wait(self, state: SortWorkerState) -> None:
+        """Tell the master of the end of a phase, and again as a heartbeat until its signal for the next one."""
+        self._master.notify_state(state)
+        self._wait_for_signal(state, lambda: self._master.notify_state(state))
 
     def _wait_for_signal(self, state: SortWorkerState, remind: Callable[[], None]) -> None:
         """Wait until a signal of the master ends this state; call `remind` as a heartbeat meanwhile."""
