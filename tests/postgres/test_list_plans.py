@@ -10,8 +10,10 @@ import psycopg
 import pytest
 
 from interlock.postgres.connection import connect
-from interlock.store import lists
+from interlock.store import audit, lists
+from interlock.store.audit import RecordFilter, find_records
 from interlock.store.jobs import JobFilter, find_job_page
+from interlock.store.leader import read_clock
 from interlock.store.live import SECTIONS, LiveParameters, read_live
 from interlock.store.signals import InboxFilter, read_inbox_page
 from interlock.store.task_admin import TaskFilter, find_task_page
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.store
 
 TASKS = 1_000_000
 JOBS = 100_000
-RECORDS = 100_000  # of the moves of tasks, spread over this month
+RECORDS = 100_000  # of the moves of tasks, spread over this month, and as many more of its latest moment
 START = datetime(2026, 1, 1, tzinfo=UTC)  # of the first task; one follows each second
 # Of a million tasks, all but a few are done; the newest ones are not of the rare type, tag, namespace and worker.
 FILL = f"""
@@ -74,6 +76,9 @@ insert into interlock.audit_logs (task_id, to_state, event, actor, database_role
 select pg_temp.id_at(n), 'pending', 'create', 'fill', 'fill', 0,
     date_trunc('month', now()) + (now() - date_trunc('month', now())) * (n / {RECORDS}.0)
 from generate_series(0, {RECORDS - 1}) as n;
+insert into interlock.audit_logs (task_id, from_state, to_state, event, actor, database_role, attempt, recorded_at)
+select pg_temp.id_at(n), 'pending', 'running', 'claim', 'fill', 'fill', 1, now()
+from generate_series(0, {RECORDS - 1}) as n;
 """
 
 
@@ -119,11 +124,11 @@ class Explained:
         self._calls.append((query, parameters))
         return await self._execute(query, parameters, **options)
 
-    async def scans(self, *, of_list: bool = True) -> list[tuple[str, str, float]]:
+    async def scans(self, *switched_off: str) -> list[tuple[str, str, float]]:
         """Return the scans of all statements: kind, relation and the rows that were read."""
         found: list[tuple[str, str, float]] = []
-        if of_list:
-            await self._execute("set enable_seqscan = off")  # as in the transaction of a list
+        for name in switched_off:  # as in the transaction of a list
+            await self._execute(f"set {name} = off")
         for query, parameters in self._calls:
             if query.startswith(("select set_config", "explain")):
                 continue
@@ -177,7 +182,7 @@ async def test_a_page_of_tasks_reads_a_bounded_number_of_rows(
     explained = Explained(connection, monkeypatch)
     page = await find_task_page(connection, TaskFilter(**conditions), limit=50)
     assert len(page.items) == expected
-    for kind, relation, rows in await explained.scans():
+    for kind, relation, rows in await explained.scans("enable_seqscan"):
         assert kind != "Seq Scan" or relation not in {"tasks", "jobs"}, name
         assert rows <= lists.MAX_LOOKED_AT + 1, (name, kind, relation)
 
@@ -215,9 +220,47 @@ async def test_a_page_of_jobs_reads_a_bounded_number_of_rows(
     explained = Explained(connection, monkeypatch)
     page = await find_job_page(connection, JobFilter(**conditions), limit=50)
     assert len(page.items) == expected
-    for kind, relation, rows in await explained.scans():
+    for kind, relation, rows in await explained.scans("enable_seqscan"):
         assert kind != "Seq Scan" or relation != "jobs", name
         assert rows <= lists.MAX_LOOKED_AT + 1, (name, kind, relation)
+
+
+RECORD_FILTERS: dict[str, tuple[dict[str, Any], int]] = {
+    "all": ({}, 50),
+    "tasks": ({"kinds": ["task"]}, 50),
+    "workers": ({"kinds": ["worker"]}, 0),
+    "actor": ({"actor": "none"}, 0),
+    "event": ({"event": "create"}, 0),
+    "from state": ({"from_state": "running"}, 0),
+    "to state": ({"to_state": "error"}, 0),
+    "database role": ({"database_role": "none"}, 0),
+    "namespaces": ({"namespaces": ["rare"]}, 0),
+    "row": ({"id": str(id_at(7))}, 2),
+    "until": ({"until": -timedelta(hours=1)}, 50),
+    "until, and actor": ({"until": -timedelta(hours=1), "actor": "none"}, 0),
+    "before all": ({"until": -timedelta(days=60)}, 0),
+    "since": ({"since": -timedelta(hours=1), "actor": "none"}, 0),
+}
+RANGE_ROWS = 16 * 90  # of a BRIN index: its pages, with the records that fit into one
+
+
+@pytest.mark.parametrize("name", RECORD_FILTERS)
+async def test_a_page_of_records_reads_a_bounded_number_of_rows(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also where more records than a page may look at have one moment."""
+    given, expected = RECORD_FILTERS[name]
+    moment = await read_clock(connection)
+    times = {key: moment + value for key, value in given.items() if isinstance(value, timedelta)}
+    wanted = RecordFilter(**{"since": moment - timedelta(days=90), **given, **times})
+    explained = Explained(connection, monkeypatch)
+    page = await find_records(connection, wanted, limit=50)
+    assert len(page.items) == expected
+    assert (page.next is not None) == (name not in {"workers", "row", "before all"})
+    for kind, relation, rows in await explained.scans("enable_seqscan", "enable_indexscan", "enable_indexonlyscan"):
+        assert kind != "Seq Scan" or rows <= 1, (name, relation)  # a sequence is read like that
+        if kind != "Bitmap Index Scan":  # it counts pages of the table
+            assert rows <= audit.MAX_LOOKED_AT + 2 * RANGE_ROWS, (name, kind, relation)
 
 
 LIVE_ROWS = 20_000  # that one section of the live statement may read
@@ -240,7 +283,7 @@ async def test_a_live_section_reads_a_bounded_number_of_rows(
         worker_ids=["w"],
     )
     await read_live(connection, frozenset({section.removeprefix("live_")}), parameters)
-    for kind, relation, rows in await explained.scans(of_list=False):
+    for kind, relation, rows in await explained.scans():
         is_large = rows > 0 and relation.startswith(LARGE_TABLES)  # the default partition of the records is empty
         assert kind != "Seq Scan" or not is_large, (section, relation)
         assert rows <= LIVE_ROWS, (section, kind, relation)
@@ -302,7 +345,7 @@ async def test_a_page_of_workers_reads_a_bounded_number_of_rows(
         explained = Explained(database, monkeypatch)
         page = await find_worker_page(database, **conditions, limit=50)
         assert page.items == []
-        for kind, relation, rows in await explained.scans():
+        for kind, relation, rows in await explained.scans("enable_seqscan"):
             assert rows <= FEW + 1, (kind, relation)
         found = []
         while page.next is not None:
@@ -345,7 +388,7 @@ async def test_a_page_of_the_inbox_reads_a_bounded_number_of_rows(
         await database.execute("analyze interlock.tasks")
         explained = Explained(database, monkeypatch)
         page = await read_inbox_page(database, InboxFilter(**conditions), limit=50)
-        for kind, relation, rows in await explained.scans():
+        for kind, relation, rows in await explained.scans("enable_seqscan"):
             assert rows <= FEW + 1, (kind, relation)
         found = page.items
         while page.next is not None:

@@ -80,3 +80,43 @@ async def test_a_page_ends_after_a_bounded_number_of_records(
     assert len(page["items"]) <= 1
     assert [item["id"] for item in await found(client, event="cancel")] == [wanted], "the cursor goes on"
     assert len(await found(client, limit=3)) == 27, "each record on one page"
+
+
+async def test_every_record_is_on_one_page_whatever_its_moment_and_its_id(
+    client: httpx.AsyncClient, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many records of one moment, ids of transactions that were rolled back, and all kinds between each other."""
+    monkeypatch.setattr(audit, "MAX_LOOKED_AT", 10)
+    expected: list[tuple[str, str]] = []
+    moments = []
+    for round_ in range(4):
+        insert = "insert into interlock.tasks (type) select 'x' from generate_series(1, 25) returning id"
+        made = await database.execute(insert)
+        expected += [("task", str(row["id"])) for row in await made.fetchall()]
+        async with database.transaction(force_rollback=True):
+            await database.execute("insert into interlock.tasks (type) select 'x' from generate_series(1, 45)")
+        expected.append(("worker", (await client.post("/api/workers", json={})).json()["id"]))
+        made = await database.execute("insert into interlock.jobs (task_description) values ('x') returning id")
+        expected += [("job", str(row["id"])) for row in await made.fetchall()]
+        await client.post(f"/api/tasks/{expected[-3 - round_][1]}/cancel")
+        moments.append((await (await database.execute("select clock_timestamp() as at")).fetchone() or {})["at"])
+    for limit in (1, 7, 200):
+        items = await found(client, limit=limit, event="create")
+        assert sorted((item["kind"], item["id"]) for item in items) == sorted(expected), limit
+        for kind in audit.KINDS:
+            records = [item["record"] for item in items if item["kind"] == kind]
+            assert records == sorted(records, reverse=True), kind
+    assert [item["kind"] for item in await found(client, kind=["job", "worker"])] == ["job", "worker"] * 4
+    assert len(await found(client, event="cancel")) == 4
+    for place, moment in enumerate(moments):
+        earlier = await found(client, event="create", recorded_before=moment.isoformat())
+        later = await found(client, event="create", recorded_after=moment.isoformat())
+        assert (len(earlier), len(later)) == (27 * (place + 1), 27 * (3 - place))
+
+
+async def test_a_list_that_ends_with_a_page_has_no_cursor(client: httpx.AsyncClient, database: Connection) -> None:
+    for _ in range(3):
+        await enqueue_by_sql(database, type="x")
+    assert (await client.get("/api/audit", params={"limit": 3})).json()["next"] is None
+    assert (await client.get("/api/audit", params={"limit": 2})).json()["next"] is not None
+    assert (await client.get("/api/audit", params={"event": "none"})).json() == {"items": [], "next": None}

@@ -697,9 +697,9 @@ create table interlock.audit_logs (
 ) partition by range (recorded_at);
 
 create index audit_logs_task on interlock.audit_logs (task_id);
--- Records are appended in order of time: a BRIN index finds a range of time at next to no cost.
+-- Records are appended in order of time and of ids: a BRIN index finds ranges of both at next to no cost.
 create index audit_logs_time on interlock.audit_logs
-    using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
+    using brin (recorded_at, id) with (pages_per_range = 16, autosummarize = on);
 
 create table interlock.job_state_transitions (
     id bigint generated always as identity,
@@ -715,7 +715,7 @@ create table interlock.job_state_transitions (
 
 create index job_state_transitions_job on interlock.job_state_transitions (job_id);
 create index job_state_transitions_time on interlock.job_state_transitions
-    using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
+    using brin (recorded_at, id) with (pages_per_range = 16, autosummarize = on);
 
 create table interlock.worker_state_transitions (
     id bigint generated always as identity,
@@ -731,7 +731,7 @@ create table interlock.worker_state_transitions (
 
 create index worker_state_transitions_worker on interlock.worker_state_transitions (worker_id);
 create index worker_state_transitions_time on interlock.worker_state_transitions
-    using brin (recorded_at) with (pages_per_range = 16, autosummarize = on);
+    using brin (recorded_at, id) with (pages_per_range = 16, autosummarize = on);
 
 -- Counts of the recorded moves of workers and jobs, for metrics: they outlive supervisors and records. `bucket` bounds of
 -- the histogram were reached by the time spent in `from_state`. `counted_until` is the time up to which records are counted.

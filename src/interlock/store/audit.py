@@ -1,16 +1,20 @@
 """The audit feed: recorded transitions of tasks, jobs and workers, newest first.
 
-Invariant: a page of one row's records is found by its index. Every other page looks at slices of time, which become
-longer while they hold few records, until it is full or has looked at MAX_LOOKED_AT records; its cursor goes on there.
+Records of one kind are read in the order of their ids, which the BRIN indexes find, and the kinds are merged by time.
+
+Invariant: a page looks at no more than MAX_LOOKED_AT records of each kind, however many were made at one moment, and
+its cursor goes on there. The records of one row are found by its index.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from collections import deque
+from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
+from interlock.postgres.connection import transaction
 from interlock.postgres.query import load_statements, run
 
 if TYPE_CHECKING:
@@ -21,17 +25,15 @@ if TYPE_CHECKING:
 
 AUDIT = load_statements("audit")
 KINDS = ("task", "job", "worker")
-MAX_LOOKED_AT = 20_000  # records, after which a page ends
-FIRST_SLICE = timedelta(seconds=5)
-MAX_PLACE = 3  # of the tables of records
+MAX_LOOKED_AT = 3_000  # records of one kind that a page looks at
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFilter:
-    """Conditions on records between two times; None means any."""
+    """Conditions on records since a time; None means any."""
 
     since: datetime
-    until: datetime
+    until: datetime | None = None
     kinds: Sequence[str] = KINDS
     id: str | None = None
     actor: str | None = None
@@ -43,11 +45,11 @@ class RecordFilter:
 
 
 class RecordCursor(NamedTuple):
-    """The last record of a page: records before it follow."""
+    """The ids below which the records of each kind follow."""
 
-    recorded_at: datetime
-    place: int
-    record: int
+    task: int = 0
+    job: int = 0
+    worker: int = 0
 
 
 class RecordPage(NamedTuple):
@@ -57,64 +59,113 @@ class RecordPage(NamedTuple):
     next: RecordCursor | None
 
 
+@dataclass(slots=True)
+class _Stream:
+    """The records of one kind: those that were found, and where others may follow."""
+
+    kind: str
+    below: int  # all records from this id on are on pages
+    found: deque[dict[str, Any]] = field(default_factory=deque)
+    rest_below: int = 0  # the records below this id were not looked at; 0 if there are none
+    rest_at: datetime | None = None  # about the time of the first one of these
+
+    @property
+    def next_at(self) -> datetime | None:
+        """The time of the next record, as far as it is known; None at the end."""
+        return self.found[0]["recorded_at"] if self.found else self.rest_at
+
+
 async def find_records(
     connection: Connection, wanted: RecordFilter, *, before: RecordCursor | None = None, limit: int
 ) -> RecordPage:
     """Find one page of records, newest first; a page with a `next` may be short, or empty."""
-    cursor = before or RecordCursor(wanted.until, 0, 0)
-    found: list[dict[str, Any]] = []
-    if wanted.id is not None:
-        found = await _read_slice(connection, wanted, wanted.since, cursor, limit + 1)
-        return _make_page(found, limit, None)
-    looked_at = 0
-    length = FIRST_SLICE
-    while cursor.recorded_at > wanted.since or cursor.place > 0:
-        since = max(wanted.since, cursor.recorded_at - length)
-        found += await _read_slice(connection, wanted, since, cursor, limit + 1 - len(found))
-        if len(found) > limit:
-            return _make_page(found, limit, None)
-        counted = await _count(connection, wanted, since, cursor.recorded_at)
-        cursor = RecordCursor(since, 0, 0)
-        looked_at += counted
-        if looked_at >= MAX_LOOKED_AT:
+    async with transaction(connection):
+        await run(connection, AUDIT["walk_ranges_of_records"], {})
+        streams = await _open_streams(connection, wanted, before)
+        for stream in streams:
+            await _look(connection, wanted, stream, limit + 1)
+    items = _merge(streams, limit)
+    following = {stream.kind: stream.below if stream.found else stream.rest_below for stream in streams}
+    return RecordPage(items, RecordCursor(**following) if any(following.values()) else None)
+
+
+def _merge(streams: Sequence[_Stream], limit: int) -> list[dict[str, Any]]:
+    """Take the newest records of all streams, up to the first one that was not looked at."""
+    items: list[dict[str, Any]] = []
+    while len(items) < limit:
+        going_on = [(stream.next_at, stream) for stream in streams if stream.next_at is not None]
+        newest = max(going_on, key=itemgetter(0))[1] if going_on else None
+        if newest is None or not newest.found:
             break
-        # twice as long, but with no more records than are left to look at, if they are as dense as in this slice
-        length *= min(2.0, (MAX_LOOKED_AT - looked_at) / counted) if counted else 2.0
-    return _make_page(found, limit, cursor if cursor.recorded_at > wanted.since else None)
+        items.append(newest.found.popleft())
+        newest.below = items[-1]["record"]
+    return items
 
 
-def _make_page(found: list[dict[str, Any]], limit: int, following: RecordCursor | None) -> RecordPage:
-    if len(found) > limit:
-        last = found[limit - 1]
-        following = RecordCursor(last["recorded_at"], last["place"], last["record"])
-    items = [{name: value for name, value in row.items() if name != "place"} for row in found[:limit]]
-    return RecordPage(items, following)
+async def _open_streams(connection: Connection, wanted: RecordFilter, before: RecordCursor | None) -> list[_Stream]:
+    """Return a stream for each kind, which begins at the cursor, or at the latest time that is wanted."""
+    kinds = [kind for kind in KINDS if kind in wanted.kinds and (wanted.id is None or kind in _kinds_of(wanted.id))]
+    if before is not None:
+        places = before._asdict()
+        return [_Stream(kind, places[kind]) for kind in kinds if places[kind] > 0]
+    (last,) = await run(connection, AUDIT["read_last_record_ids"], {})
+    streams = [_Stream(kind, last[kind] + 1) for kind in kinds]
+    if wanted.until is not None and wanted.id is None:
+        for stream in streams:
+            stream.below = await _seek(connection, wanted, stream.kind, stream.below, MAX_LOOKED_AT)
+    return streams
 
 
-async def _read_slice(
-    connection: Connection, wanted: RecordFilter, since: datetime, cursor: RecordCursor, limit: int
+async def _look(connection: Connection, wanted: RecordFilter, stream: _Stream, limit: int) -> None:
+    """Look at the next records of a stream."""
+    while stream.below > 0:
+        above = 0 if wanted.id is not None else max(0, stream.below - MAX_LOOKED_AT)
+        rows = await _read(connection, wanted, stream, above, limit)
+        stream.found.extend(row for row in rows if row.pop("matches"))
+        if len(stream.found) == limit:
+            return
+        if rows:
+            stream.rest_below = await _seek(connection, wanted, stream.kind, above, above) if above > 0 else 0
+            stream.rest_at = rows[-1]["recorded_at"] if stream.rest_below > 0 else None
+            return
+        # transactions that were rolled back had the ids between
+        stream.below = await _seek(connection, wanted, stream.kind, above, MAX_LOOKED_AT) if above > 0 else 0
+
+
+async def _read(
+    connection: Connection, wanted: RecordFilter, stream: _Stream, above: int, limit: int
 ) -> list[dict[str, Any]]:
-    uuid = _as_uuid(wanted.id)
-    kinds = [kind for kind in wanted.kinds if wanted.id is None or kind == "worker" or uuid is not None]
     parameters = {
-        **asdict(wanted),
-        "kinds": kinds,
-        "uuid": uuid,
+        **_given(wanted, stream.kind, stream.below),
+        "id": wanted.id,
+        "uuid": _as_uuid(wanted.id),
+        "actor": wanted.actor,
+        "event": wanted.event,
+        "from_state": wanted.from_state,
+        "to_state": wanted.to_state,
+        "database_role": wanted.database_role,
         "namespaces": None if wanted.namespaces is None else list(wanted.namespaces),
-        "since": since,
-        "until": cursor.recorded_at,
-        "before_place": cursor.place,
-        "before_record": cursor.record,
+        "above": above,
         "limit": limit,
     }
     return await run(connection, AUDIT["find_records"], parameters, prepare=False)
 
 
-async def _count(connection: Connection, wanted: RecordFilter, since: datetime, until: datetime) -> int:
-    parameters = {"kinds": list(wanted.kinds), "since": since, "until": until}
-    (row,) = await run(connection, AUDIT["count_records"], parameters, prepare=False)
-    records: int = row["records"]
-    return records
+async def _seek(connection: Connection, wanted: RecordFilter, kind: str, below: int, window: int) -> int:
+    """Return an id above the records of the wanted times below `below`, by at most `window`; 0 if there are none."""
+    parameters = {**_given(wanted, kind, below), "window": window}
+    (row,) = await run(connection, AUDIT["seek_records"], parameters, prepare=False)
+    found: int = row["high"]
+    return found
+
+
+def _given(wanted: RecordFilter, kind: str, below: int) -> dict[str, Any]:
+    return {"kind": kind, "below": below, "since": wanted.since, "until": wanted.until}
+
+
+def _kinds_of(id_: str) -> tuple[str, ...]:
+    """Return the kinds of rows that may have an id."""
+    return KINDS if _as_uuid(id_) is not None else ("worker",)
 
 
 def _as_uuid(text: str | None) -> UUID | None:

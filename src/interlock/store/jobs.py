@@ -86,7 +86,9 @@ async def find_job_page(
     statement = LISTS["find_jobs" if source is None else "find_jobs_by_index"]
     ensured = {"labels": ("tags", "attributes"), "workflow": ("workflow", "version")}.get(source or "", (source,))
     selective = given != JobFilter(**{name: getattr(given, name) for name in ensured if name is not None})
-    return await run_list(connection, statement, parameters, dict, limit=limit, selective=selective)
+    return await run_list(
+        connection, statement, parameters, dict, limit=limit, selective=selective, by_index=source is not None
+    )
 
 
 async def _read_workflow_ids(connection: Connection, wanted: JobFilter) -> list[UUID] | None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LISTS = load_statements("lists")
-MAX_LOOKED_AT = 10_000  # rows that one statement of a list looks at
+MAX_LOOKED_AT = 10_000  # rows that one statement of a list looks at, when it walks the primary key
+COST_BY_INDEX = 2  # of a row that another index finds and that is then read by its id, at least
 # Ids are made from the clock of a client or of the server, created_at is the start of the transaction: the two may
 # differ by this much.
 CREATION_TOLERANCE = timedelta(minutes=10)
@@ -75,14 +76,18 @@ async def run_list(
     *,
     limit: int,
     selective: bool,
+    by_index: bool = False,
 ) -> ListPage[T]:
     """Run the statement of a list. With `selective`, conditions apply that the source of its rows does not ensure.
+
+    `by_index`: an index finds the rows, which are then read one by one.
 
     The statement returns the rows that meet the conditions (`matches`), at most one more than `limit`, and the last row
     that it may look at. It is not prepared, so that the planner knows which conditions are null. Sequential scans are
     off in its transaction: the planner would prefer to read and sort a table whose statistics are out of date.
     """
-    window = MAX_LOOKED_AT if selective else limit + 1
+    most = MAX_LOOKED_AT // COST_BY_INDEX if by_index else MAX_LOOKED_AT
+    window = most if selective else limit + 1
     async with transaction(connection):
         await run(connection, LISTS["walk_indexes_of_lists"], {})
         rows = await run(connection, statement, {**parameters, "window": window, "limit": limit + 1}, prepare=False)

@@ -247,7 +247,13 @@ async def find_task_page(
     statement = LISTS[statements.get(source, "find_tasks_by_index")]
     selective = wanted != TaskFilter(**({} if source is None else {source: getattr(wanted, source)}))
     return await run_list(
-        connection, statement, parameters, lambda row: TaskSummary(**row), limit=limit, selective=selective
+        connection,
+        statement,
+        parameters,
+        lambda row: TaskSummary(**row),
+        limit=limit,
+        selective=selective,
+        by_index=source is not None,
     )
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.responses import Response
 
 from interlock.dashboard.pages import View, page_router
-from interlock.store.audit import KINDS, RecordCursor, RecordFilter, find_records
-from interlock.supervisor.http.pagination import decode_time_and_numbers, encode_cursor
+from interlock.store.audit import KINDS, RecordFilter, find_records
+from interlock.supervisor.http.pagination import decode_record_cursor, encode_record_cursor
 from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ async def show_audit(view: View) -> Response:
     query = view.request.query_params
     texts = {name: _text(query, name) for name in FIELDS}
     kinds = [kind for kind in query.getlist("kind") if kind in KINDS]
-    before = decode_time_and_numbers(query.get("cursor"))
-    since, until = _range(view, is_of_one_row=texts["id"] is not None, begun_at=None if before is None else before[3])
+    before, began_since = decode_record_cursor(query.get("cursor"))
+    since, until = _range(view, is_of_one_row=texts["id"] is not None, begun_at=began_since)
     wanted = RecordFilter(
         since=since,
         until=until,
@@ -42,12 +42,8 @@ async def show_audit(view: View) -> Response:
         **texts,
     )
     async with view.app.connection() as connection:
-        page = await find_records(
-            connection, wanted, before=None if before is None else RecordCursor(*before[:3]), limit=PAGE_ROWS
-        )
-    following = None
-    if page.next is not None:
-        following = encode_cursor([page.next[0].isoformat(), *page.next[1:], since.isoformat()])
+        page = await find_records(connection, wanted, before=before, limit=PAGE_ROWS)
+    following = None if page.next is None else encode_record_cursor(page.next, since)
     return await view.page(
         "audit.html",
         key="audit",
@@ -69,13 +65,14 @@ async def show_audit(view: View) -> Response:
     )
 
 
-def _range(view: View, *, is_of_one_row: bool, begun_at: datetime | None) -> tuple[datetime, datetime]:
+def _range(view: View, *, is_of_one_row: bool, begun_at: datetime | None) -> tuple[datetime, datetime | None]:
     """Return the time to search: the last day, unless the form, the page before or the id of a row says more."""
     query = view.request.query_params
-    until = _time(query, "until") or view.now
-    default = FIRST_RECORD_AT if is_of_one_row else until - DEFAULT_RANGE
+    until = _time(query, "until")
+    latest = until or view.now
+    default = FIRST_RECORD_AT if is_of_one_row else latest - DEFAULT_RANGE
     since = _time(query, "since") or begun_at or default
-    if since > until:
+    if since > latest:
         raise Problem("invalid_input", "the first time must not be later than the last one")
     return since, until
 

@@ -13,6 +13,8 @@ grant select on interlock.settings to {role};
 grant select, delete on interlock.wait_reasons to {role};
 grant select on interlock.audit_logs, interlock.job_state_transitions, interlock.worker_state_transitions,
     interlock.schema_migrations to {role};
+grant select on sequence interlock.audit_logs_id_seq, interlock.job_state_transitions_id_seq,
+    interlock.worker_state_transitions_id_seq to {role};
 
 -- name: grant_runtime_role_queue
 grant select, insert, update, delete on interlock.orchestration_messages to {role};

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from interlock.errors import InputError
-from interlock.store.audit import KINDS, RecordCursor, RecordFilter, find_records
+from interlock.store.audit import KINDS, RecordFilter, find_records
 from interlock.store.leader import read_clock
 from interlock.supervisor.http.auth import ReadCaller, limits_namespaces
 from interlock.supervisor.http.events import EventKind
@@ -18,8 +18,8 @@ from interlock.supervisor.http.pagination import (
     DEFAULT_LIMIT,
     Cursor,
     Limit,
-    decode_time_and_numbers,
-    encode_cursor,
+    decode_record_cursor,
+    encode_record_cursor,
 )
 from interlock.supervisor.http.problems import problems
 from interlock.supervisor.http.requests import Moment, Name
@@ -53,13 +53,12 @@ async def list_records(
     cursor: Cursor = None,
 ) -> Response:
     """List recorded transitions of tasks, jobs and workers that meet all conditions, the newest first."""
-    before = decode_time_and_numbers(cursor)
+    before, began_since = decode_record_cursor(cursor)
     async with app.connection() as connection:
-        until = recorded_before or await read_clock(connection)
-        start = until if before is None else before[0]
-        default = FIRST_RECORD_AT if id is not None else min(until, start) - DEFAULT_RANGE
-        since = recorded_after or (default if before is None else before[3])
-        if since > until:
+        latest = recorded_before or await read_clock(connection)
+        default = FIRST_RECORD_AT if id is not None else latest - DEFAULT_RANGE
+        since = recorded_after or began_since or default
+        if since > latest:
             raise InputError("recorded_after must not be later than recorded_before")
         reachable: frozenset[str] | None = caller.namespaces
         kinds = KINDS if kind is None else [str(each) for each in kind]
@@ -67,7 +66,7 @@ async def list_records(
             kinds = [each for each in kinds if each != EventKind.WORKER]
         wanted = RecordFilter(
             since=since,
-            until=until,
+            until=recorded_before,
             kinds=kinds,
             id=id,
             actor=actor,
@@ -77,10 +76,6 @@ async def list_records(
             database_role=database_role,
             namespaces=None if reachable is None else sorted(reachable),
         )
-        page = await find_records(
-            connection, wanted, before=None if before is None else RecordCursor(*before[:3]), limit=limit
-        )
-    following = (
-        None if page.next is None else encode_cursor([page.next[0].isoformat(), *page.next[1:], since.isoformat()])
-    )
+        page = await find_records(connection, wanted, before=before, limit=limit)
+    following = None if page.next is None else encode_record_cursor(page.next, since)
     return json_response({"items": page.items, "next": following})

@@ -15,7 +15,7 @@ from uuid import UUID
 import orjson
 from fastapi import Query
 
-from interlock.store.audit import MAX_PLACE
+from interlock.store.audit import RecordCursor
 from interlock.store.history import read_history_page
 from interlock.supervisor.http.problems import Problem
 from interlock.supervisor.http.responses import document_of
@@ -112,14 +112,19 @@ def decode_time_and_id(cursor: str | None, field: str = CURSOR_FIELD) -> tuple[d
     return at, id_
 
 
-def decode_time_and_numbers(cursor: str | None) -> tuple[datetime, int, int, datetime] | None:
-    """Decode a cursor that is the time and the place of a record, and the earliest time of the list."""
+def decode_record_cursor(cursor: str | None) -> tuple[RecordCursor | None, datetime | None]:
+    """Decode a cursor of the audit feed: the place of each kind of records, and the earliest time of the list."""
     if cursor is None:
-        return None
-    at, place, record, since = _decode(cursor, datetime.fromisoformat, int, int, datetime.fromisoformat)
-    if at.tzinfo is None or since.tzinfo is None or place > MAX_PLACE:
+        return None, None
+    *places, since = _decode(cursor, int, int, int, datetime.fromisoformat)
+    if since.tzinfo is None:
         raise _invalid_cursor(CURSOR_FIELD)
-    return at, place, record, since
+    return RecordCursor(*places), since
+
+
+def encode_record_cursor(cursor: RecordCursor, since: datetime) -> str:
+    """Encode a cursor of the audit feed."""
+    return encode_cursor([*cursor, since.isoformat()])
 
 
 def decode_name(cursor: str | None) -> str | None:
