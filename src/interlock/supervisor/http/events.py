@@ -36,7 +36,7 @@ from interlock.supervisor.http.requests import Name
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 
     from interlock.client.app import Interlock
 
@@ -46,6 +46,7 @@ TICK_S = 0.5
 HEARTBEAT_INTERVAL_S = 15.0
 MAX_BUFFERED_EVENTS = 5_000  # of one subscriber
 MAX_RESUME_AGE = timedelta(minutes=15)
+EVENTS_PER_CHUNK = 100  # that are handled before others get a turn of the event loop
 RECONNECT_DELAY_MS = 2_000
 MEDIA_TYPE = "text/event-stream"
 EXAMPLE = 'id: …\nevent: task\ndata: {"kind": "task", "event": "claim", "to_state": "running", …}\n\n'
@@ -106,6 +107,10 @@ class Subscriber:
             self.events.append(event)
         self.wake.set()
 
+    def take(self) -> list[RecordedEvent]:
+        """Remove and return the next events, those of one chunk at most."""
+        return [self.events.popleft() for _ in range(min(len(self.events), EVENTS_PER_CHUNK))]
+
 
 class EventFeed:
     """Reads the recorded transitions once for all subscribers, while there are any."""
@@ -143,9 +148,11 @@ class EventFeed:
             except (StoreError, OSError) as error:
                 log.warning("events_not_read", error=str(error))
                 events = []
-            for event in events:
+            for chunk in _chunks(events):
                 for subscriber in self._subscribers:
-                    subscriber.offer(event)
+                    for event in chunk:
+                        subscriber.offer(event)
+                await asyncio.sleep(0)
             await asyncio.sleep(self.tick_s if len(events) < MAX_BATCH else 0)
         self.cursor = self._times = self._task = None
 
@@ -170,14 +177,14 @@ class EventFeed:
             self.cursor = EventCursor(position, self._times.since(position.xid))
         return events
 
-    async def catch_up(self, after: EventCursor, until: EventCursor) -> AsyncIterator[RecordedEvent]:
-        """Yield the events after one cursor and up to another, once all their transactions have ended."""
+    async def catch_up(self, after: EventCursor, until: EventCursor) -> AsyncIterator[Sequence[RecordedEvent]]:
+        """Yield the events after one cursor and up to another in chunks, once all their transactions have ended."""
         while after.position < until.position:
             async with self._app.connection() as connection:
                 horizon = await read_horizon(connection)
                 events = await read_events(connection, after, horizon, until=until.position)
-            for event in events:
-                yield event
+            for chunk in _chunks(events):
+                yield chunk
             if events:
                 after = events[-1].cursor
             if len(events) < MAX_BATCH:
@@ -260,17 +267,18 @@ async def _write_events(feed: EventFeed, subscriber: Subscriber, resumed: EventC
         last = resumed or start
         yield f"retry: {RECONNECT_DELAY_MS}\n\n".encode() + _encode("ready", last, {})
         if resumed is not None:
-            async for event in feed.catch_up(resumed, start):
-                if subscriber.wanted.matches(event):
-                    last = event.cursor
-                    yield _encode(event.document["kind"], event.cursor, event.document)
+            async for chunk in feed.catch_up(resumed, start):
+                last = chunk[-1].cursor
+                yield _encode_chunk(event for event in chunk if subscriber.wanted.matches(event))
+                await asyncio.sleep(0)  # a write waits only for a client that reads slowly
         while True:
-            found, reason = await _next_event(feed, subscriber)
-            if found is not None:
-                # another supervisor may have sent it before the reconnect
-                if found.cursor.position > last.position:
-                    last = found.cursor
-                    yield _encode(found.document["kind"], found.cursor, found.document)
+            chunk, reason = await _next_events(feed, subscriber)
+            if chunk:
+                # another supervisor may have sent some before the reconnect
+                new = [event for event in chunk if event.cursor.position > last.position]
+                last = new[-1].cursor if new else last
+                yield _encode_chunk(new)
+                await asyncio.sleep(0)
             elif reason is not None:
                 yield _encode("end", last, {"reason": reason})
                 return
@@ -282,21 +290,30 @@ async def _write_events(feed: EventFeed, subscriber: Subscriber, resumed: EventC
         feed.unsubscribe(subscriber)
 
 
-async def _next_event(feed: EventFeed, subscriber: Subscriber) -> tuple[RecordedEvent | None, str | None]:
-    """Return the next event, or the reason why the stream ends, or neither when a heartbeat is due."""
+async def _next_events(feed: EventFeed, subscriber: Subscriber) -> tuple[list[RecordedEvent], str | None]:
+    """Return the next events, or the reason why the stream ends, or neither when a heartbeat is due."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HEARTBEAT_INTERVAL_S
     while True:
         if subscriber.end == "revoked":
-            return None, "revoked"
+            return [], "revoked"
         if subscriber.events:
-            return subscriber.events.popleft(), None
+            return subscriber.take(), None
         if subscriber.end is not None:
-            return None, subscriber.end
+            return [], subscriber.end
         if loop.time() >= deadline:
-            return None, None
+            return [], None
         subscriber.wake.clear()
         await wait_for_event(subscriber.wake, feed.tick_s)
+
+
+def _chunks(events: Sequence[RecordedEvent]) -> Iterator[Sequence[RecordedEvent]]:
+    for start in range(0, len(events), EVENTS_PER_CHUNK):
+        yield events[start : start + EVENTS_PER_CHUNK]
+
+
+def _encode_chunk(events: Iterable[RecordedEvent]) -> bytes:
+    return b"".join(_encode(event.document["kind"], event.cursor, event.document) for event in events)
 
 
 def _encode(kind: str, cursor: EventCursor, document: dict[str, Any]) -> bytes:
