@@ -36,6 +36,7 @@ _NEVER_EMPTY = ("database_url", "embedded", "profile")
 MAX_NAME_LENGTH = 200  # characters of a name that is part of addresses, such as that of a namespace
 ADDRESSABLE = f"a name of at most {MAX_NAME_LENGTH} characters without slashes and control characters, and not . or .."
 _UNADDRESSABLE = re.compile(r"[/\x00-\x1f\x7f]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 PROFILES = ("development", "production")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("console", "json")
@@ -266,6 +267,11 @@ def is_addressable(name: str) -> bool:
     A slash divides a path, however it is encoded; `.` and `..` are removed from it. All others are percent-encoded.
     """
     return not _UNADDRESSABLE.search(name) and name not in {".", ".."} and len(name) <= MAX_NAME_LENGTH
+
+
+def ends_addresses(name: str) -> bool:
+    """Tell whether a name can be the last part of an address, slashes included, as that of a token or a limit is."""
+    return not _CONTROL_CHARACTERS.search(name) and name not in {".", ".."}
 
 
 def _name(value: Any) -> str:

@@ -14,6 +14,7 @@ from interlock import Interlock
 from interlock.config import Config
 from interlock.errors import ConfigError, DefinitionError, InputError
 from interlock.model.options import check_options
+from interlock.store.access import TokenScope, create_token
 from interlock.store.limits import Limit, put_limits
 from interlock.worker.settings import WorkerSettings
 
@@ -52,6 +53,27 @@ async def test_a_name_that_cannot_be_addressed_is_refused_everywhere(url: str, d
         put = await client.put("/api/schedules/x%2Fy", json={"type": "x", "every": 60})
         assert (put.status_code, put.json()["code"]) == (422, "invalid_input")
         assert RULE in put.json()["detail"]
+
+
+async def test_a_name_that_ends_addresses_may_have_slashes_and_nothing_that_is_removed(
+    url: str, database: Connection
+) -> None:
+    async with api_at(url) as client:
+        for name in (".", "..", "a\nb", "a\x7fb"):
+            with pytest.raises(ConfigError, match="control characters, and is not"):
+                Limit(name, max_running=1)
+            with pytest.raises(InputError, match="printable characters, and not"):
+                await create_token(database, name, TokenScope.READ, actor="ada")
+            answer = await client.post("/api/tokens", json={"name": name})
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request"), name
+        for name in ("...", "../x", "a/..", "/a", "a/", "a//b", "x/restore", "%2e%2e", *ACCEPTED):
+            place = quote(name, safe="")
+            assert (await client.post("/api/tokens", json={"name": name[:100]})).status_code == 201
+            assert (await client.delete(f"/api/tokens/{quote(name[:100], safe='')}")).json()["name"] == name[:100]
+            limit = await client.put(f"/api/limits/{place}", json={"max_running": 1})
+            assert limit.json()["key"] == name, limit.text
+            assert (await client.get(f"/api/explain/limit/{place}")).json()["id"] == name
+            assert (await client.delete(f"/api/limits/{place}")).json()["name"] == name
 
 
 async def test_a_limit_with_a_slash_is_explained(url: str, database: Connection) -> None:

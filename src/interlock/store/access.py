@@ -18,6 +18,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from interlock.config import ends_addresses
 from interlock.errors import InputError
 from interlock.model.options import check_text
 from interlock.postgres.query import load_statements, run
@@ -94,8 +95,9 @@ async def create_token(
 
     The secret cannot be read again. It is made here, unless one of `new_token_secret` is given.
     """
-    if not name.strip() or not name.isprintable() or len(name) > MAX_TOKEN_NAME_LENGTH:
-        raise InputError(f"the name of a token must be 1 to {MAX_TOKEN_NAME_LENGTH} printable characters, not {name!r}")
+    if not name.strip() or not name.isprintable() or len(name) > MAX_TOKEN_NAME_LENGTH or not ends_addresses(name):
+        rule = f"1 to {MAX_TOKEN_NAME_LENGTH} printable characters, and not . or .."
+        raise InputError(f"the name of a token must be {rule}, not {name!r}")
     _check_namespaces(namespaces)
     secret = new_token_secret() if secret is None else secret
     parameters = {

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlock.config import ends_addresses
 from interlock.errors import ConfigError
 from interlock.postgres.connection import transaction
 from interlock.postgres.notifier import BROADCAST
@@ -69,6 +70,8 @@ class Limit:
             raise ConfigError(
                 f"limit {self.key!r}: a key has no braces, and a * only at its end, where it makes it a pattern"
             )
+        if not ends_addresses(self.key):
+            raise ConfigError(f"limit {self.key!r}: a key has no control characters, and is not . or ..")
         self._check_amounts()
         per_period = (self.max_starts, self.max_weight, self.max_cost)
         if all(bound is None for bound in per_period) != (self.period is None):

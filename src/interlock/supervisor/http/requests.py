@@ -15,7 +15,7 @@ from uuid import UUID
 from fastapi import Path
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
-from interlock.config import MAX_NAME_LENGTH
+from interlock.config import MAX_NAME_LENGTH, ends_addresses
 from interlock.lifecycle import JobState, SupervisedWorkerState, TaskRowState
 from interlock.model.json_values import ValueRefusedError, check_json
 from interlock.model.options import (
@@ -100,6 +100,12 @@ def _check_time(value: datetime) -> datetime:
 def _check_not_blank(value: str) -> str:
     if not value.strip():
         raise ValueError("must not be blank")
+    return value
+
+
+def _check_ends_addresses(value: str) -> str:
+    if not ends_addresses(value):
+        raise ValueError("must have no control characters, and not be . or ..")
     return value
 
 
@@ -488,9 +494,11 @@ class NewTokenRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[Name, StringConstraints(max_length=MAX_TOKEN_NAME_LENGTH, pattern=r"^[^\x00-\x1f\x7f]*$")] = Field(
-        description="Records show it as the actor: token:NAME."
-    )
+    name: Annotated[
+        Name,
+        StringConstraints(max_length=MAX_TOKEN_NAME_LENGTH, pattern=r"^[^\x00-\x1f\x7f]*$"),
+        AfterValidator(_check_ends_addresses),
+    ] = Field(description="Records show it as the actor: token:NAME.")
     scope: TokenScope = Field(default=TokenScope.READ, description="The rights; each includes those before it.")
     namespaces: Annotated[list[AddressableName], Field(min_length=1, max_length=MAX_TOKEN_NAMESPACES)] | None = Field(
         default=None, description="The namespaces that it is limited to; all by default."
