@@ -78,6 +78,30 @@ async def test_scaling_needs_operate_and_creating_needs_admin(url: str, database
             assert refused.status_code == 403
 
 
+async def test_failed_workers_of_no_pool_and_pending_tasks_are_not_ready(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    async def code() -> str | None:
+        return (await client.get("/readyz")).json().get("code")
+
+    worker = (await client.post("/api/workers", json={})).json()["id"]
+    await client.post(f"/api/workers/{worker}/start")
+    task = (await client.post("/api/tasks", json={"type": "x"})).json()["id"]
+    assert await code() is None, "no worker has failed"
+    await client.post(f"/api/supervisor/workers/{worker}/transition", json={"worker_id": worker, "to_state": "FAILED"})
+    assert await code() == "no_live_worker"
+    await register_worker(database, RegisteredProcess("by hand"))
+    assert await code() is None, "another worker is live"
+    await client.post("/api/supervisor/workers/by hand/terminate")
+    assert await code() == "no_live_worker"
+    await client.post(f"/api/tasks/{task}/cancel")
+    assert await code() is None, "nothing waits for a worker"
+    await client.post("/api/tasks", json={"type": "x"})
+    assert await code() == "no_live_worker"
+    await client.post(f"/api/supervisor/workers/{worker}/terminate")
+    assert await code() is None, "the operator has dealt with it"
+
+
 # --- transitions by state
 
 

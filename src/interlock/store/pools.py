@@ -111,6 +111,13 @@ async def count_dead_pools(
     return count
 
 
+async def have_given_up(connection: Connection, *, now: datetime | None = None) -> bool:
+    """Tell whether supervised workers of no pool have failed, and no worker is live to run the pending tasks."""
+    (row,) = await run(connection, POOLS["have_given_up"], {"now": now})
+    given_up: bool = row["given_up"]
+    return given_up
+
+
 async def even_out_pools(
     connection: Connection, supervisor: str, *, now: datetime | None = None
 ) -> list[tuple[str, int]]:

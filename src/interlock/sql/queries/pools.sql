@@ -121,3 +121,13 @@ from interlock.pools
 where desired > 0 and (bound_to is null or bound_to = %(supervisor)s)
     and coalesce(greatest(seen.at, scaled_at), scaled_at)
         <= coalesce(%(now)s::timestamptz, now()) - %(start_time)s::interval
+
+-- name: have_given_up
+-- Whether nobody runs the pending tasks because supervised workers of no pool have failed: no other worker is live.
+select exists (select from interlock.tasks where state = 'pending')
+    and exists (select from interlock.workers where status = 'FAILED' and pool is null and metadata ? 'spec')
+    and not exists (
+        select from interlock.workers
+        where status in ('IDLE', 'RUNNING', 'PAUSED') and seen_until > coalesce(%(now)s::timestamptz, now())
+            and coalesce(metadata ->> 'role', 'worker') = 'worker'
+    ) as given_up

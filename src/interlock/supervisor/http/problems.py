@@ -94,7 +94,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "database_unavailable": (503, "The database cannot be reached"),
     "stopping": (503, "The supervisor is stopping"),
     "supervision_stalled": (503, "Worker processes are not supervised"),
-    "no_live_worker": (503, "A pool has no live worker"),
+    "no_live_worker": (503, "No worker is live"),
 }
 RETRY_AFTER = {"Retry-After": "1"}
 # the first that fits counts

@@ -25,7 +25,7 @@ from interlock.postgres.connection import connect
 from interlock.store.access import read_job_namespace, read_task_namespace
 from interlock.store.doctor import DoctorReport, examine
 from interlock.store.limits import list_namespaces, read_paused_namespaces
-from interlock.store.pools import count_dead_pools
+from interlock.store.pools import count_dead_pools, have_given_up
 from interlock.store.stats import overview_document, read_overview
 from interlock.supervisor.http.auth import limits_namespaces
 from interlock.supervisor.http.idempotency import CallerApp, OperateMutation, ReadApp, RequestApp, json_response
@@ -142,7 +142,7 @@ async def show_doctor(request: Request, app: ReadApp) -> Response:
 async def explain(
     app: ReadApp,
     kind: ExplainedKind,
-    id_: Annotated[str, Path(alias="id", min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")],
+    id_: Annotated[str, Path(alias="id", min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")],
     at: Annotated[
         AwareDatetime | None, Query(description="As of this time, with its zone, as far as the records tell.")
     ] = None,
@@ -206,8 +206,8 @@ async def show_health() -> Response:
 async def show_readiness(request: Request) -> Response:
     """Answer whether the supervisor is ready.
 
-    503 if the database cannot be reached, if worker processes are not supervised, or if a pool that should have workers
-    has had no live one for half a minute.
+    503 if the database cannot be reached, if worker processes are not supervised, if a pool that should have workers
+    has had no live one for half a minute, or if tasks are pending, workers have failed and no other one is live.
     """
     state = request.app.state
     if state.readiness_check is None or state.readiness_check.done():
@@ -226,10 +226,14 @@ async def _check_readiness(url: str, pool: Pool | None) -> None:
             dead = await count_dead_pools(
                 connection, supervisor=None if pool is None else pool.id, start_time=start_time
             )
+            given_up = await have_given_up(connection)
     except TimeoutError:
         raise DisconnectedError(f"the database did not answer within {READINESS_TIMEOUT_S:g} s") from None
     if pool is not None and pool.is_stalled:
         raise Problem("supervision_stalled", f"no reconciliation for {settings.max_poll_gap:g} s", headers=RETRY_AFTER)
     if dead:
         detail = f"no live worker for {settings.ready_timeout:g} s in {dead} of the pools; GET /api/pools shows them"
+        raise Problem("no_live_worker", detail, headers=RETRY_AFTER)
+    if given_up:
+        detail = "tasks are pending, workers that belong to no pool have failed, and no other worker is live"
         raise Problem("no_live_worker", detail, headers=RETRY_AFTER)
