@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import random
 import socket
 import statistics
@@ -33,7 +32,7 @@ from interlock.postgres.connection import connect
 from interlock.postgres.embedded.server import EmbeddedServer
 from interlock.postgres.migrate import migrate
 from interlock.store.workers import RegisteredProcess, record_heartbeat, register_worker
-from machine import described
+from machine import described, processor_time
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
 from api_support import supervisor_at
@@ -309,15 +308,6 @@ async def beat(url: str, workers: list[str]) -> None:
             for worker in workers:
                 await record_heartbeat(connection, RegisteredProcess(worker), lease=DAY)
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
-
-
-def processor_time(pid: int) -> float:
-    """Return the processor time of a process in seconds; 0 without /proc."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def metrics(client: httpx.AsyncClient) -> dict[str, int]:

@@ -11,6 +11,7 @@ import pytest
 
 from dashboard_support import dashboard_at, sign_in
 from factories import claim_tasks, enqueue
+from interlock.dashboard.counts import master_state
 from interlock.dashboard.cron_words import describe_cron
 from interlock.dashboard.render import CONTENT_SECURITY_POLICY
 from interlock.dashboard.views import workers
@@ -291,6 +292,38 @@ def test_the_phase_of_a_sort_is_that_of_its_slowest_worker(
     row = make_row({"id": "i", "status": status, "reason": None, "output": "/out", "workers": workers, **times})
     assert [state for _, state in row.phases] == phases
     assert round(100 * row.fraction) == percent
+
+
+@pytest.mark.parametrize(
+    ("workers", "master"),
+    [
+        ([], "Registering"),
+        (["Initializing", "Sampling"], "Registering"),
+        (["WaitingForPartitionConfig", "Sampling"], "Sampling"),
+        (["Sorting", "WaitingForShuffleSignal"], "Sorting"),
+        (["WaitingForMergeSignal", "Shuffling"], "Shuffling"),
+        (["Completed", "Merging"], "Merging"),
+        (["Failed", "Sorting"], "Sorting"),
+    ],
+)
+@pytest.mark.unit
+def test_the_master_of_a_sort_is_where_its_slowest_worker_is(workers: list[str], master: str) -> None:
+    assert master_state(workers) == master
+
+
+async def test_running_sorts_are_counted_in_their_lifecycles(
+    client: httpx.AsyncClient, database: Connection, url: str
+) -> None:
+    document = {"shares": [{}, {}], "master": "m", "output": "/o", "work_dir": "/w", "settings": {}}
+    async with app_at(url, declared=sort_app) as app:
+        job = await app.submit(sort_workflow, document)
+    start = (
+        "update interlock.jobs set status = 'RUNNING', event = 'allocate_resources', started_at = now() where id = %s"
+    )
+    await database.execute(start, [job.id])
+    await sign_in(client, database)
+    page = (await client.get("/machines/sort-master")).text
+    assert 'aria-label="Registering: 1"' in page
 
 
 async def test_sorts_are_shown_from_their_jobs(client: httpx.AsyncClient, database: Connection, url: str) -> None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from interlock.lifecycle import SortMasterState, SortWorkerState
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     Namespaces = frozenset[str] | None  # None: all
 
@@ -22,6 +24,18 @@ RECENT_S = 3  # seconds of moves that each reading replaces
 LATE_COMMIT_S = 30  # and that a reading replaces every ten seconds
 KEPT_S = 75  # seconds of moves that are kept: a minute for sparklines, and what may still change
 RATE_S = 5  # seconds over which a rate is averaged
+# the state of the master of a sort, from that of its slowest worker; a worker that waits has done its part of the phase
+MASTER_OF = {
+    SortWorkerState.INITIALIZING: SortMasterState.REGISTERING,
+    SortWorkerState.SAMPLING: SortMasterState.SAMPLING,
+    SortWorkerState.WAITING_FOR_PARTITION_CONFIG: SortMasterState.SAMPLING,
+    SortWorkerState.SORTING: SortMasterState.SORTING,
+    SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL: SortMasterState.SORTING,
+    SortWorkerState.SHUFFLING: SortMasterState.SHUFFLING,
+    SortWorkerState.WAITING_FOR_MERGE_SIGNAL: SortMasterState.SHUFFLING,
+    SortWorkerState.MERGING: SortMasterState.MERGING,
+    SortWorkerState.COMPLETED: SortMasterState.MERGING,
+}
 STORED_MACHINES = {"task": "task", "job": "job", "supervised-worker": "worker"}  # machine -> name in the sections
 
 
@@ -120,6 +134,13 @@ class MachineCounts:
         return {state: line[::-1] for state, line in lines.items()}
 
 
+def master_state(workers: Collection[str]) -> str:
+    """Return the state of a sort's master while its workers are in these states."""
+    order = [str(state) for state in MASTER_OF]
+    slowest = min((order.index(state) for state in workers if state in order), default=0)
+    return MASTER_OF[SortWorkerState(order[slowest])]
+
+
 class LiveCounts:
     """The numbers of all lifecycles that the database enforces, and of those that live in processes."""
 
@@ -129,6 +150,7 @@ class LiveCounts:
         self.counted_second: int | None = None  # of the last full count
         self.by_namespace = False
         self.processes: list[dict[str, Any]] = []
+        self.sorts: list[dict[str, Any]] = []  # that run on the engine: namespace, and the states of the workers
         self._pending_in: set[str] = set()
 
     def update(self, read: Mapping[str, list[dict[str, Any]]], second: int, window_s: int) -> None:
@@ -143,16 +165,22 @@ class LiveCounts:
             counts.fold(second - KEPT_S)
         if "processes" in read:
             self.processes = read["processes"]
+        self.sorts = read.get("running_sorts", self.sorts)
         self._pending_in = {row["namespace"] for row in read.get("namespaces", ())}
         if "task_states" in read:
             self.counted_second = second
         self.second = second
 
     def states(self, machine: str, namespaces: Namespaces = None) -> Counter[str]:
-        """Count the entities of a lifecycle by state; of those in memory, as the heartbeats report them."""
+        """Count the entities of a lifecycle by state; of those in memory, as heartbeats and steps report them."""
         if machine in self.machines:
             return self.machines[machine].states(None if machine == "supervised-worker" else namespaces)
         found: Counter[str] = Counter()
+        if machine in {"sort-worker", "sort-master"}:
+            for sort in self.sorts:
+                if namespaces is None or sort["namespace"] in namespaces:
+                    found.update(sort["states"] if machine == "sort-worker" else [master_state(sort["states"])])
+            return found
         for process in self._shown_processes(namespaces):
             found.update((process.get("machines") or {}).get(machine) or {})
         return found

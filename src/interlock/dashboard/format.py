@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime, timedelta
 
 NOTHING = "\N{EN DASH}"  # in place of a number that is not known
@@ -94,6 +95,18 @@ def ago(moment: datetime, now: datetime) -> str:
 def exact(moment: datetime) -> str:
     """Write a time exactly, in UTC; the script of the page shows it in the viewer's zone."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+_EXACT = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC)")
+
+
+def time_parts(text: str) -> list[tuple[str, datetime | None]]:
+    """Split a sentence at the times in it, which are written as by `exact`; a page shows them in the viewer's zone."""
+    return [
+        (part, datetime.strptime(part, "%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC) if at % 2 else None)
+        for at, part in enumerate(_EXACT.split(text))
+        if part
+    ]
 
 
 def iso(moment: datetime) -> str:

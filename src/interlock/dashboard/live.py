@@ -48,6 +48,7 @@ BASE_SECTIONS = frozenset(
         "processes",
         "approvals",
         "namespaces",
+        "running_sorts",
         *(f"{name}_moves" for name in STORED_MACHINES.values()),
         "worker_states",
     }

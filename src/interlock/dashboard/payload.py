@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.dashboard.states import state_style
-from interlock.lifecycle import JOB, TASK_ROW
+from interlock.lifecycle import JOB, TASK_ROW, TaskRowState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,7 +91,8 @@ def explain_view(found: Explanation) -> ExplainView:
     """Turn an explanation into sentences."""
     machine = "job" if found.kind == "job" else "task"
     has_ended = found.state in (JOB.final if machine == "job" else TASK_ROW.final)
-    title = "How did it end?" if has_ended else "Why is it not moving?"
+    is_running = machine == "task" and found.state == TaskRowState.RUNNING
+    title = "How did it end?" if has_ended else "What is it doing?" if is_running else "Why is it not moving?"
     first, *rest = found.facts or (None,)
     lead = f"It is {found.state}." if first is None else _sentence(first.text)
     tone = state_style(machine, found.state).tone
@@ -126,4 +128,5 @@ def _remedies(found: Explanation) -> list[RemedyView]:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    start = text if re.match(r"\w+_", text) else text[:1].upper() + text[1:]  # an id stays as it is
+    return start + ("" if text.endswith((".", "!", "?")) else ".")

@@ -68,6 +68,7 @@ def environment() -> Environment:
         iso=formats.iso,
         exact=formats.exact,
         short_id=formats.short_id,
+        time_parts=formats.time_parts,
         word=state_word,
     )
     env.globals.update(

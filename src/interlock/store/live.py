@@ -36,6 +36,7 @@ SECTIONS = frozenset(
         "live_paused_namespaces",
         "live_pools",
         "live_processes",
+        "live_running_sorts",
         "live_sessions",
         "live_sorts",
         "live_steps",

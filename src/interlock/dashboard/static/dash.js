@@ -25,6 +25,7 @@
   const forms = {
     clock: (moment) => moment.toLocaleTimeString([], hm),
     minute: (moment) => moment.toLocaleString([], { dateStyle: "medium", timeStyle: "short" }),
+    second: (moment) => moment.toLocaleString([], { dateStyle: "medium", timeStyle: "medium" }),
     day: (moment) => moment.toLocaleDateString([], { day: "numeric", month: "short" }),
   };
   function showTimes(within = document) {

@@ -7,6 +7,7 @@ depends on the lifecycle alone, so that it is made once, and numbers never move 
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 
 Direction = Literal["wide", "tall"]
 
-BOX_WIDTH, BOX_HEIGHT = 138, 84
+MIN_BOX_WIDTH, BOX_HEIGHT = 138, 84
+BADGE_MARGIN = 12  # between a badge and the edge of its box
 CHARACTER = 6.4  # mean width at 12 px
 RATE_WIDTH = 44  # room for the rate beside an event
 LINE_HEIGHT = 17
 PILL_HEIGHT = 24
-LABEL_MARGIN = 10
+HEAD_ROOM = 12  # room for an arrowhead before and after a label
 DOT_SIZE = 12
 DOT_TEXT_WIDTH = 46
 LOOP_SIZE = 30
@@ -68,6 +70,7 @@ class DrawnState(NamedTuple):
     spark: str
     final: bool
     url: str
+    width: float
     badge_width: float
 
 
@@ -131,6 +134,7 @@ class _Plan(NamedTuple):
 
     canvas: Canvas
     boxes: dict[str, Box]
+    box_width: float
     width: float
     height: float
     targets: dict[int, str]  # of the rail that a label or bend lies on, by id of the node
@@ -146,17 +150,30 @@ def _pill_size(text: str) -> tuple[float, float]:
     return longest + RATE_WIDTH + 20, PILL_HEIGHT + LINE_HEIGHT * (len(lines) - 1)
 
 
-def _size(node: Node, direction: Direction) -> Box:
+def _badge_width(state: str) -> float:
+    """Estimate the width of a state's icon and word."""
+    return round(sum(8.9 if letter.isupper() else 6.9 for letter in _shorten(state_word(state))) + 34, 1)
+
+
+@cache
+def _box_width(name: str) -> float:
+    """Return the width of all boxes of a lifecycle: its longest word fits."""
+    return max(MIN_BOX_WIDTH, *(_badge_width(str(state)) + 2 * BADGE_MARGIN for state in MACHINES[name].states))
+
+
+def _size(name: str, node: Node, direction: Direction) -> Box:
     """Measure a node; from left to right, the layout's width is our height."""
     beside = 0.0
     if node.kind == "box":
-        width, height = float(BOX_WIDTH), float(BOX_HEIGHT)
+        width, height = _box_width(name), float(BOX_HEIGHT)
         if node.loop:
             pill_width, pill_height = _pill_size(node.loop)
             beside = pill_height + LOOP_SIZE if direction == "wide" else pill_width + LOOP_SIZE / 2
     elif node.kind == "label":
         width, height = _pill_size(node.text)
-        width, height = (width, height + LABEL_MARGIN) if direction == "wide" else (width - 6, height)
+        width, height = (
+            (width + HEAD_ROOM, height + HEAD_ROOM) if direction == "wide" else (width - 6, height + HEAD_ROOM)
+        )
     elif node.kind == "dot":
         width, height = (DOT_TEXT_WIDTH, DOT_SIZE + 26) if direction == "wide" else (2 * DOT_TEXT_WIDTH, DOT_SIZE)
     else:
@@ -167,7 +184,7 @@ def _size(node: Node, direction: Direction) -> Box:
 @cache
 def _plan(name: str, direction: Direction) -> _Plan:
     layout = layered_layout(MACHINES[name])
-    canvas = place(layout, "", lambda node: _size(node, direction), row_gap=ROW_GAP)
+    canvas = place(layout, "", lambda node: _size(name, node, direction), row_gap=ROW_GAP)
     every = list(canvas.boxes.values())
     # the margins of the layout are made for a heading
     left = min(box.left for box in every) - 6
@@ -183,7 +200,7 @@ def _plan(name: str, direction: Direction) -> _Plan:
     targets, sources = _rails([part.link for part in canvas.segments])
     boxes = {node.text: box for node, box in canvas.boxes.items() if node.kind == "box"}
     width, height = (along, across) if direction == "wide" else (across, along)
-    return _Plan(canvas, boxes, width, height, targets, sources)
+    return _Plan(canvas, boxes, _box_width(name), width, height, targets, sources)
 
 
 def _rails(links: list[Link]) -> tuple[dict[int, str], dict[int, list[str]]]:
@@ -368,7 +385,7 @@ class _Drawing:
             head = (x - 26, edge_y, -90, round(size, 1))
             pill = self._pill_at(x, edge_y + 24 + pill_height / 2, node.loop, [node.text], node.text)
         else:
-            edge_x = x + BOX_WIDTH / 2
+            edge_x = x + self._plan.box_width / 2
             path = (
                 f"M{edge_x:g} {y - 18:g}C{edge_x + 34:g} {y - 26:g} {edge_x + 34:g} {y + 26:g} "
                 f"{edge_x + size - 2:g} {y + 18:g}"
@@ -406,15 +423,15 @@ class _Drawing:
     def state(self, name: str, *, final: bool) -> DrawnState:
         box = self._plan.boxes[name]
         x, y = self._point(box.x, box.y)
-        x, y = round(x - BOX_WIDTH / 2, 1), round(y - BOX_HEIGHT / 2, 1)
+        width = self._plan.box_width
+        x, y = round(x - width / 2, 1), round(y - BOX_HEIGHT / 2, 1)
         style = state_style(self._name, name)
         count = whole(self._numbers.counts.get(name, 0))
-        word = _shorten(state_word(name))
         return DrawnState(
             x,
             y,
             name,
-            word,
+            _shorten(state_word(name)),
             style.tone,
             style.icon,
             count,
@@ -422,12 +439,13 @@ class _Drawing:
             self._spark(self._numbers.sparks.get(name, ()), x, y, len(count)),
             final,
             self._numbers.links.get(name, ""),
-            round(sum(8.9 if letter.isupper() else 6.9 for letter in word) + 34, 1),
+            width,
+            _badge_width(name),
         )
 
     def _spark(self, values: Sequence[float], x: float, y: float, digits: int) -> str:
         left = x + max(SPARK_LEFT, 14 + digits * COUNT_CHARACTER + 6)
-        right = x + BOX_WIDTH - 14
+        right = x + self._plan.box_width - 14
         if len(values) < 2 or right - left < 20:  # noqa: PLR2004 - a line needs two points
             return ""
         low, high = min(values), max(values)
@@ -451,8 +469,8 @@ class _Drawing:
         rise = max(34.0, min(90.0, abs(x2 - x1) * 0.22))
         peak = max(min(y1, y2) - rise, 8.0)
         path = f"M{x1:g} {y1:g}C{x1:g} {peak:g} {x2:g} {peak:g} {x2:g} {y2 - 10:g}"
-        text = f"✕ {whole(count)}"
-        width = len(text) * 7.4 + 22
+        text = f"✕ {whole(count)} refused" if self._wide else f"✕ {whole(count)}"
+        width = len(text) * 6.8 + 22
         points = ((x1, y1), (x1, peak), (x2, peak), (x2, y2 - 10))
         x, y = self._free_place(points, width)
         return DrawnRefusal(
@@ -488,8 +506,8 @@ class _Drawing:
 
 
 def _shorten(word: str) -> str:
-    """Shorten a word that is wider than its box."""
-    return word.replace("WaitingFor", "Wait: ").removesuffix("Signal") if word.startswith("WaitingFor") else word
+    """Shorten a word that would make all boxes of its lifecycle wide."""
+    return re.sub(r"^WaitingFor(\w+?)(?:Config|Signal)$", r"Wait: \1", word)
 
 
 def summary(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from starlette.responses import RedirectResponse, Response
 
 from interlock.dashboard.counts import STORED_MACHINES, Transition
-from interlock.dashboard.format import compact, rate, rate_number, whole
+from interlock.dashboard.format import compact, rate_number, whole
 from interlock.dashboard.history import figure_range
 from interlock.dashboard.pages import ALL, PAGE_HEADERS, View, page_router
 from interlock.dashboard.render import render_macro
@@ -199,13 +199,13 @@ def tabs(counts: LiveCounts, namespaces: Namespaces, shown: tuple[str, ...]) -> 
             [(STYLES[name][str(state)].tone, states[str(state)]) for state in MACHINES[name].states], least=24
         )
         if name in STORED_MACHINES:
-            note = f"{compact(total)} · {rate(moved)}"
+            note = f"{compact(total)} · {rate_number(moved)}/s"
         elif name == "worker":
             note = "1 process" if total == 1 else f"{whole(total)} processes"
         elif name == "task-attempt":
             note = f"{whole(total)} in hand"
         else:
-            note = whole(total) if total else "none now"
+            note = f"{whole(total)} now" if total else "none now"
         found.append(Tab(name, note, parts))
     return found
 

@@ -40,6 +40,14 @@ def task_version(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def progress_parts(progress: Any) -> tuple[float | None, Any]:
+    """Return the fraction of a reported progress, if it has one, and what is to be shown beside a bar."""
+    if not isinstance(progress, dict) or not isinstance(progress.get("fraction"), (int, float)):
+        return None, progress
+    rest = {name: value for name, value in progress.items() if name not in {"fraction", "message"}}
+    return min(1.0, max(0.0, progress["fraction"])), rest or None
+
+
 async def read_visible_task(connection: Connection, view: PageView, task_id: UUID) -> dict[str, Any]:
     """Read a task that the viewer may see."""
     rows = await read_tasks(connection, [task_id])
@@ -66,10 +74,11 @@ async def show_task(view: View, task_id: UUID) -> Response:
     row = attempt_row("attempts", latest[::-1])
     start = min([task["created_at"], *(move["recorded_at"] for move in latest[-1:])])
     end = max(task["finished_at"] if has_ended and task["finished_at"] else view.now, start)
+    fraction, reported = progress_parts(task["progress"])
     payloads = (
         payload("input", task["input"] or None),
         payload("result", task["output"]),
-        payload("progress", task["progress"]),
+        payload("details of the progress" if fraction is not None else "progress", reported),
         payload("checkpoint", details["checkpoint"]),
     )
     name = task["step"] or task["type"]
@@ -86,6 +95,7 @@ async def show_task(view: View, task_id: UUID) -> Response:
         version=task_version(task),
         has_ended=has_ended,
         gantt=draw_gantt([row], start, end, running=not has_ended),
+        fraction=fraction,
         payloads=[each for each in payloads if each is not None],
         error=error_view(task["error"], task["reason"]),
         history=history_view("task", name, shown),

@@ -229,6 +229,23 @@ where jobs.id = any (array(
     and jobs.workflow_id in (select id from interlock.workflows where name = 'distributed_sort')
 order by jobs.id desc
 
+-- name: live_running_sorts
+-- The states of the workers of sorts that run on the engine, as their steps report them: one row for each sort.
+select jobs.namespace,
+    (select coalesce(jsonb_agg(case tasks.state when 'done' then 'Completed' when 'error' then 'Failed'
+            else coalesce(tasks.progress ->> 'state', 'Initializing') end), '[]')
+        from interlock.tasks
+        where tasks.job_id = jobs.id and tasks.part is not null) as states
+from interlock.jobs
+where jobs.status = 'RUNNING' and jobs.id = any (array(
+    select latest.id
+    from interlock.workflows
+        cross join lateral (
+            select id from interlock.jobs where workflow_id = workflows.id order by id desc limit 20
+        ) as latest
+    where workflows.name = 'distributed_sort'
+))
+
 -- name: live_task_states
 -- The base of the live counts: one pass over the table. In the same statement, and so in the same snapshot, as the moves
 -- of the last seconds.
