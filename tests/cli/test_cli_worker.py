@@ -10,11 +10,9 @@ from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.request import urlopen
 
-import psycopg
 import pytest
 
 from cli_support import APP, Shell
-from interlock.store.stats import STATUS
 from processes import eventually
 
 if TYPE_CHECKING:
@@ -163,13 +161,3 @@ def look_in_vain(shell: Shell, place: str) -> None:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
         assert "Traceback" not in errors
-
-
-@pytest.mark.store
-def test_counting_what_has_not_ended_needs_no_look_at_what_has(url: str) -> None:
-    text = STATUS["count_unfinished_tasks"].sql.replace("%(now)s", "null")
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("set enable_seqscan = off")
-        plan = "\n".join(line for (line,) in connection.execute(f"explain {text}".encode()))
-    assert "Seq Scan" not in plan
-    assert plan.count("Index Scan") + plan.count("Index Only Scan") == 5

@@ -212,8 +212,7 @@ TABLE = (
             ),
             Needed("id = any (array(…))", "every ended task is deleted, whatever its age", row=task("done", at=NOW)),
             Needed(
-                "finished_at <= now - case state when 'done' then %(done)s when 'canceled' then %(canceled)s "
-                "when 'skipped' then %(skipped)s when 'error' then %(error)s end",
+                "since <= now",
                 "a task is deleted before its age",
                 row=task("done", at=NOW),
             ),

@@ -46,7 +46,7 @@ def format_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str
 def _align(name: str, cells: Sequence[str]) -> list[str]:
     """Pad the cells of a column to one width."""
     width = max(map(len, (name, *cells)))
-    is_number = all(not text or text.isdecimal() for text in cells)
+    is_number = all(not text or text.removeprefix("~").removesuffix("+").isdecimal() for text in cells)
     return [text.rjust(width) if is_number else text.ljust(width) for text in (name, *cells)]
 
 

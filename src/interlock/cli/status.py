@@ -28,7 +28,7 @@ from interlock.cli.format import (
 )
 from interlock.client.app import Interlock
 from interlock.errors import UnknownTaskError
-from interlock.lifecycle import JOB, TASK_ROW, JobState, TaskRowState
+from interlock.lifecycle import TASK_ROW, JobState, TaskRowState
 from interlock.store.jobs import read_jobs
 from interlock.store.leader import read_clock
 from interlock.store.schedules import ScheduleState
@@ -36,6 +36,7 @@ from interlock.store.stats import (
     LimitUse,
     Overview,
     StateCount,
+    estimated_jobs,
     jobs_by_namespace,
     overview_document,
     read_overview,
@@ -46,6 +47,7 @@ from interlock.store.workers import LiveProcess
 
 WATCH_INTERVAL_S = 1.0
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
+ESTIMATE_NOTE = "\n~ is an estimate from a sample of the table; --all counts every row"
 MAX_ROWS = 20  # of each table of the overview; --json has them all
 LIMIT_HEADER = ("limit", "rule", "running", "starts", "weight", "cost", "waiting", "next", "override")
 SCHEDULE_HEADER = ("schedule", "task or workflow", "rhythm", "next", "last", "state")
@@ -70,9 +72,7 @@ def status(
     watch: Annotated[
         bool, typer.Option("--watch", help="Repeat every second until the task has ended or Ctrl-C is pressed.")
     ] = False,
-    whole: Annotated[
-        bool, typer.Option("--all", help="Count ended tasks and jobs too; slow with millions of them.")
-    ] = False,
+    whole: Annotated[bool, typer.Option("--all", help="Count every task and job; slow with millions of them.")] = False,
 ) -> None:
     """Show the overview of the installation, or one task: its state, progress and result, and why it waits.
 
@@ -124,18 +124,17 @@ def format_overview(seen: Overview) -> str:
 
 def _tasks(seen: Overview) -> str:
     """Format the tasks of each namespace by state."""
-    states = [str(state) for state in TaskRowState if seen.complete or state not in TASK_ROW.final]
     counted: dict[str, dict[str, StateCount]] = {}
     for count in seen.counts:
         counted.setdefault(count.namespace, {})[count.state] = count
-    left_out = "" if seen.complete else "\nended tasks are not counted; --all counts them"
     if not counted:
-        return "no tasks" + left_out
+        return "no tasks"
     rows = (
-        (name, *(_count(counts, state) for state in states), _oldest(counts, seen.now))
+        (name, *(_count(counts, state) for state in TaskRowState), _oldest(counts, seen.now))
         for name, counts in sorted(counted.items())
     )
-    return format_table(("namespace", *states, "oldest due"), rows) + left_out
+    table = format_table(("namespace", *map(str, TaskRowState), "oldest due"), rows)
+    return table + (ESTIMATE_NOTE if any(count.is_estimate for count in seen.counts) else "")
 
 
 def _jobs(seen: Overview) -> list[str]:
@@ -146,9 +145,12 @@ def _jobs(seen: Overview) -> list[str]:
         return []
     parts = []
     if counted:
-        states = [str(state) for state in JobState if seen.complete or state not in JOB.final]
-        rows = ((name, *(counts.get(state, 0) for state in states)) for name, counts in counted.items())
-        parts.append(format_table(("jobs of", *states), rows))
+        estimated = estimated_jobs(seen)
+        rows = (
+            (name, *(_shown(counts.get(state, 0), state in estimated.get(name, ())) for state in JobState))
+            for name, counts in counted.items()
+        )
+        parts.append(format_table(("jobs of", *map(str, JobState)), rows) + (ESTIMATE_NOTE if estimated else ""))
 
     oldest = "" if queue["oldest_age"] is None else f", the oldest for {queue['oldest_age']:.1f} s"
     orchestration = (
@@ -173,8 +175,13 @@ def _event_counters(processes: Iterable[LiveProcess]) -> Iterable[Sequence[objec
                 yield process.id, system, *(figures.get(kind, "-") for kind in EVENT_COUNTERS)
 
 
-def _count(counts: Mapping[str, StateCount], state: str) -> int:
-    return counts[state].tasks if state in counts else 0
+def _count(counts: Mapping[str, StateCount], state: str) -> str:
+    count = counts.get(state)
+    return "0" if count is None else _shown(count.tasks, count.is_estimate)
+
+
+def _shown(count: int, is_estimate: bool) -> str:
+    return f"~{count}" if is_estimate else str(count)
 
 
 def _oldest(counts: Mapping[str, StateCount], now: datetime) -> str | None:
@@ -205,9 +212,10 @@ def limit_row(limit: LimitUse) -> Sequence[object]:
     rule = "none" if limit.rule is None else "" if limit.rule == limit.key else limit.rule
     running = use(limit.taken, limit.max_running, "")
     starts, weight = use(limit.starts, limit.max_starts), use(limit.weight, limit.max_weight)
+    waiting = f"{limit.waiting}+" if limit.is_bound else limit.waiting
     next_at = "" if limit.next_at is None else f"{limit.next_at:%Y-%m-%d %H:%M:%S %Z}"
     cost, override = use(limit.cost, limit.max_cost), _format_override(limit)
-    return limit.key, rule, running, starts, weight, cost, limit.waiting, next_at, override
+    return limit.key, rule, running, starts, weight, cost, waiting, next_at, override
 
 
 def _format_override(limit: LimitUse) -> str:

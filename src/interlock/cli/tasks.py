@@ -18,10 +18,11 @@ from interlock.cli.app_context import InJson, Reason, Yes, database_running, run
 from interlock.cli.enqueue import parse_past_time
 from interlock.cli.format import format_json, format_table, format_time, print_note
 from interlock.client.app import Interlock
-from interlock.client.task_handle import UNFINISHED, Affected, TaskHandle, TaskStatus, refuse_step
+from interlock.client.task_handle import UNFINISHED, Affected, TaskHandle, TaskStatus, refuse_step, task_filter
 from interlock.errors import ConfigError
 from interlock.lifecycle import TASK_ROW, TaskRowEvent, TaskRowState
 from interlock.store.leader import read_clock
+from interlock.store.lists import MAX_LOOKED_AT, ListPage
 from interlock.store.task_admin import TaskSummary
 
 app = typer.Typer(
@@ -70,19 +71,26 @@ def list_(
     before: Annotated[
         str | None, typer.Option(help="Continue after this task, the last of the previous page.", metavar="ID")
     ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Search the whole table, which takes long with millions of tasks.")
+    ] = False,
     in_json: InJson = False,
 ) -> None:
     """List tasks that meet all conditions, newest first.
 
+    Types, tags, namespaces and the state done are looked for among the newest 10,000 tasks; --before goes on there.
+
     Example: `interlock tasks list --state error --type charge --since 2h`.
     """
 
-    async def find(used: Interlock) -> list[TaskSummary]:
+    async def find(used: Interlock) -> ListPage[TaskSummary]:
         async with used.connection() as connection:
             now = await read_clock(connection, now=used.now())
-        return await used.find(
-            **_wanted(state, namespace, type_, tag, limit),
-            before=None if before is None else used.handle(before).id,
+        wanted = task_filter(
+            [str(each) for each in state] if state else None,
+            namespace,
+            type_,
+            tag,
             job=job,
             worker=worker,
             correlation_id=correlation_id,
@@ -91,14 +99,24 @@ def list_(
             created_after=parse_past_time("--since", since, now),
             created_before=parse_past_time("--until", until, now),
         )
+        cursor = None if before is None else used.handle(before).id
+        page = await used.find_page(wanted, limit=limit, before=cursor)
+        found = list(page.items)
+        while every and page.next is not None and len(found) < limit:
+            page = await used.find_page(wanted, limit=limit - len(found), before=page.next)
+            found += page.items
+        return ListPage(found, page.next)
 
-    found = run_with_app(Interlock(config=context.obj), find)
+    page = run_with_app(Interlock(config=context.obj), find)
     if in_json:
-        typer.echo(format_json([asdict(task) for task in found]))
+        typer.echo(format_json([asdict(task) for task in page.items]))
     else:
-        typer.echo(format_tasks(found))
-    if len(found) == limit:
-        print_note(f"there may be more: --before {found[-1].id}")
+        typer.echo(format_tasks(page.items))
+    if page.next is not None:
+        looked = (
+            "there may be more" if len(page.items) == limit else f"looked at {MAX_LOOKED_AT} tasks, --all at every one"
+        )
+        print_note(f"{looked}: --before {page.next}")
 
 
 @app.command()

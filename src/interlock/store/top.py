@@ -32,6 +32,7 @@ class NamespaceFigures:
 
     name: str
     depth: dict[str, int] = field(default_factory=dict)
+    estimated: set[str] = field(default_factory=set)  # states whose depth is an estimate
     oldest_due_at: datetime | None = None
     paused_by: str | None = None
     arrived: float = 0.0
@@ -123,6 +124,8 @@ def _by_namespace(counts: Iterable[StateCount]) -> dict[str, NamespaceFigures]:
     for count in counts:
         figures = found.setdefault(count.namespace, NamespaceFigures(name=count.namespace))
         figures.depth[count.state] = count.tasks
+        if count.is_estimate:
+            figures.estimated.add(count.state)
         if count.state == TaskRowState.PENDING:
             figures.oldest_due_at = count.oldest_due_at
     return found

@@ -86,7 +86,10 @@ def _namespace_cells(found: NamespaceFigures, now: datetime) -> tuple[str, ...]:
     depth = found.depth
     oldest = "" if found.oldest_due_at is None else format_duration(now - found.oldest_due_at)
     name = f"{found.name} (paused by {found.paused_by})" if found.paused_by else found.name
-    counts = (str(depth.get(state, 0)) for state in (TaskRowState.PENDING, TaskRowState.RUNNING, TaskRowState.WAITING))
+    counts = (
+        f"{'~' if state in found.estimated else ''}{depth.get(state, 0)}"
+        for state in (TaskRowState.PENDING, TaskRowState.RUNNING, TaskRowState.WAITING)
+    )
     rates = map(_rate, (found.arrived, found.ended, found.failed))
     return name, *counts, *rates, *_latency(found.waited), *_latency(found.ran), oldest
 

@@ -1,11 +1,11 @@
 -- Overviews of the queue, and the details of one task. No statement here writes.
 
--- name: read_tasks_size
--- Size of the table: a large one is counted by its indexes only.
-select pg_relation_size('interlock.tasks') as bytes
+-- name: read_table_sizes
+-- Sizes of the tables in pages: rows of large ones are estimated from a sample.
+select pg_relation_size('interlock.tasks') / 8192 as tasks, pg_relation_size('interlock.jobs') / 8192 as jobs
 
 -- name: count_all_tasks
--- One pass over the table, finished tasks included.
+-- One pass over the table, ended tasks included.
 select namespace, state, count(*) as tasks,
     min(run_at) filter (where state = 'pending' and run_at <= coalesce(%(now)s::timestamptz, now())) as oldest_due_at
 from interlock.tasks
@@ -13,31 +13,150 @@ group by namespace, state
 order by namespace, state
 
 -- name: count_unfinished_tasks
--- Each part uses its own index; finished tasks are not read. Tasks that wait for something other than a namespace or a
--- limit have no index and are not counted.
-select namespace, 'pending' as state, count(*) as tasks,
-    min(run_at) filter (where run_at <= coalesce(%(now)s::timestamptz, now())) as oldest_due_at
-from (
-    select namespace, run_at from interlock.tasks where state = 'pending' and limit_keys is null
+-- Each part reads its own index, and at most `most` entries of it for each namespace, or for all namespaces where the
+-- index does not begin with them; ended tasks are not read. `is_bound`: there may be more.
+-- The namespaces of pending tasks are found by one look-up each, and the oldest due task by one for each priority.
+with recursive spaces as (
+    (select namespace from interlock.tasks where state = 'pending' and limit_keys is null order by namespace limit 1)
     union all
-    select namespace, run_at from interlock.tasks where state = 'pending' and limit_keys is not null
-) as pending
-group by namespace
-union all
-select namespace, 'running', count(*), null
-from interlock.tasks
-where lease_expires_at is not null
-group by namespace
-union all
-select namespace, 'waiting', count(*), null
-from interlock.tasks
-where state = 'waiting' and held_by = 'namespace'
-group by namespace
-union all
-select namespace, 'waiting', count(*), null
-from interlock.tasks
-where limit_keys is not null and state = 'waiting' and held_by = 'limit'
-group by namespace
+    select (
+            select namespace
+            from interlock.tasks
+            where state = 'pending' and limit_keys is null and namespace > spaces.namespace
+            order by namespace
+            limit 1
+        )
+    from spaces
+    where spaces.namespace is not null
+), limited_spaces as (
+    (select namespace from interlock.tasks where state = 'pending' and limit_keys is not null order by namespace limit 1)
+    union all
+    select (
+            select namespace
+            from interlock.tasks
+            where state = 'pending' and limit_keys is not null and namespace > limited_spaces.namespace
+            order by namespace
+            limit 1
+        )
+    from limited_spaces
+    where limited_spaces.namespace is not null
+), levels as (
+    select spaces.namespace, first_of_level.*
+    from spaces
+        cross join generate_series(0, 3) as suspicion (crashes)
+        cross join lateral (
+            select crashes, priority, run_at
+            from interlock.tasks
+            where state = 'pending' and limit_keys is null and namespace = spaces.namespace
+                and crashes = suspicion.crashes
+            order by crashes, priority desc, run_at, id
+            limit 1
+        ) as first_of_level
+    union all
+    select levels.namespace, next_level.*
+    from levels
+        cross join lateral (
+            select crashes, priority, run_at
+            from interlock.tasks
+            where state = 'pending' and limit_keys is null and namespace = levels.namespace
+                and crashes = levels.crashes and priority < levels.priority
+            order by crashes, priority desc, run_at, id
+            limit 1
+        ) as next_level
+), limited_levels as (
+    select limited_spaces.namespace, first_of_level.*
+    from limited_spaces
+        cross join generate_series(0, 3) as suspicion (crashes)
+        cross join lateral (
+            select crashes, priority, run_at
+            from interlock.tasks
+            where state = 'pending' and limit_keys is not null and namespace = limited_spaces.namespace
+                and crashes = suspicion.crashes
+            order by crashes, priority desc, run_at, id
+            limit 1
+        ) as first_of_level
+    union all
+    select limited_levels.namespace, next_level.*
+    from limited_levels
+        cross join lateral (
+            select crashes, priority, run_at
+            from interlock.tasks
+            where state = 'pending' and limit_keys is not null and namespace = limited_levels.namespace
+                and crashes = limited_levels.crashes and priority < limited_levels.priority
+            order by crashes, priority desc, run_at, id
+            limit 1
+        ) as next_level
+), bounded as (
+    select namespace, 'pending' as state, counted.tasks, counted.tasks >= %(most)s as is_bound
+    from spaces
+        cross join lateral (
+            select count(*) as tasks
+            from (
+                select from interlock.tasks
+                where state = 'pending' and limit_keys is null and namespace = spaces.namespace
+                limit %(most)s
+            ) as found
+        ) as counted
+    where namespace is not null
+    union all
+    select namespace, 'pending', counted.tasks, counted.tasks >= %(most)s
+    from limited_spaces
+        cross join lateral (
+            select count(*) as tasks
+            from (
+                select from interlock.tasks
+                where state = 'pending' and limit_keys is not null and namespace = limited_spaces.namespace
+                limit %(most)s
+            ) as found
+        ) as counted
+    where namespace is not null
+    union all
+    select namespace, 'running', count(*), sum(count(*)) over () >= %(most)s
+    from (select namespace from interlock.tasks where lease_expires_at is not null limit %(most)s) as running
+    group by namespace
+    union all
+    select namespace, 'waiting', count(*), sum(count(*)) over () >= %(most)s
+    from (select namespace from interlock.tasks where state = 'waiting' order by id desc limit %(most)s) as waiting
+    group by namespace
+)
+select bounded.namespace, state, sum(tasks)::bigint as tasks, bool_or(is_bound) as is_bound,
+    case when state = 'pending' then min(due.oldest_at) end as oldest_due_at
+from bounded
+    left join (
+        select namespace, min(run_at) filter (where run_at <= coalesce(%(now)s::timestamptz, now())) as oldest_at
+        from (
+            select namespace, run_at from levels
+            union all
+            select namespace, run_at from limited_levels
+        ) as first_of_levels
+        group by namespace
+    ) as due on due.namespace = bounded.namespace
+group by bounded.namespace, state
+order by bounded.namespace, state
+
+-- name: count_ended_tasks
+-- Those in states that have an index, at most `most` of each.
+select namespace, state, sum(tasks)::bigint as tasks, bool_or(is_bound) as is_bound
+from (
+    select namespace, wanted.state, count(*) as tasks, sum(count(*)) over (partition by wanted.state) >= %(most)s as is_bound
+    from unnest(array['error', 'canceled', 'skipped']) as wanted (state)
+        cross join lateral (
+            select namespace
+            from interlock.tasks
+            where tasks.state = wanted.state and tasks.state in ('error', 'canceled', 'skipped')
+            order by id desc
+            limit %(most)s
+        ) as found
+    group by namespace, wanted.state
+) as counted
+group by namespace, state
+order by namespace, state
+
+-- name: sample_tasks
+-- Estimates all counts from a part of the pages, which is the same in each call.
+select namespace, state, (count(*) * 100 / %(percent)s::float8)::bigint as tasks
+from interlock.tasks tablesample system (%(percent)s::float8) repeatable (1)
+group by namespace, state
 order by namespace, state
 
 -- name: count_all_jobs
@@ -47,9 +166,35 @@ group by namespace, status
 order by namespace, status
 
 -- name: count_unfinished_jobs
-select namespace, status, count(*) as jobs
-from interlock.jobs
-where status in ('SUBMITTED', 'PENDING', 'RUNNING')
+-- Those in states that have an index, at most `most` of each.
+select namespace, wanted.status, count(*) as jobs, sum(count(*)) over (partition by wanted.status) >= %(most)s as is_bound
+from unnest(array['SUBMITTED', 'PENDING', 'RUNNING']) as wanted (status)
+    cross join lateral (
+        select namespace
+        from interlock.jobs
+        where jobs.status = wanted.status and jobs.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+        order by id desc
+        limit %(most)s
+    ) as found
+group by namespace, wanted.status
+order by namespace, wanted.status
+
+-- name: count_unsuccessful_jobs
+select namespace, wanted.status, count(*) as jobs, sum(count(*)) over (partition by wanted.status) >= %(most)s as is_bound
+from unnest(array['FAILED', 'CANCELED']) as wanted (status)
+    cross join lateral (
+        select namespace
+        from interlock.jobs
+        where jobs.status = wanted.status and jobs.status in ('FAILED', 'CANCELED')
+        order by id desc
+        limit %(most)s
+    ) as found
+group by namespace, wanted.status
+order by namespace, wanted.status
+
+-- name: sample_jobs
+select namespace, status, (count(*) * 100 / %(percent)s::float8)::bigint as jobs
+from interlock.jobs tablesample system (%(percent)s::float8) repeatable (1)
 group by namespace, status
 order by namespace, status
 
@@ -62,30 +207,83 @@ order by name
 -- name: list_limits
 -- Every key in use with its rule, and every rule that no key uses: tasks that count against it, its use within the
 -- period, tasks that wait for it, and the time at which it has room again.
-with lanes as materialized (
-    select limit_keys, state = 'waiting' as is_waiting, count(*) as tasks,
-        count(*) filter (where state = 'pending' and run_at <= coalesce(%(now)s::timestamptz, now())) as due,
-        coalesce(sum(coalesce(limit_weight, 1)) filter (
-            where state = 'pending' and run_at <= coalesce(%(now)s::timestamptz, now())), 0) as due_weight
-    from (
-        select limit_keys, state, run_at, limit_weight
-        from interlock.tasks
-        where limit_keys is not null and state in ('pending', 'running')
-        union all
-        select limit_keys, state, run_at, limit_weight
+-- Tasks with the same keys form a lane. Recursive skip scans find the lanes; of each, a bounded number of tasks is counted,
+-- about `most` in all. `is_bound`: there may be more.
+with recursive waiting_lanes (keys) as (
+    (
+        select limit_keys
         from interlock.tasks
         where limit_keys is not null and state = 'waiting' and held_by = 'limit'
-    ) as limited
-    group by limit_keys, is_waiting
+        order by limit_keys
+        limit 1
+    )
+    union all
+    select (
+            select limit_keys
+            from interlock.tasks
+            where limit_keys > waiting_lanes.keys and limit_keys is not null and state = 'waiting' and held_by = 'limit'
+            order by limit_keys
+            limit 1
+        )
+    from waiting_lanes
+    where waiting_lanes.keys is not null
+), taken_lanes (keys) as (
+    (
+        select limit_keys
+        from interlock.tasks
+        where limit_keys is not null and state in ('pending', 'running')
+        order by limit_keys
+        limit 1
+    )
+    union all
+    select (
+            select limit_keys
+            from interlock.tasks
+            where limit_keys > taken_lanes.keys and limit_keys is not null and state in ('pending', 'running')
+            order by limit_keys
+            limit 1
+        )
+    from taken_lanes
+    where taken_lanes.keys is not null
+), known_lanes as materialized (
+    select keys from waiting_lanes where keys is not null
+    union
+    select keys from taken_lanes where keys is not null
+), bound as materialized (
+    select greatest(%(most)s / greatest(count(*), 1), 100) as most from known_lanes
+), lanes as materialized (
+    select keys as limit_keys, waiting.tasks as waiting, taken.tasks as taken, taken.due, taken.due_weight,
+        greatest(waiting.tasks, taken.tasks) >= bound.most as is_bound
+    from known_lanes
+        cross join bound
+        cross join lateral (
+            select count(*) as tasks
+            from (
+                select from interlock.tasks
+                where limit_keys = keys and limit_keys is not null and state = 'waiting' and held_by = 'limit'
+                limit bound.most
+            ) as found
+        ) as waiting
+        cross join lateral (
+            select count(*) as tasks,
+                count(*) filter (where state = 'pending' and run_at <= coalesce(%(now)s::timestamptz, now())) as due,
+                coalesce(sum(coalesce(limit_weight, 1)) filter (
+                    where state = 'pending' and run_at <= coalesce(%(now)s::timestamptz, now())), 0) as due_weight
+            from (
+                select state, run_at, limit_weight
+                from interlock.tasks
+                where limit_keys = keys and limit_keys is not null and state in ('pending', 'running')
+                limit bound.most
+            ) as found
+        ) as taken
 ), counted as (
-    select wanted.key, coalesce(sum(tasks) filter (where not is_waiting), 0)::int as taken,
-        coalesce(sum(tasks) filter (where is_waiting), 0)::int as waiting, sum(due)::int as due,
-        sum(due_weight) as due_weight
+    select wanted.key, sum(taken)::int as taken, sum(waiting)::int as waiting, sum(due)::int as due,
+        sum(due_weight) as due_weight, bool_or(is_bound) as is_bound
     from lanes
         cross join lateral unnest(limit_keys) as wanted (key)
     group by wanted.key
     union all
-    select used.key, 0, 0, 0, 0
+    select used.key, 0, 0, 0, 0, false
     from (select distinct key from interlock.limit_usage) as used
     where not exists (select from lanes where used.key = any (limit_keys))
 )
@@ -95,13 +293,13 @@ select counted.key, rule.key as rule, rule.max_running, rule.max_starts, rule.ma
     case
         when counted.waiting > 0 then interlock.limit_frees_at(counted.key, rule,
             coalesce(%(now)s::timestamptz, now()), counted.due, counted.due_weight, 1)
-    end as next_at, rule.declared, rule.overridden_by, rule.overridden_at, rule.override_reason
+    end as next_at, rule.declared, rule.overridden_by, rule.overridden_at, rule.override_reason, counted.is_bound
 from counted
     left join lateral interlock.limit_rule(counted.key) as rule on true
     left join lateral interlock.limit_use(counted.key, rule.period, coalesce(%(now)s::timestamptz, now())) as used on true
 union all
 select key, key, max_running, max_starts, max_weight, max_cost, period, share, 0, 0, 0, 0, 0, null, declared,
-    overridden_by, overridden_at, override_reason
+    overridden_by, overridden_at, override_reason, false
 from interlock.limits
 where not exists (select from counted where counted.key = limits.key)
 order by waiting desc, key

@@ -556,6 +556,7 @@ class LimitResponse(LimitRuleResponse):
     overridden_by: str | None
     overridden_at: datetime | None
     override_reason: str | None
+    is_bound: bool = Field(description="more tasks than `taken` and `waiting` say may be there: counting stopped")
 
 
 class LimitHolderResponse(ResponseModel):

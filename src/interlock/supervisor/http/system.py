@@ -98,7 +98,7 @@ async def resume_namespace(
 @router.get("/api/status", response_model=StatusResponse)
 async def show_status(
     app: ReadApp,
-    all: Annotated[bool, Query(description="Count ended tasks too, which may take long.")] = False,  # noqa: A002, FBT002 - as the command's flag is named
+    all: Annotated[bool, Query(description="Count every task and job, which may take long.")] = False,  # noqa: A002, FBT002 - as the command's flag is named
 ) -> Response:
     """Show the counts of tasks, jobs and processes, as `interlock status --json` does."""
     async with app.connection() as connection:
