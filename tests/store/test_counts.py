@@ -121,6 +121,17 @@ async def test_the_oldest_due_task_is_found_whatever_its_priority(database: Conn
     assert count.oldest_due_at == NOW - timedelta(hours=3), "of a suspected task"
 
 
+async def test_pending_tasks_of_many_namespaces_are_counted_together(
+    database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = "insert into interlock.tasks (type, namespace) select 'x', 'n' || n from generate_series(1, 9) as n"
+    await database.execute(query)
+    monkeypatch.setattr(stats, "MAX_PAIRS", 4)
+    counts = await count_unfinished_tasks(database)
+    assert [count.namespace for count in counts] == ["n1", "n2", "n3", "n4", "…"]
+    assert [(count.tasks, count.is_estimate) for count in counts[3:]] == [(1, False), (5, True)]
+
+
 async def test_the_overview_marks_estimates(database: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     await fill(database)
     assert "~" not in format_overview(await read_overview(database))

@@ -34,6 +34,8 @@ STATUS = load_statements("status")
 MOVES = load_statements("moves")
 MAX_COUNTED = 10_000  # rows of a state, for pending ones of a namespace, that are counted one by one
 MAX_FULL_COUNT_PAGES = 4_000  # size of a table up to which all rows are counted: about 150,000 plain tasks
+MAX_PAIRS = 1_000  # of namespaces and types whose pending tasks are counted
+OTHERS = "…"  # namespaces that are counted together
 SAMPLE_PAGES = 500  # pages of a larger table that are read to estimate its counts
 
 
@@ -174,15 +176,21 @@ async def count_tasks(connection: Connection, *, whole: bool = False, now: datet
 
 
 async def count_unfinished_tasks(connection: Connection, *, now: datetime | None = None) -> list[StateCount]:
-    """Count unfinished tasks by namespace and state, from partial indexes."""
+    """Count unfinished tasks by namespace and state from partial indexes; of many namespaces, some together."""
     async with transaction(connection):
         sample = _Sample(connection, "tasks", "state", await _pages(connection, "tasks"))
         return await _count_unfinished_tasks(connection, sample, now)
 
 
 async def _count_unfinished_tasks(connection: Connection, sample: _Sample, now: datetime | None) -> list[StateCount]:
-    rows = await run(connection, STATUS["count_unfinished_tasks"], {"most": MAX_COUNTED, "now": now})
-    return [await _state_count(row, sample) for row in rows]
+    parameters = {"most": MAX_COUNTED, "pairs": MAX_PAIRS, "now": now}
+    rows = await run(connection, STATUS["count_unfinished_tasks"], parameters)
+    counts = [await _state_count(row, sample) for row in rows]
+    if rows and rows[0]["is_cut"]:
+        pending = sum(count.tasks for count in counts if count.state == TaskRowState.PENDING)
+        sampled = sum(tasks for (_, state), tasks in (await sample.read()).items() if state == TaskRowState.PENDING)
+        counts.append(StateCount(OTHERS, TaskRowState.PENDING.value, max(sampled - pending, 0), None, is_estimate=True))
+    return counts
 
 
 async def _state_count(row: dict[str, Any], sample: _Sample) -> StateCount:

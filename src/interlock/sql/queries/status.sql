@@ -15,19 +15,28 @@ order by namespace, state
 -- name: count_unfinished_tasks
 -- Each part reads its own index, and at most `most` entries of it for each namespace, or for all namespaces where the
 -- index does not begin with them; ended tasks are not read. `is_bound`: there may be more.
--- The namespaces of pending tasks are found by one look-up each, and the oldest due task by one for each priority.
-with recursive spaces as (
-    (select namespace from interlock.tasks where state = 'pending' and limit_keys is null order by namespace limit 1)
+-- The namespaces and types of pending tasks are found by one look-up for each pair, and the oldest due task by two for
+-- each priority. `is_cut`: there may be more than `pairs` pairs; tasks of others are not counted.
+with recursive pairs as (
+    (
+        select namespace, type
+        from interlock.tasks
+        where state = 'pending' and limit_keys is null
+        order by namespace, type
+        limit 1
+    )
     union all
-    select (
-            select namespace
+    select following.*
+    from pairs
+        cross join lateral (
+            select namespace, type
             from interlock.tasks
-            where state = 'pending' and limit_keys is null and namespace > spaces.namespace
-            order by namespace
+            where state = 'pending' and limit_keys is null and (namespace, type) > (pairs.namespace, pairs.type)
+            order by namespace, type
             limit 1
-        )
-    from spaces
-    where spaces.namespace is not null
+        ) as following
+), known_pairs as materialized (
+    select namespace, type from pairs limit %(pairs)s
 ), limited_spaces as (
     (select namespace from interlock.tasks where state = 'pending' and limit_keys is not null order by namespace limit 1)
     union all
@@ -40,32 +49,45 @@ with recursive spaces as (
         )
     from limited_spaces
     where limited_spaces.namespace is not null
+), known_limited_spaces as materialized (
+    select namespace from (select namespace from limited_spaces limit %(pairs)s) as found where namespace is not null
 ), levels as (
-    select spaces.namespace, first_of_level.*
-    from spaces
-        cross join generate_series(0, 3) as suspicion (crashes)
+    select known_pairs.*, first_of_pair.*
+    from known_pairs
         cross join lateral (
             select crashes, priority, run_at
             from interlock.tasks
-            where state = 'pending' and limit_keys is null and namespace = spaces.namespace
-                and crashes = suspicion.crashes
+            where state = 'pending' and limit_keys is null and namespace = known_pairs.namespace
+                and type = known_pairs.type
             order by crashes, priority desc, run_at, id
             limit 1
-        ) as first_of_level
+        ) as first_of_pair
     union all
-    select levels.namespace, next_level.*
+    select levels.namespace, levels.type, next_level.*
     from levels
         cross join lateral (
-            select crashes, priority, run_at
-            from interlock.tasks
-            where state = 'pending' and limit_keys is null and namespace = levels.namespace
-                and crashes = levels.crashes and priority < levels.priority
-            order by crashes, priority desc, run_at, id
+            (
+                select crashes, priority, run_at
+                from interlock.tasks
+                where state = 'pending' and limit_keys is null and namespace = levels.namespace and type = levels.type
+                    and crashes = levels.crashes and priority < levels.priority
+                order by crashes, priority desc, run_at, id
+                limit 1
+            )
+            union all
+            (
+                select crashes, priority, run_at
+                from interlock.tasks
+                where state = 'pending' and limit_keys is null and namespace = levels.namespace and type = levels.type
+                    and crashes > levels.crashes
+                order by crashes, priority desc, run_at, id
+                limit 1
+            )
             limit 1
         ) as next_level
 ), limited_levels as (
     select limited_spaces.namespace, first_of_level.*
-    from limited_spaces
+    from known_limited_spaces as limited_spaces
         cross join generate_series(0, 3) as suspicion (crashes)
         cross join lateral (
             select crashes, priority, run_at
@@ -88,7 +110,7 @@ with recursive spaces as (
         ) as next_level
 ), bounded as (
     select namespace, 'pending' as state, counted.tasks, counted.tasks >= %(most)s as is_bound
-    from spaces
+    from (select distinct namespace from known_pairs) as spaces
         cross join lateral (
             select count(*) as tasks
             from (
@@ -97,10 +119,9 @@ with recursive spaces as (
                 limit %(most)s
             ) as found
         ) as counted
-    where namespace is not null
     union all
     select namespace, 'pending', counted.tasks, counted.tasks >= %(most)s
-    from limited_spaces
+    from known_limited_spaces as limited_spaces
         cross join lateral (
             select count(*) as tasks
             from (
@@ -109,7 +130,6 @@ with recursive spaces as (
                 limit %(most)s
             ) as found
         ) as counted
-    where namespace is not null
     union all
     select namespace, 'running', count(*), sum(count(*)) over () >= %(most)s
     from (select namespace from interlock.tasks where lease_expires_at is not null limit %(most)s) as running
@@ -120,7 +140,8 @@ with recursive spaces as (
     group by namespace
 )
 select bounded.namespace, state, sum(tasks)::bigint as tasks, bool_or(is_bound) as is_bound,
-    case when state = 'pending' then min(due.oldest_at) end as oldest_due_at
+    case when state = 'pending' then min(due.oldest_at) end as oldest_due_at,
+    (select count(*) from known_pairs) >= %(pairs)s as is_cut
 from bounded
     left join (
         select namespace, min(run_at) filter (where run_at <= coalesce(%(now)s::timestamptz, now())) as oldest_at
