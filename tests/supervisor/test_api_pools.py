@@ -82,7 +82,8 @@ async def test_failed_workers_of_no_pool_and_pending_tasks_are_not_ready(
     client: httpx.AsyncClient, database: Connection
 ) -> None:
     async def code() -> str | None:
-        return (await client.get("/readyz")).json().get("code")
+        found: str | None = (await client.get("/readyz")).json().get("code")
+        return found
 
     worker = (await client.post("/api/workers", json={})).json()["id"]
     await client.post(f"/api/workers/{worker}/start")
