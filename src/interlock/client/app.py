@@ -187,16 +187,17 @@ class Interlock(Definitions):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def open(self) -> None:
+    async def open(self, *, keep_connection: bool = True) -> None:
         """Connect, start the embedded server if it is used, and store declared workflows, schedules and limits.
 
-        The app is then open in this event loop. Others can open it too; each has connections of its own.
+        The app is then open in this event loop. Others can open it too; each has connections of its own. Without
+        `keep_connection`, no connection of its pool stays open at rest.
         """
         loop = asyncio.get_running_loop()
         async with self._opening():
             if loop not in self._opened:
                 async with AsyncExitStack() as stack:
-                    self._opened[loop] = await self._open(stack)
+                    self._opened[loop] = await self._open(stack, keep_connection=keep_connection)
                     self._opened[loop].resources = stack.pop_all()
             self._opened[loop].openings += 1
 
@@ -516,7 +517,7 @@ class Interlock(Definitions):
     def _opening(self) -> asyncio.Lock:
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
-    async def _open(self, stack: AsyncExitStack) -> _Opened:
+    async def _open(self, stack: AsyncExitStack, *, keep_connection: bool) -> _Opened:
         for task in self.tasks.values():
             task.resolve()
         documents = [workflow.document for workflow in self.workflows.values()]
@@ -529,7 +530,7 @@ class Interlock(Definitions):
             for document in documents:
                 await self._put_workflow(connection, document)
             await put_schedules(connection, self._unblocked_schedules(), now=self.now())
-        pool = ConnectionPool(url, max_size=self._max_connections)
+        pool = ConnectionPool(url, max_size=self._max_connections, keep_one=keep_connection)
         await pool.open()
         stack.push_async_callback(pool.close)
         group_commit = GroupCommit(pool.connection)

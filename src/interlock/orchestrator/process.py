@@ -10,7 +10,7 @@ import asyncio
 import math
 import signal
 import time
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from interlock.orchestrator.settings import OrchestratorSettings, name_orchestra
 from interlock.orchestrator.stats import EventStatistics, show_queue
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import CONTROL_CHANNEL, ORCHESTRATION_CHANNEL, WakeMode
-from interlock.postgres.retry import RetryState, keep_connected, retry
+from interlock.postgres.retry import RetryState, retry
 from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.remote_commands import Enable, Refresh, Status, parse_command, send_answer
 from interlock.store.step_results import read_queue_state
@@ -31,7 +31,7 @@ from interlock.tracing import BatchSpan, find_tracer, parse_all
 from interlock.workflow.advance import advance
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
@@ -53,12 +53,14 @@ class Orchestrator:
         self.subscription: Subscription | None = None
         self._app = app
         self._maintenance = JobSweeps(self.id, self.settings)
+        self._connection: Connection | None = None  # of the advancing loop
+        self._in_use = asyncio.Lock()  # that connection: a batch, or what runs between two batches
         self._lock = asyncio.Lock()  # a start during a stop waits until the orchestrator has ended
         self._started = False
         self._stop_requested = asyncio.Event()
         self._loops = (
-            _WorkLoop(self, "advancing", self._advance),
-            _WorkLoop(self, "tending", self._maintain, self._leave),
+            _WorkLoop(self, "advancing", self._keep_advancing),
+            _WorkLoop(self, "tending", self._keep_tending),
         )
         self._answers = BackgroundTasks()
         self._messages_arrived = asyncio.Event()
@@ -91,7 +93,7 @@ class Orchestrator:
         async with self._lock:
             if self._started:
                 return
-            await self._app.open()
+            await self._app.open(keep_connection=False)
             self._started = True
             self._wake()
             for loop in self._loops:
@@ -170,7 +172,27 @@ class Orchestrator:
         """The URL of the database, while the orchestrator runs."""
         return self._app.url
 
+    @asynccontextmanager
+    async def _between_batches(self) -> AsyncIterator[Connection]:
+        """Lend the connection of the advancing loop; a new one while that loop has none, or has batch after batch."""
+        if self._connection is None or self._has_more_messages:
+            async with connect(self.url) as connection:
+                yield connection
+        else:
+            async with self._in_use:
+                yield self._connection
+
     # --- advancing
+
+    async def _keep_advancing(self, work_loop: _WorkLoop) -> None:
+        async with connect(self.url) as connection:
+            self._connection = connection
+            try:
+                while not work_loop.stopping.is_set():
+                    await self._advance(connection, work_loop.stopping)
+                    work_loop.retries.reset()
+            finally:
+                self._connection = None
 
     async def _advance(self, connection: Connection, stopping: asyncio.Event) -> None:
         """Wait for messages and advance the jobs of one batch."""
@@ -188,15 +210,16 @@ class Orchestrator:
         tracer = find_tracer(enabled=self._app.config.tracing)
         traceparents: list[str] = []
         began, began_at = time.perf_counter(), time.time()
-        done = await advance(
-            connection,
-            actor=self.id,
-            limit=self.settings.batch,
-            msg_id=msg_id,
-            visibility=self.settings.visibility,
-            now=self._app.now(),
-            traceparents=traceparents,
-        )
+        async with self._in_use:
+            done = await advance(
+                connection,
+                actor=self.id,
+                limit=self.settings.batch,
+                msg_id=msg_id,
+                visibility=self.settings.visibility,
+                now=self._app.now(),
+                traceparents=traceparents,
+            )
         if tracer is not None and (related := parse_all(traceparents)):
             details = {
                 "messaging.destination.name": self._app.config.orchestration_queue,
@@ -222,7 +245,13 @@ class Orchestrator:
 
     # --- maintenance and heartbeat
 
-    async def _maintain(self, connection: Connection, stopping: asyncio.Event) -> None:
+    async def _keep_tending(self, work_loop: _WorkLoop) -> None:
+        while not work_loop.stopping.is_set():
+            await self._maintain(work_loop.stopping)
+            work_loop.retries.reset()
+        await self._leave()
+
+    async def _maintain(self, stopping: asyncio.Event) -> None:
         """Send the heartbeat; start jobs that waited for a worker; end jobs and waits that are due."""
         heartbeat_interval_s = self.settings.presence / HEARTBEATS_PER_LEASE
         heartbeat_in_s = self._heartbeat_at + heartbeat_interval_s - time.monotonic()
@@ -231,9 +260,10 @@ class Orchestrator:
         self._maintenance_in_s = 0.0  # unless this round succeeds
         if stopping.is_set():
             return
-        if time.monotonic() - self._heartbeat_at >= heartbeat_interval_s:
-            await self._send_heartbeat(connection)
-        due_in_s = await self._maintenance.run(connection, self._app.now()) if self.is_working else math.inf
+        async with self._between_batches() as connection:
+            if time.monotonic() - self._heartbeat_at >= heartbeat_interval_s:
+                await self._send_heartbeat(connection)
+            due_in_s = await self._maintenance.run(connection, self._app.now()) if self.is_working else math.inf
         self._maintenance_in_s = min(due_in_s, self.settings.tick)
 
     async def _send_heartbeat(self, connection: Connection) -> None:
@@ -253,8 +283,8 @@ class Orchestrator:
             log.warning("orchestrator_dismissed", orchestrator_id=self.id, status=status)
             self.request_stop()
 
-    async def _leave(self, connection: Connection) -> None:
-        async with asyncio.timeout(LEAVE_TIMEOUT_S):
+    async def _leave(self) -> None:
+        async with asyncio.timeout(LEAVE_TIMEOUT_S), self._between_batches() as connection:
             await deregister_worker(connection, self.id, now=self._app.now())
         self._heartbeat_at = NEVER
 
@@ -321,38 +351,22 @@ class Orchestrator:
 
 
 class _WorkLoop(BackgroundService):
-    """Repeats one kind of work over one connection after another; a stop waits for the current round."""
+    """Repeats one kind of work; a stop waits for the current round."""
 
     stop_timeout_s = None
 
-    def __init__(
-        self,
-        orchestrator: Orchestrator,
-        name: str,
-        work: Callable[[Connection, asyncio.Event], Awaitable[None]],
-        at_stop: Callable[[Connection], Awaitable[None]] | None = None,
-    ) -> None:
+    def __init__(self, orchestrator: Orchestrator, name: str, work: Callable[[_WorkLoop], Awaitable[None]]) -> None:
         super().__init__(f"orchestrator {name}")
-        self._orchestrator = orchestrator
         self._work = work
-        self._at_stop = at_stop
-        self._retries = RetryState(orchestrator.settings.backoff)
+        self.retries = RetryState(orchestrator.settings.backoff)
         self._on_failure = orchestrator.log_interruption(name)
 
     async def run(self) -> None:
-        """Repeat the work; after any error, over a new connection."""
-        await keep_connected(
-            lambda: connect(self._orchestrator.url),
-            self._repeat,
+        """Do the work until `stopping`; after any error, anew."""
+        await retry(
+            lambda: self._work(self),
             on_failure=self._on_failure,
-            state=self._retries,
+            state=self.retries,
             retry_on=(Exception,),
             stopping=self.stopping,
         )
-
-    async def _repeat(self, connection: Connection) -> None:
-        while not self.stopping.is_set():
-            await self._work(connection, self.stopping)
-            self._retries.reset()
-        if self._at_stop is not None:
-            await self._at_stop(connection)

@@ -53,6 +53,7 @@ PGBOUNCER_FLAG = "pgbouncer=true"  # a parameter of the URL that libpq does not 
 CONNECT_TIMEOUT_S = 10
 PREPARE_THRESHOLD = 5  # runs of a statement over a cursor, after which psycopg prepares it
 POOL_TIMEOUT_S = 30.0  # to wait for a free connection
+KEEP_IDLE_S = 60.0  # pooled connections beyond the first, which an app that only runs workers does not keep either
 CHECK_AFTER_IDLE_S = 1.0  # a pooled connection that was idle for longer is checked before use
 
 # SQLSTATEs that callers handle
@@ -353,7 +354,9 @@ class ConnectionPool:
     Invariant: a connection that is handed out was alive within the last second and is in no transaction.
     """
 
-    def __init__(self, url: str, *, max_size: int = 10, timeout_s: float = POOL_TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, *, max_size: int = 10, timeout_s: float = POOL_TIMEOUT_S, keep_one: bool = True
+    ) -> None:
         self._used_at: WeakKeyDictionary[psycopg.AsyncConnection[Any], float] = WeakKeyDictionary()
         self._timeout_s = timeout_s
         arguments = connection_arguments(url)
@@ -361,8 +364,9 @@ class ConnectionPool:
             arguments.pop("conninfo"),
             connection_class=psycopg.AsyncConnection[DictRow],
             kwargs=arguments,
-            min_size=1,
+            min_size=int(keep_one),
             max_size=max_size,
+            max_idle=KEEP_IDLE_S,
             timeout=timeout_s,
             num_workers=2,
             open=False,

@@ -190,13 +190,17 @@ async def run_in_order(connection: Connection, calls: Sequence[StatementCall]) -
 
 
 class _Session:
-    """State of one connection: how it dumps and loads values, and the names of its prepared statements."""
+    """State of one connection: how it dumps and loads values, and the names of its prepared statements.
 
-    __slots__ = ("count", "names", "values")
+    `kept` are those that may be used in a transaction, because nothing but the user's SQL removes them.
+    """
+
+    __slots__ = ("count", "kept", "names", "values")
 
     def __init__(self, connection: Connection) -> None:
         self.values = Transformer(connection)
         self.names: dict[str, bytes] = {}
+        self.kept: set[str] = set()
         self.count = 0
 
 
@@ -228,9 +232,7 @@ async def _run_prepared(
     parameters: Mapping[str, Any],
     row_maker: Callable[[PGresult], Callable[[Sequence[Any]], T]],
 ) -> list[T]:
-    session = _sessions.get(connection)
-    if session is None:
-        session = _sessions[connection] = _Session(connection)
+    session = _session_of(connection)
     sql, names = _with_numbered_parameters(statement.sql)
     with translated(connection):
         async with connection.lock:
@@ -249,6 +251,36 @@ async def _run_prepared(
             return rows
 
 
+def _session_of(connection: Connection) -> _Session:
+    session = _sessions.get(connection)
+    if session is None:
+        session = _sessions[connection] = _Session(connection)
+    return session
+
+
+async def prepare(connection: Connection, statement: Statement) -> None:
+    """Prepare a statement for use in later transactions of a connection, on which psycopg never rolls back.
+
+    `run_prepared` prepares nothing in a transaction, which a stale statement would abort: psycopg's own rollback
+    removes all prepared statements. Does nothing if it is prepared, or behind a pooler.
+    """
+    session = _session_of(connection)
+    if connection.prepare_threshold is None or statement.name in session.kept:
+        return
+    sql, _ = _with_numbered_parameters(statement.sql)
+    with translated(connection):
+        async with connection.lock:
+            await _prepare(connection, session, statement.name, sql)
+    session.kept.add(statement.name)
+
+
+def forget_prepared(connection: Connection) -> None:
+    """Note that all prepared statements of a connection are removed."""
+    session = _session_of(connection)
+    session.names.clear()
+    session.kept.clear()
+
+
 @cache
 def _with_numbered_parameters(sql: str) -> tuple[bytes, tuple[str, ...]]:
     """Replace named parameters by numbered ones; return the names in the order of the numbers."""
@@ -265,18 +297,21 @@ async def _execute(
 ) -> PGresult:
     pgconn = connection.pgconn
     # Not prepared behind a pooler, nor in a transaction, which a stale statement would abort.
-    if connection.prepare_threshold is None or not _is_idle(pgconn):
+    if connection.prepare_threshold is None or not (_is_idle(pgconn) or statement in session.kept):
         pgconn.send_query_params(sql, values, result_format=Format.BINARY)
         return await _fetch_result(connection)
-    name = session.names.get(statement)
-    if name is None:
-        session.count += 1
-        name = f"interlock_{session.count}".encode()
-        pgconn.send_prepare(name, sql)
-        await _fetch_result(connection)
-        session.names[statement] = name
+    name = session.names.get(statement) or await _prepare(connection, session, statement, sql)
     pgconn.send_query_prepared(name, values, result_format=Format.BINARY)
     return await _fetch_result(connection)
+
+
+async def _prepare(connection: Connection, session: _Session, statement: str, sql: bytes) -> bytes:
+    session.count += 1
+    name = f"interlock_{session.count}".encode()
+    connection.pgconn.send_prepare(name, sql)
+    await _fetch_result(connection)
+    session.names[statement] = name
+    return name
 
 
 def _is_idle(pgconn: PGconn) -> bool:

@@ -7,9 +7,10 @@ at a time; when that is lost, `on_connection_lost` is called once.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from interlock.errors import DisconnectedError
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import (
     BROADCAST,
@@ -32,7 +33,7 @@ from interlock.worker.runner import Runner
 from interlock.worker.stats import QueueGauges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from interlock.client.app import Interlock
     from interlock.postgres.connection import Connection
@@ -61,7 +62,9 @@ class WorkerComponents:
         self.statistics = self.runner.statistics
         self.registration = Registration(worker, app, self.runner, self._thread)
         self._thread.host(self.leases, self.registration.heartbeat)
-        self._maintenance = Maintenance(app.url, actor=worker.worker_id, config=app.config)
+        self._maintenance = Maintenance(
+            app.url, actor=worker.worker_id, config=app.config, lend=worker.connections.between_claims
+        )
         self._services: list[Service] = [self._thread]
         if settings.duties:
             self._services.append(self._maintenance)
@@ -162,11 +165,20 @@ class WorkerConnections:
         self._settling: SettlingLoop | None = None
         self.claiming: Connection | None = None
         self.lost = asyncio.Event()
+        self.in_use = asyncio.Lock()  # the claiming connection: a claim, or what others run between two claims
 
     @property
     def are_open(self) -> bool:
         """Whether both are open, as far as is known."""
         return self.claiming is not None and not self.lost.is_set()
+
+    @asynccontextmanager
+    async def between_claims(self) -> AsyncIterator[Connection]:
+        """Lend the claiming connection for a moment; DisconnectedError while there is none."""
+        async with self.in_use:
+            if self.claiming is None or self.lost.is_set():
+                raise DisconnectedError("the worker is not connected")
+            yield self.claiming
 
     async def open(self, url: str, settler: Settler) -> Connection:
         """Open new connections, start to settle over one, and return the other, for claiming."""

@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 PROGRESS_INTERVAL_S = 1.0
 RETRY_BASE_S, RETRY_CAP_S = 0.1, 0.5
+KEEP_CONNECTION_S = 15.0  # longer than the pause between the renewals of a lease of the default length
 # An attempt in REPORTING has a known outcome, which the database may refuse for longer than a lease.
 HELD_STATES = frozenset({TaskState.PROCESSING, TaskState.REPORTING})
 GIVEN_UP = -math.inf  # the `lease_until` of an attempt that was interrupted because its lease is lost
@@ -84,6 +85,7 @@ class LeaseKeeper(BackgroundService):
         self._progressed: set[UUID] = set()
         self._stack = AsyncExitStack()
         self._connection: Connection | None = None
+        self._used_at = -math.inf
         self._in_use = asyncio.Lock()
 
     async def run(self) -> None:
@@ -136,6 +138,7 @@ class LeaseKeeper(BackgroundService):
             self._renew_requested.clear()
             try:
                 await self._renew(self._due())
+                await self._disconnect_at_rest()
                 retries.reset()
                 pause = interval
             except Exception as error:  # noqa: BLE001 - the safety net of all attempts must not end
@@ -236,6 +239,7 @@ class LeaseKeeper(BackgroundService):
 
     async def _query_in_turn(self, query: Callable[[Connection], Awaitable[T]]) -> T:
         async with self._in_use:
+            self._used_at = time.monotonic()
             try:
                 return await query(await self._connected())
             except asyncio.CancelledError:
@@ -249,6 +253,12 @@ class LeaseKeeper(BackgroundService):
             await self._disconnect()
             self._connection = await self._stack.enter_async_context(connect(self._url))
         return self._connection
+
+    async def _disconnect_at_rest(self) -> None:
+        """Close the connection when nothing has needed it for a while."""
+        if self._connection is not None and time.monotonic() - self._used_at > KEEP_CONNECTION_S:
+            async with self._in_use:
+                await self._disconnect()
 
     async def _disconnect(self) -> None:
         """Close the connection without a message to a server that may be gone."""

@@ -7,11 +7,13 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from interlock.errors import DisconnectedError
 from interlock.service import cancel_and_wait
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
+    from concurrent.futures import Future
 
     from interlock.service import Service
 
@@ -54,6 +56,14 @@ class LoopThread:
         """Call a function in the loop of the caller; does nothing once that is closed."""
         with suppress(RuntimeError):
             self._home.call_soon_threadsafe(function, *arguments)
+
+    def run_at_home(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+        """Run a coroutine in the loop of the caller; DisconnectedError once that is closed."""
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._home)
+        except RuntimeError:
+            work.close()
+            raise DisconnectedError("the loop of the worker is closed") from None
 
     def _main(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -232,7 +232,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         if self._components is None:
             if self._app is None:
                 raise InvariantError("a worker without an app has nothing to run")
-            await self._app.open()
+            await self._app.open(keep_connection=False)
             await self._lifespan.start()
             self._components = WorkerComponents(self, self._app)
             await self._components.start()
@@ -267,7 +267,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             self.transition(WorkerEvent.ERROR, "the settling connection was lost")
             return
         try:
-            await self._recover_expired()
+            async with self.connections.in_use:
+                await self._recover_expired()
         except Exception as error:  # noqa: BLE001 - any error is answered with a new connection
             await self._reconnect_after(error)
             return
@@ -291,29 +292,42 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             self.transition(WorkerEvent.NO_TASKS_AVAILABLE, reason)
             return
         try:
-            await self._recover_expired()  # a worker that always finds tasks must recover too
-            began, requested_at = time.monotonic(), time.time()
-            if self._claim_sent_at is not None:
-                await self._return_claims_without_reply(began - self._claim_sent_at)
-            self._claim_sent_at = began
-            claimed = await self.components.isolation.claim(self.connection)
-            if claimed is None:
-                claimed = await self.components.fetcher.claim(self.connection, free)
-            self._claim_sent_at = None
-            self._reconnects.reset()  # not once connected: the server may accept connections and refuse the claims
+            async with self.connections.in_use:
+                began, requested_at = time.monotonic(), time.time()
+                claimed = await self._claim(free, began)
         except Exception as error:  # noqa: BLE001 - any error is answered with a new connection
             await self._reconnect_after(error)
             return
         lease_until = began + self.settings.lease
         if not self.is_accepting_tasks():  # a shutdown was requested during the claim
             shutdown_tasks_total.labels("returned").inc(len(claimed))
-            await self._return(claimed, TaskEvent.SHUTDOWN_REQUESTED, "which shuts down", requested_at)
+            await self._return_unstarted(claimed, TaskEvent.SHUTDOWN_REQUESTED, "which shuts down", requested_at)
         elif claimed and time.monotonic() >= lease_until:
-            await self._return(claimed, TaskEvent.CLAIM_FAILED, "whose claim took longer than the lease", requested_at)
+            await self._return_unstarted(
+                claimed, TaskEvent.CLAIM_FAILED, "whose claim took longer than the lease", requested_at
+            )
         elif claimed:
             await self._start(claimed, lease_until, requested_at)
         elif not self._must_wait():  # else the worker makes room for a task that must run alone
             self.transition(WorkerEvent.NO_TASKS_AVAILABLE)
+
+    async def _claim(self, free: int, began: float) -> list[ClaimedTask]:
+        await self._recover_expired()  # a worker that always finds tasks must recover too
+        if self._claim_sent_at is not None:
+            await self._return_claims_without_reply(began - self._claim_sent_at)
+        self._claim_sent_at = began
+        claimed = await self.components.isolation.claim(self.connection)
+        if claimed is None:
+            claimed = await self.components.fetcher.claim(self.connection, free)
+        self._claim_sent_at = None
+        self._reconnects.reset()  # not once connected: the server may accept connections and refuse the claims
+        return claimed
+
+    async def _return_unstarted(
+        self, claimed: Iterable[ClaimedTask], event: TaskEvent, reason: str, requested_at: float
+    ) -> None:
+        async with self.connections.in_use:
+            await self._return(claimed, event, reason, requested_at)
 
     async def _return(
         self, claimed: Iterable[ClaimedTask], event: TaskEvent, reason: str, requested_at: float | None = None
@@ -413,7 +427,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         pause = min(pause, MAX_IDLE_WAIT_S, self.components.isolation.seconds_until_turn())
         await wait_for_event(self.wake, min(pause, NOTIFICATION_WAIT_S))
         if self._accepts_tasks and not self.wake.is_set():
-            pause = await self.components.fetcher.seconds_until_due(self.context.connection, pause)
+            async with self.connections.in_use:
+                pause = await self.components.fetcher.seconds_until_due(self.context.connection, pause)
         await wait_for_event(self.wake, pause)
         self._woke_by_polling = self.settings.mode is not WakeMode.POLLING and not self.wake.is_set()
         if self.state is WorkerState.BACKING_OFF:

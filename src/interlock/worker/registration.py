@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from interlock.errors import InputError, StatementError, StoreError
 from interlock.lifecycle import SUPERVISED_WORKER, SupervisedWorkerState
 from interlock.postgres.connection import connect
-from interlock.postgres.retry import RetryState, keep_connected
+from interlock.postgres.retry import RetryState, retry
 from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.figures import add_figures
 from interlock.store.remote_commands import (
@@ -42,7 +42,7 @@ from interlock.telemetry import log
 from interlock.worker.maintenance.retention import backlog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime, timedelta
 
     from interlock.client.app import Interlock
@@ -54,7 +54,15 @@ if TYPE_CHECKING:
     from interlock.worker.runner import Runner
 
 DEREGISTER_TIMEOUT_S = 2.0
+LEND_TIMEOUT_S = 1.0  # for the worker's loop, which a handler may block
 BEATS_PER_FIGURES = 2
+
+
+class Lend(Protocol):
+    """Runs work over a connection that is there anyway; StoreError or OSError if that cannot be had soon."""
+
+    async def __call__(self, work: Callable[[Connection], Awaitable[None]], /) -> None:
+        """Run the work."""
 
 
 class HeartbeatOwner(Protocol):
@@ -79,10 +87,17 @@ class Heartbeat(BackgroundService):
     stop_timeout_s = DEREGISTER_TIMEOUT_S
 
     def __init__(
-        self, url: str, process: RegisteredProcess, owner: HeartbeatOwner, *, lease: timedelta = HEARTBEAT_LEASE
+        self,
+        url: str,
+        process: RegisteredProcess,
+        owner: HeartbeatOwner,
+        *,
+        lease: timedelta = HEARTBEAT_LEASE,
+        lend: Lend | None = None,
     ) -> None:
         super().__init__("heartbeat")
         self._url = url
+        self._lend = lend
         self.process = process
         self._owner = owner
         self._lease = lease
@@ -107,8 +122,7 @@ class Heartbeat(BackgroundService):
 
     async def run(self) -> None:
         """Send heartbeats until `stopping`, then end the row."""
-        await keep_connected(
-            lambda: connect(self._url),
+        await retry(
             self._beat_until_stopped,
             on_failure=self._on_failure,
             state=self._retries,
@@ -116,19 +130,32 @@ class Heartbeat(BackgroundService):
             stopping=self.stopping,
         )
 
-    async def _beat_until_stopped(self, connection: Connection) -> None:
+    async def _beat_until_stopped(self) -> None:
         while not self.stopping.is_set():
             self._beat_requested.clear()
-            await self._beat(connection)
+            await self._run(self._beat)
             self._retries.reset()
             if not self.stopping.is_set():
                 await wait_for_event(self._beat_requested, self._lease.total_seconds() / HEARTBEATS_PER_LEASE)
-        with suppress(StoreError, TimeoutError):  # without it the row expires soon
+        with suppress(StoreError, OSError):  # without it the row expires soon
             async with asyncio.timeout(DEREGISTER_TIMEOUT_S):
-                if self.process.generation is None:
-                    await deregister_worker(connection, self.process.id, now=self._owner.now())
-                else:
-                    await detach_process(connection, self.process, now=self._owner.now())
+                await self._run(self._end_row)
+
+    async def _run(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        """Run work over the process's own connection, or over a new one while that is not to be had."""
+        if self._lend is not None:
+            try:
+                return await self._lend(work)
+            except (StoreError, OSError):  # not connected, or busy: TimeoutError is an OSError
+                pass
+        async with connect(self._url) as connection:
+            return await work(connection)
+
+    async def _end_row(self, connection: Connection) -> None:
+        if self.process.generation is None:
+            await deregister_worker(connection, self.process.id, now=self._owner.now())
+        else:
+            await detach_process(connection, self.process, now=self._owner.now())
 
     async def _beat(self, connection: Connection) -> None:
         process = replace(self.process, statistics=self._owner.statistics_document())
@@ -260,6 +287,7 @@ class Registration:
                 slots=settings.concurrency,
             ),
             self,
+            lend=self._run_at_home,
         )
         self._commands = RemoteCommands(self.row_id, self)
         self._answers = BackgroundTasks()
@@ -275,7 +303,16 @@ class Registration:
         """Cancel the answers that are still being sent."""
         await self._answers.stop()
 
-    # --- the row; called by the heartbeat, in its thread
+    async def _run_at_home(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        """Run work of the heartbeat's thread in the worker's loop, over its claiming connection."""
+        async with asyncio.timeout(LEND_TIMEOUT_S):
+            await asyncio.wrap_future(self._thread.run_at_home(self._run_between_claims(work)))
+
+    async def _run_between_claims(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        async with self._worker.connections.between_claims() as connection:
+            await work(connection)
+
+    # --- the row; called by the heartbeat, in its thread or in the worker's
 
     def now(self) -> datetime | None:
         """Return the time of the app's clock; None for the server's clock."""

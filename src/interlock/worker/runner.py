@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,10 @@ from interlock.client.step_context import bind
 from interlock.errors import DisconnectedError, FenceError, InvariantError, StoreError
 from interlock.lifecycle import TaskRowEvent
 from interlock.log_context import running_task
-from interlock.postgres.connection import connect, translated
+from interlock.postgres.connection import is_fault_of_session
+from interlock.postgres.transactions import TransactionSessions
 from interlock.service import BackgroundTasks
+from interlock.store.tasks import TASKS
 from interlock.telemetry import log
 from interlock.tracing import BatchSpan, find_tracer, parse_all
 from interlock.worker.attempt import TaskStateMachine
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
     from interlock.client.app import Interlock
-    from interlock.postgres.connection import Connection
+    from interlock.postgres.transactions import HandlerTransaction
     from interlock.store.tasks import ClaimedTask
     from interlock.worker.executors.events import StepExecutionEvent
     from interlock.worker.isolation import Isolation
@@ -56,42 +58,6 @@ MAX_LOOP_HOLD_S = 0.004  # how long attempts that never wait may keep other task
 RESULT_LINE_OVERHEAD = 1024 * 1024  # bytes that a child process's line may have besides the result
 
 
-class HandlerTransaction:
-    """The connection of one transactional attempt, open from before its handler until after its outcome."""
-
-    __slots__ = ("_stack", "connection")
-
-    def __init__(self) -> None:
-        self._stack = AsyncExitStack()
-        self.connection: Connection | None = None
-
-    async def begin(self, url: str) -> Connection:
-        """Connect, with a transaction open from the first statement on."""
-        self.connection = await self._stack.enter_async_context(connect(url))
-        await self.connection.set_autocommit(False)
-        return self.connection
-
-    async def abort(self) -> None:
-        """Close the connection, which rolls back, without waiting for a leaked handler that is using it."""
-        if self.connection is not None:
-            await self.connection.close()
-        with suppress(StoreError, OSError):
-            await self._stack.aclose()
-
-    async def end(self, *, commit: bool) -> None:
-        """Commit, which the database may refuse, or roll back, which cannot fail: a lost connection rolls back too."""
-        try:
-            if commit and self.connection is not None:
-                with translated(self.connection):
-                    await self.connection.commit()
-        finally:
-            with suppress(StoreError, OSError):
-                if self.connection is not None and not self.connection.closed:
-                    with translated(self.connection):
-                        await self.connection.rollback()
-                await self._stack.aclose()
-
-
 class Runner:
     """The attempts of one worker, their executors, settler and leases."""
 
@@ -101,7 +67,7 @@ class Runner:
         self._context = worker.context
         self._isolation = isolation
         self._tasks = app.tasks
-        self._url = app.url
+        self._sessions = TransactionSessions(app.url, TASKS["settle_running_tasks"])
         self._max_result_size = settings.largest_result
         self._leaving = BackgroundTasks()
         self._tracing = app.config.tracing
@@ -240,11 +206,11 @@ class Runner:
     async def _run_with_context(self, event: StepExecutionEvent) -> Any:
         _, attempt, definition, arguments = event
         if definition.transactional:
-            transaction = self._transactions[attempt.key] = HandlerTransaction()
             try:
-                attempt.context.connection = await transaction.begin(self._url)
+                transaction = self._transactions[attempt.key] = await self._sessions.begin()
             except (StoreError, OSError) as error:
                 raise EngineError(f"no connection for its transaction: {error}") from error
+            attempt.context.connection = transaction.connection
         executor = self._executors.get(definition)
         if not definition.dependencies or definition.executor == "process":  # a child process makes its own
             return await executor.run(definition, attempt.context, arguments)
@@ -266,17 +232,17 @@ class Runner:
     async def _settle_in_transaction(self, attempt: TaskStateMachine) -> bool:
         """Settle a success in its handler's transaction, roll back any other; True if an outcome is left to settle."""
         transaction = self._transactions.pop(attempt.key, None)
-        if transaction is None or transaction.connection is None:
+        if transaction is None:
             return True
         if attempt.is_leaked:
             await transaction.abort()
             return True
         if attempt.outcome is None or attempt.outcome.event is not TaskRowEvent.SUCCEED:
-            await transaction.end(commit=False)
+            await _roll_back(transaction)
             return True
         try:
             lost = await settle(
-                transaction.connection,
+                await transaction.take_back(),
                 [attempt],
                 actor=attempt.worker_id,
                 max_result_size=self._max_result_size,
@@ -284,17 +250,19 @@ class Runner:
             await transaction.end(commit=not lost)
         except DisconnectedError as error:
             # The server may have committed: then the return finds that outcome and changes nothing.
-            await transaction.end(commit=False)
+            await _roll_back(transaction)
             attempt.outcome = engine_failed(attempt, error)
             self.settler.add(attempt, is_unconfirmed=True)
             self._vacate(attempt)
             return False
         except FenceError:
-            await transaction.end(commit=False)
+            await _roll_back(transaction)
             attempt.record_lost_lease()
             lost = {attempt.key[0]}
         except (StoreError, TypeError, ValueError) as error:  # refused by the database, or by the encoder
-            await transaction.end(commit=False)
+            if is_fault_of_session(error):  # such as a handler that removes all prepared statements
+                self._sessions.stop_preparing()
+            await _roll_back(transaction)
             attempt.outcome, attempt.failure = rolled_back(attempt, error), error
             return True
         self.finish(attempt, written=not lost)
@@ -306,7 +274,7 @@ class Runner:
             attempt.span.end("lease_lost", FenceError("the lease was lost"))
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None:
-            await (transaction.abort() if attempt.is_leaked else transaction.end(commit=False))
+            await (transaction.abort() if attempt.is_leaked else _roll_back(transaction))
         self._release(attempt)
 
     def finish(self, attempt: TaskStateMachine, *, written: bool) -> None:
@@ -331,7 +299,7 @@ class Runner:
         transaction = self._transactions.pop(attempt.key, None)
         if transaction is not None:
             with suppress(Exception):
-                await transaction.end(commit=False)
+                await _roll_back(transaction)
         if self._context.active.get(attempt.slot_key) is attempt:
             self._release(attempt)
 
@@ -403,8 +371,15 @@ class Runner:
     async def close(self) -> None:
         """Roll back the transactions that are left, and close the executors."""
         for transaction in self._transactions.values():
-            await transaction.end(commit=False)
+            await _roll_back(transaction)
         self._transactions.clear()
+        await self._sessions.close()
         await self._leaving.stop()
         await self._executors.close()
         await self._failures.close()
+
+
+async def _roll_back(transaction: HandlerTransaction) -> None:
+    """Roll back, which cannot fail: a lost connection rolls back too."""
+    with suppress(StoreError, OSError):
+        await transaction.end(commit=False)

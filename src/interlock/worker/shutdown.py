@@ -112,9 +112,11 @@ class Shutdown:
         for attempt in attempts:
             attempt.outcome = returned(attempt)
         with suppress(TimeoutError):
-            await run_within(
-                seconds, return_attempts(self._connections.claiming, attempts, actor=self._worker.worker_id)
-            )
+            await run_within(seconds, self._return(attempts))
+
+    async def _return(self, attempts: list[TaskStateMachine]) -> None:
+        async with self._connections.in_use:
+            await return_attempts(self._connections.claiming, attempts, actor=self._worker.worker_id)
 
 
 def _end_of(attempt: TaskStateMachine) -> str:

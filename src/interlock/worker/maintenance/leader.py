@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from interlock.config import FOREVER
 from interlock.model.backoff import Backoff
 from interlock.postgres.connection import connect
-from interlock.postgres.retry import RetryState, keep_connected, retry
+from interlock.postgres.retry import RetryState, retry
 from interlock.service import BackgroundService, BackgroundTasks, wait_for_event
 from interlock.store.leader import LEADER_LEASE, acquire_leadership, resign_leadership, seconds_until
 from interlock.store.limits import admit_limited_tasks, sweep_limits, sweep_namespaces
@@ -28,6 +28,8 @@ from interlock.worker.maintenance.webhooks import WebhooksDuty, WebhookSettings
 from interlock.workflow.fire_schedules import fire_due_schedules
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
 
     from interlock.config import Config
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
 SWEEP_INTERVAL_S = 5.0
 SCHEDULE_POLL_INTERVAL_S = 30.0  # finds schedules that were written without a hint
-KEEP_CONNECTION_S = 60.0  # a duty that rests longer closes its connection meanwhile
+KEEP_CONNECTION_S = SWEEP_INTERVAL_S  # a duty that rests longer closes its connection meanwhile
 RESIGN_TIMEOUT_S = 1.0
 RETRY_BASE_S = 0.5
 DUTY_BACKOFF = Backoff.exponential(RETRY_BASE_S, cap=60.0, jitter=0.5)
@@ -130,10 +132,17 @@ class Maintenance(BackgroundService):
     stop_timeout_s = RESIGN_TIMEOUT_S
 
     def __init__(
-        self, url: str, *, actor: str, config: Config | None = None, settings: MaintenanceSettings | None = None
+        self,
+        url: str,
+        *,
+        actor: str,
+        config: Config | None = None,
+        settings: MaintenanceSettings | None = None,
+        lend: Callable[[], AbstractAsyncContextManager[Connection]] | None = None,
     ) -> None:
         super().__init__("maintenance")
         self._url = url
+        self._lend = lend or (lambda: connect(url))  # a connection for the election
         self._actor = actor
         self._settings = settings or (MaintenanceSettings() if config is None else MaintenanceSettings.of(config))
         self._hints = {
@@ -158,8 +167,7 @@ class Maintenance(BackgroundService):
 
     async def run(self) -> None:
         """Take part in the election, and run the duties while leading, until `stopping`; then resign."""
-        await keep_connected(
-            lambda: connect(self._url),
+        await retry(
             self._campaign,
             on_failure=self._on_election_failed,
             state=self._retries,
@@ -167,12 +175,12 @@ class Maintenance(BackgroundService):
             stopping=self.stopping,
         )
 
-    async def _campaign(self, connection: Connection) -> None:
+    async def _campaign(self) -> None:
         """Take or renew the lead each third of its lease; a renewal that hangs so long ends the lead in time."""
         third_s = self._settings.lease.total_seconds() / 3
         try:
             while not self.stopping.is_set():
-                async with asyncio.timeout(third_s):
+                async with asyncio.timeout(third_s), self._lend() as connection:
                     leads = await acquire_leadership(connection, self._actor, lease=self._settings.lease)
                 self._retries.reset()
                 if leads and not self.is_leader:
@@ -182,7 +190,7 @@ class Maintenance(BackgroundService):
                 await self._wait("leader", third_s if leads else third_s * _random.uniform(1, 1.3))
             if self.is_leader:
                 await self._stop_duties("leader_resigned")
-                async with asyncio.timeout(third_s):
+                async with asyncio.timeout(third_s), self._lend() as connection:
                     await resign_leadership(connection, self._actor)
         finally:
             await self._stop_duties("leader_lost")
