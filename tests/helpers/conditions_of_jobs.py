@@ -1,4 +1,4 @@
-"""Conditions of the writes to jobs: sql/queries/jobs.sql, those of orchestration.sql, and complete_running_jobs()."""
+"""Conditions of the writes to jobs: sql/queries/jobs.sql, those of orchestration.sql, and functions."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ TABLE = (
         ),
     ),
     GuardedWrite(
-        "validate_submitted_jobs",
+        "validate_submitted_jobs()",
         row=job("SUBMITTED"),
         call=by_id(reasons=["why"]),
         conditions=(
-            Redundant("jobs.id = any (%(ids)s)", IDS_FOR_THE_PLANNER),
+            Redundant("jobs.id = any (job_ids)", IDS_FOR_THE_PLANNER),
             Needed(
                 "jobs.id = given.id",
                 "a job waits for the reason of another one",
@@ -120,7 +120,7 @@ TABLE = (
                 expect={"reason": "its own"},
             ),
             Needed(
-                "status = 'SUBMITTED'",
+                "jobs.status = 'SUBMITTED'",
                 "the reason of a job that was validated before is overwritten",
                 row=job("PENDING"),
             ),
@@ -141,12 +141,12 @@ TABLE = (
         ),
     ),
     GuardedWrite(
-        "start_pending_jobs",
+        "start_pending_jobs()",
         row=job("PENDING"),
         call=by_id(),
         conditions=(
-            Needed("id = any (%(ids)s)", "jobs start although no worker serves them", call={"ids": [OTHER]}),
-            Needed("status = 'PENDING'", "a job that runs starts again, at a later time", row=job("RUNNING")),
+            Needed("jobs.id = any (job_ids)", "jobs start although no worker serves them", call={"ids": [OTHER]}),
+            Needed("jobs.status = 'PENDING'", "a job that runs starts again, at a later time", row=job("RUNNING")),
         ),
     ),
     GuardedWrite(

@@ -169,6 +169,9 @@ FUNCTIONS = {
         "new_reason": "text",
         "moment": "timestamptz",
     },
+    "validate_submitted_jobs": {"job_ids": "uuid[]", "reasons": "text[]", "moment": "timestamptz"},
+    "start_pending_jobs": {"job_ids": "uuid[]", "new_reason": "text", "moment": "timestamptz"},
+    "insert_steps": {"job_ids": "uuid[]", "moment": "timestamptz"},
 }
 # the indexes that each statement may use; anything else would be a scan
 HOT = {
@@ -194,6 +197,9 @@ HOT = {
     "update_waiting_steps": {"tasks_pkey", "namespaces_pkey", "jobs_pkey"},
     "update_jobs": {"jobs_pkey"},
     "complete_running_jobs": {"jobs_pkey", "waiters_pkey"},
+    "validate_submitted_jobs": {"jobs_pkey", "jobs_open"},
+    "start_pending_jobs": {"jobs_pkey", "jobs_open"},
+    "insert_steps": {"jobs_pkey", "workflow_steps_pkey", "namespaces_pkey"},
     "read_admissible_steps": {"jobs_pkey", "tasks_capped", "tasks_held_steps", "workflow_steps_pkey"},
     "read_next_compensations": {"tasks_held_steps"},
     "read_parent_steps": {"tasks_pkey", "jobs_parent_task", "jobs_pkey", "workflow_steps_pkey"},
@@ -245,6 +251,20 @@ def test_every_hot_statement_uses_its_indexes(filled: psycopg.Connection) -> Non
         filled.execute("deallocate hot")
 
 
+def query_of_function(name: str) -> str:
+    """Return the last statement of a database function."""
+    for file in files("interlock").joinpath("sql", "functions").iterdir():
+        found = re.search(
+            rf"^create or replace function interlock\.{name}\(.*?"
+            r"(?:return query\n|^ +(?=insert into))((?:(?!return query).)*?);\nend\n\$\$;",
+            file.read_text(encoding="utf-8"),
+            re.DOTALL | re.MULTILINE,
+        )
+        if found is not None:
+            return found[1]
+    raise LookupError(name)
+
+
 def check_plans(filled: psycopg.Connection, name: str) -> None:
     """Check that generic and custom plans of a statement use only its indexes."""
     names: list[str] = []
@@ -255,8 +275,7 @@ def check_plans(filled: psycopg.Connection, name: str) -> None:
         return f"${names.index(match[1]) + 1}"
 
     if name in FUNCTIONS:
-        body = files("interlock").joinpath("sql", "functions", f"{name}.sql").read_text(encoding="utf-8")
-        query = re.search(r"return query\n(.*?);\nend", body, re.DOTALL)[1]  # type: ignore[index]
+        query = query_of_function(name)
         text = re.sub(rf"(?<!\.)\b({'|'.join(FUNCTIONS[name])})\b", number, query)
     else:
         statement = {**TASKS, **JOBS, **ORCHESTRATION, **STEPS}[name]

@@ -540,18 +540,18 @@ async def _activate_children(
     """Insert the child jobs of these steps; return the steps that do not wait, or whose child is refused."""
     rows, prepared = await prepare_children(connection, batch, rows)
     children = [child for child in prepared if not isinstance(child, str)]
-    inserted = await insert_jobs(connection, children, actor=batch.actor, now=batch.now) if children else []
-    jobs = dict(zip((child.id for child in children), inserted, strict=True))
+    inserted = await insert_jobs(connection, children, actor=batch.actor, now=batch.now) or [] if children else []
+    jobs = dict(zip((child["id"] for child in children), inserted, strict=True))
     ended = []
     for row, child in zip(rows, prepared, strict=True):
         step = steps[row["id"]]
-        refusal = child if isinstance(child, str) else jobs[child.id].refusal
+        refusal = child if isinstance(child, str) else jobs[child["id"]].refusal
         if isinstance(child, str) or refusal is not None:
             ended.append(batch.fail(step, str(refusal)))
         elif row["spec"].get("wait", True):
-            batch.keep_waiting(step.id, held_by="job", reason=f"waits for job {child.id}")
+            batch.keep_waiting(step.id, held_by="job", reason=f"waits for job {child['id']}")
         else:
-            ended.append(batch.succeed(step, {"job_id": str(child.id)}))
+            ended.append(batch.succeed(step, {"job_id": str(child["id"])}))
     batch.created_count += sum(job.created for job in inserted)
     ids = [job.id for job in inserted if job.needs_activation]
     if ids:

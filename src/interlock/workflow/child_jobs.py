@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
     from interlock.workflow.batch import Batch
-    from interlock.workflow.new_job import FoundWorkflow, PreparedJob
+    from interlock.workflow.new_job import FoundWorkflow
 
 
 async def _with_retried_child(connection: Connection, row: dict[str, Any]) -> dict[str, Any]:
@@ -50,18 +50,18 @@ async def _with_retried_child(connection: Connection, row: dict[str, Any]) -> di
 
 async def prepare_children(
     connection: Connection, batch: Batch, rows: Sequence[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[PreparedJob | str]]:
+) -> tuple[list[dict[str, Any]], list[dict[str, Any] | str]]:
     """Prepare the child job of each row, or say why it is refused; return the rows with what they take over, too.
 
     A child obeys the rules of a submitted job: its workflow exists, its input matches the schema, its depth is allowed.
     """
     rows = [row if row.get("retried_child_id") is None else await _with_retried_child(connection, row) for row in rows]
     wanted = [(row["spec"]["workflow"], row.get("version") or row["spec"].get("workflow_version")) for row in rows]
-    workflows = await find_workflows(connection, wanted, now=batch.now)
+    workflows = await find_workflows(connection, wanted)
     ids = list({found.id for found in workflows if found.id is not None})
     schema_rows = await run(connection, WORKFLOWS["read_input_schemas"], {"ids": ids})
     schemas: dict[UUID | None, dict[str, Any]] = {row["id"]: row["schema"] for row in schema_rows}
-    children: list[PreparedJob | str] = []
+    children: list[dict[str, Any] | str] = []
     for row, found in zip(rows, workflows, strict=True):
         depth = batch.jobs[row["job_id"]].depth + 1
         if depth > MAX_JOB_DEPTH:
@@ -77,7 +77,7 @@ async def prepare_children(
 
 def _prepare_child(
     batch: Batch, row: dict[str, Any], found: FoundWorkflow, schema: dict[str, Any] | None
-) -> PreparedJob | str:
+) -> dict[str, Any] | str:
     job = batch.jobs[row["job_id"]]
     workflow = row["spec"]["workflow"]
     input_ = row["next_input"] if "next_input" in row else _child_input(row["spec"].get("input"), row["inputs"])
@@ -98,7 +98,7 @@ def _prepare_child(
         correlation_id=job.correlation_id,
         traceparent=job.traceparent,
     )
-    return prepare_job(new, found, depth=job.depth + 1, **row.get("taken_over", {}))
+    return prepare_job(new, depth=job.depth + 1, **row.get("taken_over", {}))
 
 
 def _child_input(mapping: dict[str, Any] | None, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from interlock.errors import InputError, RequestReusedError, StoreError
+from interlock.errors import InputError, RequestReusedError
 from interlock.model.options import JOB_CHECKS, MAX_JOB_DEPTH
 from interlock.postgres.ids import new_id
-from interlock.postgres.query import as_json, run, run_pipeline
-from interlock.store.jobs import JOBS, STEPS
+from interlock.postgres.query import as_json, read_prepared, run
+from interlock.store.jobs import JOBS
 from interlock.store.workflows import WORKFLOWS
 
 if TYPE_CHECKING:
@@ -67,25 +67,10 @@ class Submitted(NamedTuple):
 
 
 class FoundWorkflow(NamedTuple):
-    """A stored workflow, as far as inserting a job needs it.
+    """A stored workflow; without an id, it does not exist."""
 
-    `unserved` lists the namespaces of the root steps that no live worker serves; `queue` says whether PGMQ's queue of
-    step results exists.
-    """
-
-    place: int
     id: UUID | None
     version: str | None
-    namespace: str | None
-    root_namespaces: list[str] | None
-    plain_roots: bool | None
-    timeout_seconds: float | None
-    tags: list[str] | None
-    attributes: dict[str, Any] | None
-    callback_url: str | None
-    key: str | None
-    unserved: list[str]
-    queue: bool
 
 
 class InsertedJob(NamedTuple):
@@ -101,35 +86,10 @@ class InsertedJob(NamedTuple):
     is_conflict: bool = False
 
 
-class PreparedJob(NamedTuple):
-    """A checked job, ready to be inserted."""
-
-    row: dict[str, Any]
-    starts: bool
-    reason: str | None
-    needs_activation: bool  # root steps exist that `insert_steps` cannot make claimable by itself
-    has_new_id: bool = True  # false if the caller chose the id, which another job may have
-    may_have_key: bool = False
-
-    @property
-    def id(self) -> UUID:
-        """The id that the job gets if it is inserted."""
-        found: UUID = self.row["id"]
-        return found
-
-
-async def find_workflows(
-    connection: Connection, wanted: Sequence[tuple[str, str | None]], *, now: datetime | None
-) -> list[FoundWorkflow]:
+async def find_workflows(connection: Connection, wanted: Sequence[tuple[str, str | None]]) -> list[FoundWorkflow]:
     """Look up workflows by name and version, in the order of `wanted`; a missing one has the id None."""
-    parameters = {"names": [name for name, _ in wanted], "versions": [version for _, version in wanted], "now": now}
-    found = [FoundWorkflow(**row) for row in await run(connection, WORKFLOWS["find_workflows"], parameters)]
-    if not all(row.queue for row in found):
-        raise StoreError(
-            "jobs need PGMQ and its queue, which this database does not have; run `interlock migrate` as a role that "
-            "may create the schema pgmq"
-        )
-    return found
+    parameters = {"names": [name for name, _ in wanted], "versions": [version for _, version in wanted]}
+    return [FoundWorkflow(**row) for row in await run(connection, WORKFLOWS["find_workflows"], parameters)]
 
 
 async def describe_unknown_workflow(connection: Connection, name: str, version: str | None) -> str:
@@ -140,10 +100,13 @@ async def describe_unknown_workflow(connection: Connection, name: str, version: 
     return f"there is no workflow {name!r}; known are {', '.join(known) or 'none'}"
 
 
-def prepare_job(job: NewJob, found: FoundWorkflow, *, depth: int = 0, **columns: Any) -> PreparedJob:
-    """Check a job's options and make its row; InputError says which option is out of bounds."""
+def prepare_job(job: NewJob, *, depth: int = 0, **columns: Any) -> dict[str, Any]:
+    """Check a job's options and make the document from which it is inserted; InputError says what is out of bounds.
+
+    What is not given comes from the workflow, in the database.
+    """
     _check_options(job, depth)
-    row = {
+    document = {
         "id": job.job_id or new_id(),
         "parent_job_id": job.parent_job_id,
         "parent_task_id": job.parent_task_id,
@@ -151,39 +114,24 @@ def prepare_job(job: NewJob, found: FoundWorkflow, *, depth: int = 0, **columns:
         "depth": depth,
         "worker_count": job.worker_count,
         "workflow": job.workflow,
-        "namespace": found.namespace,
-        "input": job.input,
-        "workflow_id": found.id,
+        "version": job.version,
         "names_version": job.names_version and job.version is not None,
+        "input": job.input,
         "request_id": job.request_id,
         "correlation_id": job.correlation_id,
         "traceparent": job.traceparent,
-        "root_namespaces": found.root_namespaces,
-        "timeout_seconds": found.timeout_seconds if job.timeout is None else job.timeout,
-        "tags": found.tags if job.tags is None else job.tags,
-        "attributes": found.attributes if job.attributes is None else job.attributes,
-        "callback_url": job.callback_url or found.callback_url or job.default_callback_url,
+        "timeout_seconds": job.timeout,
+        "tags": job.tags,
+        "attributes": job.attributes,
+        "callback_url": job.callback_url,
+        "default_callback_url": job.default_callback_url,
+        "key": job.key,
+        "on_conflict": job.on_conflict,
+        "debounce": job.debounce,
+        "debounce_max": job.debounce_max,
         **columns,
     }
-    key_options = {name: getattr(job, name) for name in _KEY_OPTIONS if getattr(job, name) is not None}
-    row |= key_options
-    starts = not found.unserved
-    return PreparedJob(
-        row,
-        starts=starts,
-        reason=describe_unserved(found.unserved),
-        needs_activation=starts and (not found.plain_roots or row.get("reused") is not None),
-        has_new_id=job.job_id is None,
-        may_have_key=bool(key_options) or found.key is not None,
-    )
-
-
-def describe_unserved(namespaces: Sequence[str]) -> str | None:
-    """Give the reason of a job that waits for workers; None if every namespace has one."""
-    if not namespaces:
-        return None
-    noun = "namespace" if len(namespaces) == 1 else "namespaces"
-    return f"no live worker serves {noun} {', '.join(map(repr, namespaces))}"
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def _check_options(job: NewJob, depth: int) -> None:
@@ -206,62 +154,34 @@ def job_depth_error(depth: int) -> str:
 
 
 async def insert_jobs(
-    connection: Connection, jobs: Sequence[PreparedJob], *, actor: str, now: datetime | None
-) -> list[InsertedJob]:
+    connection: Connection,
+    jobs: Sequence[Mapping[str, Any]],
+    *,
+    actor: str,
+    now: datetime | None,
+    may_activate: bool = True,
+) -> list[InsertedJob] | None:
     """Insert jobs and their steps, and start those that can start; return one outcome for each in the same order.
 
-    Must run in a transaction. A job whose id or request id exists is not inserted, and the existing one is unchanged.
+    Must run in a transaction, except for a single job without `may_activate`. In that case nothing is inserted if root
+    steps would have to be activated, and the answer is None. A job whose id or request id exists is not inserted, and
+    the existing one is unchanged. InputError if a workflow does not exist; nothing is inserted then.
     """
-    common = {"actor": actor, "now": now}
-    parameters = {"jobs": orjson.dumps([job.row for job in jobs]).decode(), **common}
-    if any(job.may_have_key for job in jobs):
-        return await _insert_keyed_jobs(connection, jobs, parameters, common)
-    insert: StatementCall = (JOBS["insert_jobs"], parameters)
-    if all(job.has_new_id for job in jobs):
-        # the statements that follow find no rows for a job that was not inserted, so all go in one pipeline
-        inserted, *_ = await run_pipeline(connection, [insert, *_start_statements(jobs, common)])
-        ids = {row["id"] for row in inserted}
-    else:
-        (inserted,) = await run_pipeline(connection, [insert])
-        ids = {row["id"] for row in inserted}
-        await run_pipeline(connection, _start_statements([job for job in jobs if job.id in ids], common))
-    return [
-        InsertedJob(job.id, created=job.id in ids, needs_activation=job.id in ids and job.needs_activation)
-        for job in jobs
-    ]
-
-
-async def _insert_keyed_jobs(
-    connection: Connection, jobs: Sequence[PreparedJob], parameters: dict[str, Any], common: dict[str, Any]
-) -> list[InsertedJob]:
-    """Insert jobs of which some have a key; start those that are the first with theirs."""
-    inserted = []
-    validated = []
-    rows = await run(connection, JOBS["insert_keyed_jobs"], parameters)
+    parameters = {"jobs": orjson.dumps(jobs).decode(), "actor": actor, "now": now, "may_activate": may_activate}
+    rows = await read_prepared(connection, JOBS["submit_jobs"], parameters)
     for job, row in zip(jobs, rows, strict=True):
-        outcome = row["outcome"]
-        if outcome == "free":
-            inserted.append(InsertedJob(job.id, created=True, needs_activation=job.needs_activation))
-            validated.append(job)
-        elif outcome in {"queued", "debounced"}:
-            inserted.append(InsertedJob(job.id, created=True))
-            if outcome == "queued":
-                validated.append(job._replace(starts=False, reason=row["reason"]))
-        else:
-            is_conflict = outcome == "conflict"
-            inserted.append(InsertedJob(row["job_id"], created=False, refusal=row["reason"], is_conflict=is_conflict))
-    await run_pipeline(connection, _start_statements(validated, common))
-    return inserted
+        if row["outcome"] == "unknown":
+            raise InputError(await describe_unknown_workflow(connection, job["workflow"], job.get("version")))
+    if any(row["outcome"] == "deferred" for row in rows):
+        return None
+    return [_inserted(row) for row in rows]
 
 
-def _start_statements(jobs: Sequence[PreparedJob], common: dict[str, Any]) -> list[StatementCall]:
-    ids = [job.id for job in jobs]
-    starting = [job.id for job in jobs if job.starts]
-    return [
-        (JOBS["validate_submitted_jobs"], {"ids": ids, "reasons": [job.reason for job in jobs], **common}),
-        (JOBS["start_pending_jobs"], {"ids": starting, "reason": None, **common}),
-        (STEPS["insert_steps"], {"ids": ids, "now": common["now"]}),
-    ]
+def _inserted(row: Mapping[str, Any]) -> InsertedJob:
+    outcome = row["outcome"]
+    if outcome in {"free", "queued", "debounced"}:
+        return InsertedJob(row["given_id"], created=True, needs_activation=bool(row["needs_activation"]))
+    return InsertedJob(row["job_id"], created=False, refusal=row["reason"], is_conflict=outcome == "conflict")
 
 
 def reject_statement(job_id: UUID, reason: str, common: Mapping[str, Any]) -> StatementCall:
@@ -270,15 +190,15 @@ def reject_statement(job_id: UUID, reason: str, common: Mapping[str, Any]) -> St
     return JOBS["reject_submitted_jobs"], {"ids": [job_id], "reason": reason, "error": as_json(error), **common}
 
 
-async def find_submitted_jobs(connection: Connection, jobs: Sequence[PreparedJob]) -> dict[UUID, UUID]:
+async def find_submitted_jobs(connection: Connection, jobs: Sequence[Mapping[str, Any]]) -> dict[UUID, UUID]:
     """Map the ids of jobs that were not inserted to the existing jobs with the same request id.
 
     RequestReusedError if an existing job differs: its result would not be the one that the caller asked for.
     """
-    rows = [job.row for job in jobs if job.row["request_id"] is not None]
-    if not rows:
+    given = [job for job in jobs if "request_id" in job]
+    if not given:
         return {}
-    existing = await run(connection, JOBS["find_submitted_jobs"], {"jobs": orjson.dumps(rows).decode()})
+    existing = await run(connection, JOBS["find_submitted_jobs"], {"jobs": orjson.dumps(given).decode()})
     for row in existing:
         if row["differing"]:
             raise RequestReusedError(

@@ -18,7 +18,7 @@ from interlock.store.jobs import JOBS, STEPS
 from interlock.workflow.activate import apply_batch, start_pending_jobs
 from interlock.workflow.batch import lock_jobs, run_all_jobs, run_each_job
 from interlock.workflow.cancel import cancel_locked_job
-from interlock.workflow.new_job import describe_unserved, reject_statement
+from interlock.workflow.new_job import reject_statement
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -73,7 +73,7 @@ async def validate_submitted_jobs(connection: Connection, *, actor: str, now: da
                 place = f"workflow {row['workflow']}: input"
                 fault = None if row["schema"] is None else find_fault(place, row["schema"], row["input"])
                 if fault is None:
-                    reasons[job.id] = row["hold"] or describe_unserved(row["unserved"])
+                    reasons[job.id] = row["hold"]
                 else:
                     notify = (JOBS["notify_ended_jobs"], {"ids": [job.id]})
                     await run_in_order(connection, [reject_statement(job.id, fault, common), notify])

@@ -14,7 +14,7 @@ from interlock.postgres.query import run
 from interlock.store.jobs import JOBS
 from interlock.workflow.activate import activate_root_steps
 from interlock.workflow.kept_steps import read_kept_steps
-from interlock.workflow.new_job import NewJob, Submitted, find_submitted_jobs, find_workflows, insert_jobs, prepare_job
+from interlock.workflow.new_job import NewJob, Submitted, find_submitted_jobs, insert_jobs, prepare_job
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -41,7 +41,6 @@ async def retry_job_from(
     """
     old = await _read_ended_job(connection, job_id)
     reused = await read_kept_steps(connection, job_id, step, old)
-    (found,) = await find_workflows(connection, [(old["workflow"], old["version"])], now=now)
     new = NewJob(
         old["workflow"],
         old["input"],
@@ -57,15 +56,15 @@ async def retry_job_from(
         key=old["key"],
         on_conflict=None if old["key"] is None else "queue",
     )
-    job = prepare_job(new, found, retried_from=job_id, reused=reused)
+    job = prepare_job(new, retried_from=job_id, reused=reused)
     async with transaction(connection):
-        (inserted,) = await insert_jobs(connection, [job], actor=actor, now=now)
+        (inserted,) = await insert_jobs(connection, [job], actor=actor, now=now) or []
         if inserted.needs_activation:
             await activate_root_steps(connection, [inserted.id], actor=actor, now=now)
     if inserted.created:
-        return Submitted(job.id, created=True)
+        return Submitted(inserted.id, created=True)
     existing = await find_submitted_jobs(connection, [job])
-    return Submitted(existing.get(job.id, job.id), created=False)
+    return Submitted(existing.get(job["id"], inserted.id), created=False)
 
 
 async def _read_ended_job(connection: Connection, job_id: UUID) -> dict[str, Any]:

@@ -5,12 +5,12 @@ Invariant: a job and all its steps are inserted in one transaction; a repeated r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from interlock.errors import InputError, JobConflictError
-from interlock.postgres.connection import transaction
+from interlock.postgres.connection import is_in_transaction, transaction
 from interlock.postgres.query import run_in_order
 from interlock.store.jobs import JOBS
 from interlock.workflow.activate import activate_root_steps
@@ -18,9 +18,7 @@ from interlock.workflow.batch import lock_jobs
 from interlock.workflow.new_job import (
     InsertedJob,
     NewJob,
-    PreparedJob,
     Submitted,
-    describe_unknown_workflow,
     find_submitted_jobs,
     find_workflows,
     insert_jobs,
@@ -29,7 +27,7 @@ from interlock.workflow.new_job import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
@@ -45,20 +43,42 @@ async def submit_job(connection: Connection, job: NewJob, *, actor: str, now: da
 async def submit_jobs(
     connection: Connection, jobs: Sequence[NewJob], *, actor: str, now: datetime | None = None
 ) -> list[Submitted]:
-    """Insert many jobs, all or none, and return one answer for each in the same order."""
+    """Insert many jobs, all or none, and return one answer for each in the same order.
+
+    A single job is one statement, which commits by itself, if its root steps have nothing to be activated.
+    """
     if not jobs:
         return []
+    parents = {job.parent_job_id for job in jobs if job.parent_job_id is not None}
+    if len(jobs) == 1 and not parents and not is_in_transaction(connection):
+        documents = [prepare_job(jobs[0])]
+        inserted = await insert_jobs(connection, documents, actor=actor, now=now, may_activate=False)
+        if inserted is not None:
+            return await _answers(connection, jobs, documents, inserted)
     async with transaction(connection):
-        prepared = await _prepare_jobs(connection, jobs, actor=actor, now=now)
-        inserted = await insert_jobs(connection, prepared, actor=actor, now=now)
-        _raise_refusal(jobs, inserted)
+        depths = await _lock_parents(connection, parents, actor=actor, now=now)
+        documents = [
+            prepare_job(job, depth=0 if job.parent_job_id is None else depths[job.parent_job_id] + 1) for job in jobs
+        ]
+        inserted = await insert_jobs(connection, documents, actor=actor, now=now) or []
         ids = [job.id for job in inserted if job.needs_activation]
         if ids:
             await activate_root_steps(connection, ids, actor=actor, now=now)
-        repeated = [job for job, made in zip(prepared, inserted, strict=True) if not made.created]
-        existing = await find_submitted_jobs(connection, repeated)
+        return await _answers(connection, jobs, documents, inserted)
+
+
+async def _answers(
+    connection: Connection,
+    jobs: Sequence[NewJob],
+    documents: Sequence[Mapping[str, Any]],
+    inserted: Sequence[InsertedJob],
+) -> list[Submitted]:
+    _raise_refusal(jobs, inserted)
+    repeated = [document for document, made in zip(documents, inserted, strict=True) if not made.created]
+    existing = await find_submitted_jobs(connection, repeated)
     return [
-        Submitted(existing.get(job.id, made.id), made.created) for job, made in zip(prepared, inserted, strict=True)
+        Submitted(existing.get(document["id"], made.id), made.created)
+        for document, made in zip(documents, inserted, strict=True)
     ]
 
 
@@ -83,35 +103,16 @@ async def reject_job(
     connection: Connection, job: NewJob, reason: str, *, actor: str, now: datetime | None = None
 ) -> UUID | None:
     """Insert a job with an invalid input as FAILED, without steps; None if the workflow does not exist."""
-    (found,) = await find_workflows(connection, [(job.workflow, job.version)], now=now)
+    (found,) = await find_workflows(connection, [(job.workflow, job.version)])
     if found.id is None:
         return None
-    prepared = prepare_job(job, found)
+    document = {**prepare_job(job), "workflow_id": found.id}
     common = {"actor": actor, "now": now}
-    insert = (JOBS["insert_jobs"], {"jobs": orjson.dumps([prepared.row]).decode(), **common})
+    insert = (JOBS["insert_jobs"], {"jobs": orjson.dumps([document]).decode(), **common})
+    id_: UUID = document["id"]
     async with transaction(connection):
-        await run_in_order(connection, [insert, reject_statement(prepared.id, reason, common)])
-    return prepared.id
-
-
-async def _prepare_jobs(
-    connection: Connection, jobs: Sequence[NewJob], *, actor: str, now: datetime | None
-) -> list[PreparedJob]:
-    wanted = list(dict.fromkeys((job.workflow, job.version) for job in jobs))
-    found = dict(zip(wanted, await find_workflows(connection, wanted, now=now), strict=True))
-    for (name, version), workflow in found.items():
-        if workflow.id is None:
-            raise InputError(await describe_unknown_workflow(connection, name, version))
-    parents = {job.parent_job_id for job in jobs if job.parent_job_id is not None}
-    depths = await _lock_parents(connection, parents, actor=actor, now=now)
-    return [
-        prepare_job(
-            job,
-            found[job.workflow, job.version],
-            depth=0 if job.parent_job_id is None else depths[job.parent_job_id] + 1,
-        )
-        for job in jobs
-    ]
+        await run_in_order(connection, [insert, reject_statement(id_, reason, common)])
+    return id_
 
 
 async def _lock_parents(

@@ -1,8 +1,34 @@
--- Inserts of jobs: plain ones, jobs with a key, and the function that other people's transactions call. enable_seqscan is
--- off where a plan may be made while the table is small and kept while it grows.
+-- Submits of jobs: one function for every client, `submit_jobs`, which the Python client and interlock.submit() call, and
+-- the inserts below it. enable_seqscan is off where a plan may be made while the table is small and kept while it grows.
+
+-- Returns the workflow that a submit of this name and version runs: without a version, the newest one.
+create or replace function interlock.used_workflow(wanted_name text, wanted_version text) returns setof interlock.workflows
+    language sql stable parallel safe as $$
+    select w.*
+    from interlock.workflows as w
+    where w.name = wanted_name
+        and case when wanted_version is null then w.replaced_at is null else w.version = wanted_version end
+    order by w.registered_at desc, w.id desc
+    limit 1
+$$;
+
+-- Says which of the namespaces have no live worker; null if each has one.
+create or replace function interlock.unserved_reason(namespaces text[], moment timestamptz) returns text
+    language sql stable as $$
+    select format('no live worker serves %s %s', case count(*) when 1 then 'namespace' else 'namespaces' end,
+            string_agg(format('''%s''', root.namespace), ', ' order by root.place))
+    from unnest(namespaces) with ordinality as root (namespace, place)
+    where not exists (
+        select from interlock.workers
+        where status = 'RUNNING' and seen_until > coalesce(moment, now())
+            and root.namespace = any (workers.namespaces)
+    )
+    having count(*) > 0
+$$;
 
 -- Inserts jobs as SUBMITTED, without steps, and returns the ids of the new ones. A job whose id or request id exists is
--- left out. Called by the statement of the same name and by insert_keyed_jobs().
+-- left out. What a job does not have itself is that of its workflow. Called by the statement of the same name,
+-- submit_jobs() and insert_keyed_jobs().
 create or replace function interlock.insert_jobs(given_jobs jsonb, acting text, moment timestamptz) returns setof uuid
     language plpgsql as $$
 begin
@@ -16,22 +42,25 @@ begin
         not_before, created_at, updated_at)
     select given.id, given.parent_job_id, given.parent_task_id, coalesce(given.iteration, 1), coalesce(given.depth, 0),
         given.reason,
-        given.worker_count, given.workflow, given.namespace, coalesce(given.input, '{}'), given.workflow_id,
-        given.request_id, coalesce(given.correlation_id, given.id), given.traceparent, interlock.actor(), given.root_namespaces,
-        given.timeout_seconds,
+        given.worker_count, given.workflow, coalesce(given.namespace, w.namespace, 'default'), coalesce(given.input, '{}'),
+        given.workflow_id, given.request_id, coalesce(given.correlation_id, given.id), given.traceparent,
+        interlock.actor(), w.root_namespaces, coalesce(given.timeout_seconds, w.timeout_seconds),
         -- `least` ignores nulls, hence the case
         case
-            when given.timeout_seconds is not null
-                then coalesce(moment, now()) + make_interval(secs => least(given.timeout_seconds, 3155760000))
+            when coalesce(given.timeout_seconds, w.timeout_seconds) is not null
+                then coalesce(moment, now())
+                    + make_interval(secs => least(coalesce(given.timeout_seconds, w.timeout_seconds), 3155760000))
         end,
         (select count(*) from interlock.workflow_steps where workflow_steps.workflow_id = given.workflow_id),
-        given.retried_from, given.reused, given.tags, given.attributes, given.callback_url, given.key, given.key_order,
+        given.retried_from, given.reused, coalesce(given.tags, w.tags), coalesce(given.attributes, w.attributes),
+        coalesce(given.callback_url, w.callback_url, given.default_callback_url), given.key, given.key_order,
         given.on_conflict, given.debounced_since, given.not_before, coalesce(moment, now()), coalesce(moment, now())
     from jsonb_to_recordset(given_jobs) as given (id uuid, parent_job_id uuid, parent_task_id uuid, iteration int, depth int,
-        reason text, worker_count int, workflow text, namespace text, input jsonb, workflow_id uuid, request_id text,
-        correlation_id uuid, traceparent text, root_namespaces text[], timeout_seconds float8, retried_from uuid, reused jsonb,
-        tags text[], attributes jsonb, callback_url text, key text, key_order bigint, on_conflict text,
-        debounced_since timestamptz, not_before timestamptz)
+            reason text, worker_count int, workflow text, namespace text, input jsonb, workflow_id uuid, request_id text,
+            correlation_id uuid, traceparent text, timeout_seconds float8, retried_from uuid, reused jsonb, tags text[],
+            attributes jsonb, callback_url text, default_callback_url text, key text, key_order bigint, on_conflict text,
+            debounced_since timestamptz, not_before timestamptz)
+        left join interlock.workflows as w on w.id = given.workflow_id
     on conflict do nothing
     returning jobs.id;
 end
@@ -252,29 +281,129 @@ begin
 end
 $$;
 
+-- Submits jobs: looks up their workflows, inserts them, and starts those that can start, with their steps. The rules of a
+-- submit are here for every client. Returns the outcome for each job, in the given order; besides those of
+-- insert_keyed_jobs():
+--   unknown    there is no such workflow, or version; no job of the call is inserted
+--   deferred   no job of the call is inserted, because one needs its root steps activated, which the caller may not do
+-- `checked`: the caller has checked the inputs; an orchestrator validates and starts other jobs. `needs_activation`: the
+-- job has started, and the transaction must activate its root steps, for which an insert is not enough.
+--
+-- The settings hold for the functions that it calls, too: planning the insert of the steps for each call takes ten times as
+-- long as running it.
+create or replace function interlock.submit_jobs(
+    given_jobs jsonb, acting text, moment timestamptz, checked boolean, may_activate boolean default false
+) returns table (given_id uuid, outcome text, job_id uuid, reason text, needs_activation boolean) language plpgsql
+    set plan_cache_mode = force_generic_plan set enable_seqscan = off as $$
+#variable_conflict use_column
+declare
+    resolved jsonb;
+    ids uuid[];
+    waits text[]; -- the reason for which each job cannot start yet
+    complex boolean[]; -- whether its root steps need to be activated
+    keyed boolean;
+    made uuid[];
+    outcomes text[];
+    reasons text[];
+begin
+    with given as materialized (
+        select one.document, one.place, one.document ->> 'workflow' as name, one.document ->> 'version' as version
+        from jsonb_array_elements(given_jobs) with ordinality as one (document, place)
+    ), used as materialized (
+        select wanted.name, wanted.version, w.id, w.key, w.plain_roots,
+            interlock.unserved_reason(w.root_namespaces, moment) as wait
+        from (select distinct given.name, given.version from given) as wanted
+            left join lateral interlock.used_workflow(wanted.name, wanted.version) as w on true
+    )
+    select jsonb_agg(given.document || jsonb_build_object('workflow_id', used.id) order by given.place),
+        array_agg((given.document ->> 'id')::uuid order by given.place), array_agg(used.wait order by given.place),
+        array_agg(used.wait is null and (
+            not used.plain_roots or coalesce(jsonb_typeof(given.document -> 'reused'), 'null') <> 'null'
+        ) order by given.place),
+        bool_or(coalesce(used.key, given.document ->> 'key', given.document ->> 'on_conflict',
+            given.document ->> 'debounce') is not null),
+        array_agg(case when used.id is null then 'unknown' end order by given.place)
+    into resolved, ids, waits, complex, keyed, outcomes
+    from given
+        join used on used.name = given.name and used.version is not distinct from given.version;
+    if array_position(outcomes, 'unknown') is not null or checked and not may_activate and true = any (complex) then
+        return query
+        select each.id, coalesce(each.outcome, 'deferred'), each.id, null::text, false
+        from unnest(ids, outcomes) as each (id, outcome);
+        return;
+    end if;
+    if checked and not exists (
+        select from interlock.settings
+        where to_regclass(format('pgmq.%I', lower('q_' || settings.orchestration_queue))) is not null
+    ) then
+        raise exception 'jobs need PGMQ and its queue, which this database does not have; run `interlock migrate` as a role '
+                'that may create the schema pgmq'
+            using errcode = 'object_not_in_prerequisite_state', schema = 'interlock', table = 'jobs';
+    end if;
+
+    if keyed then
+        select array_agg(each.job_id), array_agg(each.outcome), array_agg(each.reason) into made, outcomes, reasons
+        from interlock.insert_keyed_jobs(resolved, acting, moment) as each;
+    else
+        made := array(select interlock.insert_jobs(resolved, acting, moment));
+        select array_agg(found.outcome order by each.place), array_agg(case found.outcome
+                when 'free' then each.id
+                else coalesce((
+                    select j.id from interlock.jobs as j where j.request_id = each.document ->> 'request_id'
+                ), each.id)
+            end order by each.place)
+        into outcomes, made
+        from rows from (jsonb_array_elements(resolved), unnest(ids)) with ordinality as each (document, id, place)
+            cross join lateral (
+                select case when each.id = any (made) then 'free' else 'existing' end as outcome
+            ) as found;
+    end if;
+
+    if checked then
+        -- a debounced job is validated when it is due
+        perform interlock.validate_submitted_jobs(acting, array_agg(each.id),
+            array_agg(case each.outcome when 'queued' then each.reason else each.wait end), moment)
+        from unnest(ids, outcomes, reasons, waits) as each (id, outcome, reason, wait)
+        where each.outcome in ('free', 'queued');
+        perform interlock.start_pending_jobs(acting, array_agg(each.id), null, moment)
+        from unnest(ids, outcomes, waits) as each (id, outcome, wait)
+        where each.outcome = 'free' and each.wait is null;
+        perform interlock.insert_steps(array_agg(each.id), moment)
+        from unnest(ids, outcomes) as each (id, outcome)
+        where each.outcome in ('free', 'queued');
+    end if;
+    return query
+    select each.id, each.outcome, each.made, each.reason, checked and each.outcome = 'free' and each.complex
+    from unnest(ids, outcomes, made, reasons, complex) as each (id, outcome, made, reason, complex);
+end
+$$;
+
 -- Compares given jobs with the existing ones of the same request ids, and names what differs. A version counts if it is
 -- named: without one, the newest may be another now than when the request was made first.
 create or replace function interlock.find_submitted_jobs(given_jobs jsonb)
     returns table (given_id uuid, id uuid, request_id text, differing text[]) language sql stable as $$
     select given.id, jobs.id, jobs.request_id, array_remove(array[
             case when jobs.task_description <> given.workflow then 'workflow' end,
-            case when jobs.workflow_id <> given.workflow_id and given.names_version then 'version' end,
+            case when jobs.workflow_id <> w.id and given.names_version then 'version' end,
             case when jobs.input <> coalesce(given.input, '{}') then 'input' end,
             case when jobs.parent_job_id is distinct from given.parent_job_id then 'parent' end,
             case when jobs.worker_count is distinct from given.worker_count then 'worker_count' end,
             case when jobs.key is distinct from coalesce(given.key, jobs.key) then 'key' end,
-            case when same.version and jobs.timeout_seconds is distinct from given.timeout_seconds then 'timeout' end,
-            case when same.version and jobs.tags is distinct from given.tags then 'tags' end,
-            case when same.version and jobs.attributes is distinct from given.attributes then 'attributes' end,
+            case when same.version and jobs.timeout_seconds
+                is distinct from coalesce(given.timeout_seconds, w.timeout_seconds) then 'timeout' end,
+            case when same.version and jobs.tags is distinct from coalesce(given.tags, w.tags) then 'tags' end,
+            case when same.version and jobs.attributes
+                is distinct from coalesce(given.attributes, w.attributes) then 'attributes' end,
             case when jobs.retried_from is distinct from given.retried_from then 'job to retry' end,
             case when jobs.reused is distinct from given.reused then 'step to retry from' end
         ], null)
-    from jsonb_to_recordset(given_jobs) as given (id uuid, workflow text, workflow_id uuid, names_version boolean,
+    from jsonb_to_recordset(given_jobs) as given (id uuid, workflow text, version text, names_version boolean,
             input jsonb, request_id text, parent_job_id uuid, worker_count int, timeout_seconds float8,
             retried_from uuid, reused jsonb, tags text[], attributes jsonb, key text)
         join interlock.jobs on jobs.request_id = given.request_id
+        left join lateral interlock.used_workflow(given.workflow, given.version) as w on true
         -- options that the workflow declares may differ with its version
-        cross join lateral (select jobs.workflow_id = given.workflow_id as version) as same
+        cross join lateral (select jobs.workflow_id = w.id as version) as same
 $$;
 
 -- Says what is wrong with the options of a job; null if nothing. The checks of the Python client (model/options.py) for
@@ -335,24 +464,10 @@ create or replace function interlock.submit(
 ) language plpgsql as $$
 #variable_conflict use_variable
 declare
-    used record;
     document jsonb;
     made record;
     known text;
 begin
-    select w.* into used
-    from interlock.workflows as w
-    where w.name = workflow and case when version is null then w.replaced_at is null else w.version = version end
-    order by w.registered_at desc, w.id desc
-    limit 1;
-    if not found then
-        select string_agg(distinct w.name, ', ') into known
-        from interlock.workflows as w
-        where w.replaced_at is null;
-        raise exception 'there is no workflow %; known are %', workflow || coalesce(' version ' || version, ''),
-                coalesce(known, 'none')
-            using errcode = 'IL009', schema = 'interlock', table = 'workflows';
-    end if;
     if jsonb_typeof(input) is distinct from 'object' then
         raise exception 'workflow %: input must be a JSON object', workflow
             using errcode = 'IL009', schema = 'interlock', table = 'jobs', column = 'input';
@@ -364,14 +479,21 @@ begin
             using errcode = 'IL009', schema = 'interlock', table = 'jobs';
     end if;
     -- submit_statement() always has a version, so that it is not compared when a request is repeated
-    document := jsonb_build_object('id', interlock.new_id(), 'workflow', workflow, 'workflow_id', used.id,
-        'names_version', false, 'namespace', used.namespace, 'input', input, 'request_id', request_id,
+    document := jsonb_build_object('id', interlock.new_id(), 'workflow', workflow, 'version', version,
+        'names_version', false, 'input', input, 'request_id', request_id,
         'key', key, 'on_conflict', on_conflict, 'debounce', extract(epoch from debounce),
         'debounce_max', extract(epoch from debounce_max), 'worker_count', worker_count,
-        'timeout_seconds', coalesce(timeout_seconds, used.timeout_seconds), 'correlation_id', correlation_id,
-        'traceparent', traceparent, 'tags', coalesce(tags, used.tags), 'attributes', coalesce(attributes, used.attributes),
-        'callback_url', coalesce(callback_url, used.callback_url), 'root_namespaces', used.root_namespaces);
-    select * into made from interlock.insert_keyed_jobs(jsonb_build_array(document), actor, null);
+        'timeout_seconds', timeout_seconds, 'correlation_id', correlation_id, 'traceparent', traceparent, 'tags', tags,
+        'attributes', attributes, 'callback_url', callback_url);
+    select * into made from interlock.submit_jobs(jsonb_build_array(document), actor, null, checked => false);
+    if made.outcome = 'unknown' then
+        select string_agg(distinct w.name, ', ') into known
+        from interlock.workflows as w
+        where w.replaced_at is null;
+        raise exception 'there is no workflow %; known are %', workflow || coalesce(' version ' || version, ''),
+                coalesce(known, 'none')
+            using errcode = 'IL009', schema = 'interlock', table = 'workflows';
+    end if;
     if made.outcome in ('conflict', 'invalid') then
         raise exception '%', made.reason
             using errcode = case made.outcome when 'conflict' then 'IL008' else 'IL009' end,

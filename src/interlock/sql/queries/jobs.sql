@@ -7,10 +7,11 @@
 select id
 from interlock.insert_jobs(%(jobs)s::jsonb, %(actor)s, %(now)s::timestamptz) as inserted (id)
 
--- name: insert_keyed_jobs
--- Inserts jobs of which some have a key, and returns the outcome for each.
-select given_id, outcome, job_id, reason
-from interlock.insert_keyed_jobs(%(jobs)s::jsonb, %(actor)s, %(now)s::timestamptz)
+-- name: submit_jobs
+-- Submits jobs whose inputs are checked, and returns the outcome for each.
+select given_id, outcome, job_id, reason, needs_activation
+from interlock.submit_jobs(%(jobs)s::jsonb, %(actor)s, %(now)s::timestamptz, checked => true,
+    may_activate => %(may_activate)s)
 
 -- name: submit_as_text
 select id, created
@@ -31,14 +32,9 @@ select given_id, id, request_id, differing
 from interlock.find_submitted_jobs(%(jobs)s::jsonb)
 
 -- name: validate_submitted_jobs
--- moves: job SUBMITTED -validate-> PENDING
-update interlock.jobs
-set status = 'PENDING', event = 'validate', reason = given.reason,
-    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
-from unnest(%(ids)s::uuid[], %(reasons)s::text[]) as given (id, reason)
-where jobs.id = any (%(ids)s::uuid[]) and jobs.id = given.id and status = 'SUBMITTED'
-    and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning jobs.id
+-- The function of the same name makes the move.
+select id
+from interlock.validate_submitted_jobs(%(actor)s, %(ids)s::uuid[], %(reasons)s::text[], %(now)s::timestamptz)
 
 -- name: reject_submitted_jobs
 -- moves: job SUBMITTED -reject-> FAILED
@@ -51,14 +47,9 @@ where id = any (%(ids)s::uuid[]) and status = 'SUBMITTED'
 returning id
 
 -- name: start_pending_jobs
--- moves: job PENDING -allocate_resources-> RUNNING
-update interlock.jobs
-set status = 'RUNNING', event = 'allocate_resources', reason = %(reason)s,
-    started_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
-    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
-where id = any (%(ids)s::uuid[]) and status = 'PENDING'
-    and (select set_config('interlock.actor', %(actor)s, true)) is not null
-returning id
+-- The function of the same name makes the move.
+select id
+from interlock.start_pending_jobs(%(actor)s, %(ids)s::uuid[], %(reason)s, %(now)s::timestamptz)
 
 -- name: complete_running_jobs
 -- The function of the same name makes the move. Jobs whose output is too large to be stored are not returned.
@@ -150,15 +141,8 @@ where exists (select from interlock.waiters where task_id = ended.id)
 -- left to the next call.
 select jobs.id, jobs.task_description as workflow, jobs.input,
     nullif(workflows.definition -> 'input_schema', 'null') as schema,
-    interlock.hold_reason('key', jobs.key, interlock.job_ahead(jobs)::text) as hold, array(
-        select root.namespace
-        from unnest(jobs.root_namespaces) as root (namespace)
-        where not exists (
-            select from interlock.workers
-            where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
-                and root.namespace = any (workers.namespaces)
-        )
-    ) as unserved
+    coalesce(interlock.hold_reason('key', jobs.key, interlock.job_ahead(jobs)::text),
+        interlock.unserved_reason(jobs.root_namespaces, %(now)s::timestamptz)) as hold
 from interlock.jobs
     join interlock.workflows on workflows.id = jobs.workflow_id
 where jobs.status = 'SUBMITTED' and jobs.ending is null

@@ -88,30 +88,10 @@ where name = %(name)s and replaced_at is null
 order by registered_at desc, id desc
 
 -- name: find_workflows
--- Reads, for a submit, the workflows by name and version, which of their root namespaces have no live worker, and whether
--- the queue exists.
-select wanted.place, found.id, found.version, found.namespace, found.root_namespaces, found.plain_roots,
-    found.timeout_seconds, found.tags, found.attributes, found.callback_url, found.key, array(
-        select namespace
-        from unnest(found.root_namespaces) as root (namespace)
-        where not exists (
-            select from interlock.workers
-            where status = 'RUNNING' and seen_until > coalesce(%(now)s::timestamptz, now())
-                and root.namespace = any (workers.namespaces)
-        )
-    ) as unserved,
-    to_regclass(format('pgmq.%%I', lower('q_' || settings.orchestration_queue))) is not null as queue
-from interlock.settings
-    cross join unnest(%(names)s::text[], %(versions)s::text[]) with ordinality as wanted (name, version, place)
-    left join lateral (
-        select id, version, namespace, root_namespaces, plain_roots, timeout_seconds, tags, attributes, callback_url,
-            key
-        from interlock.workflows
-        where workflows.name = wanted.name
-            and case when wanted.version is null then replaced_at is null else version = wanted.version end
-        order by registered_at desc, id desc
-        limit 1
-    ) as found on true
+-- Finds workflows by name and version, in the given order.
+select found.id, found.version
+from unnest(%(names)s::text[], %(versions)s::text[]) with ordinality as wanted (name, version, place)
+    left join lateral interlock.used_workflow(wanted.name, wanted.version) as found on true
 order by wanted.place
 
 -- name: read_input_schemas
