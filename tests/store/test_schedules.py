@@ -158,6 +158,25 @@ async def test_a_broken_schedule_is_reported_and_others_fire(database: Connectio
     assert (good.error, good.last_at) == (None, NOON + HOUR)
 
 
+async def test_schedules_that_are_due_together_are_fired_by_one_statement(database: Connection) -> None:
+    await put_schedules(database, [hourly(f"report {n}", missed="all") for n in range(40)], now=NOON)
+    fired = await fire_due_schedules(database, actor="leader", now=NOON + 2 * HOUR)
+    assert [len(each.ids) for each in fired] == [2] * 40
+    records = await (await database.execute("select distinct recorded_at from interlock.audit_logs")).fetchall()
+    assert len(records) == 1, "the clock of the record is read once by each statement"
+    assert {(state.next_at, state.last_at) for state in await list_schedules(database)} == {
+        (NOON + 3 * HOUR, NOON + 2 * HOUR)
+    }
+    assert await fire(database, NOON + 2 * HOUR) == 0
+
+
+async def test_a_round_leaves_schedules_with_very_many_missed_ticks_to_the_next_one(database: Connection) -> None:
+    every_minute = [Schedule(f"s{n}", "x", cron="* * * * *", missed="all") for n in range(12)]
+    await put_schedules(database, every_minute, now=NOON)
+    moment = NOON + timedelta(days=2)
+    assert [await fire(database, moment) for _ in range(3)] == [10_000, 2_000, 0]
+
+
 async def test_the_duty_rests_until_the_next_tick(database: Connection) -> None:
     duty = SchedulesDuty("leader")
     assert await duty.run_once(database, now=NOON) == SCHEDULE_POLL_INTERVAL_S

@@ -6,9 +6,9 @@ Invariant: the ticks of a schedule are in ascending order, also across changes t
 
 from __future__ import annotations
 
-from collections import deque
 from datetime import UTC, datetime, timedelta
-from itertools import islice
+from functools import lru_cache
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
@@ -93,12 +93,14 @@ class Rhythm:
         if self._every is not None:
             last = (now - first) // self._every
             return [first + self._every * step for step in range(max(0, last - most + 1), last + 1)]
-        found = deque([first], maxlen=most)
-        for tick in self._ticks(max(first, self._start_for_latest(now, most))):
-            if tick > now:
-                break
-            found.append(tick)
-        return list(found)
+        found = self._ticks_until(first, first, now, most)
+        if len(found) == most:  # more may be due: visit the latest ones only
+            found = self._ticks_until(first, max(first, self._start_for_latest(now, most)), now, None)
+        return found[-most:]
+
+    def _ticks_until(self, first: datetime, start: datetime, now: datetime, most: int | None) -> list[datetime]:
+        ticks = takewhile(lambda tick: tick <= now, self._ticks(start))
+        return [first, *islice(ticks, None if most is None else most - 1)]
 
     def _ticks(self, after: datetime) -> Iterator[datetime]:
         """Iterate over the ticks after a time. CronSim visits a repeated hour once, possibly from before `after`."""
@@ -120,6 +122,7 @@ def _zone(name: Any) -> ZoneInfo:
         raise ConfigError(f"{name!r} is not a known time zone; examples are Europe/Berlin and UTC") from None
 
 
+@lru_cache(maxsize=1024)
 def _check_cron(cron: Any) -> None:
     example = "an example is '30 4 * * MON-FRI' (minute, hour, day, month, weekday)"
     if not isinstance(cron, str) or len(cron.split()) != CRON_FIELDS:

@@ -6,13 +6,14 @@ lock, and the tick is part of its request id. A schedule that fails records its 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from interlock.errors import ConfigError, InputError, JobConflictError, StatementError
 from interlock.postgres.connection import DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS, transaction
 from interlock.postgres.query import run
-from interlock.store.enqueue import enqueue_task
+from interlock.store.enqueue import enqueue_tasks
 from interlock.store.leader import duty_transaction, read_clock
 from interlock.store.schedules import SCHEDULES, Schedule, ScheduleState, read_schedules
 from interlock.store.workflows import read_workflow
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
+    from interlock.store.workflows import StoredWorkflow
 
-MAX_MISSED_TICKS = 1_000  # ticks that one round catches up on
+MAX_MISSED_TICKS = 1_000  # ticks of a schedule that one round catches up on
+MAX_TICKS = 10_000  # of all schedules in one round, and at most those of one schedule more
+MAX_DUE_SCHEDULES = 1_000  # in one round
 # A tick that is fired later than this counts as missed; `missed` of the schedule decides what happens then.
 MISSED_AFTER = timedelta(seconds=60)
 
@@ -39,13 +43,43 @@ class FiredSchedule(NamedTuple):
     error: str | None = None
 
 
+@dataclass(slots=True)
+class _Due:
+    """A due schedule, the ticks of it that are fired, and what they have made."""
+
+    schedule: Schedule
+    wanted: Sequence[datetime]
+    next_at: datetime
+    made: list[UUID] = field(default_factory=list)
+    error: str | None = None
+
+    @property
+    def last_at(self) -> datetime | None:
+        return self.wanted[-1] if self.wanted and self.error is None else None
+
+
 async def fire_due_schedules(
-    connection: Connection, *, actor: str, limit: int = 100, now: datetime | None = None
+    connection: Connection, *, actor: str, limit: int = MAX_DUE_SCHEDULES, now: datetime | None = None
 ) -> list[FiredSchedule]:
     """Make the tasks and jobs of due schedules and advance to the next ticks, in one transaction under a lock."""
     async with duty_transaction(connection, "schedules", now=now) as moment:
-        due = await run(connection, SCHEDULES["read_due_schedules"], {"limit": limit, "now": moment})
-        return [await _fire(connection, ScheduleState(**row), actor, moment) for row in due]
+        states = await run(connection, SCHEDULES["read_due_schedules"], {"limit": limit, "now": moment})
+        fired, due = [], []
+        ticks = 0
+        for state in (ScheduleState(**row) for row in states):
+            try:
+                found = _find_ticks(state, moment)
+            except ConfigError as error:
+                parameters = {"name": state.name, "actor": actor, "error": str(error), "now": moment}
+                await run(connection, SCHEDULES["stop_broken_schedule"], parameters)
+                fired.append(FiredSchedule(state.name, [], str(error)))
+                continue
+            due.append(found)
+            ticks += len(found.wanted)
+            if ticks >= MAX_TICKS:
+                break  # the others are still due in the next round
+        await _fire(connection, due, actor, moment)
+        return [*fired, *(FiredSchedule(each.schedule.name, each.made, each.error) for each in due)]
 
 
 async def run_schedule(connection: Connection, name: str, *, actor: str, now: datetime | None = None) -> UUID | None:
@@ -54,75 +88,96 @@ async def run_schedule(connection: Connection, name: str, *, actor: str, now: da
     if not found:
         return None
     moment = await read_clock(connection, now=now)
-    (made,) = await _make(connection, found[0].declared(), [moment], actor, moment)
+    ((made,),) = await _make(connection, [_Due(found[0].declared(), [moment], moment)], actor, moment)
     return made
 
 
-async def _fire(connection: Connection, state: ScheduleState, actor: str, now: datetime) -> FiredSchedule:
-    try:
-        schedule = state.declared()
-        rhythm = schedule.rhythm()
-    except ConfigError as error:
-        parameters = {"name": state.name, "actor": actor, "error": str(error), "now": now}
-        await run(connection, SCHEDULES["stop_broken_schedule"], parameters)
-        return FiredSchedule(state.name, [], str(error))
+def _find_ticks(state: ScheduleState, now: datetime) -> _Due:
+    schedule = state.declared()
+    rhythm = schedule.rhythm()
     ticks = rhythm.due(state.next_at, now, MAX_MISSED_TICKS)
-    wanted = wanted_ticks(ticks, schedule.missed, now)
-    failure = None
-    made: list[UUID] = []
+    return _Due(schedule, wanted_ticks(ticks, schedule.missed, now), rhythm.after(ticks[-1]))
+
+
+async def _fire(connection: Connection, due: Sequence[_Due], actor: str, now: datetime) -> None:
+    """Fire schedules together; one by one if one of them is refused."""
+    if not due:
+        return
+    if not await _try_to_make(connection, due, actor, now):
+        for each in due:
+            each.error = None
+            await _try_to_make(connection, [each], actor, now)
+    step = {
+        "names": [each.schedule.name for each in due],
+        "next_ats": [each.next_at for each in due],
+        "last_ats": [each.last_at for each in due],
+        "errors": [each.error for each in due],
+    }
+    await run(connection, SCHEDULES["advance_schedules"], step)
+
+
+async def _try_to_make(connection: Connection, due: Sequence[_Due], actor: str, now: datetime) -> bool:
+    """Make the tasks and jobs of schedules, all or none; note the error of a refusal."""
     try:
         # A savepoint: a schedule whose task or job is refused must not undo the others.
         async with transaction(connection):
-            made = await _make(connection, schedule, wanted, actor, now)
+            made = await _make(connection, due, actor, now)
     except (InputError, JobConflictError) as error:
-        failure = str(error)
+        refusal = str(error)
     except StatementError as error:
         # Only data the schedule itself supplied counts as its error; any other failure undoes the whole batch.
         if error.sqlstate[:2] not in {DATA_EXCEPTION_CLASS, INTEGRITY_VIOLATION_CLASS}:
             raise
-        failure = str(error)
-    step = {
-        "name": state.name,
-        "next_at": rhythm.after(ticks[-1]),
-        "last_at": wanted[-1] if wanted and failure is None else None,
-        "error": failure,
-    }
-    await run(connection, SCHEDULES["advance_schedule"], step)
-    return FiredSchedule(state.name, made, failure)
+        refusal = str(error)
+    else:
+        for each, ids in zip(due, made, strict=True):
+            each.made = ids
+        return True
+    for each in due:
+        each.error = refusal
+    return False
 
 
-async def _make(
-    connection: Connection, schedule: Schedule, ticks: Sequence[datetime], actor: str, now: datetime
-) -> list[UUID]:
-    """Enqueue the tasks, or submit the jobs, of these ticks; InputError says what does not fit."""
-    if schedule.workflow is None:
-        return [(await enqueue_task(connection, schedule.task(tick), actor=actor)).id for tick in ticks]
-    if not ticks:
-        return []
-    version = await _checked_version(connection, schedule)
-    jobs = [
-        NewJob(
-            schedule.workflow,
-            schedule.input,
-            version=version,
-            names_version=schedule.version is not None,
-            request_id=schedule.request_id(tick),
-            **schedule.options,
-        )
-        for tick in ticks
+async def _make(connection: Connection, due: Sequence[_Due], actor: str, now: datetime) -> list[list[UUID]]:
+    """Enqueue the tasks, and submit the jobs, of these ticks; InputError says what does not fit."""
+    tasks = [each.schedule.task(tick) for each in due if each.schedule.workflow is None for tick in each.wanted]
+    jobs: list[NewJob] = []
+    versions: dict[tuple[str, str | None], StoredWorkflow] = {}
+    for each in due:
+        if each.schedule.workflow is not None and each.wanted:
+            version = await _checked_version(connection, each.schedule, versions)
+            jobs += [_job(each.schedule, tick, version) for tick in each.wanted]
+    enqueued = iter(await enqueue_tasks(connection, tasks, actor=actor) if tasks else [])
+    submitted = iter(await submit_jobs(connection, jobs, actor=actor, now=now))
+    return [
+        [next(enqueued if each.schedule.workflow is None else submitted).id for _ in each.wanted]  # type: ignore[attr-defined]
+        for each in due
     ]
-    return [job.id for job in await submit_jobs(connection, jobs, actor=actor, now=now)]
 
 
-async def _checked_version(connection: Connection, schedule: Schedule) -> str:
+def _job(schedule: Schedule, tick: datetime, version: str) -> NewJob:
+    return NewJob(
+        schedule.workflow or "",
+        schedule.input,
+        version=version,
+        names_version=schedule.version is not None,
+        request_id=schedule.request_id(tick),
+        **schedule.options,
+    )
+
+
+async def _checked_version(
+    connection: Connection, schedule: Schedule, versions: dict[tuple[str, str | None], StoredWorkflow]
+) -> str:
     """Check the input of a job against the stored workflow, and return the version that was checked."""
     # not at the top: the schema library is slow to import, and most programs do not need it
     from interlock.model.json_schema import check_input  # noqa: PLC0415 - heavy, and seldom needed
 
     name = schedule.workflow or ""
-    found = await read_workflow(connection, name, schedule.version)
+    found = versions.get((name, schedule.version)) or await read_workflow(connection, name, schedule.version)
     if found is None:
         raise InputError(await describe_unknown_workflow(connection, name, schedule.version))
+    versions[name, schedule.version] = found
     check_input(found.definition, schedule.input)
     return found.version
 

@@ -84,6 +84,8 @@ begin
                     case when kind in ('plain', 'decision') then callback_url end as callback_url
                 from interlock.workflow_steps
                 where workflow_steps.workflow_id = jobs.workflow_id
+                -- the steps are looked up by the job, also by a plan that was made while the tables were small
+                offset 0
             ) as steps
             left join interlock.namespaces as paused on paused.name = steps.namespace and paused.paused_at is not null
             cross join lateral (

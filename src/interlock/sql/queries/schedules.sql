@@ -70,11 +70,13 @@ order by next_at
 limit %(limit)s
 for update skip locked
 
--- name: advance_schedule
+-- name: advance_schedules
 update interlock.schedules
-set next_at = %(next_at)s, last_at = coalesce(%(last_at)s::timestamptz, last_at), error = %(error)s
-where name = %(name)s
-returning name
+set next_at = fired.next_at, last_at = coalesce(fired.last_at, schedules.last_at), error = fired.error
+from unnest(%(names)s::text[], %(next_ats)s::timestamptz[], %(last_ats)s::timestamptz[], %(errors)s::text[])
+    as fired (name, next_at, last_at, error)
+where schedules.name = fired.name
+returning schedules.name
 
 -- name: stop_broken_schedule
 update interlock.schedules
