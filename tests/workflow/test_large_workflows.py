@@ -199,7 +199,7 @@ HOT = {
     "complete_running_jobs": {"jobs_pkey", "waiters_pkey"},
     "validate_submitted_jobs": {"jobs_pkey", "jobs_open"},
     "start_pending_jobs": {"jobs_pkey", "jobs_open"},
-    "insert_steps": {"jobs_pkey", "workflow_steps_pkey", "namespaces_pkey"},
+    "insert_steps": {"jobs_pkey", "jobs_open", "workflow_steps_pkey", "namespaces_pkey"},
     "read_admissible_steps": {"jobs_pkey", "tasks_capped", "tasks_held_steps", "workflow_steps_pkey"},
     "read_next_compensations": {"tasks_held_steps"},
     "read_parent_steps": {"tasks_pkey", "jobs_parent_task", "jobs_pkey", "workflow_steps_pkey"},
