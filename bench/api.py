@@ -250,12 +250,13 @@ async def compare(given: argparse.Namespace, url: str, client: httpx.AsyncClient
             requests = {
                 "GET": (("GET", f"/api/tasks/{task['id']}", None), ("GET", f"/tasks/{task['id']}", None)),
                 "POST": (("POST", "/api/tasks", body), ("POST", "/tasks", body)),
+                "POST with a key": (("POST", "/api/tasks", body), ("POST", "/tasks", body)),
             }
             shares = {}
             for kind, (ours, theirs) in requests.items():
                 counts = [0, 0]
                 for _ in range(given.slices):
-                    counts[0] += await ask_in_slice(client, given, *ours)
+                    counts[0] += await ask_in_slice(client, given, *ours, keyed=kind == "POST with a key")
                     counts[1] += await ask_in_slice(bare, given, *theirs)
                 seconds = given.slices * given.seconds / 30
                 shares[kind] = (counts[0] / seconds, counts[1] / seconds)
@@ -266,15 +267,25 @@ async def compare(given: argparse.Namespace, url: str, client: httpx.AsyncClient
 
 
 async def ask_in_slice(
-    client: httpx.AsyncClient, given: argparse.Namespace, method: str, path: str, body: dict[str, Any] | None
+    client: httpx.AsyncClient,
+    given: argparse.Namespace,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None,
+    *,
+    keyed: bool = False,
 ) -> int:
-    """Send one request over and over from all clients for one slice; return the number of answers."""
+    """Send one request over and over from all clients for one slice; return the number of answers.
+
+    With `keyed`, each has an idempotency key of its own.
+    """
     until = time.monotonic() + given.seconds / 30
 
     async def ask() -> int:
         answers = 0
         while time.monotonic() < until:
-            (await client.request(method, path, json=body)).raise_for_status()
+            headers = {"Idempotency-Key": str(uuid4())} if keyed else {}
+            (await client.request(method, path, json=body, headers=headers)).raise_for_status()
             answers += 1
         return answers
 

@@ -16,7 +16,6 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 import orjson
-import structlog
 from prometheus_client import REGISTRY as DEFAULT_REGISTRY
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
@@ -113,10 +112,18 @@ _standard: dict[str, Any] = {}  # the logger and the level for records of `loggi
 class _Log:
     """The log of the engine: warnings and errors only until logging is configured."""
 
-    __slots__ = ("_logger",)
+    __slots__ = ("_found",)
 
     def __init__(self) -> None:
-        self._logger: FilteringBoundLogger = structlog.get_logger("interlock")
+        self._found: FilteringBoundLogger | None = None
+
+    @property
+    def _logger(self) -> FilteringBoundLogger:
+        if self._found is None:
+            import structlog  # noqa: PLC0415 - slow to import, and a program that only enqueues logs nothing
+
+            self._found = structlog.get_logger("interlock")
+        return self._found
 
     def debug(self, event: str, **fields: Any) -> None:
         if _levels["debug"]:
@@ -143,6 +150,8 @@ def configure_logging(
     level: str = "info", form: Literal["console", "json"] = "console", stream: TextIO | None = None
 ) -> None:
     """Send structured logs to a stream (standard error by default), as console lines or as JSON."""
+    import structlog  # noqa: PLC0415 - as above
+
     out = stream or sys.stderr
     number = logging.getLevelNamesMapping()[level.upper()]
     _levels.update(debug=number <= logging.DEBUG, info=number <= logging.INFO)
@@ -188,6 +197,8 @@ class _StandardHandler(logging.Handler):
 
 
 def _processors(form: Literal["console", "json"], out: TextIO) -> list[Processor]:
+    import structlog  # noqa: PLC0415 - as above
+
     renderer: Processor
     if form == "json":
         renderer = structlog.processors.JSONRenderer(lambda record, **_: orjson.dumps(record, default=str).decode())

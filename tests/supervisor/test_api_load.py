@@ -27,6 +27,6 @@ def test_the_load_test_finds_no_fault_and_prints_times_and_shares(tmp_path: Path
     assert (ran.returncode, ran.stderr) == (0, ran.stderr), ran.stdout + ran.stderr
     assert "0 faults" in ran.stdout
     found = json.loads(figures.read_text())
-    assert set(found["shares"]) == {"GET", "POST"}
+    assert set(found["shares"]) == {"GET", "POST", "POST with a key"}
     assert all(min(both) > 0 for both in found["shares"].values())
     assert found["kinds"]

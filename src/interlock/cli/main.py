@@ -1,13 +1,14 @@
 """The command `interlock`: shared flags, exit codes, and its subcommands.
 
-Only the module of the requested command is imported, because imports take most of the time of a short command. Without
-a known command (help, a typing error) all modules are imported.
+Only the module of the requested command is imported, because imports take most of the time of a short command; without
+a known command (help, a typing error) none is.
 
 Invariant: a mistake of the user exits with 2 and a failure of the system with 1; neither prints a traceback.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from importlib.metadata import version
@@ -49,6 +50,7 @@ USER_ERRORS = (
     UnknownWorkerError,
     UnknownNameError,
 )
+COMPLETION_VARIABLE = "_INTERLOCK_COMPLETE"  # set by the completion of a shell
 SHARED_FLAGS_WITH_VALUE = frozenset({"--database-url", "--data-dir", "--log-level", "--log-format"})
 
 # In the order of the help. A command is a function of its name in the module; a group is the module's `app`.
@@ -86,6 +88,45 @@ GROUPS = {
 }
 
 
+# The first sentences of their docstrings, for a help that imports none of them; a test compares both.
+SUMMARIES = {
+    "demo": "Show a task that survives a crash, moves that the database refuses, and a workflow that loses a worker.",
+    "up": "Run everything on this machine: database, orchestrator, API and workers. "
+    "Ctrl-C stops all, a second one at once.",
+    "migrate": "Migrate the database to the schema of this release. "
+    "Safe at any time, and from several processes at once.",
+    "diagram": "Draw a lifecycle, a workflow, or a job with the states of its steps.",
+    "metrics": "List all Prometheus metrics: type, labels, the processes that export them, and their meaning.",
+    "worker": "Run the tasks of an app. "
+    "Ctrl-C or SIGTERM waits for running tasks up to the grace period; a second one does not.",
+    "orchestrator": "Advance jobs as their steps end; any number can run. "
+    "Ctrl-C or SIGTERM finishes the current batch.",
+    "supervisor": "Serve the API and run the worker processes that are created with it. Ctrl-C stops both in order.",
+    "dashboard": "Print a link that signs a browser in. It works once, within two minutes.",
+    "enqueue": "Enqueue a task and print its id; with --wait, print its result, or fail as it did.",
+    "submit": "Submit a job and print its id; with --wait, print its output, or exit with 1 when it fails.",
+    "status": "Show the overview of the installation, or one task: its state, progress and result, and why it waits.",
+    "history": "Show the recorded moves of a task, a job or a worker, oldest first, checked against its lifecycle.",
+    "explain": "Explain why a task, job, worker, namespace, schedule or limit does not move, and how to unblock it.",
+    "top": "Watch the installation live: namespaces, rates, latencies, workers, running tasks and jobs.",
+    "doctor": "Examine the database and the processes: "
+    "whether the engine's rules hold, and what to do where they do not.",
+    "mcp": "Serve the Model Context Protocol on standard input and output, so that an agent can look after the queue.",
+    "tasks": "List tasks; cancel or requeue them, by id or by filter.",
+    "jobs": "List and show jobs and what waits for an answer; cancel, signal, approve, retry or replay one.",
+    "workflows": "List and show workflows, and check templates. An app stores its workflows when it opens.",
+    "workers": "List and show workers and orchestrators; pause, resume or terminate one, or send it a command.",
+    "schedules": "List, run, pause, resume and delete schedules. "
+    "An app declares them with `app.periodic` and `app.schedule`.",
+    "limits": "List and change limits on concurrency, starts, weight and cost. Tasks name theirs with `limit_key`.",
+    "namespaces": "List, pause and resume namespaces.",
+    "webhooks": "List, retry and discard dead letters: webhooks that were given up after repeated failures.",
+    "token": "Create, list and revoke tokens of the API; print the local one.",
+    "db": "Control the embedded PostgreSQL server. Other commands start and stop it by themselves.",
+    "sort": "Sort records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
+}
+
+
 def _print_version(value: bool) -> None:
     if value:
         typer.echo(version("interlock"))
@@ -111,7 +152,13 @@ def run() -> None:
     """Run the command line and exit with its code."""
     names = (*COMMANDS, *GROUPS)
     requested = requested_command(sys.argv[1:])
-    run_app(create_app([requested] if requested in names else names))
+    if requested in names:
+        app = create_app([requested])
+    elif COMPLETION_VARIABLE in os.environ:  # completes the options of every command
+        app = create_app(names)
+    else:
+        app = create_summary()
+    run_app(app)
 
 
 def requested_command(arguments: Sequence[str]) -> str | None:
@@ -151,6 +198,21 @@ def create_app(names: Iterable[str]) -> typer.Typer:
             app.command()(getattr(import_module(f"interlock.cli.{COMMANDS[name]}"), name))
         else:
             app.add_typer(import_module(f"interlock.cli.{GROUPS[name]}").app, name=name)
+    return app
+
+
+def create_summary() -> typer.Typer:
+    """Create the command `interlock` with the names and summaries of its subcommands: for the help and for errors."""
+
+    def run_command(context: typer.Context) -> None:
+        run_app(create_app([str(context.info_name)]))
+
+    app = create_root_app()
+    for name, summary in SUMMARIES.items():
+        if name in COMMANDS:
+            app.command(name, help=summary)(run_command)
+        else:
+            app.add_typer(typer.Typer(help=summary, callback=run_command), name=name)
     return app
 
 

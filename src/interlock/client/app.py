@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 from weakref import WeakKeyDictionary, WeakSet
 
 from interlock.client.enqueue import BulkEnqueue, require_prepared
-from interlock.client.explain import explain
 from interlock.client.group_commit import GroupCommit
 from interlock.client.hooks import check_lifespan
 from interlock.client.job_handle import (
@@ -330,6 +329,8 @@ class Interlock(Definitions):
         Without `kind`, the id or the name tells it. With `at`, the answer is that of an earlier moment, as far as the
         records tell.
         """
+        from interlock.client.explain import explain  # noqa: PLC0415 - an eighth of the import time, and seldom needed
+
         return await explain(self, id_, kind=kind, at=at)
 
     async def find_jobs(

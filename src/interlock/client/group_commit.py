@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from contextvars import Context
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import DisconnectedError, StatementError, StoreError
 from interlock.postgres.connection import LOCK_NOT_AVAILABLE
-from interlock.store.enqueue import enqueue_task, insert_tasks
+from interlock.store.enqueue import Enqueued, enqueue_task, insert_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from interlock.model.options import NewTask
     from interlock.postgres.connection import Connection
-    from interlock.store.enqueue import Enqueued
+    from interlock.store.enqueue import InsertedTask
 
 MAX_BATCH_SIZE = 500  # tasks in one statement
 # A key that another transaction has inserted and not committed must not hold up the calls behind it. Less than
@@ -36,13 +36,26 @@ class GroupCommit:
     """The queued enqueues of an app in one event loop."""
 
     def __init__(self, connection: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
+        self._connection = connection
         self._plain = _Lane(connection, lock_timeout=None)
         self._keyed = _Lane(connection, lock_timeout=KEY_LOCK_TIMEOUT)
 
     async def store(self, task: NewTask, *, actor: str) -> Enqueued:
         """Store one task in a transaction that it may share with concurrent calls."""
+        inserted = await self._lane(task).insert(task, actor, whole=False)
+        if inserted is not None:
+            return Enqueued(inserted.id, created=True)
+        async with self._connection() as connection:
+            return await enqueue_task(connection, task, actor=actor)
+
+    async def insert(self, task: NewTask, *, actor: str) -> dict[str, Any] | None:
+        """Store one task in the same way and return its row; None, and nothing is stored, if it needs a closer look."""
+        inserted = await self._lane(task).insert(task, actor, whole=True)
+        return None if inserted is None else inserted.document
+
+    def _lane(self, task: NewTask) -> _Lane:
         has_key = task.unique_key is not None or task.request_id is not None or task.task_id is not None
-        return await (self._keyed if has_key else self._plain).store(task, actor)
+        return self._keyed if has_key else self._plain
 
     async def close(self) -> None:
         """Store what is queued; the owner accepts no further calls."""
@@ -55,7 +68,8 @@ class _QueuedTask(NamedTuple):
 
     task: NewTask
     actor: str
-    answer: asyncio.Future[Enqueued | None]
+    whole: bool  # whether the caller needs the row
+    answer: asyncio.Future[InsertedTask | None]
 
 
 class _Lane:
@@ -70,22 +84,17 @@ class _Lane:
         self._is_busy = False
         self._flushing: asyncio.Task[None] | None = None
 
-    async def store(self, task: NewTask, actor: str) -> Enqueued:
+    async def insert(self, task: NewTask, actor: str, *, whole: bool) -> InsertedTask | None:
         if self._is_busy:
-            answer: asyncio.Future[Enqueued | None] = asyncio.get_running_loop().create_future()
-            self._queue.append(_QueuedTask(task, actor, answer))
-            stored = await answer
-        else:
-            self._is_busy = True
-            try:
-                stored = await self._insert_first(task, actor)
-            finally:
-                self._is_busy = False
-                self._flush_queue()
-        if stored is not None:
-            return stored
-        async with self._connection() as connection:
-            return await enqueue_task(connection, task, actor=actor)
+            answer: asyncio.Future[InsertedTask | None] = asyncio.get_running_loop().create_future()
+            self._queue.append(_QueuedTask(task, actor, whole, answer))
+            return await answer
+        self._is_busy = True
+        try:
+            return await self._insert_first(task, actor, whole=whole)
+        finally:
+            self._is_busy = False
+            self._flush_queue()
 
     async def drain(self) -> None:
         if self._flushing is None:
@@ -93,10 +102,11 @@ class _Lane:
         if self._flushing is not None:
             await asyncio.wait([self._flushing])
 
-    async def _insert_first(self, task: NewTask, actor: str) -> Enqueued | None:
+    async def _insert_first(self, task: NewTask, actor: str, *, whole: bool) -> InsertedTask | None:
+        limit = self._lock_timeout
         try:
             async with self._connection() as connection:
-                (stored,) = await insert_tasks(connection, [task], actor=actor, lock_timeout=self._lock_timeout)
+                (stored,) = await insert_tasks(connection, [task], actor=actor, lock_timeout=limit, whole=whole)
         except StatementError as error:
             if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
@@ -135,11 +145,12 @@ class _Lane:
     async def _store_batch(self, batch: list[_QueuedTask]) -> None:
         if not batch:
             return
-        stored: list[Enqueued | None] = [None] * len(batch)
+        stored: list[InsertedTask | None] = [None] * len(batch)
+        tasks, whole = [queued.task for queued in batch], any(queued.whole for queued in batch)
+        actor, limit = batch[0].actor, self._lock_timeout
         try:
             async with self._connection() as connection:
-                tasks = [queued.task for queued in batch]
-                stored = await insert_tasks(connection, tasks, actor=batch[0].actor, lock_timeout=self._lock_timeout)
+                stored = await insert_tasks(connection, tasks, actor=actor, lock_timeout=limit, whole=whole)
         except DisconnectedError as error:
             for queued in batch:
                 if not queued.answer.done():

@@ -6,7 +6,8 @@ Invariant: a handle keeps no state of the task; every answer comes from the data
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from interlock.errors import InputError, StoreError, TaskFailedError, UnknownTaskError
@@ -25,7 +26,6 @@ from interlock.store.tasks import read_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from datetime import datetime
     from uuid import UUID
 
     from interlock.client.app import Interlock
@@ -84,6 +84,16 @@ class TaskStatus:
     def has_ended(self) -> bool:
         """Whether the task is in a final state, which only a requeue leaves."""
         return self.state in TASK_ROW.final
+
+
+_TIMES = ("run_at", "lease_expires_at", "created_at", "started_at", "finished_at", "updated_at")
+_FIELDS = tuple(each.name for each in fields(TaskStatus))
+
+
+def task_status(row: Mapping[str, Any]) -> TaskStatus:
+    """Make the status of a task from its row as JSON."""
+    times = {name: datetime.fromisoformat(row[name]) for name in _TIMES if row[name] is not None}
+    return TaskStatus(**{name: row[name] for name in _FIELDS} | times)
 
 
 class TaskHandle(Generic[R_co]):

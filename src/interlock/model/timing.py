@@ -122,14 +122,19 @@ def _zone(name: Any) -> ZoneInfo:
         raise ConfigError(f"{name!r} is not a known time zone; examples are Europe/Berlin and UTC") from None
 
 
-@lru_cache(maxsize=1024)
 def _check_cron(cron: Any) -> None:
     example = "an example is '30 4 * * MON-FRI' (minute, hour, day, month, weekday)"
     if not isinstance(cron, str) or len(cron.split()) != CRON_FIELDS:
         raise ConfigError(f"{cron!r} is not a cron expression of {CRON_FIELDS} fields; {example}")
     try:
-        next(CronSim(cron, _PROBE))
+        first = _first_tick(cron)
     except CronSimError as error:
         raise ConfigError(f"{cron!r} is not a cron expression: {str(error).lower()}; {example}") from None
-    except StopIteration:
-        raise ConfigError(f"the cron expression {cron!r} never comes due") from None
+    if first is None:
+        raise ConfigError(f"the cron expression {cron!r} never comes due")
+
+
+@lru_cache(maxsize=1024)
+def _first_tick(cron: str) -> datetime | None:
+    """Parse an expression, once, and return a tick of it; None if it never comes due, CronSimError if it is invalid."""
+    return next(CronSim(cron, _PROBE), None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -28,8 +28,9 @@ from psycopg.types.json import Jsonb
 from interlock.postgres.connection import Connection, translated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 
+    from psycopg import AsyncCursor
     from psycopg.abc import Buffer
     from psycopg.pq.abc import PGconn, PGresult
     from psycopg.rows import DictRow
@@ -177,6 +178,24 @@ async def run_pipeline(connection: Connection, calls: Sequence[StatementCall]) -
         async with connection.pipeline():
             cursors = [await connection.execute(statement.sql, parameters) for statement, parameters in calls]
         return [await cursor.fetchall() if cursor.description is not None else [] for cursor in cursors]
+
+
+@asynccontextmanager
+async def pipelined_transaction(
+    connection: Connection,
+) -> AsyncIterator[Callable[[StatementCall], Awaitable[AsyncCursor[DictRow]]]]:
+    """Open a transaction whose statements are sent without waiting; yield the function that sends one.
+
+    The first fetch from a cursor waits for all statements that were sent before.
+    """
+
+    async def send(call: StatementCall) -> AsyncCursor[DictRow]:
+        statement, parameters = call
+        return await connection.execute(statement.sql, parameters)
+
+    with translated(connection):
+        async with connection.pipeline(), connection.transaction():
+            yield send
 
 
 async def run_in_order(connection: Connection, calls: Sequence[StatementCall]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -21,13 +22,15 @@ from typing import TYPE_CHECKING, Any
 from interlock.config import ends_addresses
 from interlock.errors import InputError
 from interlock.model.options import check_text
-from interlock.postgres.query import load_statements, run
+from interlock.postgres.query import load_statements, pipelined_transaction, read_prepared, run
+from interlock.store.enqueue import insert_task_call
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import datetime
     from uuid import UUID
 
+    from interlock.model.options import NewTask
     from interlock.postgres.connection import Connection
 
 ACCESS = load_statements("access")
@@ -128,7 +131,7 @@ async def list_tokens(connection: Connection, *, revoked: bool = False) -> list[
 async def authenticate_token(connection: Connection, secret: str, *, now: datetime | None = None) -> Principal | None:
     """Return the principal of a token; None when the token is unknown, revoked or expired."""
     parameters = {"token_hash": hash_token(secret), "now": now}
-    rows = await run(connection, ACCESS["authenticate_token"], parameters)
+    rows = await read_prepared(connection, ACCESS["authenticate_token"], parameters)
     if not rows:
         return None
     if rows[0]["is_stale"]:
@@ -277,6 +280,40 @@ async def claim_idempotency_key(
         if rows:  # otherwise the key was deleted between the two statements
             fits = rows[0]["endpoint"] == request.endpoint and rows[0]["request_hash"] == request.digest
             return StoredResponse(rows[0]["response_status"], rows[0]["response_body"], fits)
+
+
+async def enqueue_for_key(
+    connection: Connection,
+    request: IdempotentRequest,
+    task: NewTask,
+    *,
+    respond: Callable[[dict[str, Any]], tuple[int, str]],
+    lifetime: timedelta,
+    now: datetime | None = None,
+) -> tuple[int, str] | None:
+    """Claim a key, store its task and its response, in one transaction of two round trips; return the response.
+
+    None, with nothing stored, if the key has a response, or the task exists or needs a closer look.
+    """
+    key = {"actor": request.actor, "request_id": request.key}
+    claim = {**key, "endpoint": request.endpoint, "request_hash": request.digest, "lifetime": lifetime, "now": now}
+    with suppress(_ClaimRefused):
+        async with pipelined_transaction(connection) as send:
+            claimed = await send((ACCESS["claim_idempotency_key"], claim))
+            inserted = await send(insert_task_call(task, actor=request.actor))
+            if not await claimed.fetchall():
+                raise _ClaimRefused
+            rows = await inserted.fetchall()
+            if not rows:
+                raise _ClaimRefused
+            status, body = respond(rows[0]["document"])
+            await send((ACCESS["store_idempotent_response"], {**key, "response_status": status, "response_body": body}))
+        return status, body
+    return None
+
+
+class _ClaimRefused(Exception):  # noqa: N818 - not an error: rolls the transaction back
+    """The request needs more than its key and its task."""
 
 
 async def store_idempotent_response(connection: Connection, request: IdempotentRequest, status: int, body: str) -> None:

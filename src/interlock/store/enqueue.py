@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
-    from interlock.postgres.query import Statement
+    from interlock.postgres.query import Statement, StatementCall
 
 _Query = tuple[str, dict[str, Any]]
 
@@ -57,6 +57,13 @@ class Enqueued(NamedTuple):
 
     id: UUID
     created: bool
+
+
+class InsertedTask(NamedTuple):
+    """A new task, and its row as JSON if that was asked for."""
+
+    id: UUID
+    document: dict[str, Any] | None
 
 
 class CopyStart(NamedTuple):
@@ -153,16 +160,28 @@ def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask],
 
 
 async def insert_tasks(
-    connection: Connection, tasks: Sequence[NewTask], *, actor: str, lock_timeout: str | None = None
-) -> list[Enqueued | None]:
+    connection: Connection,
+    tasks: Sequence[NewTask],
+    *,
+    actor: str,
+    lock_timeout: str | None = None,
+    whole: bool = False,
+) -> list[InsertedTask | None]:
     """Store those of many tasks that are new, in one statement; None for each that `enqueue_task` must decide on.
 
     These are tasks whose id or key is taken, and tasks that are too large. `lock_timeout` limits how long the statement
-    waits for a transaction that has inserted one of the keys.
+    waits for a transaction that has inserted one of the keys. With `whole`, the rows are returned.
     """
     ids = _ids_of(tasks)
-    inserted = set(await run_prepared(connection, *_insert_query(tasks, ids, actor, lock_timeout), itemgetter(0)))
-    return [Enqueued(id_, created=True) if created else None for id_, created in _created(ids, inserted)]
+    statement, parameters = _insert_query(tasks, ids, actor, lock_timeout, whole=whole)
+    rows = await run_prepared(connection, statement, parameters, InsertedTask._make)
+    inserted = {row.id: row for row in rows}
+    return [inserted.pop(id_, None) for id_ in ids]  # of two tasks with one id, the first one is new
+
+
+def insert_task_call(task: NewTask, *, actor: str) -> StatementCall:
+    """Return the statement that stores one task if it is new and returns its row, to be run among others."""
+    return _insert_query([task], _ids_of([task]), actor, whole=True)
 
 
 def _bulk_queries(tasks: Sequence[NewTask], actor: str) -> Generator[_Query, list[dict[str, Any]], list[Enqueued]]:
@@ -170,7 +189,10 @@ def _bulk_queries(tasks: Sequence[NewTask], actor: str) -> Generator[_Query, lis
     ids = _ids_of(tasks)
     statement, parameters = _insert_query(tasks, ids, actor)
     inserted = {row["id"] for row in (yield statement.sql, parameters)}
-    stored = [Enqueued(id_, created) for id_, created in _created(ids, inserted)]
+    stored = []
+    for id_ in ids:
+        stored.append(Enqueued(id_, id_ in inserted))
+        inserted.discard(id_)  # the first of two tasks with one id is the new one
     taken = {place: tasks[place] for place, (_, created) in enumerate(stored) if not created}
     if taken:
         documents = list(map(_document, taken.values()))
@@ -184,20 +206,14 @@ def _ids_of(tasks: Sequence[NewTask]) -> list[UUID]:
     return [task.task_id or as_id(number) for task, number in zip(tasks, new_numbers(len(tasks)), strict=True)]
 
 
-def _created(ids: Sequence[UUID], inserted: set[UUID]) -> Iterator[tuple[UUID, bool]]:
-    """Say of each task whether it was inserted; of two with one id, the first one was."""
-    for id_ in ids:
-        yield id_, id_ in inserted
-        inserted.discard(id_)
-
-
 def _insert_query(
-    tasks: Sequence[NewTask], ids: Sequence[UUID], actor: str, lock_timeout: str | None = None
+    tasks: Sequence[NewTask], ids: Sequence[UUID], actor: str, lock_timeout: str | None = None, *, whole: bool = False
 ) -> tuple[Statement, dict[str, Any]]:
     documents = list(map(_document, tasks))
     for document, id_ in zip(documents, ids, strict=True):
         document["task_id"] = id_
-    return ENQUEUE["insert_tasks"], {"tasks": as_json(documents), "actor": actor, "lock_timeout": lock_timeout}
+    options = {"actor": actor, "lock_timeout": lock_timeout, "whole": whole}
+    return ENQUEUE["insert_tasks"], {"tasks": as_json(documents), **options}
 
 
 def _document(task: NewTask) -> dict[str, Any]:

@@ -65,7 +65,7 @@ where (select set_config('interlock.actor', %(actor)s, true)) is not null
     and (pg_column_size(task.input) > nullif(current_setting('interlock.largest_input', true), '')::bigint) is not true
 order by task.request_id, task.unique_key, task.place
 on conflict do nothing
-returning id
+returning id, case when %(whole)s::boolean then to_jsonb(tasks) end as document
 
 -- name: enqueue_tasks
 -- One by one in one statement, for tasks that `insert_tasks` found to exist: the function returns the existing task or

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from interlock.client.group_commit import GroupCommit
 from interlock.config import Config, is_loopback
 from interlock.supervisor.http import (
     audit,
@@ -34,7 +35,7 @@ from interlock.supervisor.http import (
     workers,
     workflows,
 )
-from interlock.supervisor.http.auth import Authenticator, authenticate_request
+from interlock.supervisor.http.auth import Authenticator, TokenLookups, authenticate_request
 from interlock.supervisor.http.connections import parse_networks
 from interlock.supervisor.http.events import EventFeed
 from interlock.supervisor.http.idempotency import BoundedWaitApp
@@ -118,7 +119,10 @@ def create_api(
     api.state.readiness_check = None
     api.state.pool = pool
     api.state.key_locks = WeakValueDictionary()
-    api.state.authenticator = Authenticator(bounded, token_required=not (config.supervisor_no_token and local))
+    api.state.authenticator = Authenticator(
+        bounded, token_required=not (config.supervisor_no_token and local), lookups=TokenLookups(bounded)
+    )
+    api.state.group_commit = GroupCommit(bounded.connection)
     api.state.csrf_key = sessions.new_csrf_key()
     api.state.sign_in_attempts = sessions.SignInAttempts()
     api.state.transitions = TransitionMetrics(bounded.connection, lag=lag)

@@ -9,6 +9,8 @@ Invariant: a token that is limited to namespaces reaches an endpoint only if the
 
 from __future__ import annotations
 
+import asyncio
+from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from uuid import UUID
@@ -100,12 +102,55 @@ class Caller:
 ANONYMOUS = Caller(ANONYMOUS_ACTOR, TokenScope.ADMIN)
 
 
+class TokenLookups:
+    """Looks up tokens. Requests that arrive during a look-up of their token share the next one.
+
+    Invariant: the look-up that decides on a request begins after the request has arrived.
+    """
+
+    def __init__(self, app: Interlock) -> None:
+        self._app = app
+        self._running: dict[str, asyncio.Future[None]] = {}
+        self._next: dict[str, asyncio.Task[Principal | None]] = {}
+
+    async def find(self, secret: str) -> Principal | None:
+        """Return the principal of a token; None when the token is unknown, revoked or expired."""
+        if secret not in self._running:
+            return await self._look_up(secret)
+        shared = self._next.get(secret)
+        if shared is None:
+            shared = self._next[secret] = asyncio.create_task(self._look_up_next(secret), context=Context())
+            shared.add_done_callback(_ignore_error)  # those that wait get it
+        return await asyncio.shield(shared)  # a request that ends early ends no other
+
+    async def _look_up_next(self, secret: str) -> Principal | None:
+        while secret in self._running:
+            await self._running[secret]
+        del self._next[secret]
+        return await self._look_up(secret)
+
+    async def _look_up(self, secret: str) -> Principal | None:
+        done = self._running[secret] = asyncio.get_running_loop().create_future()
+        try:
+            async with self._app.connection() as connection:
+                return await authenticate_token(connection, secret)
+        finally:
+            del self._running[secret]
+            done.set_result(None)
+
+
+def _ignore_error(task: asyncio.Task[Principal | None]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
 @dataclass(frozen=True, slots=True)
 class Authenticator:
     """Finds the caller of a request by its bearer token."""
 
     app: Interlock
     token_required: bool
+    lookups: TokenLookups
 
     async def authenticate(self, token: HTTPAuthorizationCredentials | None, *, has_header: bool) -> Caller:
         """Return the caller, or raise 401; `has_header`: the request has an Authorization header of any form."""
@@ -115,8 +160,7 @@ class Authenticator:
             if self.token_required:
                 raise Problem("missing_token", "send a token as Authorization: Bearer TOKEN", headers=CHALLENGE)
             return ANONYMOUS
-        async with self.app.connection() as connection:
-            known = await authenticate_token(connection, token.credentials)
+        known = await self.lookups.find(token.credentials)
         if known is None:
             raise Problem("unknown_token", "the token is unknown, revoked or expired", headers=CHALLENGE)
         return Caller.from_principal(known)

@@ -11,7 +11,8 @@ import asyncio
 import hashlib
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from weakref import WeakValueDictionary
 
@@ -20,11 +21,12 @@ from starlette.responses import Response
 
 from interlock.client.app import Interlock
 from interlock.client.job_handle import as_job_id
-from interlock.errors import DisconnectedError, InputError
+from interlock.errors import DisconnectedError, InputError, InterlockError
 from interlock.postgres.connection import transaction
 from interlock.store.access import (
     IdempotentRequest,
     claim_idempotency_key,
+    enqueue_for_key,
     read_workflow_namespace,
     store_idempotent_response,
 )
@@ -38,7 +40,7 @@ from interlock.supervisor.http.problems import (
     problem_from_error,
     record_problem,
 )
-from interlock.tracing import continued_request, parse_traceparent_header
+from interlock.tracing import ProducerSpan, continued_request, parse_traceparent_header
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -213,6 +215,56 @@ class Mutation:
             async with app.connection() as connection, transaction(connection):
                 content, code = _encode_result(await work(RequestApp(app, connection, self.caller)), status)
         return Response(content, code, media_type=_media_type(code))
+
+    async def enqueue(
+        self, body: Command, prepare: Callable[[], NewTask], show: Callable[[dict[str, Any]], Any]
+    ) -> Response | None:
+        """Store a new task without a unique key in the fewest statements, and answer with the row that `show` makes.
+
+        None, with nothing changed, if the request is refused, repeated, or needs more: `execute` decides on it then.
+        """
+        app: Interlock = self.request.app.state.app
+        keyed = self._keyed_request(body)
+        sent = self.request.headers.getlist("traceparent") if app.config.tracing else ()
+        try:
+            task = prepare()
+            if task.unique_key is not None or not self.caller.may_use(task.namespace):
+                return None
+            with (
+                continued_request(parse_traceparent_header(sent)),
+                ProducerSpan(app.tracer, "enqueue", task.type, namespace=task.namespace) as span,
+            ):
+                if span.traceparent is not None and task.traceparent is None:
+                    task = replace(task, traceparent=span.traceparent)
+                content = await self._insert(app, keyed, task, show)
+        except DisconnectedError:
+            raise
+        except InterlockError:  # refused: nothing is stored
+            return None
+        return None if content is None else Response(content, HTTPStatus.CREATED, media_type=JSON)
+
+    async def _insert(
+        self,
+        app: Interlock,
+        keyed: IdempotentRequest | None,
+        task: NewTask,
+        show: Callable[[dict[str, Any]], Any],
+    ) -> bytes | None:
+        state = self.request.app.state
+        if keyed is None:
+            row = await state.group_commit.insert(task, actor=self.caller.actor)
+            return None if row is None else encode_json(show(row))
+
+        def respond(row: dict[str, Any]) -> tuple[int, str]:
+            return HTTPStatus.CREATED, encode_json(show(row)).decode()
+
+        lifetime: timedelta = state.config.idempotency_lifetime
+        async with self._key_lock(keyed), app.connection() as connection:
+            stored = await enqueue_for_key(connection, keyed, task, respond=respond, lifetime=lifetime, now=app.now())
+        if stored is None:
+            return None
+        count_keyed_request("miss")
+        return stored[1].encode()
 
     def request_id(self, body: Command) -> str | None:
         """Return the key under which the engine itself deduplicates the request; keys of other actors are others."""

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from interlock.client import task_handle as handle
 from interlock.client.app import Interlock
 from interlock.client.task import unchecked_task
-from interlock.client.task_handle import TaskStatus, refuse_step, task_filter
+from interlock.client.task_handle import TaskStatus, refuse_step, task_filter, task_status
 from interlock.errors import InputError, TaskFailedError
 from interlock.lifecycle import TASK_ROW, TaskRowState
 from interlock.model.options import NewTask
@@ -68,9 +68,17 @@ MAX_WAIT_S = 20.0
 @problems("invalid_input", "not_possible", "namespace_not_allowed")
 async def enqueue_task(mutation: OperateMutation, body: NewTaskRequest) -> Response:
     """Enqueue a task."""
+    request_id = mutation.request_id(body)
+
+    def prepare() -> NewTask:
+        return prepare_task(mutation.request.app.state.app, body, request_id)
+
+    made = await mutation.enqueue(body, prepare, _show_new_task)
+    if made is not None:
+        return with_location(made, "/api/tasks/{id}")
 
     async def work(app: RequestApp) -> MutationResult:
-        (made,) = await app.enqueue_many([prepare_task(app, body, mutation.request_id(body))])
+        (made,) = await app.enqueue_many([prepare_task(app, body, request_id)])
         document = {**document_of(await made.status()), "created": made.created}
         return MutationResult(document, 201 if made.created else 200)
 
@@ -194,6 +202,10 @@ async def show_result(
         status = await task.status()
     result = {name: getattr(status, name) for name in ("id", "state", "output", "error")}
     return json_response(document_of({**result, "ended": status.has_ended}), 200 if status.has_ended else 202)
+
+
+def _show_new_task(row: dict[str, Any]) -> dict[str, Any]:
+    return {**document_of(task_status(row)), "created": True}
 
 
 async def _wait(task: handle.TaskHandle[Any], seconds: float) -> None:
