@@ -1,7 +1,8 @@
-"""No statement of a list reads a whole table: plans and rows read, with a million tasks and a hundred thousand jobs."""
+"""No hot statement and no list reads a whole table: plans and rows read, with a million tasks, 100,000 jobs."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -12,11 +13,17 @@ import pytest
 from interlock.postgres.connection import connect
 from interlock.store import audit, lists
 from interlock.store.audit import RecordFilter, find_records
+from interlock.store.doctor import DOCTOR
 from interlock.store.jobs import JobFilter, find_job_page
 from interlock.store.leader import read_clock
+from interlock.store.limits import LIMITS
 from interlock.store.live import SECTIONS, LiveParameters, read_live
+from interlock.store.retention import RETENTION
 from interlock.store.signals import InboxFilter, read_inbox_page
+from interlock.store.stats import STATUS
 from interlock.store.task_admin import TaskFilter, find_task_page
+from interlock.store.tasks import TASKS as OF_TASKS
+from interlock.store.tasks import claim_statement
 from interlock.store.workers import find_worker_page
 
 if TYPE_CHECKING:
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
 
     from interlock.postgres.connection import Connection
     from interlock.postgres.embedded.server import EmbeddedServer
+    from interlock.postgres.query import Statement
 
 pytestmark = pytest.mark.store
 
@@ -395,3 +403,116 @@ async def test_a_page_of_the_inbox_reads_a_bounded_number_of_rows(
             page = await read_inbox_page(database, InboxFilter(**conditions), after=page.next, limit=50)
             found += page.items
     assert [(item["workflow"], item["assignee"]) for item in found] == [("rare", "rare")]
+
+
+MOVED = "'01a1e2cf-6c0c-75b3-83a4-94f638565840'"
+IDS = f"array_fill({MOVED}::uuid, array[100])"
+CLAIM = {
+    "namespaces": "array['default', 'rare']",
+    "types": "array['x', 'rare']",
+    "each": "50",
+    "limit": "100",
+    "lease": "'30 s'",
+    "actor": "'w'",
+    "recent": "'6000 years'",
+    "least_crashes": "0",
+    "most_crashes": "0",
+}
+NO_TYPE = {"types": "array['none', 'never']"}
+LANES = """'[{"keys": ["k1", "all"], "tasks": 5}]'"""
+AGES = dict.fromkeys(("done", "canceled", "skipped", "error"), "'7 days'")
+OUTCOME = f"""{{"id": {MOVED.replace("'", '"')}, "attempt": 1, "event": "succeed"}}"""
+# What runs for every task, or again and again while nothing happens; `now` is null in all of them.
+HOT: dict[str, tuple[Statement, dict[str, str]]] = {
+    "claim": (claim_statement(2), CLAIM),
+    "claim of other types": (claim_statement(2), CLAIM | NO_TYPE),
+    "claim of suspected tasks": (claim_statement(2), CLAIM | {"least_crashes": "1", "most_crashes": "3"}),
+    **{
+        name: (OF_TASKS[name], parameters)
+        for name, parameters in {
+            "until_next_run": CLAIM,
+            "until_limited_start": CLAIM,
+            "has_suspected_tasks": CLAIM,
+            "settle_running_tasks": {"actor": "'w'", "expected": "1", "outcomes": f"'[{OUTCOME}]'"},
+            "renew_running_tasks": {"ids": IDS, "attempts": "array_fill(1, array[100])", "lease": "'30 s'"},
+            "recover_expired_tasks": {"limit": "100", "actor": "'w'", "max_crashes": "3", "message": "'gone %%s'"},
+            "find_claims_without_reply": {"worker": "'w'", "within": "'1 minute'"},
+            "read_task_history": {"id": MOVED, "after": "0"},
+        }.items()
+    },
+    **{
+        name: (LIMITS[name], parameters)
+        for name, parameters in {
+            "read_waiting_lanes": {},
+            "read_limit_usage": {"keys": "array['k1', 'all']"},
+            "read_admissible_tasks": {"lanes": LANES, "served_only": "true"},
+            "write_limit_reasons": {"lanes": LANES, "each": "100", "served_only": "true"},
+            "next_limited_run_at": {},
+        }.items()
+    },
+    **{
+        name: (RETENTION[name], {"stretch": "1000", "batch": "1000", "age": "'7 days'", **AGES})
+        for name in ("delete_ended_tasks", "read_outdated_jobs", "delete_steps_of_jobs", "delete_jobs_without_steps")
+    },
+    **{
+        name: (STATUS[name], {"most": "1000", "pairs": "1000"})
+        for name in (
+            "count_unfinished_tasks", "count_ended_tasks", "count_unfinished_jobs", "count_unsuccessful_jobs",
+            "list_limits",
+        )
+    },
+    "read_due_types": (DOCTOR["read_due_types"], {"each": "1000"}),
+    "count_unrecovered_tasks": (DOCTOR["count_unrecovered_tasks"], {"threshold": "'1 minute'"}),
+}  # fmt: skip
+HOT_ROWS = 5_000  # that one scan of a hot statement may read: more than any state but done has here
+
+
+def explain_prepared(connection: psycopg.Connection, statement: Statement, given: dict[str, str]) -> dict[str, Any]:
+    """Execute a prepared statement and return its plan."""
+    names: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        if match[1] not in names:
+            names.append(match[1])
+        return f"${names.index(match[1]) + 1}"
+
+    text = re.sub(r"%\((\w+)\)s", number, statement.sql).replace("%%", "%")
+    connection.execute(f"prepare hot as {text}".encode())
+    values = f"({', '.join(given.get(name, 'null') for name in names)})" if names else ""
+    try:
+        rows = connection.execute(f"explain (analyze, format json, timing off) execute hot{values}".encode()).fetchall()
+    finally:
+        connection.execute("deallocate hot")
+    plan: dict[str, Any] = rows[0][0][0]["Plan"]
+    return plan
+
+
+@pytest.fixture(scope="module")
+def hot_connection(filled_url: str) -> Iterator[psycopg.Connection]:
+    """Connect to the filled database, and undo what the statements do."""
+    with psycopg.connect(filled_url, prepare_threshold=None) as connection:
+        yield connection
+        connection.rollback()
+
+
+@pytest.mark.parametrize("mode", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize("name", HOT)
+def test_a_hot_statement_reads_a_bounded_number_of_rows(
+    hot_connection: psycopg.Connection, name: str, mode: str
+) -> None:
+    statement, given = HOT[name]
+    hot_connection.execute(f"set plan_cache_mode = {mode}".encode())
+    if statement in LIMITS.values() or statement in STATUS.values():
+        hot_connection.execute("set enable_seqscan = off")  # as in the transactions of these statements
+    try:
+        nodes = [explain_prepared(hot_connection, statement, given)]
+    finally:
+        hot_connection.rollback()
+    while nodes:
+        node = nodes.pop()
+        nodes += node.get("Plans", [])
+        if "Scan" not in node["Node Type"] or not node.get("Relation Name", "").startswith(LARGE_TABLES):
+            continue
+        removed = ("Rows Removed by Filter", "Rows Removed by Index Recheck")
+        read = (node["Actual Rows"] + sum(node.get(part, 0) for part in removed)) * node["Actual Loops"]
+        assert read <= (0 if node["Node Type"] == "Seq Scan" else HOT_ROWS), node  # some partitions are empty
