@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 RUN_TIMEOUT_S = 1_800.0
 CONCURRENCY = 100
+BOARD_SLOTS = 16  # at least as many as an engine has processes that run handlers
 GROWTH = (1_000, 10_000, 100_000)
 
 
@@ -107,7 +108,7 @@ class Arena:
         """Start one worker process, and the orchestrator if the engine has one."""
         wanted = [engine.command("work", url=url, concurrency=CONCURRENCY, board=self._board)]
         wanted += [engine.command("orchestrate", url=url)] if engine.has_orchestrator else []
-        return Workers(wanted, Board.create(self._board, 1))
+        return Workers(wanted, Board.create(self._board, BOARD_SLOTS))
 
     def await_ended(self, engine: Engine, url: str, workers: Workers, flows: int) -> float:
         """Wait until all flows have ended; return the seconds since the first step started."""

@@ -11,6 +11,10 @@ from flows import CHAIN, WIDTH, main
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from driver import Board
+
+PROCESSES = 2
+
 
 def defined(url: str, handled: Callable[[], None] | None = None) -> tuple[Any, Callable[[str], Any]]:
     """Create an app and a factory of flows; imported lazily, since Celery may not be installed."""
@@ -39,7 +43,7 @@ def defined(url: str, handled: Callable[[], None] | None = None) -> tuple[Any, C
 class CeleryFlows:
     """Celery."""
 
-    setting = "one worker of four threads (pool threads), prefetch 4, Redis without persistence"
+    setting = f"one worker of {PROCESSES} processes (pool prefork), prefetch 4, Redis without persistence"
     remaining = ""
 
     async def prepare(self, url: str) -> None:
@@ -71,10 +75,19 @@ class CeleryFlows:
         await ask(start)
 
     def work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run its worker; threads, because the handlers share the board of this process."""
+        """Run its worker, whose processes are forked from this one and count in slots of their own."""
         del concurrency
         app, _ = defined(url, handled)
-        app.worker_main(["worker", "--pool=threads", "--concurrency=4", "--loglevel=WARNING", "--without-gossip"])
+        board: Board = handled.__self__  # type: ignore[attr-defined]  # the method of a board
+        signals = importlib.import_module("celery.signals")
+        current_process = importlib.import_module("billiard").current_process
+
+        def take_slot(**_: Any) -> None:
+            board.move_to(current_process().index)
+
+        signals.worker_process_init.connect(take_slot, weak=False)
+        options = ("--pool=prefork", f"--concurrency={PROCESSES}", "--loglevel=WARNING", "--without-gossip")
+        app.worker_main(["worker", *options])
 
     def orchestrate(self, url: str) -> None:
         """Do nothing: the engine has no other process."""

@@ -66,6 +66,11 @@ class Board:
         path.write_bytes(bytes(SLOT.size * slots))
         return Board(path)
 
+    def move_to(self, slot: int) -> None:
+        """Take another slot, as a forked process must: it shares the memory and not the count."""
+        self._offset = slot * SLOT.size
+        self._count = self._first = 0
+
     def handled(self) -> None:
         """Record the start of a handler."""
         now = time.monotonic_ns()
