@@ -175,6 +175,29 @@ TABLE = (
         conditions=(Needed("given_up_at <= now - %(age)s", "webhooks that are to be sent are deleted", row=webhook()),),
     ),
     GuardedWrite(
+        "shorten_leads",
+        row=record("leaders", "duty", duty="d", holder="a", expires_at=NOW + 2 * HOUR),
+        call=lambda _: {"longest": HOUR},
+        conditions=(
+            Needed(
+                "expires_at > now + %(longest)s",
+                "every leader is deposed",
+                row=record("leaders", "duty", duty="d", holder="a", expires_at=NOW + MINUTE),
+            ),
+        ),
+    ),
+    GuardedWrite(
+        "shorten_worker_leases",
+        row=worker("RUNNING", seen_until=NOW + 2 * HOUR),
+        call=lambda _: {"longest": HOUR},
+        conditions=(
+            Redundant(
+                "greatest(seen_until, supervised_until) > now + %(longest)s",
+                "the leases of other workers keep their values, but every row would be written",
+            ),
+        ),
+    ),
+    GuardedWrite(
         "acquire_leadership",
         row=record("leaders", "duty", duty="d", holder="a", expires_at=NOW + MINUTE),
         call=lambda _: {"duty": "d", "holder": "a", "lease": HOUR},

@@ -13,6 +13,7 @@ from chaos_app import app as chaos_app
 from cli_support import Shell
 from factories import add_live_worker, declare_limit_keys, enqueue_by_sql, rewrite, step
 from interlock.store.doctor import CODES, DOCTOR, Finding, examine
+from interlock.store.jobs import read_jobs
 from interlock.store.retention import Retention, delete_ended_jobs, delete_ended_tasks
 from interlock.store.step_results import read_orchestration_failures, replay_results
 from interlock.store.tasks import claim_pending_tasks
@@ -108,6 +109,32 @@ async def test_open_jobs_without_an_orchestrator_are_reported(database: Connecti
     pending = (await wrong(database))["job_not_started"]
     assert pending.message.startswith(f"1 job PENDING, the oldest is {job}, 3600 s old: no live worker serves")
     assert pending.remedy == f"`interlock explain {job}`"
+
+
+async def test_jobs_that_wait_for_their_key_or_their_time_are_well(database: Connection) -> None:
+    driver = JobDriver(database)
+    await here(database, "worker-1", "a")
+    await here(database, "o-1", role="orchestrator")
+    await driver.submit(step("a"), key="k", on_conflict="queue")
+    queued = await driver.submit(step("a"), key="k", on_conflict="queue")
+    debounced = await driver.submit(step("a"), name="other", debounce=7200.0, key="d")
+    await rewrite(database, "jobs", "created_at = now() - interval '1 hour'")
+    states = {row["status"] for row in await read_jobs(database, [queued, debounced])}
+    assert states == {"PENDING", "SUBMITTED"}
+    report = await examine(database)
+    assert report.findings == ()
+    assert report.facts["jobs PENDING"] == "1 job PENDING, all of which wait for their time or for another job"
+    await rewrite(database, "jobs", f"not_before = now() - interval '5 minutes' where id = '{debounced}'")
+    late = (await wrong(database))["job_not_started"]
+    assert f"the oldest is {debounced}, 300 s old" in late.message
+
+
+async def test_tasks_that_wait_for_a_limit_need_a_worker(database: Connection) -> None:
+    await declare_limit_keys(database, "mail")
+    await enqueue_by_sql(database, type="add", limit_keys=["mail"])
+    assert set(await wrong(database)) == {"workers_missing"}, "only a leading worker admits it"
+    await here(database, "worker-1", "add")
+    assert await wrong(database) == {}
 
 
 async def test_stuck_results_and_archived_messages_are_reported(database: Connection) -> None:

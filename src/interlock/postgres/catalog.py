@@ -1,7 +1,8 @@
 """The tables, indexes, constraints, triggers and functions of this release, read from its SQL files.
 
-`interlock doctor` compares them with the catalog of a database. Definitions are compared as the words that they consist
-of: PostgreSQL prints a definition with other parentheses, casts and spaces than it was written with.
+`interlock doctor` compares them with the catalog of a database. Definitions of triggers and indexes are compared as the
+words that they consist of, because PostgreSQL prints a definition with other parentheses, casts and spaces than it was
+written with; check constraints as the names and values in them, because it also prints other operators.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 from interlock.postgres.guards import render
 from interlock.postgres.migrate import known_migrations
@@ -24,14 +26,17 @@ ALWAYS = "A"  # pg_trigger.tgenabled: fires whatever session_replication_role is
 ORIGIN = "O"  # fires unless session_replication_role is replica
 
 _COMMENT = re.compile(r"--[^\n]*")
-_TABLE = re.compile(r"create (?:unlogged )?table interlock\.(\w+) \((.*?)\n\)", re.DOTALL)
+_TABLE = re.compile(r"create (unlogged )?table interlock\.(\w+) \((.*?)\n\)", re.DOTALL)
 _INDEX = re.compile(r"create (?:unique )?index (\w+) on interlock\.(\w+)[^;]*")
 _TRIGGER = re.compile(r"create (?:or replace )?trigger (\w+) [^;]*? on interlock\.(\w+)[^;]*")
 _ALWAYS = re.compile(r"alter table interlock\.(\w+) enable always trigger (\w+)")
 _FUNCTION = re.compile(r"create or replace function interlock\.(\w+)\((.*?) as \$\$(.*?)\$\$;", re.DOTALL)
-_ADDED_CONSTRAINT = re.compile(r"alter table interlock\.(\w+) add constraint (\w+)")
+_ADDED_CONSTRAINT = re.compile(r"alter table interlock\.(\w+) add constraint (\w+) ([^;]*);")
 _SETTING = re.compile(r"\bset (\w+) = ([\w ,]+?)(?= set |$)")
-_COLUMN = re.compile(r"(\w+) [a-z]")
+_COLUMN = re.compile(r"(\w+) ([a-z].*?)(?= not null| default| primary key| unique| references| generated|$)")
+_TYPES = {"int": "integer", "timestamptz": "timestamp with time zone"}  # as PostgreSQL prints them
+_NOT_NULL = re.compile(r" not null| primary key| generated always as identity")
+_KEY = re.compile(r"primary key \(([^)]*)\)")
 _NO_COLUMN = frozenset({"constraint", "primary", "unique", "foreign", "check"})
 
 _STRING = re.compile(r"'(?:[^']|'')*'")
@@ -42,6 +47,21 @@ _WORD = re.compile(r"'(?:[^']|'')*'|[\w.]+|[^\s\w()\[\]]+")
 _NOT_DISTINCT = re.compile(r"([\w.]+) is not distinct from ([\w.]+)")
 _IN_LIST = re.compile(r" in \(")
 _OPTIONS = re.compile(r"\bwith \([^)]*\)")
+
+_ANY_CAST = re.compile(r"::(?:timestamp with time zone|timestamptz|double precision|[a-z]+)(?:\[\])?")
+_NAME_OR_VALUE = re.compile(r"'(?:[^']|'')*'|[a-z_]\w*|\d+")
+_TIME = re.compile(r"'\d*(?::\d+|-\d+-\d+)[^']*'")  # an interval or a time, printed for the session's settings
+# `not valid` is printed of a constraint that was not validated, which is a finding of its own
+_SQL_WORDS = frozenset(
+    ("check", "and", "or", "not", "is", "null", "between", "in", "any", "array", "distinct", "from", "valid")
+)
+
+
+class Column(NamedTuple):
+    """A column: its type as PostgreSQL prints it, and whether it must not be null."""
+
+    type: str
+    not_null: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +85,10 @@ class ExpectedFunction:
 class ExpectedCatalog:
     """The objects of the schema `interlock`, by name."""
 
-    columns: dict[str, set[str]] = field(default_factory=dict)  # by table
+    columns: dict[str, dict[str, Column]] = field(default_factory=dict)  # by table and name
+    unlogged: set[str] = field(default_factory=set)  # tables
     indexes: dict[str, str] = field(default_factory=dict)  # definitions
-    constraints: set[tuple[str, str]] = field(default_factory=set)  # table and name
+    constraints: dict[tuple[str, str], str] = field(default_factory=dict)  # by table and name: the line that has it
     triggers: dict[tuple[str, str], ExpectedTrigger] = field(default_factory=dict)  # by table and name
     functions: dict[str, ExpectedFunction] = field(default_factory=dict)
 
@@ -85,20 +106,32 @@ def expected_catalog() -> ExpectedCatalog:
             _add_functions(catalog, text)
             text = _COMMENT.sub("", _FUNCTION.sub("", text))
         _add_triggers(catalog, text)
-        catalog.constraints |= {(table, name) for table, name in _ADDED_CONSTRAINT.findall(text)}
+        catalog.constraints |= {(table, name): line for table, name, line in _ADDED_CONSTRAINT.findall(text)}
     return catalog
 
 
 def _add_tables(catalog: ExpectedCatalog, text: str) -> None:
-    for table, body in _TABLE.findall(text):
-        columns = catalog.columns.setdefault(table, set())
-        for line in _split(body):
+    for unlogged, table, body in _TABLE.findall(text):
+        columns = catalog.columns.setdefault(table, {})
+        if unlogged:
+            catalog.unlogged.add(table)
+        lines = _split(body)
+        keys = {name.strip() for line in lines for found in _KEY.findall(line) for name in found.split(",")}
+        for line in lines:
             first = line.split(maxsplit=1)[0]
-            if first not in _NO_COLUMN and _COLUMN.match(line):
-                columns.add(first)
-            catalog.constraints |= {(table, name) for name in _constraint_names(table, first, line)}
+            if first not in _NO_COLUMN and (found := _COLUMN.match(line)):
+                columns[first] = Column(_print_type(found[2]), first in keys or _NOT_NULL.search(line) is not None)
+            catalog.constraints |= dict.fromkeys(
+                ((table, name) for name in _constraint_names(table, first, line)), line
+            )
     for found in _INDEX.finditer(text):
         catalog.indexes[found[1]] = " ".join(found[0].split())
+
+
+def _print_type(written: str) -> str:
+    """Return a type as PostgreSQL prints it."""
+    name, array = written.removesuffix("[]"), written.endswith("[]")
+    return _TYPES.get(name, name) + ("[]" if array else "")
 
 
 def _split(body: str) -> list[str]:
@@ -159,3 +192,18 @@ def normalize_definition(definition: str) -> str:
     words = [strings[int(word[1:-1])] if word.startswith("'") else word for word in _WORD.findall(text)]
     # an interval is printed as hours, minutes and seconds
     return " ".join(words).replace("interval '1 minute'", "'00:01:00'")
+
+
+def names_and_values(constraint: str) -> set[str]:
+    """Return the names and values in a check constraint, as written or as PostgreSQL prints it."""
+    strings: list[str] = []
+
+    def keep(found: re.Match[str]) -> str:
+        strings.append(found[0])
+        return f"'{len(strings) - 1}'"
+
+    text = constraint.partition("check ")[2] or constraint.partition("CHECK ")[2]
+    text = _ANY_CAST.sub("", _STRING.sub(keep, " ".join(text.split())).lower())
+    words = {strings[int(word[1:-1])] if word.startswith("'") else word for word in _NAME_OR_VALUE.findall(text)}
+    # a negative number is printed as a string, and an interval of '0' as a time
+    return {re.sub(r"^'-?(\d+)'$", r"\1", word) for word in words if not _TIME.fullmatch(word)} - _SQL_WORDS - {"0"}

@@ -58,6 +58,14 @@ group by wanted.key
 order by wanted.key
 limit %(limit)s
 
+-- name: has_limited_tasks
+-- Whether tasks wait for a limit: a leading worker admits them.
+select exists (
+        select from interlock.tasks
+        where state = 'waiting' and held_by = 'limit' and limit_keys is not null and run_at > '-infinity'
+            and run_at <= coalesce(%(now)s::timestamptz, now())
+    ) as found
+
 -- name: count_unrecovered_tasks
 -- Leases that expired a while ago and were not recovered.
 select count(*) as tasks, min(lease_expires_at) as oldest_at,
@@ -75,21 +83,29 @@ order by seen_until desc
 limit %(limit)s
 
 -- name: read_oldest_jobs
--- Number of unfinished jobs by status, and the oldest of each.
-select counted.status, counted.jobs, oldest.id, oldest.created_at, oldest.reason
+-- Number of unfinished jobs by status, and the oldest of each that does not wait on purpose: for its time, or for another
+-- job with its key.
+select counted.status, counted.jobs, oldest.id, coalesce(oldest.not_before, oldest.created_at) as due_at, oldest.reason
 from (
         select status, count(*) as jobs
         from interlock.jobs
         where status in ('SUBMITTED', 'PENDING', 'RUNNING')
         group by status
     ) as counted
-    cross join lateral (
-        select id, created_at, reason
+    left join lateral (
+        select id, created_at, not_before, reason
         from interlock.jobs
         where status = counted.status and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+            and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
+            and not (status <> 'RUNNING' and key is not null and exists (
+                    select from interlock.jobs as earlier
+                    where earlier.task_description = jobs.task_description and earlier.key = jobs.key
+                        and earlier.key is not null and earlier.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+                        and earlier.key_order < jobs.key_order
+                ))
         order by id
         limit 1
-    ) as oldest
+    ) as oldest on true
 order by counted.status
 
 -- name: count_given_up_webhooks

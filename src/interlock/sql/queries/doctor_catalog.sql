@@ -31,13 +31,17 @@ select proname::text as name, prosrc as source, prosecdef as security_definer,
 from pg_proc
 where pronamespace = 'interlock'::regnamespace
 
--- name: read_columns
-select classes.relname::text as table, array_agg(attname::text) as columns
+-- name: read_tables
+-- The tables, those of partitions included: columns with their types, and what hides, changes or loses rows.
+select classes.relname::text as name, classes.relpersistence = 'u' as is_unlogged,
+    classes.relrowsecurity as has_row_security,
+    array(select rulename::text from pg_rewrite where ev_class = classes.oid order by 1) as rules,
+    jsonb_object_agg(attname, jsonb_build_array(format_type(atttypid, atttypmod), attnotnull)) as columns
 from pg_attribute
     join pg_class as classes on classes.oid = attrelid
 where classes.relnamespace = 'interlock'::regnamespace and classes.relkind in ('r', 'p') and attnum > 0
     and not attisdropped
-group by classes.relname
+group by classes.oid
 
 -- name: read_indexes
 select classes.relname::text as name, pg_get_indexdef(indexes.indexrelid) as definition,
@@ -47,7 +51,8 @@ from pg_index as indexes
 where classes.relnamespace = 'interlock'::regnamespace
 
 -- name: read_constraints
-select classes.relname::text as table, conname::text as name, convalidated as is_valid
+select classes.relname::text as table, conname::text as name, convalidated as is_valid,
+    case when contype = 'c' then pg_get_constraintdef(pg_constraint.oid) end as definition
 from pg_constraint
     join pg_class as classes on classes.oid = conrelid
 where connamespace = 'interlock'::regnamespace

@@ -98,7 +98,7 @@ with steps as (
     from steps
     group by task_id
 ), wanted as (
-    select id, state, attempt, created_at, coalesce(finished_at, started_at, created_at) as moved_at
+    select id, state, attempt, settled_attempt, created_at, coalesce(finished_at, started_at, created_at) as moved_at
     from interlock.tasks
     where (%(ids)s::uuid[] is null or id = any (%(ids)s::uuid[]))
         and (%(after)s::uuid is null or id > %(after)s::uuid)
@@ -117,7 +117,10 @@ with steps as (
             when wanted.id is null
                 then case when chains.last_state <> all (%(final)s::text[]) then 'row_deleted' end
             when wanted.state <> chains.last_state then 'state_unrecorded'
-            when wanted.attempt <> chains.last_attempt then 'records_misnumbered'
+            when wanted.attempt <> chains.last_attempt
+                -- an orchestrator ends steps that no worker claimed
+                or wanted.state = 'done' and wanted.settled_attempt is distinct from nullif(wanted.attempt, 0)
+                then 'records_misnumbered'
             when chains.is_mistimed then 'records_mistimed'
         end as code
     from wanted

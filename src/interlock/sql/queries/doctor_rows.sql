@@ -71,20 +71,21 @@ group by code
 order by code
 
 -- name: check_waiting_steps
--- Steps of running jobs that wait for dependencies or parts: all of these have ended and the step was not released, or its
--- counts are wrong. What is met and what has failed is compared where all edges have the condition `after`.
+-- Steps of running jobs that wait although what they wait for is there, with no message that would lead an orchestrator to
+-- them, or whose counts are wrong. What is met and what has failed is compared where all edges have the condition `after`.
 with running as materialized (
-    select id, workflow_id
+    select id, workflow_id, worker_count, ending
     from interlock.jobs
-    where status = 'RUNNING' and status in ('SUBMITTED', 'PENDING', 'RUNNING') and ending is null
+    where status = 'RUNNING' and status in ('SUBMITTED', 'PENDING', 'RUNNING')
         and coalesce(workflow_id <> all (%(workflows)s::uuid[]), true)
     order by id
     limit %(limit)s::bigint
 ), waiting as materialized (
-    select running.workflow_id, tasks.id, tasks.job_id, tasks.step, tasks.held_by, tasks.unresolved, tasks.taken, tasks.failed
+    select running.workflow_id, running.worker_count, running.ending, tasks.id, tasks.job_id, tasks.step, tasks.namespace,
+        tasks.held_by, tasks.wait_until, tasks.unresolved, tasks.taken, tasks.failed
     from running
         join interlock.tasks on tasks.job_id = running.id
-    where tasks.state = 'waiting' and tasks.held_by in ('start', 'dependency', 'parts')
+    where tasks.state = 'waiting' and tasks.held_by not in ('namespace', 'limit')
 ), counted as (
     select waiting.id, count(*) filter (where upstream.advanced is not true) as unresolved,
         count(*) filter (where upstream.advanced and (upstream.state = 'done' or upstream.reused)) as taken,
@@ -106,19 +107,66 @@ with running as materialized (
     where waiting.held_by = 'parts'
     group by waiting.id
 ), judged as (
-    select waiting.id, case
-            when waiting.held_by = 'start' then 'step_not_released'
-            when coalesce(counted.unresolved, 0) = 0 then 'step_not_released'
-            when counted.unresolved <> waiting.unresolved
-                or counted.is_plain and (counted.taken, counted.failed) <> (waiting.taken, waiting.failed)
-                then 'step_counters_wrong'
+    select waiting.id, waiting.job_id, case
+            when waiting.ending is not null
+                then case
+                    -- the next compensation starts when all open steps are waiting compensations
+                    when waiting.held_by = 'compensation' and not exists (
+                            select from interlock.tasks as other
+                            where other.job_id = waiting.job_id and not other.advanced
+                                and (other.state <> 'waiting' or other.held_by <> 'compensation')
+                        )
+                        and not exists (
+                            select from interlock.jobs as child
+                            where child.parent_job_id = waiting.job_id
+                                and child.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+                        )
+                        then 'step_not_released'
+                end
+            when waiting.held_by in ('start', 'compensation') then 'step_not_released'
+            when waiting.held_by in ('dependency', 'parts')
+                then case
+                    when coalesce(counted.unresolved, 0) = 0 then 'step_not_released'
+                    when counted.unresolved <> waiting.unresolved
+                        or counted.is_plain and (counted.taken, counted.failed) <> (waiting.taken, waiting.failed)
+                        then 'step_counters_wrong'
+                end
+            when waiting.held_by = 'job' and not exists (
+                    select from interlock.jobs as child
+                    where child.parent_task_id = waiting.id and child.parent_task_id is not null
+                        and child.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+                )
+                then 'step_not_released'
+            when waiting.held_by = 'sleep' and waiting.wait_until is null then 'step_not_released'
+            when waiting.held_by = 'signal' and exists (
+                    select from interlock.signals
+                        join interlock.workflow_steps as steps
+                            on steps.workflow_id = waiting.workflow_id and steps.step = waiting.step
+                    where signals.job_id = waiting.job_id and signals.consumed_by is null
+                        and signals.name = case steps.kind when 'signal' then steps.spec ->> 'signal' else steps.step end
+                )
+                then 'step_not_released'
+            when waiting.held_by = 'worker_count'
+                and not exists (
+                    select from interlock.namespaces where name = waiting.namespace and paused_at is not null
+                )
+                and coalesce(waiting.worker_count > (
+                    select count(*)
+                    from interlock.tasks as active
+                    where active.job_id = waiting.job_id and active.capped and not active.advanced
+                        and (active.state in ('pending', 'running') or active.held_by in ('namespace', 'limit'))
+                ), true)
+                then 'step_not_released'
         end as code
     from waiting
         left join counted on counted.id = waiting.id
 )
 select code, count(*) as rows, (array_agg(id::text order by id))[1:%(sample)s::int] as sample
 from judged
-where code is not null
+where code = 'step_counters_wrong'
+    or code is not null and not exists (
+        select from interlock.orchestration_messages where message ->> 'job_id' = judged.job_id::text
+    )
 group by code
 order by code
 
@@ -132,8 +180,9 @@ with judged as (
                     select from interlock.tasks as map where map.id = tasks.part_of
                 ) and tasks.state in ('waiting', 'pending', 'running')
                 then 'step_orphaned'
-            when tasks.state = 'waiting' and (tasks.held_by is null or tasks.job_id is null
-                    and tasks.held_by not in ('namespace', 'limit'))
+            when tasks.state = 'waiting' and (tasks.held_by is null or tasks.held_by not in ('namespace', 'limit')
+                    and (tasks.job_id is null or tasks.held_by not in ('start', 'dependency', 'parts', 'job', 'signal',
+                        'sleep', 'worker_count', 'compensation')))
                 then 'hold_missing'
         end as code
     from interlock.tasks
@@ -146,6 +195,37 @@ where code is not null
 group by code
 order by code
 
+-- name: check_holds
+-- Tasks that wait for a pause that has ended, or for limits of which none is left, for longer than the leading worker takes.
+with held as (
+    (
+        select id, updated_at
+        from interlock.tasks
+        where state = 'waiting' and held_by = 'namespace'
+            and namespace <> all (array(select name from interlock.namespaces where paused_at is not null))
+        limit %(limit)s::bigint
+    )
+    union all
+    (
+        select id, updated_at
+        from (
+            select id, updated_at, limit_keys
+            from interlock.tasks
+            where state = 'waiting' and held_by = 'limit' and limit_keys is not null
+            order by limit_keys, priority desc, run_at, id
+            limit %(limit)s::bigint
+        ) as limited
+        where not exists (
+                select from unnest(limit_keys) as wanted (key)
+                    cross join lateral interlock.limit_rule(wanted.key)
+            )
+    )
+)
+select 'hold_outdated' as code, count(*) as rows, (array_agg(id::text order by id))[1:%(sample)s::int] as sample
+from held
+where updated_at < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
+having count(*) > 0
+
 -- name: check_jobs
 -- Jobs whose workflow, parent job or parent step is gone.
 with judged as (
@@ -157,17 +237,48 @@ with judged as (
                 and not exists (select from interlock.workflows where workflows.id = jobs.workflow_id)
             or jobs.parent_job_id is not null
                 and not exists (select from interlock.jobs as parent where parent.id = jobs.parent_job_id)
+            or jobs.parent_task_id is not null
+                and not exists (select from interlock.tasks as starter where starter.id = jobs.parent_task_id)
         )
 )
 select 'job_orphaned' as code, count(*) as rows, (array_agg(id::text order by id))[1:%(sample)s::int] as sample
 from judged
 having count(*) > 0
 
+-- name: check_references
+-- Rows of a job, a workflow or a token that is gone; foreign keys refuse them unless a superuser disables their triggers.
+select 'row_orphaned' as code, count(*) as rows, (array_agg(name order by name))[1:%(sample)s::int] as sample
+from (
+    select 'signal ' || id as name
+    from interlock.signals
+    where not exists (select from interlock.jobs where jobs.id = signals.job_id)
+        or consumed_by is not null and not exists (
+            select from interlock.tasks where tasks.job_id = signals.job_id and tasks.step = signals.consumed_by
+        )
+    union all
+    select 'step ' || step || ' of workflow ' || workflow_id
+    from interlock.workflow_steps
+    where not exists (select from interlock.workflows where workflows.id = workflow_steps.workflow_id)
+    union all
+    select 'edge to ' || downstream || ' of workflow ' || workflow_id
+    from interlock.workflow_edges
+    where not exists (select from interlock.workflows where workflows.id = workflow_edges.workflow_id)
+    union all
+    select 'session of token ' || token_id
+    from interlock.sessions
+    where not exists (select from interlock.tokens where tokens.id = sessions.token_id)
+    union all
+    select 'sign-in code of token ' || token_id
+    from interlock.sign_in_codes
+    where not exists (select from interlock.tokens where tokens.id = sign_in_codes.token_id)
+) as orphaned
+having count(*) > 0
+
 -- name: read_workflow_graphs
 -- The stored definitions, the newest first, with the rows that were made from them.
 select workflows.id, workflows.name, workflows.version, workflows.definition,
     array(
-        select jsonb_build_array(step, position, kind, type, edges, needed, rule)
+        select to_jsonb(workflow_steps)
         from interlock.workflow_steps
         where workflow_id = workflows.id
         order by position, step
@@ -211,6 +322,28 @@ where code is not null
 group by code
 order by code
 
+-- name: read_versions
+select name, version
+from interlock.workflows
+
+-- name: check_other_leases
+-- Leases of leaders, processes and supervisors that none can have asked for: until they end, nobody takes over.
+select 'lease_too_long' as code, count(*) as rows, (array_agg(name order by name))[1:%(sample)s::int] as sample
+from (
+    select 'duty ' || duty as name
+    from interlock.leaders
+    where expires_at > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+    union all
+    select 'worker ' || id
+    from interlock.workers
+    where greatest(seen_until, supervised_until) > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+    union all
+    select 'pool ' || name
+    from interlock.pools
+    where supervised_until > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+) as leased
+having count(*) > 0
+
 -- name: check_messages
 -- Messages of steps that do not exist. One that was sent a moment ago may belong to a job that retention has just deleted.
 with named as (
@@ -251,9 +384,11 @@ where not exists (
 having count(*) > 0
 
 -- name: check_waits
--- Sleeps, and signals with a timeout, that were over a while ago and whose step goes on waiting.
+-- Sleeps and signals with a timeout that were over a while ago, whose step goes on waiting, and jobs that passed their
+-- deadline and are not being canceled.
 select 'wait_overdue' as code, count(*) as rows, (array_agg(id::text order by id))[1:%(sample)s::int] as sample
 from (
+    (
     select tasks.id
     from interlock.tasks
         join interlock.jobs on jobs.id = tasks.job_id and jobs.status = 'RUNNING'
@@ -262,6 +397,18 @@ from (
         and tasks.state = 'waiting'
     order by tasks.wait_until
     limit %(limit)s::bigint
+    )
+    union all
+    (
+    select id
+    from interlock.jobs
+    where deadline_at < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval and deadline_at is not null
+        and ending is distinct from 'CANCELED' and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+        and interlock.can_be_canceled(jobs)
+        and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
+    order by deadline_at
+    limit %(limit)s::bigint
+    )
 ) as overdue
 having count(*) > 0
 
@@ -313,11 +460,15 @@ from (
 having count(*) > 0
 
 -- name: check_webhooks
+-- Webhooks that should have been sent a while ago, or that wait for longer than between any two tries.
 select 'webhook_overdue' as code, count(*) as rows, (array_agg(id::text order by id))[1:%(sample)s::int] as sample
 from (
     select id
     from interlock.callbacks
-    where given_up_at is null and next_try_at < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
+    where given_up_at is null and (
+            next_try_at < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval
+            or next_try_at > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+        )
     order by next_try_at
     limit %(limit)s::bigint
 ) as overdue
@@ -346,3 +497,31 @@ update interlock.tasks
 set lease_expires_at = coalesce(%(now)s::timestamptz, now())
 where lease_expires_at > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
 returning id
+
+-- name: shorten_leads
+update interlock.leaders
+set expires_at = coalesce(%(now)s::timestamptz, now())
+where expires_at > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+returning duty
+
+-- name: shorten_worker_leases
+-- A process that lives sends its next heartbeat, and its supervisor renews its lease.
+update interlock.workers
+set seen_until = case
+        when seen_until > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+            then coalesce(%(now)s::timestamptz, now())
+        else seen_until
+    end,
+    supervised_until = case
+        when supervised_until > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+            then coalesce(%(now)s::timestamptz, now())
+        else supervised_until
+    end
+where greatest(seen_until, supervised_until) > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+returning id
+
+-- name: shorten_pool_leases
+update interlock.pools
+set supervised_until = coalesce(%(now)s::timestamptz, now())
+where supervised_until > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
+returning name

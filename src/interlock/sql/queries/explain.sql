@@ -377,10 +377,11 @@ from (
 order by recorded_at, id
 
 -- name: read_queue
--- The queue of step results, and whether it exists.
+-- The queue of step results, and whether it exists; no name without the row of settings.
 select orchestration_queue as name, to_regprocedure('pgmq.send_batch(text, jsonb[])') is not null as installed,
-    to_regclass(format('pgmq.%%I', lower('q_' || orchestration_queue))) is not null as there
-from interlock.settings
+    to_regclass('pgmq.' || quote_ident(lower('q_' || orchestration_queue))) is not null as there
+from (select 1) as one
+    left join interlock.settings on true
 
 -- name: read_past_task
 -- The state of a task at a moment, by its records: the move into it, the reason that held then, and the next move.

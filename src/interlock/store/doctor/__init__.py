@@ -35,11 +35,17 @@ from interlock.store.doctor.processes import (
     check_vanished_workers,
 )
 from interlock.store.doctor.records import check_all_records, check_open_records
-from interlock.store.doctor.rows import check_deliveries, check_jobs, check_leases, check_messages, check_schedules
+from interlock.store.doctor.rows import (
+    ROWS,
+    check_deliveries,
+    check_jobs,
+    check_leases,
+    check_messages,
+    check_schedules,
+)
 from interlock.store.explain import read_queue
 from interlock.store.leader import read_clock
 from interlock.store.workers import list_live_workers
-from interlock.store.workflows import WORKFLOWS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -164,12 +170,12 @@ async def _check_rows(examination: _Examination, moment: datetime, now: datetime
     connection = examination.connection
     queue: dict[str, Any] = {}
     processes: list[LiveProcess] = []
-    workflows: set[str] = set()
+    workflows: set[tuple[str, str]] = set()
 
     async def read_common() -> tuple[list[Finding], dict[str, str]]:
         queue.update(await read_queue(connection))
         processes.extend(await list_live_workers(connection, now=now))
-        workflows.update(row["name"] for row in await run(connection, WORKFLOWS["list_workflow_versions"], {}))
+        workflows.update((row["name"], row["version"]) for row in await run(connection, ROWS["read_versions"], {}))
         return check_queue(queue)
 
     await examination.check("queue", read_common())
@@ -183,7 +189,7 @@ async def _check_rows(examination: _Examination, moment: datetime, now: datetime
     if queue["installed"] and queue["there"]:
         await examination.check("dead letters", check_failed_messages(connection, queue["archived"]))
         await examination.check("messages and waits", check_messages(connection, now, full=full))
-        await examination.check("jobs and steps", check_jobs(connection, full=full))
+        await examination.check("jobs and steps", check_jobs(connection, now, full=full))
     await examination.check("schedules", check_schedules(connection, moment, processes, workflows))
     await examination.check("limits", check_limits(connection))
     await examination.check("given up webhooks", check_given_up_webhooks(connection))

@@ -12,8 +12,10 @@ from interlock.postgres.catalog import (
     ALWAYS,
     RECORD_TABLES,
     RECORD_TRIGGERS,
+    Column,
     ExpectedTrigger,
     expected_catalog,
+    names_and_values,
     normalize_definition,
 )
 from interlock.postgres.migrate import (
@@ -27,7 +29,7 @@ from interlock.postgres.query import load_statements, run
 from interlock.store.doctor.findings import SAMPLE_SIZE, make_finding
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from interlock.postgres.connection import Connection
     from interlock.store.doctor.findings import Finding
@@ -82,19 +84,32 @@ async def check_schema(connection: Connection) -> tuple[list[Finding], dict[str,
 
 async def check_catalog(connection: Connection) -> list[Finding]:
     """Compare the schema with that of this release."""
-    columns = {row["table"]: set(row["columns"]) for row in await run(connection, CATALOG["read_columns"], {})}
-    damaged = [
-        table if table not in columns else f"{table}.{column}"
-        for table, wanted in expected_catalog().columns.items()
-        for column in (sorted(wanted - columns[table]) if table in columns else [""])
-    ]
+    tables = {row["name"]: row for row in await run(connection, CATALOG["read_tables"], {})}
     return [
-        *_group("table_damaged", damaged, "the schema lacks {names}"),
-        *_check_triggers(await run(connection, CATALOG["read_triggers"], {}), columns),
+        *_check_tables(tables),
+        *_check_triggers(await run(connection, CATALOG["read_triggers"], {}), tables),
         *_check_functions(await run(connection, CATALOG["read_functions"], {})),
         *_check_indexes(await run(connection, CATALOG["read_indexes"], {})),
-        *_check_constraints(await run(connection, CATALOG["read_constraints"], {}), columns),
+        *_check_constraints(await run(connection, CATALOG["read_constraints"], {}), tables),
     ]
+
+
+def _check_tables(found: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+    missing, changed = [], []
+    for table, wanted in expected_catalog().columns.items():
+        if table not in found:
+            missing.append(table)
+            continue
+        columns = {name: Column(*column) for name, column in found[table]["columns"].items()}
+        missing += [f"{table}.{name}" for name in sorted(wanted.keys() - columns.keys())]
+        changed += [f"{table}.{name}" for name in sorted(wanted) if columns.get(name, wanted[name]) != wanted[name]]
+    unlogged = [table for table, row in found.items() if row["is_unlogged"]]
+    changed += [f"{table} (unlogged)" for table in unlogged if table not in expected_catalog().unlogged]
+    yield from _group("table_damaged", missing, "the schema lacks {names}")
+    yield from _group("table_changed", changed, "tables and columns that are not those of this release: {names}")
+    hiding = [f"rule {rule} on {table}" for table, row in found.items() for rule in row["rules"]]
+    hiding += [f"row security of {table}" for table, row in found.items() if row["has_row_security"]]
+    yield from _group("rule_unknown", hiding, "rules and row security that this release does not know: {names}")
 
 
 def _group(code: str, names: Iterable[str], text: str) -> Iterator[Finding]:
@@ -145,14 +160,14 @@ def _in_order_of_events(definition: str) -> str:
 
 
 def _check_functions(rows: list[dict[str, Any]]) -> Iterator[Finding]:
-    found = {row["name"]: row for row in rows}
+    found: dict[str, list[dict[str, Any]]] = {}  # an overload of a name would be called in its place
+    for row in rows:
+        found.setdefault(row["name"], []).append(row)
     changed = [
         name
         for name, want in expected_catalog().functions.items()
-        if name not in found
-        or found[name]["source"] != want.source
-        or found[name]["security_definer"] != want.security_definer
-        or set(found[name]["settings"]) != want.settings
+        if [(row["source"], row["security_definer"], frozenset(row["settings"])) for row in found.get(name, [])]
+        != [(want.source, want.security_definer, want.settings)]
     ]
     yield from _group("function_changed", changed, "functions that are missing or not those of this release: {names}")
 
@@ -177,12 +192,19 @@ def _check_constraints(rows: list[dict[str, Any]], tables: Iterable[str]) -> Ite
     existing = set(tables)
     missing = [
         f"{name} on {table}"
-        for table, name in expected_catalog().constraints
-        if (table, name) not in found and table in existing
+        for (table, name), line in expected_catalog().constraints.items()
+        if table in existing and not _is_constraint(found.get((table, name)), line)
     ]
     invalid = [f"{name} on {table}" for (table, name), row in found.items() if not row["is_valid"]]
-    yield from _group("constraint_missing", missing, "missing constraints: {names}")
+    yield from _group("constraint_missing", missing, "missing or changed constraints: {names}")
     yield from _group("constraint_invalid", invalid, "constraints that were never validated: {names}")
+
+
+def _is_constraint(row: dict[str, Any] | None, line: str) -> bool:
+    """Tell whether a constraint is the one that a line of this release defines."""
+    if row is None:
+        return False
+    return row["definition"] is None or names_and_values(row["definition"]) == names_and_values(line)
 
 
 async def check_partitions(connection: Connection, now: datetime) -> list[Finding]:
@@ -191,6 +213,8 @@ async def check_partitions(connection: Connection, now: datetime) -> list[Findin
     faults = []
     for table in RECORD_TABLES:
         months = [row for row in rows if row["records"] == table and row["begins_at"] is not None]
+        if not any(row["records"] == table and row["begins_at"] is None for row in rows):
+            faults.append(f"{table} has none for months without one")
         faults += [
             f"{table} has none from {before['ends_at']:%Y-%m-%d} to {after['begins_at']:%Y-%m-%d}"
             for before, after in pairwise(months)

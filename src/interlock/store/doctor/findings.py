@@ -78,7 +78,7 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "function_changed": FindingCode(
         Severity.ERROR,
-        "A function is missing, or its source or settings are not those of this release.",
+        "A function is missing, its source or settings are not those of this release, or another has its name.",
         _RESTORE,
         is_fixable=True,
     ),
@@ -86,6 +86,16 @@ CODES: Mapping[str, FindingCode] = {
         Severity.WARNING,
         "A table of Interlock has a trigger that this release does not know.",
         "check who added it and that it changes no rows of Interlock; otherwise drop it",
+    ),
+    "table_changed": FindingCode(
+        Severity.ERROR,
+        "A column has another type or nullability, or a table is unlogged, so that a crash of the server empties it.",
+        "`alter table` to what `sql/schema.sql` of this release defines; `alter table interlock.TABLE set logged`",
+    ),
+    "rule_unknown": FindingCode(
+        Severity.ERROR,
+        "A table of Interlock has a rule or row security: rows are changed, or hidden, past the guards.",
+        "`drop rule NAME on interlock.TABLE`; `alter table interlock.TABLE disable row level security`",
     ),
     "index_missing": FindingCode(
         Severity.ERROR, "An index is missing or has another definition.", "create it with the statement of the message"
@@ -97,7 +107,7 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "constraint_missing": FindingCode(
         Severity.ERROR,
-        "A constraint is missing.",
+        "A constraint is missing or has another definition.",
         "add it as `sql/schema.sql` of this release defines it; `interlock doctor --fix` adds those of states",
         is_fixable=True,
     ),
@@ -108,9 +118,9 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "partition_missing": FindingCode(
         Severity.WARNING,
-        "A table of records has no partition for this month or the next one, or a gap between partitions.",
+        "A table of records lacks the partition of this month or the next, one between others, or the default one.",
         "`interlock doctor --fix` or `interlock migrate` as the role that owns the schema; a gap means that records "
-        "were dropped by hand",
+        "were dropped by hand; add a default one as `sql/schema.sql` of this release defines it",
         is_fixable=True,
     ),
     "privilege_missing": FindingCode(
@@ -150,7 +160,7 @@ CODES: Mapping[str, FindingCode] = {
     "records_illegal": FindingCode(Severity.ERROR, "A record shows a move that the lifecycle does not have.", _RECORDS),
     "records_misnumbered": FindingCode(
         Severity.ERROR,
-        "The attempt does not rise by one with every claim, or differs between the task and its last record.",
+        "The attempt does not rise by one with every claim, or the task has or settled another than the last one.",
         _RECORDS,
     ),
     "records_mistimed": FindingCode(
@@ -193,7 +203,7 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "job_orphaned": FindingCode(
         Severity.ERROR,
-        "The workflow or the parent of a job is gone.",
+        "The workflow, the parent or the parent step of a job is gone.",
         "`interlock jobs cancel ID`; submit it again if it is needed",
     ),
     "step_orphaned": FindingCode(
@@ -203,7 +213,7 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "step_not_released": FindingCode(
         Severity.ERROR,
-        "Everything that a step waits for has ended, and the step still waits.",
+        "A step waits although what it waits for has ended or is there, and no message leads an orchestrator to it.",
         "`interlock explain ID`; `interlock jobs cancel ID` and `interlock jobs retry ID` run the rest again",
     ),
     "step_counters_wrong": FindingCode(
@@ -211,9 +221,19 @@ CODES: Mapping[str, FindingCode] = {
         "The stored counts of a step's dependencies or parts are not those of the steps before it.",
         "`interlock jobs cancel ID`, then `interlock jobs retry ID`",
     ),
+    "hold_outdated": FindingCode(
+        Severity.WARNING,
+        "A task has been held for more than a minute by a pause that has ended or a limit that is gone.",
+        "check that a worker leads: it releases them: `interlock workers list`",
+    ),
+    "row_orphaned": FindingCode(
+        Severity.ERROR,
+        "The job of a signal, the workflow of a step or an edge, or the token of a session is gone.",
+        "find out who deleted rows as superuser; delete the rows that are left, or restore the others from a backup",
+    ),
     "hold_missing": FindingCode(
         Severity.ERROR,
-        "A waiting task does not say what it waits for, so that nothing will release it.",
+        "A waiting task does not say what it waits for, or nothing known, so that nothing will release it.",
         "`interlock tasks cancel ID`, then `interlock tasks requeue ID`",
     ),
     "workflow_damaged": FindingCode(
@@ -229,7 +249,7 @@ CODES: Mapping[str, FindingCode] = {
     # leases, messages, schedules, limits, webhooks
     "lease_too_long": FindingCode(
         Severity.ERROR,
-        "A lease lasts longer than any worker can ask for, so that its task would not be recovered.",
+        "A lease of a task, a leader, a process or a supervisor is longer than any that can be asked for.",
         "`interlock doctor --fix` lets it end now",
         is_fixable=True,
     ),
@@ -242,6 +262,11 @@ CODES: Mapping[str, FindingCode] = {
         Severity.WARNING,
         "A task runs, and the worker that holds its lease is unknown, ended or silent for 5 minutes.",
         "wait for the end of the lease: the task is recovered then; `interlock explain ID`",
+    ),
+    "settings_missing": FindingCode(
+        Severity.ERROR,
+        "The row of table settings is missing: no step can send its result.",
+        "`insert into interlock.settings default values` as the role that owns the schema",
     ),
     "queue_missing": FindingCode(
         Severity.ERROR,
@@ -276,7 +301,7 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "wait_overdue": FindingCode(
         Severity.WARNING,
-        "A sleep, or the timeout of a signal, was over more than a minute ago, and the step still waits.",
+        "A sleep, the timeout of a signal or the deadline of a job was over more than a minute ago.",
         "check that orchestrators run (`interlock orchestrator`), and read their logs",
     ),
     "schedule_failed": FindingCode(
@@ -297,7 +322,7 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "schedule_unknown": FindingCode(
         Severity.WARNING,
-        "A schedule names a workflow that is not stored, or a type that no live worker of its namespace has.",
+        "A schedule names a workflow or version that is not stored, or a type that no live worker there has.",
         "start a worker whose app defines it, or `interlock schedules delete NAME`",
     ),
     "limit_undeclared": FindingCode(
@@ -317,7 +342,7 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "webhook_overdue": FindingCode(
         Severity.WARNING,
-        "A webhook should have been sent more than 5 minutes ago.",
+        "A webhook should have been sent more than 5 minutes ago, or is postponed for longer than any backoff.",
         "check that a worker runs: the leading one sends webhooks: `interlock workers list`",
     ),
     # processes
@@ -364,7 +389,9 @@ CODES: Mapping[str, FindingCode] = {
         "end that transaction, or its session: `select pg_terminate_backend(PID)`",
     ),
     "job_not_started": FindingCode(
-        Severity.WARNING, "A job has not started for more than a minute.", "`interlock explain ID`"
+        Severity.WARNING,
+        "A job has not started for more than a minute, and not because of its time or its key.",
+        "`interlock explain ID`",
     ),
 }  # fmt: skip
 

@@ -80,8 +80,10 @@ async def _resend_results(connection: Connection, finding: Finding, now: datetim
 
 async def _shorten_leases(connection: Connection, finding: Finding, now: datetime | None) -> str:
     del finding
-    ended = await run(connection, ROWS["shorten_leases"], {"longest": MAX_LEASE, "now": now})
-    return f"let {number(len(ended), 'lease')} end; a live worker recovers the tasks"
+    ended = 0
+    for name in ("shorten_leases", "shorten_leads", "shorten_worker_leases", "shorten_pool_leases"):
+        ended += len(await run(connection, ROWS[name], {"longest": MAX_LEASE, "now": now}))
+    return f"let {number(ended, 'lease')} end; live processes take over"
 
 
 async def _replace_ticks(connection: Connection, finding: Finding, now: datetime | None) -> str:

@@ -30,6 +30,9 @@ VANISHED_REPORTED_FOR = timedelta(days=1)
 
 def check_queue(queue: dict[str, Any]) -> tuple[list[Finding], dict[str, str]]:
     """Check that the queue of step results exists and is read."""
+    if queue["name"] is None:
+        message = "the row of table settings is missing: no step can send its result"
+        return [make_finding("settings_missing", message, sample=["settings"])], {}
     if not queue["installed"] or not queue["there"]:
         missing = f"its queue {queue['name']!r}" if queue["installed"] else "PGMQ"
         message = f"{missing} is missing; tasks work without it, jobs do not"
@@ -82,10 +85,12 @@ async def check_processes(
 ) -> tuple[list[Finding], dict[str, str]]:
     """Check that live processes serve the work that there is; none is a problem only while there is work."""
     due = await run(connection, DOCTOR["read_due_types"], {"each": MAX_DUE_TASKS, "now": now})
-    jobs = await run(connection, DOCTOR["read_oldest_jobs"], {})
+    jobs = await run(connection, DOCTOR["read_oldest_jobs"], {"now": now})
+    (limited,) = await run(connection, DOCTOR["has_limited_tasks"], {"now": now})
+    has_work = bool(due or jobs or limited["found"])
     findings: list[Finding] = []
     facts: dict[str, str] = {}
-    for role, is_needed in (("worker", bool(due or jobs)), ("orchestrator", bool(jobs))):
+    for role, is_needed in (("worker", has_work), ("orchestrator", bool(jobs))):
         live = [process for process in processes if process.role == role]
         active = sum(process.status == SupervisedWorkerState.RUNNING for process in live)
         if active or not is_needed:
@@ -114,9 +119,13 @@ def _check_jobs(jobs: Iterable[dict[str, Any]], moment: datetime) -> tuple[list[
     findings: list[Finding] = []
     facts: dict[str, str] = {}
     for row in jobs:
-        age = moment - row["created_at"]
+        count = f"{number(row['jobs'], 'job')} {row['status']}"
+        if row["id"] is None:
+            facts[f"jobs {row['status']}"] = f"{count}, all of which wait for their time or for another job"
+            continue
+        age = moment - row["due_at"]
         why = f": {row['reason']}" if row["reason"] else ""
-        found = f"{number(row['jobs'], 'job')} {row['status']}, the oldest is {row['id']}, {_seconds(age)} old{why}"
+        found = f"{count}, the oldest is {row['id']}, {_seconds(age)} old{why}"
         if row["status"] != JobState.RUNNING and age > STALL_THRESHOLD:
             remedy = f"`interlock explain {row['id']}`"
             findings.append(make_finding("job_not_started", found, rows=row["jobs"], sample=[row["id"]], remedy=remedy))

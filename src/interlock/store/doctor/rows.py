@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from interlock.errors import ConfigError
+from interlock.errors import ConfigError, InterlockError
 from interlock.model.graph import edges
 from interlock.postgres.query import load_statements, run
 from interlock.store.doctor.findings import SAMPLE_SIZE, make_finding, number
@@ -30,11 +30,18 @@ ROWS = load_statements("doctor_rows")
 QUICK_JOBS = 1_000
 QUICK_WORKFLOWS = 200
 MAX_LEASE = timedelta(days=1, hours=1)  # a day is the longest that can be configured; an hour for clocks
+MAX_WEBHOOK_DELAY = timedelta(days=1, hours=13)  # a day with its jitter, half of it; an hour for clocks
 STALL_THRESHOLD = timedelta(minutes=1)  # after which work that another process should do counts as stalled
 MESSAGE_THRESHOLD = timedelta(seconds=10)
 OVERDUE_THRESHOLD = timedelta(minutes=5)
 VANISHED_AFTER = timedelta(minutes=5)  # without a heartbeat
 
+# The columns of a stored step that its definition says; others are derived from these and may differ between releases.
+_STEP_COLUMNS = (
+    "step", "position", "kind", "type", "namespace", "needed", "rule", "condition", "cancel_rest", "strategy", "edges",
+    "compensate", "priority", "max_tries", "timeout_seconds", "backoff", "spec", "limit_keys", "limit_weight", "tags",
+    "callback_url",
+)  # fmt: skip
 _MESSAGES = {
     "job_steps_missing": ("running job", "without a step of the workflow"),
     "job_not_finished": ("running job", "all of whose steps have ended"),
@@ -42,17 +49,19 @@ _MESSAGES = {
     "job_ended_with_open_steps": ("ended job", "with a step that has not ended"),
     "job_orphaned": ("job", "whose workflow or parent is gone"),
     "step_not_released": ("step", "still waiting although everything before has ended"),
+    "hold_outdated": ("waiting task", "held by a pause that has ended or by a limit that is gone"),
+    "row_orphaned": ("row", "whose job, workflow or token is gone"),
     "step_counters_wrong": ("waiting step", "with a wrong count of dependencies or parts"),
     "step_orphaned": ("step", "whose job or map is gone"),
     "hold_missing": ("waiting task", "without a reason that anything could end"),
-    "lease_too_long": ("lease", f"longer than the {MAX_LEASE.days} day that a worker can ask for"),
+    "lease_too_long": ("lease", f"longer than the {MAX_LEASE.days} day that a process can ask for"),
     "owner_gone": ("running task", "whose worker is gone while the lease lasts"),
     "message_unknown": ("message", "about steps that do not exist"),
     "result_not_sent": ("step", "ended without a message to the orchestrator"),
-    "wait_overdue": ("step", "whose sleep or timeout is over and that still waits"),
+    "wait_overdue": ("step or job", "past its sleep, timeout or deadline"),
     "key_duplicated": ("key", "used by two unfinished tasks or jobs"),
     "limit_usage_unknown": ("limit key", "with stored usage and without a limit"),
-    "webhook_overdue": ("webhook", "that should have been sent"),
+    "webhook_overdue": ("webhook", "that should have been sent or is postponed for too long"),
 }
 
 
@@ -66,7 +75,7 @@ async def _check(connection: Connection, name: str, **parameters: Any) -> list[F
     return findings
 
 
-async def check_jobs(connection: Connection, *, full: bool) -> list[Finding]:
+async def check_jobs(connection: Connection, now: datetime | None, *, full: bool) -> list[Finding]:
     """Check workflows, jobs and their steps against each other."""
     damaged = await _read_damaged_workflows(connection, None if full else QUICK_WORKFLOWS)
     known: dict[str, Any] = {"workflows": list(damaged), "limit": None if full else QUICK_JOBS}
@@ -81,7 +90,11 @@ async def check_jobs(connection: Connection, *, full: bool) -> list[Finding]:
         *_merge(counted),
         *await _check(connection, "check_waiting_steps", **known),
         *await _check(connection, "check_tasks", ids=tasks),
+        *await _check(
+            connection, "check_holds", threshold=STALL_THRESHOLD, limit=None if full else QUICK_ROWS, now=now
+        ),
         *await _check(connection, "check_jobs", ids=jobs),
+        *await _check(connection, "check_references"),
         *await _check(connection, "check_unique_keys"),
     ]
 
@@ -106,21 +119,24 @@ async def _read_damaged_workflows(connection: Connection, limit: int | None) -> 
     """Find workflows whose steps or edges are not those that their definition leads to."""
     damaged = {}
     for row in await run(connection, ROWS["read_workflow_graphs"], {"limit": limit}):
-        wanted_edges = {
-            (edge.upstream, edge.downstream, edge.condition, edge.branch) for edge in edges(row["definition"])
-        }
-        wanted_steps = [
-            [step[name] for name in ("step", "position", "kind", "type", "edges", "needed", "rule")]
-            for step in step_rows(row["definition"])
-        ]
-        faults = []
-        if row["steps"] != wanted_steps:
-            faults.append("steps")
-        if {tuple(edge) for edge in row["edges"]} != wanted_edges:
-            faults.append("edges")
+        faults = _damages(row["definition"], row["steps"], {tuple(edge) for edge in row["edges"]})
         if faults:
             damaged[row["id"]] = f"{row['name']} version {row['version']}: {' and '.join(faults)}"
     return damaged
+
+
+def _damages(definition: Any, steps: list[dict[str, Any]], stored_edges: set[tuple[Any, ...]]) -> list[str]:
+    """Name what of a stored workflow differs from its definition."""
+    try:
+        wanted_edges = {(edge.upstream, edge.downstream, edge.condition, edge.branch) for edge in edges(definition)}
+        wanted_steps = [{name: row[name] for name in _STEP_COLUMNS} for row in step_rows(definition)]
+    except (AttributeError, InterlockError, LookupError, TypeError, ValueError):
+        return ["definition"]
+    found_steps = [{name: step[name] for name in _STEP_COLUMNS} for step in steps]
+    return [
+        *(["steps"] if found_steps != wanted_steps else []),
+        *(["edges"] if stored_edges != wanted_edges else []),
+    ]
 
 
 def _describe_damaged_workflows(damaged: dict[UUID, str]) -> list[Finding]:
@@ -131,10 +147,14 @@ def _describe_damaged_workflows(damaged: dict[UUID, str]) -> list[Finding]:
 
 
 async def check_leases(connection: Connection, now: datetime | None, *, full: bool) -> list[Finding]:
-    """Check the leases of running tasks."""
+    """Check the leases of running tasks, and those of leaders, processes and supervisors."""
     limit = None if full else QUICK_ROWS
     times = {"longest": MAX_LEASE, "threshold": STALL_THRESHOLD, "vanished": VANISHED_AFTER}
-    return await _check(connection, "check_leases", **times, limit=limit, now=now)
+    found = [
+        *await _check(connection, "check_leases", **times, limit=limit, now=now),
+        *await _check(connection, "check_other_leases", longest=MAX_LEASE, now=now),
+    ]
+    return _merge(found)
 
 
 async def check_messages(connection: Connection, now: datetime | None, *, full: bool) -> list[Finding]:
@@ -149,15 +169,15 @@ async def check_messages(connection: Connection, now: datetime | None, *, full: 
 
 async def check_deliveries(connection: Connection, now: datetime | None) -> list[Finding]:
     """Check webhooks and the usage of limits."""
-    limit = QUICK_ROWS
+    times = {"threshold": OVERDUE_THRESHOLD, "longest": MAX_WEBHOOK_DELAY}
     return [
-        *await _check(connection, "check_webhooks", threshold=OVERDUE_THRESHOLD, limit=limit, now=now),
+        *await _check(connection, "check_webhooks", **times, limit=QUICK_ROWS, now=now),
         *await _check(connection, "check_limit_usage", now=now),
     ]
 
 
 async def check_schedules(
-    connection: Connection, now: datetime, processes: Iterable[LiveProcess], workflows: set[str]
+    connection: Connection, now: datetime, processes: Iterable[LiveProcess], workflows: set[tuple[str, str]]
 ) -> tuple[list[Finding], dict[str, str]]:
     """Check that schedules are valid, due when they should be, and name something that exists."""
     schedules = await list_schedules(connection)
@@ -171,7 +191,7 @@ async def check_schedules(
 
 
 def _check_schedule(
-    schedule: ScheduleState, now: datetime, types: dict[str, set[str]], workflows: set[str]
+    schedule: ScheduleState, now: datetime, types: dict[str, set[str]], workflows: set[tuple[str, str]]
 ) -> Finding | None:
     """Return the first fault of a schedule."""
     name = schedule.name
@@ -193,8 +213,11 @@ def _check_schedule(
             f"is next due at {schedule.next_at:%Y-%m-%d %H:%M:%S %Z}, and should be by {latest:%Y-%m-%d %H:%M:%S %Z}"
         )
         code = "schedule_misplaced"
-    elif schedule.workflow is not None and schedule.workflow not in workflows:
-        code, fault = "schedule_unknown", f"submits jobs of the workflow {schedule.workflow}, which is not stored"
+    elif schedule.workflow is not None and not any(
+        workflow == schedule.workflow and schedule.version in {None, version} for workflow, version in workflows
+    ):
+        named = schedule.workflow + (f" version {schedule.version}" if schedule.version else "")
+        code, fault = "schedule_unknown", f"submits jobs of the workflow {named}, which is not stored"
     elif schedule.type is not None and schedule.type not in types.get(schedule.namespace, {schedule.type}):
         fault = f"enqueues {schedule.type}, for which no live worker of {schedule.namespace} has a handler"
         code = "schedule_unknown"
