@@ -95,6 +95,17 @@ async def test_an_agent_sees_what_happens_and_changes_nothing(url: str, database
         assert "states must be a list of waiting" in await used.refused("find", what="tasks", states=["lost"])
         assert "such as 2h" in await used.refused("explain", id=str(task), at="yesterday")
         assert "cancel" in await used.refused("cancel", id=str(task))
+        # a misspelled condition does not find everything
+        assert "state\n  Extra inputs are not permitted" in await used.refused("find", what="tasks", state="error")
+        assert tools["find"].input_schema["additionalProperties"] is False
+        # hostile values come back as short messages
+        for text in ("\0", "a\0b", "'; drop table interlock.tasks; --", "", "%s%(x)s", "x" * 1_000_000, "{" * 1_000):
+            for tool in ("status", "explain", "history"):
+                assert len(await used.refused(tool, id=text)) < 3_000
+            assert len(await used.refused("explain", id=text, kind="worker")) < 3_000
+            assert len(await used.refused("find", what="tasks", created_after=text)) < 3_000
+        for limit in (0, -1, 10**30):
+            assert "limit" in await used.refused("find", what="tasks", limit=limit)
     assert (await task_row(database, task))["state"] == "pending"
 
 

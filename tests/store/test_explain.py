@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import shlex
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,7 @@ from interlock.lifecycle import SupervisedWorkerEvent, TaskRowEvent
 from interlock.store.explain import EXPLAIN
 from interlock.store.limits import Limit, admit_limited_tasks, pause_namespace, put_limits
 from interlock.store.schedules import Schedule, pause_schedules, put_schedules, resume_schedules
+from interlock.store.stats import list_limits
 from interlock.store.tasks import Outcome, claim_limited_tasks, claim_pending_tasks, settle_running_tasks
 from interlock.store.workers import RegisteredProcess, move_worker, register_worker
 from interlock.store.workflows import put_workflow
@@ -161,8 +164,27 @@ async def test_a_full_concurrency_limit_names_its_holders(app: Interlock, databa
     limit = await app.explain("mail:*", kind="limit")
     assert (limit.kind, limit.state) == ("limit", "full")
     assert [evidence.id for evidence in fact_of(limit, "limit_full").evidence] == [str(holder.id)]
-    assert fact_of(limit, "backlog").text == "limit mail:a: 1 tasks wait for it"
+    assert fact_of(limit, "backlog").text == "limit mail:a: 1 task waits for it"
     assert (await app.explain("mail:a")).state == "full", "a key is found without its kind"
+    unused = await app.explain("mail:b", kind="limit")
+    assert (unused.state, unused.facts[0].text) == ("open", "limit mail:b (rule mail:*): 0 of 1 are pending or running")
+
+
+async def test_the_command_for_a_limit_of_large_numbers_can_be_pasted(
+    app: Interlock, database: Connection, url: str
+) -> None:
+    month = timedelta(days=30)
+    await put_limits(database, [Limit("mail", max_running=1, max_cost=1_234_567.5, period=month, share=0.25)])
+    await here(database, "worker-1", "send")
+    for _ in range(2):
+        await enqueue_by_sql(database, type="send", limit_keys=["mail"])
+    await admit_limited_tasks(database, actor="leader")
+    command = fact_of(await app.explain("mail", kind="limit"), "limit_full").command
+    assert command == "interlock limits set mail --max-running 2 --max-cost 1234567.5 --period 2592000 --share 0.25"
+    done = await asyncio.to_thread(Shell(url).run, *shlex.split(command)[1:])
+    assert done.returncode == 0, done.stderr
+    used = (await list_limits(database))[0]
+    assert (used.max_running, used.max_cost, used.period, used.share) == (2, 1_234_567.5, month, 0.25)
 
 
 async def test_a_held_task_names_the_limit_or_the_pause(app: Interlock, database: Connection) -> None:

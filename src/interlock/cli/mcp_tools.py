@@ -1,7 +1,8 @@
 """The tools of `interlock mcp`: what an agent can read and, with the scope `operate`, change.
 
 Invariant: an answer has at most MAX_ANSWER_BYTES. With a limit to namespaces, nothing of others is read or changed. An
-error of the engine reaches the agent as its message, without a traceback.
+error of the engine reaches the agent as its message, without a traceback. An argument that a tool does not have is
+refused: a misspelled condition must not find, and lead to cancel, everything.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from uuid import UUID
 import orjson
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
 from pydantic import Field
 
@@ -32,6 +34,7 @@ from interlock.store.stats import overview_document, read_overview
 MAX_ANSWER_BYTES = 40_000
 # Limits that an answer is cut to, one after the other, until it fits: characters of a text, elements of a list.
 CUTS = ((2_000, 200), (500, 50), (120, 20), (40, 5))
+MAX_ERROR_CHARACTERS = 2_000  # of the message of an error, which may repeat an argument
 MAX_FOUND = 200
 SCOPED_KINDS = ("task", "step", "job", "namespace")  # that belong to one namespace
 INSTRUCTIONS = """\
@@ -266,13 +269,18 @@ def create_server(
     app: Interlock, *, version: str, operates: bool = False, namespaces: Collection[str] | None = None
 ) -> MCPServer[Any]:
     """Create the server with its tools; without `operates`, an agent does not see those that change something."""
-    server: MCPServer[Any] = MCPServer("interlock", version=version, instructions=INSTRUCTIONS, log_level="WARNING")
     tools = AgentTools(app, namespaces)
+    made = []
     for name in (*READ_TOOLS, *(OPERATE_TOOLS if operates else ())):
         reads = name in READ_TOOLS
         hints = ToolAnnotations(read_only_hint=reads, destructive_hint=not reads, open_world_hint=False)
-        server.tool(name, annotations=hints, structured_output=False)(_as_tool(getattr(tools, name)))
-    return server
+        tool = Tool.from_function(_as_tool(getattr(tools, name)), name, annotations=hints, structured_output=False)
+        arguments = tool.fn_metadata.arg_model
+        arguments.model_config["extra"] = "forbid"
+        arguments.model_rebuild(force=True)
+        tool.parameters = arguments.model_json_schema(by_alias=True)
+        made.append(tool)
+    return MCPServer("interlock", version=version, instructions=INSTRUCTIONS, log_level="WARNING", tools=made)
 
 
 def _as_tool(answer: Answer) -> Callable[..., Awaitable[str]]:
@@ -283,7 +291,7 @@ def _as_tool(answer: Answer) -> Callable[..., Awaitable[str]]:
         try:
             return bounded_json(await answer(**arguments))
         except InterlockError as error:
-            raise ToolError(str(error)) from None
+            raise ToolError(_cut(str(error), MAX_ERROR_CHARACTERS, 0)) from None
 
     # the signature of the bound method, without `self`, but with the answer's true type
     signature = inspect.signature(answer, eval_str=True)

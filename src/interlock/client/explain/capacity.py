@@ -148,14 +148,14 @@ def _concurrency_facts(limit: Mapping[str, Any], name: str) -> list[Fact]:
 def _window_facts(limit: Mapping[str, Any], name: str) -> list[Fact]:
     if limit["period"] is None:
         return []
-    window = f"in the last {limit['period']:g} s"
+    window = f"in the last {_number(limit['period'])} s"
     next_at = limit["next_at"]
     opens = None if next_at is None else f"it has room again at {format_moment(next_at)}"
     facts = []
     for bound, used, text in (
-        ("max_starts", "starts", "{used:g} of {most:g} {window} were started"),
-        ("max_weight", "weight", "a weight of {used:g} of {most:g} {window} was used"),
-        ("max_cost", "cost", "a cost of {used:g} of {most:g} {window} was spent"),
+        ("max_starts", "starts", "{used} of {most} {window} were started"),
+        ("max_weight", "weight", "a weight of {used} of {most} {window} was used"),
+        ("max_cost", "cost", "a cost of {used} of {most} {window} was spent"),
     ):
         most = limit[bound]
         if most is None:
@@ -165,7 +165,7 @@ def _window_facts(limit: Mapping[str, Any], name: str) -> list[Fact]:
         facts.append(
             Fact(
                 code=FactCode.LIMIT_USED_UP if is_used_up else FactCode.LIMIT_HAS_ROOM,
-                text=f"{name}: {text.format(used=amount, most=most, window=window)}",
+                text=f"{name}: {text.format(used=_number(amount), most=_number(most), window=window)}",
                 remedy=opens if is_used_up else None,
                 command=_raise(limit, **{bound: most + 1}) if is_used_up else None,
             )
@@ -179,8 +179,13 @@ def _raise(limit: Mapping[str, Any], **changed: float) -> str:
     for bound in ("max_running", "max_starts", "max_weight", "max_cost", "period", "share"):
         value = changed.get(bound, limit[bound])
         if value is not None and not (bound == "share" and value == 1):
-            words += [f"--{bound.replace('_', '-')}", f"{value:g}"]
+            words += [f"--{bound.replace('_', '-')}", _number(value)]
     return shell_command(*words)
+
+
+def _number(value: float) -> str:
+    """Write a number as the command line reads it: without an exponent, and a whole one without a fraction."""
+    return f"{value:f}".rstrip("0").rstrip(".") if value % 1 else f"{value:.0f}"
 
 
 def is_used_up(limit: Mapping[str, Any]) -> bool:

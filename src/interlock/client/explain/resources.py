@@ -258,7 +258,11 @@ async def _last_tick(connection: Connection, schedule: ScheduleState) -> list[Fa
 
 async def explain_limit(connection: Connection, key: str, *, now: datetime | None = None) -> Explanation:
     """Explain a limit: its bounds and their use, the tasks that hold it and those that wait; of a pattern, its keys."""
-    used = [use for use in await list_limits(connection, now=now) if key in {use.key, use.rule}]
+    known = await list_limits(connection, now=now)
+    used = [use for use in known if key in {use.key, use.rule}]
+    if not used:  # a key that no task has now may have a pattern
+        patterns = [use for use in known if use.key.endswith("*") and key.startswith(use.key[:-1])]
+        used = [use._replace(key=key) for use in sorted(patterns, key=lambda use: len(use.key))[-1:]]
     if not used:
         raise UnknownLimitError(f"there is no limit {key!r}; `interlock limits list` shows them")
     used.sort(key=lambda use: (use.key != key, -use.waiting, use.key))
@@ -271,7 +275,8 @@ async def explain_limit(connection: Connection, key: str, *, now: datetime | Non
         waiting += use.waiting
         facts += limit_facts(_as_document(use, holders))
         if use.waiting:
-            text = f"limit {use.key}: {use.waiting} tasks wait for it"
+            waits = "1 task waits" if use.waiting == 1 else f"{use.waiting} tasks wait"
+            text = f"limit {use.key}: {waits} for it"
             facts.append(Fact(code=FactCode.BACKLOG, text=text))
     facts.sort(key=lambda fact: fact.code in {FactCode.LIMIT_HAS_ROOM, FactCode.BACKLOG})
     is_full = any(fact.code in {FactCode.LIMIT_FULL, FactCode.LIMIT_USED_UP} for fact in facts)
