@@ -699,6 +699,11 @@ async def test_only_the_owner_can_put_guards_back(database: Connection, url: str
             (said,) = await fix(other, report.findings)
             assert "only the role that owns the schema can do it" in said
             assert await codes(other, full=True) == ["guard_disabled"], "its rights are enough to examine everything"
+            hidden = await other.execute(
+                "select relname::text from pg_class where relnamespace = 'interlock'::regnamespace "
+                "and relkind in ('r', 'p') and not relispartition and not has_table_privilege(oid, 'select')"
+            )
+            assert [row["relname"] for row in await hidden.fetchall()] == ["record_token"], "and to run the engine"
         await database.execute("revoke update on interlock.jobs from doctor_reader")
         async with connect(url) as other:
             await other.execute("set session authorization doctor_reader")

@@ -5,7 +5,8 @@ grant usage on schema interlock to {role};
 grant select, insert, update, delete on interlock.tasks, interlock.jobs, interlock.workers,
     interlock.idempotency_keys, interlock.namespaces, interlock.limits, interlock.limit_usage, interlock.limit_lanes, interlock.schedules,
     interlock.callbacks, interlock.leaders, interlock.waiters, interlock.signals, interlock.orchestration_failures,
-    interlock.tokens, interlock.sign_in_codes, interlock.sessions, interlock.pools, interlock.move_counts to {role};
+    interlock.tokens, interlock.sign_in_codes, interlock.sessions, interlock.pools, interlock.move_counts,
+    interlock.figures to {role};
 grant select, update on interlock.move_counters to {role};
 grant select, insert on interlock.workflows, interlock.workflow_steps, interlock.workflow_edges,
     interlock.limit_changes to {role};
