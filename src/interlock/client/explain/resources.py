@@ -258,14 +258,7 @@ async def _last_tick(connection: Connection, schedule: ScheduleState) -> list[Fa
 
 async def explain_limit(connection: Connection, key: str, *, now: datetime | None = None) -> Explanation:
     """Explain a limit: its bounds and their use, the tasks that hold it and those that wait; of a pattern, its keys."""
-    known = await list_limits(connection, now=now)
-    used = [use for use in known if key in {use.key, use.rule}]
-    if not used:  # a key that no task has now may have a pattern
-        patterns = [use for use in known if use.key.endswith("*") and key.startswith(use.key[:-1])]
-        used = [use._replace(key=key) for use in sorted(patterns, key=lambda use: len(use.key))[-1:]]
-    if not used:
-        raise UnknownLimitError(f"there is no limit {key!r}; `interlock limits list` shows them")
-    used.sort(key=lambda use: (use.key != key, -use.waiting, use.key))
+    used = _find_uses(await list_limits(connection, now=now), key)
     facts: list[Fact] = []
     waiting = 0
     for use in used[:MAX_EVIDENCE] if len(used) > 1 else used:
@@ -275,9 +268,7 @@ async def explain_limit(connection: Connection, key: str, *, now: datetime | Non
         waiting += use.waiting
         facts += limit_facts(_as_document(use, holders))
         if use.waiting:
-            waits = "1 task waits" if use.waiting == 1 else f"{use.waiting} tasks wait"
-            text = f"limit {use.key}: {waits} for it"
-            facts.append(Fact(code=FactCode.BACKLOG, text=text))
+            facts.append(Fact(code=FactCode.BACKLOG, text=f"limit {use.key}: {_tasks_wait(use.waiting)} for it"))
     facts.sort(key=lambda fact: fact.code in {FactCode.LIMIT_HAS_ROOM, FactCode.BACKLOG})
     is_full = any(fact.code in {FactCode.LIMIT_FULL, FactCode.LIMIT_USED_UP} for fact in facts)
     state = "full" if is_full else "open"
@@ -285,6 +276,21 @@ async def explain_limit(connection: Connection, key: str, *, now: datetime | Non
         names = list_names([use.key for use in used[MAX_EVIDENCE:]])
         facts.append(Fact(code=FactCode.MORE_CAUSES, text=f"it has more keys: {names}"))
     return Explanation(kind="limit", id=key, name=key, state=state, since=None, facts=tuple(facts))
+
+
+def _find_uses(known: list[LimitUse], key: str) -> list[LimitUse]:
+    """Return the use of a key, or of all keys of a rule, the one that is asked for first."""
+    used = [use for use in known if key in {use.key, use.rule}]
+    if not used:  # a key that no task has now may have a pattern
+        patterns = [use for use in known if use.key.endswith("*") and key.startswith(use.key[:-1])]
+        used = [use._replace(key=key) for use in sorted(patterns, key=lambda use: len(use.key))[-1:]]
+    if not used:
+        raise UnknownLimitError(f"there is no limit {key!r}; `interlock limits list` shows them")
+    return sorted(used, key=lambda use: (use.key != key, -use.waiting, use.key))
+
+
+def _tasks_wait(count: int) -> str:
+    return "1 task waits" if count == 1 else f"{count} tasks wait"
 
 
 def _as_document(use: LimitUse, holders: list[dict[str, Any]]) -> dict[str, Any]:
