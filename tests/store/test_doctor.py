@@ -115,7 +115,7 @@ async def test_jobs_that_wait_for_their_key_or_their_time_are_well(database: Con
     driver = JobDriver(database)
     await here(database, "worker-1", "a")
     await here(database, "o-1", role="orchestrator")
-    await driver.submit(step("a"), key="k", on_conflict="queue")
+    first = await driver.submit(step("a"), key="k", on_conflict="queue")
     queued = await driver.submit(step("a"), key="k", on_conflict="queue")
     debounced = await driver.submit(step("a"), name="other", debounce=7200.0, key="d")
     await rewrite(database, "jobs", "created_at = now() - interval '1 hour'")
@@ -124,6 +124,15 @@ async def test_jobs_that_wait_for_their_key_or_their_time_are_well(database: Con
     report = await examine(database)
     assert report.findings == ()
     assert report.facts["jobs PENDING"] == "1 job PENDING, all of which wait for their time or for another job"
+    await database.execute(
+        "update interlock.jobs set status = 'CANCELED', event = 'cancel', open_steps = 0, completed_at = now() "
+        "where id = %s",
+        [first],
+    )
+    assert "job_not_started" not in await wrong(database), "its turn has come just now"
+    await rewrite(database, "jobs", f"completed_at = now() - interval '6 minutes' where id = '{first}'")
+    assert f"the oldest is {queued}, 360 s old" in (await wrong(database))["job_not_started"].message
+    await rewrite(database, "jobs", f"completed_at = now() where id = '{first}'")
     await rewrite(database, "jobs", f"not_before = now() - interval '5 minutes' where id = '{debounced}'")
     late = (await wrong(database))["job_not_started"]
     assert f"the oldest is {debounced}, 300 s old" in late.message

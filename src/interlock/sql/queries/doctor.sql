@@ -85,7 +85,13 @@ limit %(limit)s
 -- name: read_oldest_jobs
 -- Number of unfinished jobs by status, and the oldest of each that does not wait on purpose: for its time, or for another
 -- job with its key.
-select counted.status, counted.jobs, oldest.id, coalesce(oldest.not_before, oldest.created_at) as due_at, oldest.reason
+select counted.status, counted.jobs, oldest.id, oldest.reason,
+    greatest(oldest.not_before, oldest.created_at, (
+        -- it may have waited until now for another job with its key
+        select max(ended.completed_at)
+        from interlock.jobs as ended
+        where ended.key = oldest.key and ended.key is not null and ended.task_description = oldest.task_description
+    )) as due_at
 from (
         select status, count(*) as jobs
         from interlock.jobs
@@ -93,7 +99,7 @@ from (
         group by status
     ) as counted
     left join lateral (
-        select id, created_at, not_before, reason
+        select id, created_at, not_before, reason, task_description, key
         from interlock.jobs
         where status = counted.status and status in ('SUBMITTED', 'PENDING', 'RUNNING')
             and (not_before is null or not_before <= coalesce(%(now)s::timestamptz, now()))
