@@ -74,14 +74,14 @@ order by code
 -- Steps of running jobs that wait although what they wait for is there, with no message that would lead an orchestrator to
 -- them, or whose counts are wrong. What is met and what has failed is compared where all edges have the condition `after`.
 with running as materialized (
-    select id, workflow_id, worker_count, ending
+    select id, workflow_id, worker_count
     from interlock.jobs
-    where status = 'RUNNING' and status in ('SUBMITTED', 'PENDING', 'RUNNING')
+    where status = 'RUNNING' and status in ('SUBMITTED', 'PENDING', 'RUNNING') and ending is null
         and coalesce(workflow_id <> all (%(workflows)s::uuid[]), true)
     order by id
     limit %(limit)s::bigint
 ), waiting as materialized (
-    select running.workflow_id, running.worker_count, running.ending, tasks.id, tasks.job_id, tasks.step, tasks.namespace,
+    select running.workflow_id, running.worker_count, tasks.id, tasks.job_id, tasks.step, tasks.namespace,
         tasks.held_by, tasks.wait_until, tasks.unresolved, tasks.taken, tasks.failed
     from running
         join interlock.tasks on tasks.job_id = running.id
@@ -108,21 +108,6 @@ with running as materialized (
     group by waiting.id
 ), judged as (
     select waiting.id, waiting.job_id, case
-            when waiting.ending is not null
-                then case
-                    -- the next compensation starts when all open steps are waiting compensations
-                    when waiting.held_by = 'compensation' and not exists (
-                            select from interlock.tasks as other
-                            where other.job_id = waiting.job_id and not other.advanced
-                                and (other.state <> 'waiting' or other.held_by <> 'compensation')
-                        )
-                        and not exists (
-                            select from interlock.jobs as child
-                            where child.parent_job_id = waiting.job_id
-                                and child.status in ('SUBMITTED', 'PENDING', 'RUNNING')
-                        )
-                        then 'step_not_released'
-                end
             when waiting.held_by in ('start', 'compensation') then 'step_not_released'
             when waiting.held_by in ('dependency', 'parts')
                 then case
@@ -169,6 +154,40 @@ where code = 'step_counters_wrong'
     )
 group by code
 order by code
+
+-- name: check_compensations
+-- Compensations that wait for their turn although all open steps of the job wait for theirs: the next one was not started.
+select 'step_not_released' as code, count(*) as rows, (array_agg(id::text order by id))[1:%(sample)s::int] as sample
+from (
+    select held.id
+    from (
+            select id
+            from interlock.jobs
+            where status = 'RUNNING' and status in ('SUBMITTED', 'PENDING', 'RUNNING') and ending is not null
+            order by id
+            limit %(limit)s::bigint
+        ) as ending
+        cross join lateral (
+            select id
+            from interlock.tasks
+            where job_id = ending.id and state = 'waiting' and held_by = 'compensation'
+            order by held_by, priority desc, part, id
+            limit 1
+        ) as held
+    where not exists (
+            select from interlock.tasks as other
+            where other.job_id = ending.id and not other.advanced
+                and (other.state <> 'waiting' or other.held_by <> 'compensation')
+        )
+        and not exists (
+            select from interlock.jobs as child
+            where child.parent_job_id = ending.id and child.status in ('SUBMITTED', 'PENDING', 'RUNNING')
+        )
+        and not exists (
+            select from interlock.orchestration_messages where message ->> 'job_id' = ending.id::text
+        )
+) as stuck
+having count(*) > 0
 
 -- name: check_tasks
 -- Steps whose job is gone, parts whose map is gone, and waiting tasks that do not say what they wait for.

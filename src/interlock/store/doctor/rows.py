@@ -48,7 +48,7 @@ _MESSAGES = {
     "job_counters_wrong": ("job", "with a wrong number of open or failed steps"),
     "job_ended_with_open_steps": ("ended job", "with a step that has not ended"),
     "job_orphaned": ("job", "whose workflow or parent is gone"),
-    "step_not_released": ("step", "still waiting although everything before has ended"),
+    "step_not_released": ("step", "still waiting for what has ended or is there"),
     "hold_outdated": ("waiting task", "held by a pause that has ended or by a limit that is gone"),
     "row_orphaned": ("row", "whose job, workflow or token is gone"),
     "step_counters_wrong": ("waiting step", "with a wrong count of dependencies or parts"),
@@ -85,10 +85,14 @@ async def check_jobs(connection: Connection, now: datetime | None, *, full: bool
         *await _check(connection, "check_running_jobs", **known),
         *await _check(connection, "check_ended_jobs", ids=jobs),
     ]
+    waiting = [
+        *await _check(connection, "check_waiting_steps", **known),
+        *await _check(connection, "check_compensations", limit=known["limit"]),
+    ]
     return [
         *_describe_damaged_workflows(damaged),
         *_merge(counted),
-        *await _check(connection, "check_waiting_steps", **known),
+        *_merge(waiting),
         *await _check(connection, "check_tasks", ids=tasks),
         *await _check(
             connection, "check_holds", threshold=STALL_THRESHOLD, limit=None if full else QUICK_ROWS, now=now
