@@ -106,7 +106,7 @@ def test_claiming_merges_walks_of_the_claim_index_in_its_order(
     assert "Seq Scan" not in text
 
 
-ANALYZE = "explain (analyze, timing off)"
+ANALYZE = "explain (analyze, timing off, buffers)"
 OTHER_TYPES = """
 insert into interlock.tasks (type, priority) select 'other', number % 5 from generate_series(1, 20000) as number;
 insert into interlock.tasks (type, priority) select 'x', 1 from generate_series(1, 20);
@@ -136,6 +136,29 @@ def test_a_claim_reads_no_tasks_of_other_types_and_locks_what_it_claims(url: str
         waiting = explained(connection, ANALYZE, "until_next_run", given)
         assert "Rows Removed by Filter" not in waiting
         assert all(int(found) <= 1 for found in re.findall(r"using tasks_claim .*actual rows=(\d+)", waiting))
+
+
+def test_a_claim_of_recent_tasks_reads_no_entries_of_claimed_ones(url: str) -> None:
+    """A snapshot that is held open keeps vacuum, and the claims themselves, from removing these entries."""
+    with (
+        psycopg.connect(url, autocommit=True, prepare_threshold=None) as connection,
+        psycopg.connect(url) as holder,
+    ):
+        connection.execute("set plan_cache_mode = force_generic_plan; set enable_seqscan = off")
+        connection.execute(
+            "insert into interlock.tasks (type, priority, run_at) "
+            "select 'x', number % 3, now() - interval '1 minute' from generate_series(1, 5000) as number"
+        )
+        holder.execute("set transaction isolation level repeatable read")
+        holder.execute("select from interlock.tasks limit 1")
+        given = {**CLAIM, "types": "array['x']", "namespaces": "array['default']", "each": "5000", "limit": "5000"}
+        assert "Update on tasks" in explained(connection, ANALYZE, "claim of 1", given)
+        reads = []
+        for recent in ("'6000 years'", "'10 s'"):
+            text = explained(connection, ANALYZE, "claim of 1", {**given, "recent": recent})
+            (read,) = re.findall(r"Index Scan using tasks_claim.*?Buffers: shared hit=(\d+)", text, re.DOTALL)
+            reads.append(int(read))
+        assert reads[0] > 5 * reads[1]
 
 
 def test_looking_for_suspected_tasks_reads_no_others(mode: psycopg.Connection) -> None:

@@ -12,7 +12,7 @@ import pytest
 from interlock.lifecycle import TaskRowEvent, WorkerState
 from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
-from interlock.postgres.notifier import DUE_CHANNEL, TASKS_CHANNEL, WakeMode, listen, receive
+from interlock.postgres.notifier import DUE_CHANNEL, RELEASED_CHANNEL, TASKS_CHANNEL, WakeMode, listen, receive
 from interlock.store.enqueue import enqueue_task, enqueue_tasks
 from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks, until_next_run
 from interlock.worker.fetcher import poll_interval
@@ -121,20 +121,21 @@ async def test_an_idle_worker_starts_the_retry_of_another_workers_task_when_it_i
 @pytest.mark.store
 async def test_a_statement_sends_the_earliest_due_time_of_each_namespace_once(url: str, database: Connection) -> None:
     now = datetime.now(UTC)
-    waits = {"a": (30, 10, 20), "b": (40,), "c": (0, 50), "d": (3600,)}
+    waits = {"a": (30, 10, 20), "b": (40,), "c": (0, 50), "d": (3600,), "e": (-60, 0)}
     tasks = [
         NewTask("add", {}, namespace=namespace, run_at=now + timedelta(seconds=seconds))
         for namespace, many in waits.items()
         for seconds in many
     ]
     async with connect(url) as listener:
-        await listen(listener, [DUE_CHANNEL, TASKS_CHANNEL])
+        await listen(listener, [DUE_CHANNEL, TASKS_CHANNEL, RELEASED_CHANNEL])
         await enqueue_tasks(database, tasks, actor="me")
         told = await notifications(listener)
         assert told == {
             (DUE_CHANNEL, f"{(now + timedelta(seconds=10)).timestamp():.6f} a"),
             (DUE_CHANNEL, f"{(now + timedelta(seconds=40)).timestamp():.6f} b"),
             (TASKS_CHANNEL, "c"),
+            (RELEASED_CHANNEL, "e"),
         }
         claimed = [
             (await claim_pending_tasks(database, actor="w", types=["add"], namespaces=["c"], now=now))[0],

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from interlock.postgres.connection import Connection
 
 # The channels, which the functions and statements in interlock/sql notify; the payload follows.
-TASKS_CHANNEL = "interlock_tasks"  # namespace with due tasks, or BROADCAST
+TASKS_CHANNEL = "interlock_tasks"  # namespace with new due tasks, or BROADCAST
+RELEASED_CHANNEL = "interlock_released"  # namespace with tasks that became pending long after they were due
 DUE_CHANNEL = "interlock_due"  # time at which a task becomes due, in seconds since the epoch, and its namespace
 LIMITED_CHANNEL = "interlock_limited"  # namespace with pending tasks that have a limit
 CONTROL_CHANNEL = "interlock_control"  # worker id, BROADCAST after a changed pause, or a remote command (JSON)

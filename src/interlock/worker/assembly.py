@@ -18,6 +18,7 @@ from interlock.postgres.notifier import (
     DUE_CHANNEL,
     DUTIES_CHANNEL,
     LIMITED_CHANNEL,
+    RELEASED_CHANNEL,
     TASKS_CHANNEL,
     WakeMode,
 )
@@ -80,6 +81,7 @@ class WorkerComponents:
             self._subscription = self._app.notifier.subscribe(
                 {
                     TASKS_CHANNEL: self._on_tasks,
+                    RELEASED_CHANNEL: self._on_released,
                     DUE_CHANNEL: self._on_due,
                     LIMITED_CHANNEL: self._on_limited_tasks,
                     CONTROL_CHANNEL: self._on_control,
@@ -95,6 +97,11 @@ class WorkerComponents:
 
     def _on_tasks(self, namespace: str) -> None:
         if namespace == BROADCAST or namespace in self.registration.namespaces:
+            self._worker.wake.set()
+
+    def _on_released(self, namespace: str) -> None:
+        if namespace in self.registration.namespaces:
+            self.fetcher.expect_older_tasks()
             self._worker.wake.set()
 
     def _on_due(self, payload: str) -> None:

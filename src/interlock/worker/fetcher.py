@@ -34,6 +34,14 @@ if TYPE_CHECKING:
     from interlock.worker.settings import WorkerSettings
 
 MIN_REST_S = 0.001
+# While an old snapshot is held open, nothing removes the index entries of claimed tasks, and each claim walks them.
+SLOW_LOOK_S, SLOW_LOOK_PER_TASK_S = 0.005, 0.0005  # of a claim that does so
+SLOW_LOOKS = 3  # in a row, after which only a part of the claims looks at tasks of any age
+LOOK_SHARE = 20  # the looks at tasks of any age take at most a twentieth of the time then,
+MAX_LOOK_INTERVAL_S = 5.0  # and one comes after this time in any case
+RECENT_MARGIN_S = (
+    1.0  # a transaction that enqueues commits within this time after its start; others wait for a full look
+)
 MIN_LIMITED_REST_S = 0.01  # another worker is taking the tokens at the moment
 MAX_LIMITED_DELAY_S = 5.0  # for a look at tasks with a limit without a notification, while there are always others
 
@@ -58,6 +66,10 @@ class Fetcher:
         self._limited_at = -math.inf
         self._limited_due_at = math.inf
         self._limited_first = False
+        # by time.monotonic(): when the last claim was sent that left no due task behind, and when one of any age is due
+        self._emptied_at = -math.inf
+        self._full_look_at = -math.inf
+        self._slow_looks = 0
         self.is_exhausted = False  # the last claim took every due task
         self.has_suspects = False  # tasks that must run alone were waiting at the last recovery
 
@@ -68,7 +80,12 @@ class Fetcher:
         self._reread_paused = True
         self._recovered_at = -math.inf
         self.expect_limited_tasks()
+        self.expect_older_tasks()
         self.is_exhausted = False
+
+    def expect_older_tasks(self) -> None:
+        """Look at tasks of any age at the next claim: some may have become pending long after they were due."""
+        self._full_look_at = -math.inf
 
     def expect_limited_tasks(self) -> None:
         """Look for tasks with a limit at the next claim: some may have been admitted."""
@@ -123,7 +140,34 @@ class Fetcher:
     async def _claim_unlimited(self, connection: Connection, namespaces: list[str], most: int) -> list[ClaimedTask]:
         if not most:
             return []
-        return await claim_pending_tasks(connection, namespaces=namespaces, limit=most, **self._claim_arguments)
+        began = time.monotonic()
+        is_full = self._slow_looks < SLOW_LOOKS or began >= self._full_look_at
+        recent_s = None if is_full else began - self._emptied_at + RECENT_MARGIN_S
+        claimed = await claim_pending_tasks(
+            connection, namespaces=namespaces, limit=most, recent_s=recent_s, **self._claim_arguments
+        )
+        found = Counter(task.namespace for task in claimed)
+        self._note_look(
+            began,
+            tasks=len(claimed),
+            is_full=is_full,
+            has_emptied=max(found.values(), default=0) < -(-most // len(namespaces)) and len(claimed) < most,
+        )
+        return claimed
+
+    def _note_look(self, began: float, *, tasks: int, is_full: bool, has_emptied: bool) -> None:
+        """Decide whether the next claims look at recent tasks only: these were due since a claim that left none behind.
+
+        A task that becomes pending with an earlier time, as by a transaction that took long, waits for a full look.
+        """
+        now = time.monotonic()
+        if has_emptied:
+            self._emptied_at = began
+        if not is_full:
+            return
+        is_slow = has_emptied and now - began > SLOW_LOOK_S + SLOW_LOOK_PER_TASK_S * tasks
+        self._slow_looks = self._slow_looks + 1 if is_slow else 0
+        self._full_look_at = now + min((now - began) * LOOK_SHARE, MAX_LOOK_INTERVAL_S)
 
     @property
     def _claim_arguments(self) -> dict[str, Any]:
@@ -183,7 +227,7 @@ class Fetcher:
         is_due = time.monotonic() - self._recovered_at >= self._settings.recovery_interval
         if is_due:
             while await recover_expired_tasks(connection, actor=self._worker_id):
-                pass
+                self.expect_older_tasks()
             self._recovered_at = time.monotonic()
         if is_due or self._reread_paused:
             self._reread_paused = False
@@ -204,7 +248,8 @@ class Fetcher:
             return limit  # no immediate repetition
         self._server_clock_lead_s = server_time.timestamp() - time.time()
         rest_s = limit if remaining is None else min(limit, max(remaining.total_seconds(), MIN_REST_S))
-        return min(rest_s, max(self._limited_due_at - time.monotonic(), MIN_REST_S))
+        due_at = min(self._limited_due_at, self._full_look_at if self._slow_looks >= SLOW_LOOKS else math.inf)
+        return min(rest_s, max(due_at - time.monotonic(), MIN_REST_S))
 
     def seconds_until(self, due: float) -> float:
         """Return the seconds until a time (since the epoch) of the server's clock, as far as that is known."""

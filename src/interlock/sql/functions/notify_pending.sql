@@ -1,4 +1,5 @@
--- Notifies workers of inserted tasks, once per namespace and statement: of tasks that are due, or else of the time
+-- Notifies workers of inserted tasks, once per namespace and statement: of tasks that are due, or were due a while ago, which
+-- is another channel because some claims look at recent tasks only (worker/fetcher.py), or else of the time
 -- (seconds since the epoch, before the namespace) at which the first one becomes due; and the leader of tasks that wait for a limit.
 --
 -- enable_sort is off because the plan is made for the session's first statement, often of one row, and kept: for a COPY
@@ -8,6 +9,8 @@ create or replace function interlock.notify_pending() returns trigger language p
 begin
     perform case
             when found.held then pg_notify('interlock_duties', 'limits')
+            when found.first_at < clock_timestamp() - interval '1 second'
+                then pg_notify('interlock_released', found.namespace)
             when found.first_at <= now() then pg_notify('interlock_tasks', found.namespace)
             else pg_notify('interlock_due', extract(epoch from found.first_at) || ' ' || found.namespace)
         end

@@ -38,7 +38,7 @@ begin
         returning tasks.id, tasks.namespace, given.edges, tasks.limit_keys is not null as limited
     ), notified as materialized (
         select array_agg(released.id) as ids,
-            pg_notify(case when released.limited then 'interlock_limited' else 'interlock_tasks' end, released.namespace)
+            pg_notify(case when released.limited then 'interlock_limited' else 'interlock_released' end, released.namespace)
         from released
         where released.edges is null
         group by released.namespace, released.limited

@@ -458,7 +458,8 @@ from interlock.tasks
 where id = any (%(ids)s::uuid[])
 
 -- name: notify_tasks
-select pg_notify('interlock_tasks', namespace),
+-- Of tasks that became pending again, with the time at which they were due before.
+select pg_notify('interlock_released', namespace),
     case when %(limited)s then pg_notify('interlock_limited', namespace) end
 from (select distinct unnest(%(namespaces)s::text[]) as namespace) as changed
 
