@@ -1,4 +1,4 @@
-"""Benchmark of the task queue against peers: drain, enqueue, pickup, a held snapshot, a big table, memory.
+"""Benchmark of the task queue against peers: drain, few slots, enqueue, pickup, held snapshots, other types, memory.
 
 Run: `./dev bench tasks`. One embedded server in a temporary directory. Each paired round runs Interlock and then every
 peer. Only ratios within one run are comparable; see README.md.
@@ -7,6 +7,7 @@ peer. Only ratios within one run are comparable; see README.md.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import statistics
 import sys
 import time
@@ -15,23 +16,30 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from interlock.postgres.connection import connect
 from interlock.postgres.embedded.server import EmbeddedServer
+from interlock.store.tasks import claim_pending_tasks
 from machine import described
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
-from field import QUEUES, Field, load
+from field import QUEUES, Field, Queue, load
 
 from report import SETTINGS, Row, asked, head, line, run_in_scratch, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from field import Queue, Workers
+    from field import Workers
 
 OURS = QUEUES["interlock"]
 CONCURRENCY = 1500
 SINGLY = 500
 PICKUPS = 250
+SLOTS = {1: None, 10: 1.2, 20: 1.2, 100: 1.5}  # the least ratio to PgQueuer
+SHARE_OF_SLOTS = {1: 0.05, 10: 0.4, 20: 0.6}  # of the tasks, to finish in time
+TRANSACTIONAL = Queue("interlock_transactional", "interlock", share=0.1)
+CLAIMS = 100
+REST_S = 20.0  # after which processes are at rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +52,15 @@ class Bench:
     rounds: int
     finished: int
 
-    def _drained(self, queue: Queue, processes: int, *, pinned: bool = False) -> tuple[float, float | None]:
+    def _drained(
+        self, queue: Queue, processes: int, *, pinned: bool = False, slots: int = CONCURRENCY
+    ) -> tuple[float, float | None]:
         """Return the tasks per second and the processor time per task in microseconds."""
-        tasks = max(int(self.tasks * queue.share), 100)
+        tasks = max(int(self.tasks * queue.share * SHARE_OF_SLOTS.get(slots, 1.0)), 100)
         with self.field.database(queue) as database:
             queue.ask("bulk", url=self.field.url(database), tasks=tasks)
             self.field.calm(database)
-            with self.field.workers(queue, database, processes, CONCURRENCY) as workers, ExitStack() as stack:
+            with self.field.workers(queue, database, processes, slots) as workers, ExitStack() as stack:
                 if pinned:
                     stack.enter_context(self.field.pinned(database))
                 before = self._used(workers)
@@ -65,9 +75,9 @@ class Bench:
         return None if theirs is None or servers is None else theirs + servers
 
     def drain(self) -> list[Row]:
-        """Measure how fast one and two worker processes drain a queue of no-op tasks."""
+        """Measure how fast one and two worker processes drain a queue of no-op tasks with the best setting."""
         rows = []
-        for processes, ratios in ((1, {"pgqueuer": 1.5, "awa": 4.0}), (2, {"pgqueuer": 1.3, "awa": 3.0})):
+        for processes, ratios in ((1, {"pgqueuer": 2.0, "awa": 4.0}), (2, {"pgqueuer": 1.7, "awa": 3.0})):
             name = f"drain, {processes} process{'es' * (processes > 1)}"
             rate, cost = Row(name, "tasks/s", ratios=ratios), Row(f"{name}, processor time", "µs/task")
             for queue in turns(self.queues, self.rounds):
@@ -77,6 +87,91 @@ class Bench:
                     cost.add(queue.name, used)
             rows += [rate, cost]
         return rows
+
+    def slots(self) -> list[Row]:
+        """Measure how fast one worker process with few slots drains a queue; PgQueuer's batches are as large."""
+        rows = []
+        for slots, least in SLOTS.items():
+            name = f"drain, {slots} slot{'s' * (slots > 1)}"
+            rate = Row(name, "tasks/s", ratios={} if least is None else {"pgqueuer": least})
+            cost = Row(f"{name}, processor time", "µs/task")
+            for queue in turns([queue for queue in self.queues if queue.name in {OURS.name, "pgqueuer"}], self.rounds):
+                speed, used = self._drained(queue, 1, slots=slots)
+                rate.add(queue.name, speed)
+                if used is not None:
+                    cost.add(queue.name, used)
+            rows += [rate, cost]
+        return rows
+
+    def transactional(self) -> list[Row]:
+        """Measure a drain of tasks whose one INSERT commits with their outcome, with 20 slots."""
+        self.field.prepare(TRANSACTIONAL)
+        rate, cost = (
+            Row("transactional tasks, 20 slots", "tasks/s", target="≥ 800"),
+            Row("its processor time", "µs/task"),
+        )
+        for _ in range(self.rounds):
+            speed, used = self._drained(TRANSACTIONAL, 1, slots=20)
+            rate.add(OURS.name, speed)
+            if used is not None:
+                cost.add(OURS.name, used)
+        return [rate, cost]
+
+    def types(self) -> list[Row]:
+        """Measure an empty claim beside pending tasks of another type, for a worker of one type and of fifty."""
+        rows = []
+        for pending in (0, self.finished):
+            with self.field.database(OURS) as database:
+                load(self.field, database, 0, pending)
+                self.field.calm(database)
+                for types in (1, 50):
+                    took = asyncio.run(claim_times(self.field.url(database), types))
+                    name = f"empty claim of {types} type{'s' * (types > 1)}, {pending:,} of another"
+                    rows.append(Row(name, "ms", {OURS.name: [took]}, target="flat"))
+        return rows
+
+    def held(self) -> list[Row]:
+        """Measure claims and the pickup after a drain during which another transaction held a snapshot open."""
+        rows = []
+        for tasks in (0, self.finished):
+            with self.field.database(OURS) as database, self.field.pinned(database):
+                url = self.field.url(database)
+                with self.field.workers(OURS, database, 1, CONCURRENCY) as workers:
+                    if tasks:
+                        OURS.ask("bulk", url=url, tasks=tasks)
+                        workers.await_handled(tasks)
+                        self.field.await_settled(OURS, database)
+                    OURS.ask("pickup", url=url, tasks=5, board=self.field.board)
+                    took = OURS.ask("pickup", url=url, tasks=PICKUPS, board=self.field.board)
+                commits = [max(commit, 0.0) for _, commit in took]
+                found = {
+                    "empty claim of any age": asyncio.run(claim_times(url, 1, "noop")),
+                    "empty claim of recent tasks": asyncio.run(claim_times(url, 1, "noop", recent_s=1.0)),
+                    "pickup from commit, p50": statistics.median(commits),
+                }
+                rows += [
+                    Row(f"{name}, a snapshot held for {tasks:,} tasks", "ms", {OURS.name: [value]})
+                    for name, value in found.items()
+                ]
+        return rows
+
+    def connections(self) -> list[Row]:
+        """Count the connections of two workers at rest, one of which leads."""
+        row = Row("connections of two workers at rest, one of them the leader", "", target="≤ 7")
+        with self.field.database(OURS) as database, self.field.workers(OURS, database, 2, 10) as workers:
+            OURS.ask("bulk", url=self.field.url(database), tasks=100)
+            workers.await_handled(100)
+            time.sleep(REST_S)
+            counts = []
+            with self.field.connect("postgres") as connection:
+                for _ in range(20):
+                    time.sleep(0.1)
+                    counts += connection.execute(
+                        "select count(*) from pg_stat_activity where datname = %s and backend_type = 'client backend'",
+                        [database],
+                    ).fetchall()
+            row.add(OURS.name, statistics.median(count for (count,) in counts))
+        return [row]
 
     def enqueue(self) -> list[Row]:
         """Measure bulk and single enqueues."""
@@ -158,8 +253,26 @@ class Bench:
         return rows
 
 
+async def claim_times(url: str, types: int, *names: str, recent_s: float | None = None) -> float:
+    """Return the median of the milliseconds of a claim that finds nothing."""
+    wanted = [*names, *(f"type {number}" for number in range(types - len(names)))]
+    took = []
+    async with connect(url, few_statements=True) as connection:
+        for _ in range(CLAIMS):
+            began = time.perf_counter()
+            if await claim_pending_tasks(connection, actor="bench", types=wanted, limit=10, recent_s=recent_s):
+                raise RuntimeError("a claim found a task")
+            took.append((time.perf_counter() - began) * 1e3)
+    return statistics.median(took)
+
+
 MEASUREMENTS: dict[str, Callable[[Bench], list[Row]]] = {
     "drain": Bench.drain,
+    "slots": Bench.slots,
+    "transactional": Bench.transactional,
+    "types": Bench.types,
+    "held": Bench.held,
+    "connections": Bench.connections,
     "enqueue": Bench.enqueue,
     "pickup": Bench.pickup,
     "pinned": Bench.pinned,
