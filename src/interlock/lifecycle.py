@@ -301,10 +301,6 @@ class SortWorkerState(StrEnum):
     COMPLETED = "Completed"
     FAILED = "Failed"
 
-    def can_transition_to(self, target: SortWorkerState) -> bool:
-        """Return whether one transition leads from this state to another one."""
-        return target in SORT_WORKER.allowed_targets(self)
-
 
 class SortWorkerEvent(StrEnum):
     """Events of a sort worker."""
@@ -359,10 +355,6 @@ class SortMasterState(StrEnum):
     MERGING = "Merging"
     COMPLETED = "Completed"
     FAILED = "Failed"
-
-    def can_transition_to(self, target: SortMasterState) -> bool:
-        """Return whether one transition leads from this state to another one."""
-        return target in SORT_MASTER.allowed_targets(self)
 
 
 class SortMasterEvent(StrEnum):

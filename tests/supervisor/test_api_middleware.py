@@ -19,6 +19,7 @@ from api_support import ADMIN_HEADERS, HERE, api_at, supervisor_at
 from interlock import Interlock, telemetry
 from interlock.config import Config
 from interlock.errors import ConfigError
+from interlock.supervisor.http import workers
 from interlock.supervisor.http.app import create_api
 from interlock.supervisor.http.connections import client_key, parse_networks
 from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, STREAM_PATHS, RequestLimits, RequestLimitsMiddleware
@@ -354,6 +355,23 @@ async def test_log_lines_have_client_actor_and_request_id_and_no_control_charact
     }.items() <= first.items()
     assert second["path"].startswith(r"/a\n\x1b[31m\x9b\u202eb")
     assert len(second["path"]) < 1000
+
+
+async def test_lines_about_a_refusal_or_a_failure_have_client_actor_and_request_id(
+    client: httpx.AsyncClient, lines: list[MutableMapping[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = (await client.post("/api/workers", json={})).json()["id"]
+    headers = {"X-Request-ID": "r-2"}
+    assert (await client.post(f"/api/supervisor/workers/{worker}/pause", headers=headers)).status_code == 409
+
+    async def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(workers, "read_worker", fail)
+    assert (await client.get(f"/api/workers/{worker}", headers=headers)).status_code == 500
+    for event in ("invalid_transition_attempted", "request_failed"):
+        (line,) = [line for line in lines if line["event"] == event]
+        assert {"client": "127.0.0.1", "actor": "token:test", "http_request_id": "r-2"}.items() <= line.items()
 
 
 def test_log_lines_are_limited_and_the_suppressed_ones_are_counted(lines: list[MutableMapping[str, Any]]) -> None:

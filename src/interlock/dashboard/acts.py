@@ -15,6 +15,7 @@ from interlock.dashboard.viewer import find_viewer
 from interlock.supervisor.http import sessions
 from interlock.supervisor.http.app import PARTS
 from interlock.supervisor.http.problems import Problem, problem_response
+from interlock.supervisor.http.request_log import bind_actor
 from interlock.supervisor.http.sessions import require_csrf
 
 PATH = "/ui/act"
@@ -32,6 +33,7 @@ async def authorize_act(request: Request) -> None:
     if "idempotency-key" not in request.headers:
         raise Problem("invalid_request", "an act of a page needs an Idempotency-Key header")
     request.state.caller = viewer.caller
+    bind_actor(viewer.caller.actor)
 
 
 def mount_acts(api: FastAPI) -> None:

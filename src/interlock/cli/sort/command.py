@@ -178,7 +178,7 @@ def sort(
     overwrite: Overwrite = False,
     timeout: RegisterTimeout = None,
     lost: LostAfter = None,
-    history: ShowHistory = False,
+    history: ShowHistory = True,
     quiet: Quiet = False,
     as_json: AsJson = False,
     report: ReportPath = None,
@@ -228,7 +228,7 @@ def master(
     tls_ca: TlsCa = None,
     timeout: RegisterTimeout = None,
     lost: LostAfter = None,
-    history: ShowHistory = False,
+    history: ShowHistory = True,
     quiet: Quiet = False,
     report: ReportPath = None,
 ) -> None:
@@ -284,7 +284,7 @@ def worker(
     ] = None,
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Show every state transition of the worker.")
-    ] = False,
+    ] = True,
     quiet: Quiet = False,
     as_json: AsJson = False,
     report: ReportPath = None,

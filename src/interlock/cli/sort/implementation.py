@@ -35,11 +35,9 @@ from interlock.sort.data.validate import Validation
 from interlock.sort.data.validate import validate as validate_output
 from interlock.sort.display import format_size, history_table, open_view, phase_table, report_tables, summary_line
 from interlock.sort.engines.base import get_engine
-from interlock.sort.engines.local import worker_settings
 from interlock.sort.engines.prefork import default_worker_count
 from interlock.sort.logging import stop_on_interrupt
 from interlock.sort.master.master import run_master
-from interlock.sort.memory_plan import check_worker_memory
 from interlock.sort.security import Security
 from interlock.sort.settings import WORK_DIRECTORY, Distribution, Engine, Progress, Report, Settings, WorkerReport
 from interlock.sort.workdir import (
@@ -91,15 +89,9 @@ def run(
     _check_report_path(display.report_path)
     sort = get_engine(engine, config, ray_address, print_note)
     work_dir = _own_work_dir(work_dir, output)
-    count = workers or default_worker_count()
-
-    def check_memory(source: Source) -> None:
-        worker_settings(parsed, count, source)
-
-    prepared = _prepared(
-        inputs, output, work_dir, lengths, is_ascii, check_memory, overwrite=overwrite, quiet=display.quiet
-    )
+    prepared = _prepared(inputs, output, work_dir, lengths, is_ascii, overwrite=overwrite, quiet=display.quiet)
     with prepared as source, _progress_shown(display) as on_progress:
+        count = workers or default_worker_count()
         report = sort(source, output, workers=count, settings=parsed, work_dir=work_dir, on_progress=on_progress)
         _remove_other_partitions(output, [one.path for one in report.partitions])
     _save_report(display.report_path, report.json())
@@ -166,13 +158,7 @@ def worker(
         raise SortInputError(f"{address!r} is not the address of a master; write HOST:PORT, as in 10.0.0.1:40123")
     security.check_host(host)
     work_dir = _own_work_dir(work_dir, output)
-
-    def check_memory(source: Source) -> None:
-        check_worker_memory(parsed, source.records, source.format.record_length)
-
-    prepared = _prepared(
-        inputs, output, work_dir, lengths, is_ascii, check_memory, overwrite=overwrite, quiet=display.quiet
-    )
+    prepared = _prepared(inputs, output, work_dir, lengths, is_ascii, overwrite=overwrite, quiet=display.quiet)
     stop = Event()
     with prepared as source, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
         report = run_worker(
@@ -282,14 +268,12 @@ def _prepared(
     work_dir: Path | None,
     lengths: tuple[int, int],
     is_ascii: bool | None,
-    check_memory: Callable[[Source], None],
     *,
     overwrite: bool,
     quiet: bool,
 ) -> Iterator[Source]:
     """Check inputs and directories before anything is written; lock the output directory during the sort."""
     source = open_source(inputs, record_length=lengths[0], key_length=lengths[1], ascii=is_ascii)
-    check_memory(source)
     check_directories(inputs, output, work_dir, (extent.path for extent in source.extents))
     is_resumed = is_resumable(work_dir or output / WORK_DIRECTORY)
     prepare_output(output, overwrite=overwrite or is_resumed)

@@ -27,7 +27,6 @@ import xxhash
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.checksum import mix_bits
 from interlock.sort.data.keys import Boundary, sort_rows
-from interlock.sort.memory_plan import max_buffer_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -179,7 +178,7 @@ def choose_block_records(source: Source, settings: Settings) -> int:
     if settings.block_records is not None:
         return settings.block_records
     wanted = max(CACHED_BYTES // length, -(-source.records // TARGET_BLOCKS))
-    return max(1, min(wanted, _max_records(settings, length), MAX_BLOCK_RECORDS))
+    return max(1, min(wanted, settings.memory // MEMORY_DIVISOR // length, MAX_BLOCK_RECORDS))
 
 
 def choose_window_records(source: Source, settings: Settings) -> int:
@@ -188,13 +187,7 @@ def choose_window_records(source: Source, settings: Settings) -> int:
         return settings.window_records
     length = source.format.record_length
     wanted = max(CACHED_BYTES // length, choose_block_records(source, settings) * 4 // 5)
-    return max(1, min(wanted, _max_records(settings, length) * 4 // 5))
-
-
-def _max_records(settings: Settings, record_length: int) -> int:
-    """Return how many records a block may have, as the memory allows."""
-    by_memory = settings.memory // MEMORY_DIVISOR // record_length
-    return min(by_memory, max_buffer_records(settings.memory, settings.workers, record_length))
+    return max(1, min(wanted, settings.memory // MEMORY_DIVISOR // length))
 
 
 def is_resident(block: int, share: float) -> bool:

@@ -29,15 +29,7 @@ from interlock.sort.io.merge import Merger, Slice, verify_output
 from interlock.sort.io.runs import BlockSorter, ResidentShares, Run, read_manifest, write_manifest
 from interlock.sort.io.shuffle_receiver import ShuffleReceiver, SliceId
 from interlock.sort.io.shuffle_sender import ShuffleSender
-from interlock.sort.memory_plan import (
-    INDEX_BYTES_PER_ROW,
-    MEBIBYTE,
-    THREADS,
-    check_worker_memory,
-    edges_bytes,
-    fixed_bytes,
-)
-from interlock.sort.settings import Partition
+from interlock.sort.settings import MEBIBYTE, Partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,6 +40,9 @@ if TYPE_CHECKING:
     from interlock.sort.security import Security
     from interlock.sort.settings import Settings
 
+THREADS = 3  # more than the two cores that a worker uses: some wait for the disk while others sort
+OVERHEAD_BYTES = 96 * MEBIBYTE  # interpreter, libraries, I/O buffers and messages in transit
+INDEX_BYTES_PER_ROW = 40  # to sort a row, beside the row itself
 RECEIVE_MARGIN = 1.05  # a worker may receive this much more than an even share
 SLABS_PER_SLICE = 16  # unless the slice is very small; half of the last slab is wasted on average
 MIN_SLAB_BYTES, MAX_SLAB_BYTES = 4096, MEBIBYTE
@@ -72,7 +67,6 @@ class PhaseRunner:
         self.output = output
         self.work_dir = work_dir
         self.settings = settings
-        check_worker_memory(settings, source.records, source.format.record_length)
         self.block_records = choose_block_records(source, settings)
         self.window_records = choose_window_records(source, settings)
         self._buffer_records = max(self.block_records, self.window_records * 5 // 4)  # windows differ from the plan
@@ -229,8 +223,7 @@ class PhaseRunner:
     def row_memory(self) -> int:
         """The bytes of memory that are left for rows between the phases."""
         buffers = THREADS * self._buffer_records * (self._length + INDEX_BYTES_PER_ROW)
-        edges = edges_bytes(self.settings.workers, self.source.records, min(self.block_records, self.window_records))
-        return max(0, self.settings.memory - fixed_bytes(self.settings.workers) - buffers - edges)
+        return max(0, self.settings.memory - OVERHEAD_BYTES - buffers)
 
     @property
     def _length(self) -> int:

@@ -28,6 +28,7 @@ from interlock.store.access import (
     read_task_namespace,
 )
 from interlock.supervisor.http.problems import Problem
+from interlock.supervisor.http.request_log import bind_actor
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -180,6 +181,7 @@ async def authenticate_request(request: Request) -> Caller:
         token = await _bearer(request)
         known = await authenticator.authenticate(token, has_header="authorization" in request.headers)
         request.state.caller = known
+        bind_actor(known.actor)
     return known
 
 

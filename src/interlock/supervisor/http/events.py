@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextvars import Context
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -134,7 +135,7 @@ class EventFeed:
                 self.cursor, self._times = start, SinceTimes(start)
             self._subscribers.add(subscriber)
             if self._task is None:
-                self._task = asyncio.create_task(self._run(), name="interlock event feed")
+                self._task = asyncio.create_task(self._run(), name="interlock event feed", context=Context())
             return self.cursor
 
     def unsubscribe(self, subscriber: Subscriber) -> None:

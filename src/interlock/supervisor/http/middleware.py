@@ -17,19 +17,13 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.routing import Match
-from structlog.contextvars import bound_contextvars
 
 from interlock.supervisor.http.auth import ANONYMOUS_ACTOR
 from interlock.supervisor.http.capacity import BodyBuffer, CheckQueue, KnownTokens, Shares, too_many
 from interlock.supervisor.http.connections import OVERLOADED, Network, client_key, is_in
 from interlock.supervisor.http.metrics import METHODS, observe_request
 from interlock.supervisor.http.problems import Problem, problem_response
-from interlock.supervisor.http.request_log import (
-    REQUEST_ID_FIELD,
-    REQUEST_ID_HEADER,
-    choose_request_id,
-    request_log,
-)
+from interlock.supervisor.http.request_log import REQUEST_ID_HEADER, choose_request_id, lines_of_request, request_log
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -132,7 +126,7 @@ class RequestLimitsMiddleware:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, self._limits.proxies)
-        with bound_contextvars(**{REQUEST_ID_FIELD: exchange.request_id}):
+        with lines_of_request(exchange.request_id, exchange.client):
             try:
                 await self._handle(exchange, receive)
             finally:

@@ -10,14 +10,15 @@ import logging
 import re
 import secrets
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from structlog.contextvars import get_contextvars
+from structlog.contextvars import bind_contextvars, bound_contextvars, get_contextvars
 
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 MAX_TEXT_LENGTH = 500
 MAX_KINDS = 200  # of lines; further ones share one limit
@@ -111,6 +112,18 @@ def printable(text: str) -> str:
 def choose_request_id(sent: str | None) -> str:
     """Return the id that the client sent if it is fit for a log, else a new one."""
     return sent if sent is not None and _SANE_REQUEST_ID.fullmatch(sent) else secrets.token_hex(12)
+
+
+@contextmanager
+def lines_of_request(request_id: str, client: str) -> Iterator[None]:
+    """Give all log lines within the context the id and the client of a request, and the actor once it is bound."""
+    with bound_contextvars(**{REQUEST_ID_FIELD: request_id, "client": printable(client), "actor": None}):
+        yield
+
+
+def bind_actor(actor: str) -> None:
+    """Give the further log lines of the request its actor."""
+    bind_contextvars(actor=printable(actor))
 
 
 def current_request_id() -> str | None:
