@@ -6,6 +6,8 @@ once, and each must start in the state in which the previous one ended.
 
 For comparison a bare FastAPI app with a psycopg pool is served by uvicorn with the same settings, in a process of its
 own: one handler reads a row of `tasks`, one inserts a row. Both are asked in turn, supervisor and bare app, in slices.
+
+At the end one client asks for a page of each list with each filter, most of them with a value that no row has.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -56,6 +58,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--tasks", type=int, default=241_000, help="ended tasks in the database")
     parser.add_argument("--jobs", type=int, default=20_000, help="ended jobs in the database")
     parser.add_argument("--slices", type=int, default=4, help="of the comparison, each --seconds / 30 long")
+    parser.add_argument("--pages", type=int, default=50, help="that are read of each list with each filter")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     return parser.parse_args()
 
@@ -71,6 +74,7 @@ class Load:
         self.statuses: Counter[str] = Counter()
         self.faults: list[str] = []
         self.shares: dict[str, tuple[float, float]] = {}  # requests a second of the supervisor and of the bare app
+        self.pages: dict[str, list[float]] = {}  # seconds of the pages of each list
         self.used = 0.0  # processor time of the supervisor in seconds
         self.moved: Counter[str] = Counter()  # moves of each worker or task that were answered with 200
         self._reads: list[Callable[[], Awaitable[None]]] = [
@@ -187,8 +191,9 @@ async def play(given: argparse.Namespace, url: str) -> tuple[Load, float]:
             began, used = time.monotonic(), processor_time(process.pid)
             await asyncio.gather(*(load.work(began + given.seconds) for _ in range(given.clients)))
             took, load.used = time.monotonic() - began, processor_time(process.pid) - used
-            beating.cancel()
             load.shares = await compare(given, url, client)
+            load.pages = await read_pages(given.pages, client, load.faults)
+            beating.cancel()
             for name, value in (await metrics(client)).items():
                 load.statuses[name] = value
     async with connect(url) as connection:
@@ -292,6 +297,56 @@ async def ask_in_slice(
     return sum(await asyncio.gather(*(ask() for _ in range(given.clients))))
 
 
+# Values that no row has make a page look at as many rows as it may. {task}, {job} and {now} are those of the database.
+FILTERS = {
+    "/api/tasks": (
+        *(
+            "",
+            "state=done",
+            "state=error",
+            "state=error&state=canceled&state=pending",
+            "state=pending",
+            "state=running",
+        ),
+        *("type=none", "tag=none", "namespace=none", "worker=none", "state=error&type=none", "job={job}"),
+        *("correlation_id={task}", "request_id=none", "unique_key=none", "created_after={now}", "created_before={now}"),
+    ),
+    "/api/jobs": (
+        *("", "status=COMPLETED", "status=FAILED", "status=RUNNING&status=PENDING", "workflow=none", "namespace=none"),
+        *("tag=none", "attribute=a:1", "key=none", "parent={job}", "correlation_id={job}", "request_id=none"),
+        "created_before={now}",
+    ),
+    "/api/workers": ("", "status=FAILED", "host=none", "namespace=none", "pool=none", "workspace_id=none"),
+    "/api/audit": (
+        *("", "kind=task", "kind=job", "id={task}", "actor=none", "event=expire", "from_state=waiting"),
+        *("to_state=skipped", "database_role=none", "recorded_before={now}", "recorded_after={now}"),
+    ),
+    "/api/inbox": ("", "assignee=none"),
+    "/api/tasks/{task}/history": ("",),
+    "/api/jobs/{job}/steps": ("",),
+    "/api/jobs/{job}/history": ("",),
+}
+
+
+async def read_pages(count: int, client: httpx.AsyncClient, faults: list[str]) -> dict[str, list[float]]:
+    """Read the first page of each list with each filter so many times, one after the other; return the seconds."""
+    known = {"now": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
+    for kind in ("task", "job"):
+        (item,) = (await client.get(f"/api/{kind}s", params={"limit": 1})).json()["items"]
+        known[kind] = item["id"]
+    found: dict[str, list[float]] = {}
+    for path, queries in FILTERS.items():
+        for query in queries:
+            times = found[f"{path}?{query}".rstrip("?")] = []
+            for _ in range(count):
+                began = time.perf_counter()
+                answer = await client.get(f"{path}?{query}".format_map(known))
+                times.append(time.perf_counter() - began)
+                if answer.status_code != 200:  # noqa: PLR2004 - the status of a page
+                    faults.append(f"{path}?{query}: {answer.status_code} {answer.text[:200]}")
+    return found
+
+
 def free_port() -> int:
     """Return a port that is free now."""
     with socket.socket() as listener:
@@ -348,6 +403,11 @@ async def lost(connection: Any, worker: str, moved: int) -> list[str]:
     return faults
 
 
+def at_rank(values: list[float], share: float) -> float:
+    """Return the value below which such a share of the values lies."""
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
 def report(load: Load, took: float, clients: int) -> dict[str, Any]:
     """Print and return the figures."""
     total = sum(map(len, load.seconds.values()))
@@ -362,6 +422,13 @@ def report(load: Load, took: float, clients: int) -> dict[str, Any]:
         print(f"{kind:22}{number:8}{number / took:10.1f}{times[0]:9}{times[1]:9}{times[2]:9}")
     for method, (ours, bare) in load.shares.items():
         print(f"{method}: {ours:.0f} a second, a bare FastAPI app {bare:.0f}: {ours / max(bare, 1):.0%} of it")
+    pages = {
+        name: [round(at_rank(seconds, share) * 1000, 1) for share in (0.5, 0.99)]
+        for name, seconds in load.pages.items()
+    }
+    print(f"{'page of a list, one client':52}{'50 % ms':>9}{'99 % ms':>9}")
+    for name, marks in pages.items():
+        print(f"{name:52}{marks[0]:9}{marks[1]:9}")
     print(f"moves recorded: {sum(load.moved.values())}; answers: {dict(sorted(load.statuses.items()))}")
     for fault in load.faults[:20]:
         print(f"FAULT {fault}")
@@ -373,6 +440,7 @@ def report(load: Load, took: float, clients: int) -> dict[str, Any]:
         "used": load.used,
         "shares": load.shares,
         "kinds": figures,
+        "pages": pages,
         "answers": answers,
         "faults": load.faults,
     }

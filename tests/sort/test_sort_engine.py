@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,16 +37,6 @@ def look(url: str) -> tuple[JobStatus, list[StepStatus]]:
     return asyncio.run(read())
 
 
-def statuses(url: str) -> Counter[str]:
-    """Count the sort jobs in the database by their status."""
-
-    async def read() -> Counter[str]:
-        async with Interlock(config=Config(database_url=url)) as app:
-            return Counter(job.status for job in await app.find_jobs(workflow="distributed_sort"))
-
-    return asyncio.run(read())
-
-
 def checkpoint(url: str, task: UUID) -> dict[str, Any]:
     """Read the checkpoint of a sort worker from the database."""
     with psycopg.connect(url) as connection:
@@ -73,7 +62,7 @@ def sorters(session: int) -> list[int]:
 
 def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in")
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", "--history")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
     with started(*arguments, url=url) as process:
         output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
@@ -139,18 +128,16 @@ def test_a_killed_command_does_not_block_the_next_sort(tmp_path: Path, url: str)
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert validate([tmp_path / "out2"], [tmp_path / "other"]).problems == []
-    assert statuses(url) == {"CANCELED": 1, "COMPLETED": 1}, "the job of the killed command does not stay"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_sort_cancels_its_job(tmp_path: Path, url: str, number: signal.Signals) -> None:
+def test_an_interrupted_sort_cancels_its_job(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in", 500_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", "--memory", "256MB")
     with started(*arguments, url=url) as process:
         assert process.stderr is not None
         while "Sorting" not in (line := process.stderr.readline()):
             assert line, "it ended before it was interrupted"
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors

@@ -16,7 +16,7 @@ BENCH = Path(__file__).parents[2] / "bench" / "api.py"
 
 def test_the_load_test_finds_no_fault_and_prints_times_and_shares(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
-    small = ("--seconds", "2", "--clients", "4", "--tasks", "300", "--jobs", "30", "--slices", "1")
+    small = ("--seconds", "2", "--clients", "4", "--tasks", "300", "--jobs", "30", "--slices", "1", "--pages", "1")
     ran = subprocess.run(
         [sys.executable, str(BENCH), *small, "--json", str(figures)],
         capture_output=True,
@@ -30,3 +30,4 @@ def test_the_load_test_finds_no_fault_and_prints_times_and_shares(tmp_path: Path
     assert set(found["shares"]) == {"GET", "POST", "POST with a key"}
     assert all(min(both) > 0 for both in found["shares"].values())
     assert found["kinds"]
+    assert {"/api/tasks?type=none", "/api/jobs?workflow=none", "/api/audit?actor=none"} <= set(found["pages"])
