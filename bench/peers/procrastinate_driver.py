@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 BULK = 1000
+CONCURRENCY = 30
 
 
 def defined(url: str, handled: Callable[[], None] | None = None) -> tuple[Any, Any]:
@@ -31,7 +32,7 @@ def defined(url: str, handled: Callable[[], None] | None = None) -> tuple[Any, A
 class ProcrastinateDriver:
     """Procrastinate."""
 
-    setting = f"concurrency 100, not tuned; batch_defer of {BULK}"
+    setting = f"concurrency {CONCURRENCY}, which fetches one job per statement; batch_defer of {BULK}"
     remaining = "select (exists (select from procrastinate_jobs where status in ('todo', 'doing')))::int"
 
     async def prepare(self, url: str) -> None:
@@ -72,10 +73,11 @@ class ProcrastinateDriver:
         asyncio.run(self._work(url, concurrency, handled))
 
     async def _work(self, url: str, concurrency: int, handled: Callable[[], None]) -> None:
-        """Run its worker with a concurrency of at most 100; its settings are not tuned."""
+        """Run its worker with its own best concurrency; it fetches one job per statement, whatever the concurrency."""
+        del concurrency
         app, _ = defined(url, handled)
         async with app.open_async():
-            await app.run_worker_async(concurrency=min(concurrency, 100))
+            await app.run_worker_async(concurrency=CONCURRENCY)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,12 @@ leases_lost_total = Counter(
     "Attempts that lost their task while they ran or when they reported",
     registry=metrics_registry,
 )
-queue_depth = Gauge("queue_depth", "Tasks that have not ended", ["namespace", "state"], registry=metrics_registry)
+queue_depth = Gauge(
+    "queue_depth",
+    "Tasks that have not ended; more than 10,000 in a large table are an estimate",
+    ["namespace", "state"],
+    registry=metrics_registry,
+)
 oldest_pending_age_seconds = Gauge(
     "oldest_pending_age_seconds", "Age of the oldest due task", ["namespace"], registry=metrics_registry
 )
