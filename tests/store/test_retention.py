@@ -174,6 +174,14 @@ async def test_a_backlog_is_logged_once_and_measured_until_it_is_gone(
     assert metrics_registry.get_sample_value("retention_deleted_total", {"table": "tasks"}) == before + 8
 
 
+@pytest.mark.parametrize("age", [None, timedelta(days=1_000_000)])
+async def test_ages_that_nothing_reaches_let_the_duty_rest(database: Connection, age: timedelta | None) -> None:
+    kept = await ended(database, "done", 1000 * DAY)
+    duty = RetentionDuty(Retention(done=age, canceled=age, skipped=age, error=age))
+    assert await duty.run_once(database, now=NOW) > 1.0, "seconds"
+    assert await tasks(database) == {kept}
+
+
 async def test_one_task_that_is_long_overdue_is_no_backlog(database: Connection) -> None:
     """It waited for days, or has an id that a client chose."""
     await ended(database, "done", 20 * DAY)

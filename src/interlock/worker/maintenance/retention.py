@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from interlock.store.leader import read_clock
@@ -30,7 +30,6 @@ from interlock.store.retention import (
 from interlock.telemetry import log, retention_deleted_total, retention_overdue_seconds
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from uuid import UUID
 
     from interlock.postgres.connection import Connection
@@ -43,6 +42,7 @@ DISTANCES = (timedelta(seconds=10), timedelta(minutes=10), timedelta(hours=1), t
 FOLLOW_INTERVAL_S = 30.0  # from one such walk to the next, at least
 SWEEP_INTERVAL_S = 600.0  # from the end of one sweep to the start of the next, at least
 SWEEP_REST_FACTOR = 9  # and so many times the time that it took
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 BEHIND_S = 3_600.0  # rows that are past their age for longer than this are a backlog
 BEHIND_LOG_INTERVAL_S = 3_600.0
 
@@ -147,7 +147,8 @@ class RetentionDuty:
         }
         self.followed: dict[Follower, UUID] = {}  # where the latest walk ended
         # All due at once: a new leader does not know what the previous one did.
-        self.next_sweep = self._next_full_sweep = self._next_expired = self._next_partitions = 0.0
+        self.next_sweep = 0.0 if self.followers else FOREVER_S
+        self._next_full_sweep = self._next_expired = self._next_partitions = 0.0
         self._sweep_began = 0.0
         self._warned = False
 
@@ -180,15 +181,15 @@ class RetentionDuty:
             Walk(
                 follower.table,
                 self.followed.get(follower),
-                first_id_at(clock - follower.age - follower.distance),
+                _first_id_of_age(clock, follower.age + follower.distance),
                 follower,
             )
             for follower in followers
         ]
         self.followers.update((follower, FOREVER_S) for follower in followers)  # until the walk has ended
-        if self.followers and moment >= self.next_sweep:
+        if moment >= self.next_sweep:
             is_full = moment >= self._next_full_sweep
-            before = None if is_full else first_id_at(clock - self._retention.ages[0])
+            before = None if is_full else _first_id_of_age(clock, self._retention.ages[0])
             self.walks += [Walk(table, None, before) for table in TABLES]
             self._sweep_began, self.next_sweep = moment, FOREVER_S
             if is_full:
@@ -231,3 +232,8 @@ class RetentionDuty:
                 "record_partitions_not_renewed",
                 hint="this role may not, or the tables were busy; `interlock migrate` as their owner does it too",
             )
+
+
+def _first_id_of_age(clock: datetime, age: timedelta) -> UUID:
+    """Return the lowest id that is not older; an age may reach back before the first one."""
+    return first_id_at(clock - min(age, clock - EPOCH))
