@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 from interlock.errors import SortError
 from interlock.sort.data.records import open_source
 from interlock.sort.data.validate import validate
+from interlock.sort.security import Security, write_token
 from interlock.sort.settings import Settings
 from processes import eventually
 from sort_cli import COMMAND, ENVIRONMENT, make_input, names, sort, started
@@ -70,9 +72,10 @@ def test_actors_end_with_their_command_and_the_same_command_resumes(tmp_path: Pa
 def test_ray_address_of_the_environment_is_ignored(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 1, "--engine", "ray")
-    with started(*arguments, environment={"RAY_ADDRESS": "127.0.0.1:1"}) as process:
-        _, errors = process.communicate(timeout=100)
+    with started(*arguments, "--json", environment={"RAY_ADDRESS": "127.0.0.1:1"}) as process:
+        output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
+    assert json.loads(output)["records"] == 1_000, "standard output has the report and nothing that Ray prints"
 
 
 def test_an_input_error_fails_the_sort_and_names_file_and_byte(tmp_path: Path) -> None:
@@ -111,6 +114,8 @@ def test_actors_that_cannot_be_placed_count_as_missing_workers(tmp_path: Path) -
 def test_the_error_of_a_worker_has_no_traceback(tmp_path: Path) -> None:
     source = open_source([make_input(tmp_path / "in", 100)])
     settings = {**asdict(Settings(register_timeout_s=0.2)), "work_dir": str(tmp_path / "temp")}
+    (tmp_path / "temp").mkdir()
+    write_token(tmp_path / "temp", Security.generate().token)
     said = actors_of_ray.SortActor().run("127.0.0.1:1", 0, source.json(), str(tmp_path / "out"), settings)
     assert not said["input"]
     assert said["message"].startswith("RegisterWorker at the master (127.0.0.1:1): no answer within 0.2 s")

@@ -47,7 +47,7 @@ WorkDir = Annotated[
     ),
 ]
 Memory = Annotated[
-    str | None, typer.Option(help="Memory limit for all workers of this command together; 2GB unless given.")
+    str | None, typer.Option(help="Memory limit for this command and all its workers together; 2GB unless given.")
 ]
 RecordLength = Annotated[int, typer.Option(help="Bytes of a record, line end included.", min=1)]
 KeyLength = Annotated[int, typer.Option(help="Bytes of the key, with which a record begins.", min=1)]
