@@ -82,6 +82,23 @@ async def test_slow_viewer_gets_newest_only(hub: LiveHub, numbers: list[int]) ->
     hub.leave(slow)
 
 
+async def test_the_first_fragment_of_a_topic_has_what_another_topic_reads(hub: LiveHub) -> None:
+    """As a diagram has the refused moves, which the topic of moves reads."""
+
+    async def read(*_: Any) -> str:
+        return "refused: 6"
+
+    def show(moment: Any) -> dict[str, str]:
+        return {"shown": f"<b>{moment.known.get('test-read')}</b>"}
+
+    topics.add(Topic(name="test-shown", render=show))
+    topics.add(Topic(name="test-read", render=lambda _: {}, read=read, every_s=10))
+    viewer = hub.join(["test-shown", "test-read"], None)
+    await until(lambda: hub.tick >= 1)
+    assert [orjson.loads(patch)[1] for patch in viewer.take()[0]] == ["<b>refused: 6</b>"]
+    hub.leave(viewer)
+
+
 async def test_reconnect_sends_only_what_changed(hub: LiveHub, numbers: list[int]) -> None:
     stays = hub.join(["test-numbers"], None)
     viewer = hub.join(["test-numbers"], None)

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections import defaultdict
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -245,15 +245,13 @@ class LiveHub:
             return
         async with self.app.connection() as connection:
             await self._read(connection, due)
-            moments = [self._moment(found) for found in due]
-            for at, found in enumerate(due):
+            for found in due:
                 if found.topic.read is not None:
-                    found.data = await found.topic.read(connection, moments[at])
-                    moments[at] = replace(moments[at], data=found.data)
+                    found.data = await found.topic.read(connection, self._moment(found))
         self.tick += 1
-        for found, moment in zip(due, moments, strict=True):
+        for found in due:  # after all reads: a topic shows what others have read in this tick
             found.due_at = now + found.topic.every_s - TICK_S / 2
-            self._render(found, moment)
+            self._render(found, self._moment(found))
         standing = {row["session"] for row in self.sections.get("sessions", ())}
         for viewer in self._viewers:
             if viewer.session is not None and viewer.session in self._checked and viewer.session.hex() not in standing:
@@ -267,7 +265,13 @@ class LiveHub:
             if (other.argument, other.namespaces) == (found.argument, found.namespaces) and other.data is not None
         }
         return Moment(
-            self.counts, self.sections, found.namespaces, found.argument, known=known, report=self.doctor.latest
+            self.counts,
+            self.sections,
+            found.namespaces,
+            found.argument,
+            data=found.data,
+            known=known,
+            report=self.doctor.latest,
         )
 
     def _render(self, found: TopicSubscription, moment: Moment) -> None:

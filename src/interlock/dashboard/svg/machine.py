@@ -1,7 +1,7 @@
 """Diagrams of lifecycles with live numbers: boxes with counts, arrows as wide as their rate, refused moves in red.
 
-The layout is that of `machine/svg.py`, from left to right on wide screens and from top to bottom on narrow ones. It
-depends on the lifecycle alone, so that it is made once, and numbers never move a box.
+The layout is that of `machine/svg.py`, from left to right on wide screens and from top to bottom on narrow ones, unless
+`placements.py` has one. It depends on the lifecycle alone, so that it is made once, and numbers never move a box.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from interlock.dashboard.counts import Transition
 from interlock.dashboard.format import rate, whole
 from interlock.dashboard.states import state_style, state_word
+from interlock.dashboard.svg.placements import PLACEMENTS
 from interlock.lifecycle import MACHINES
-from interlock.machine.svg import EVENT_SEPARATOR, Box, layered_layout, place
+from interlock.machine.svg import EVENT_SEPARATOR, Box, Canvas, Node, layered_layout, place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from interlock.machine.svg import Canvas, Link, Node
+    from interlock.dashboard.svg.placements import PlacedMoves, Placement
+    from interlock.machine.svg import Link
 
 Direction = Literal["wide", "tall"]
 
@@ -226,6 +228,8 @@ def _rails(links: list[Link]) -> tuple[dict[int, str], dict[int, list[str]]]:
 
 def draw(name: str, numbers: MachineNumbers, direction: Direction) -> Diagram:
     """Draw a lifecycle with its numbers."""
+    if (name, direction) in PLACEMENTS:
+        return _draw_placed(name, PLACEMENTS[name, direction], numbers)
     plan = _plan(name, direction)
     machine = MACHINES[name]
     drawing = _Drawing(name, plan, numbers, direction)
@@ -256,6 +260,35 @@ def draw(name: str, numbers: MachineNumbers, direction: Direction) -> Diagram:
         dots,
         [drawing.refusal(*move, count) for move, count in numbers.refused.items() if set(move) <= set(plan.boxes)],
         pills,
+        [drawing.state(str(state), final=state in machine.final) for state in machine.states],
+    )
+
+
+def _draw_placed(name: str, placement: Placement, numbers: MachineNumbers) -> Diagram:
+    """Draw a lifecycle that is placed by hand, from top to bottom."""
+    width = _box_width(name)
+    boxes = {
+        Node("box", 0, state): Box(x + width / 2, y + BOX_HEIGHT / 2, width, BOX_HEIGHT)
+        for state, (x, y) in placement.boxes.items()
+    }
+    labels = {}
+    for moves in placement.arrows:
+        if moves.label is not None:
+            text = EVENT_SEPARATOR.join(moves.events)
+            labels[Node("label", 0, text)] = Box(*moves.label, *_pill_size(text))
+    canvas = Canvas(boxes | labels, [], placement.width, placement.height)
+    named = {node.text: box for node, box in boxes.items()}
+    drawing = _Drawing(name, _Plan(canvas, named, width, placement.width, placement.height, {}, {}), numbers, "tall")
+    machine = MACHINES[name]
+    edges = [drawing.placed_edge(moves) for moves in placement.arrows]
+    return Diagram(
+        "tall placed",
+        placement.width,
+        placement.height,
+        sorted(edges, key=lambda edge: edge.width),
+        [drawing.placed_dot(moves) for moves in placement.arrows if not moves.source],
+        [drawing.refusal(*move, count) for move, count in numbers.refused.items() if set(move) <= set(named)],
+        [drawing.placed_pill(moves) for moves in placement.arrows if moves.source and moves.label is not None],
         [drawing.state(str(state), final=state in machine.final) for state in machine.states],
     )
 
@@ -420,6 +453,27 @@ class _Drawing:
             drawn = DrawnDot(x, y, x + 14, y + 4, "start", text)
         return DrawnEdge(path, width, tone, flow, head), drawn
 
+    def placed_edge(self, moves: PlacedMoves) -> DrawnEdge:
+        """Draw an arrow that is placed by hand."""
+        rates = self._numbers.rates
+        moved = sum(rates.get(Transition(moves.source or None, event, moves.target), 0.0) for event in moves.events)
+        width, tone, flow = self._style(moved, moves.target)
+        return DrawnEdge(moves.path, width, tone, flow, (*moves.head, round(8 + width * 0.6, 1)))
+
+    def placed_pill(self, moves: PlacedMoves) -> DrawnPill:
+        """Draw the label of an arrow that is placed by hand."""
+        x, y = moves.label or (0, 0)
+        label = EVENT_SEPARATOR.join(moves.events)
+        return self._pill_at(x, y, label, moves.sources or (moves.source,), moves.target)
+
+    def placed_dot(self, moves: PlacedMoves) -> DrawnDot:
+        """Draw how entities begin, at the start of the path."""
+        rates = self._numbers.rates
+        moved = sum(value for move, value in rates.items() if move.source is None and move.target == moves.target)
+        x, y = (float(part) for part in moves.path[1:].replace("V", " ").replace("H", " ").split()[:2])
+        text_x, text_y = moves.label or (x, y)
+        return DrawnDot(x, y, text_x, text_y, "middle", f"{rate(moved)} new")
+
     def state(self, name: str, *, final: bool) -> DrawnState:
         box = self._plan.boxes[name]
         x, y = self._point(box.x, box.y)
@@ -468,14 +522,19 @@ class _Drawing:
             x1, x2 = x1 - 70, x1
         rise = max(34.0, min(90.0, abs(x2 - x1) * 0.22))
         peak = max(min(y1, y2) - rise, 8.0)
-        path = f"M{x1:g} {y1:g}C{x1:g} {peak:g} {x2:g} {peak:g} {x2:g} {y2 - 10:g}"
+        points = ((x1, y1), (x1, peak), (x2, peak), (x2, y2 - 10))
+        stop = (x2, y2 - 6, 90)
+        if not self._wide and end.bottom < start.top:  # from below to the right edge
+            x2, y2 = end.right + 6, end.y
+            points = ((x1, y1), (x1, (y1 + y2) / 2), (x2 + 40, y2), (x2 + 3, y2))
+            stop = (x2, y2, 0)
+        path = "M{:g} {:g}C{:g} {:g} {:g} {:g} {:g} {:g}".format(*(value for point in points for value in point))
         text = f"✕ {whole(count)} refused" if self._wide else f"✕ {whole(count)}"
         width = len(text) * 6.8 + 22
-        points = ((x1, y1), (x1, peak), (x2, peak), (x2, y2 - 10))
         x, y = self._free_place(points, width)
         return DrawnRefusal(
             path,
-            (round(x2, 1), round(y2 - 6, 1), 90),
+            (round(stop[0], 1), round(stop[1], 1), stop[2]),
             round(x - width / 2, 1),
             round(y - PILL_HEIGHT / 2, 1),
             width,
