@@ -23,7 +23,7 @@ from interlock.machine.svg import EVENT_SEPARATOR, Box, Canvas, Node, layered_la
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from interlock.dashboard.svg.placements import PlacedMoves, Placement
+    from interlock.dashboard.svg.placements import HandPlacement, PlacedMoves
     from interlock.machine.svg import Link
 
 Direction = Literal["wide", "tall"]
@@ -264,7 +264,7 @@ def draw(name: str, numbers: MachineNumbers, direction: Direction) -> Diagram:
     )
 
 
-def _draw_placed(name: str, placement: Placement, numbers: MachineNumbers) -> Diagram:
+def _draw_placed(name: str, placement: HandPlacement, numbers: MachineNumbers) -> Diagram:
     """Draw a lifecycle that is placed by hand, from top to bottom."""
     width = _box_width(name)
     boxes = {
