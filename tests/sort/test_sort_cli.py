@@ -44,7 +44,7 @@ def test_the_json_report_has_phases_and_history(tmp_path: Path) -> None:
     (tmp_path / "temp").mkdir()
     (tmp_path / "temp" / "mine").touch()
     places = ("-O", tmp_path / "out", "--temp", tmp_path / "temp", "--report", tmp_path / "r")
-    done = sort("run", tmp_path / "in", *places, "-n", 2, "--partitions", 5, "--json")
+    done = sort("run", tmp_path / "in", *places, "-w", 2, "--partitions", 5, "--json")
     assert done.returncode == 0, done.stderr
     assert names(tmp_path / "temp") == ["mine"]
     report = json.loads(done.stdout)
@@ -90,11 +90,11 @@ def test_partitions_of_another_sort_are_replaced_only_on_request(tmp_path: Path)
     out = tmp_path / "out"
     out.mkdir()
     (out / "partition.7").write_bytes(b"precious")
-    refused = sort("run", tmp_path / "in", "-O", out, "-n", 1)
+    refused = sort("run", tmp_path / "in", "-O", out, "-w", 1)
     assert refused.returncode == 2
     assert "already holds partition.7" in refused.stderr
     assert (out / "partition.7").read_bytes() == b"precious"
-    done = sort("run", tmp_path / "in", "-O", out, "-n", 1, "--overwrite")
+    done = sort("run", tmp_path / "in", "-O", out, "-w", 1, "--overwrite")
     assert done.returncode == 0, done.stderr
     assert names(out) == ["partition.0"]
 
@@ -103,11 +103,11 @@ def test_other_lengths_and_no_records_at_all_are_sorted(tmp_path: Path) -> None:
     made = sort("generate", tmp_path / "in", "--records", 3_000, "--record-length", 33, "--key-length", 7)
     assert made.returncode == 0, made.stderr
     lengths = ("--record-length", 33, "--key-length", 7)
-    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, *lengths)
+    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, *lengths)
     assert done.returncode == 0, done.stderr
     assert validate([tmp_path / "out"], [tmp_path / "in"], record_length=33, key_length=7).is_valid
     (tmp_path / "none").mkdir()
-    empty = sort("run", tmp_path / "none", "-O", tmp_path / "empty", "-n", 2)
+    empty = sort("run", tmp_path / "none", "-O", tmp_path / "empty", "-w", 2)
     assert empty.returncode == 0, empty.stderr
     assert validate([tmp_path / "empty"]).records == 0
 

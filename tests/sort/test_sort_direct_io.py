@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.errors import SortError
+from interlock.sort.data.keys import SortedRecords
 from interlock.sort.io.buffers import IoThread
 from interlock.sort.io.direct_io import (
     IO_BUFFER_BYTES,
@@ -98,7 +99,7 @@ def test_rows_of_any_length_are_written_in_order_at_any_offset(length: int, offs
     rows = np.random.default_rng(3).integers(0, 256, (5, length), dtype=np.uint8)
     index = np.array([3, 0, 4, 1, 2])
     file = DirectWriter(tmp_path / "file", offset + rows.nbytes)
-    checksum = IoThread().write_sorted(rows, index, file, offset)
+    checksum = IoThread().write_sorted(SortedRecords(rows, index), 0, len(index), file, offset)
     file.close()
     assert (tmp_path / "file").read_bytes()[offset:] == rows[index].tobytes()
     assert checksum == xxhash.xxh3_64_hexdigest(rows[index].tobytes())

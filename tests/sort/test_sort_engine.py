@@ -62,7 +62,7 @@ def sorters(session: int) -> list[int]:
 
 def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in")
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock")
     with started(*arguments, url=url) as process:
         output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
@@ -85,7 +85,7 @@ def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -
 
 def test_a_killed_sort_worker_is_retried_and_the_output_is_the_same(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in", 100_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock")
     with started(*arguments, url=url) as process:
         victim = eventually(lambda: sorters(process.pid))[0]
         eventually((tmp_path / "out" / ".interlock-sort" / "worker-0").exists)
@@ -103,7 +103,7 @@ def test_an_input_error_fails_the_job_and_names_file_and_byte(tmp_path: Path, ur
     with (tmp_path / "in" / "part-00000").open("r+b") as file:
         file.seek(120_000)
         file.write(b"y" * 100)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock")
     with started(*arguments, url=url) as process:
         _, errors = process.communicate(timeout=100)
         assert process.returncode == 1
@@ -117,13 +117,13 @@ def test_an_input_error_fails_the_job_and_names_file_and_byte(tmp_path: Path, ur
 def test_a_killed_command_does_not_block_the_next_sort(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in", 100_000)
     make_input(tmp_path / "other", 1_000)
-    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", url=url) as process:
+    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock", url=url) as process:
         eventually((tmp_path / "out" / ".interlock-sort" / "worker-1").exists)
         for pid in members(process.pid):
             os.kill(pid, signal.SIGKILL)
     with psycopg.connect(url) as connection:
         connection.execute("update interlock.tasks set lease_expires_at = now() where lease_expires_at is not null")
-    arguments = ("run", tmp_path / "other", "-O", tmp_path / "out2", "-n", 2, "--engine", "interlock", "--timeout", 30)
+    arguments = ("run", tmp_path / "other", "-O", tmp_path / "out2", "-w", 2, "--engine", "interlock", "--timeout", 30)
     with started(*arguments, url=url) as process:
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
@@ -132,7 +132,7 @@ def test_a_killed_command_does_not_block_the_next_sort(tmp_path: Path, url: str)
 
 def test_an_interrupted_sort_cancels_its_job(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in", 500_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "interlock", "--memory", "256MB")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock", "--memory", "256MB")
     with started(*arguments, url=url) as process:
         assert process.stderr is not None
         while "Sorting" not in (line := process.stderr.readline()):

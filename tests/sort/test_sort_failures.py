@@ -129,7 +129,7 @@ def test_log_level_and_format_apply_to_all_processes(tmp_path: Path) -> None:
     def run(*options: str, **environment: str) -> list[str]:
         out = tmp_path / "-".join(["out", *options, *environment])
         with started(
-            "run", tmp_path / "in", "-O", out, "-n", 2, "-q", before=options, environment=environment
+            "run", tmp_path / "in", "-O", out, "-w", 2, "-q", before=options, environment=environment
         ) as process:
             _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
@@ -150,7 +150,7 @@ def test_a_failure_before_registration_is_reported_to_the_user(tmp_path: Path) -
     taken = tmp_path / "out" / ".interlock-sort" / "worker-1"
     taken.parent.mkdir(parents=True)
     taken.touch()
-    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "-q")
+    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "-q")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [f"interlock: worker 1 failed before it was registered: {taken}: File exists"]
     assert done.stdout == ""
@@ -170,8 +170,8 @@ def test_a_failed_merge_keeps_the_partitions_it_was_to_replace(tmp_path: Path) -
     make_input(tmp_path / "old", 3_000, seed=4)
     make_input(tmp_path / "in", 50_000)
     out = tmp_path / "out"
-    assert sort("run", tmp_path / "old", "-O", out, "-n", 3, "-q").returncode == 0
-    arguments = ("run", tmp_path / "in", "-O", out, "-n", 2, "--overwrite")
+    assert sort("run", tmp_path / "old", "-O", out, "-w", 3, "-q").returncode == 0
+    arguments = ("run", tmp_path / "in", "-O", out, "-w", 2, "--overwrite")
     done = sort(*arguments, largest_file=1_000_000)
     assert done.returncode == 1
     assert "File too large" in done.stderr
@@ -191,7 +191,7 @@ def test_two_sorts_share_one_engine(tmp_path: Path, url: str) -> None:
         running = [
             stack.enter_context(
                 started(
-                    "run", tmp_path / f"in-{name}", "-O", tmp_path / name, "-n", 2, "--engine", "interlock", url=url
+                    "run", tmp_path / f"in-{name}", "-O", tmp_path / name, "-w", 2, "--engine", "interlock", url=url
                 )
             )
             for name in sizes

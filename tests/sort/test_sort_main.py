@@ -40,7 +40,7 @@ def test_help_shows_the_commands_and_the_global_options() -> None:
 
 def test_generate_run_and_validate(tmp_path: Path) -> None:
     assert run("generate", tmp_path / "in", "--records", 5_000).returncode == 0
-    done = run("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--quiet")
+    done = run("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--quiet")
     assert done.returncode == 0, done.stderr
     assert "State history" in done.stdout, "the output is flushed before the quick exit"
     assert names(tmp_path / "out") == ["partition.0", "partition.1"]
@@ -58,7 +58,7 @@ def test_global_options_come_before_the_command(tmp_path: Path) -> None:
 
 
 def test_errors_have_exit_codes_and_leave_no_preforked_worker(tmp_path: Path) -> None:
-    missing = run("run", tmp_path / "none", "-O", tmp_path / "out", "-n", 3)
+    missing = run("run", tmp_path / "none", "-O", tmp_path / "out", "-w", 3)
     assert missing.returncode == 2
     assert missing.stderr == f"interlock: input {tmp_path}/none does not exist\n"
     assert run("run", "--workers", "many").returncode == 2
@@ -70,7 +70,7 @@ def test_errors_have_exit_codes_and_leave_no_preforked_worker(tmp_path: Path) ->
 
 def test_an_interrupt_exits_with_130_and_leaves_no_partition(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 600_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--memory", "256MB")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--memory", "256MB")
     with started(*arguments, command=OWN_PROGRAM) as process:
         assert process.stderr is not None
         while "Sorting" not in (line := process.stderr.readline()):

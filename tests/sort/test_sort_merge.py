@@ -104,7 +104,7 @@ def test_merged_records_are_the_sorted_input(tmp_path: Path, letters: int, share
             slices.append(Slice(own, edges))
         path = tmp_path / f"partition.{partition}"
         sizes: list[int] = []
-        manifest = Merger(100, 10, BufferPool(2, 200, 100)).merge(slices, path, sizes.append)
+        manifest = Merger(RecordFormat(), BufferPool(2, 200, 100)).merge(slices, path, sizes.append)
         assert sum(sizes) == path.stat().st_size == manifest["rows"] * 100
         assert verify_output(path, manifest)
         written += path.read_bytes()
@@ -273,7 +273,7 @@ def test_splitting_a_window_keeps_all_rows_in_order(seed: int, pieces: int, most
         every.append(rows)
         slices.append(Slice(kept(rows), [0, len(rows)]))
     written = b""
-    for window in plan_windows(slices, most, 4, 2):
+    for window in plan_windows(slices, most, RecordFormat(4, 2)):
         assert window.rows <= most
         assert window.first * 4 == len(written)
         part = np.empty((window.rows, 4), np.uint8)
@@ -308,7 +308,7 @@ def test_a_failed_merge_leaves_no_file_and_raises_the_cause(before: int, tmp_pat
     rows = rows_of(1, 10, 256)
     slices = [*(Slice(kept(rows), [0, 10]) for _ in range(before)), Slice(Broken(), [0, 10])]
     with pytest.raises(SortError, match="row 0 of 10 cannot be read"):
-        Merger(100, 10, BufferPool(2, 100, 100)).merge(slices, tmp_path / "partition.0", print)
+        Merger(RecordFormat(), BufferPool(2, 100, 100)).merge(slices, tmp_path / "partition.0", print)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -340,7 +340,9 @@ def test_a_spilled_slice_is_complete_for_any_chunk_sizes(sizes: list[int], tmp_p
 def test_a_changed_partition_fails_verification(tmp_path: Path) -> None:
     rows = rows_of(1, 100, 256)[np.argsort(np.arange(100))]
     path = tmp_path / "partition.0"
-    manifest = Merger(100, 10, BufferPool(2, 30, 100)).merge([Slice(kept(rows[:1]), [0, 1])], path, lambda _: None)
+    manifest = Merger(RecordFormat(), BufferPool(2, 30, 100)).merge(
+        [Slice(kept(rows[:1]), [0, 1])], path, lambda _: None
+    )
     assert verify_output(path, manifest)
     path.write_bytes(b"x" * 100)
     assert not verify_output(path, manifest)

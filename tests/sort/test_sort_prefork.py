@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.unit, pytest.mark.cold]
     ("arguments", "expected"),
     [
         (["in", "-O", "out", "--workers", "2"], 2),
-        (["in", "-n", "1"], 1),
+        (["in", "-w", "1"], 1),
         (["in", "--workers", "many"], 0),
         (["in", "--workers"], 0),
-        (["in", "-n", "2", "--engine", "ray"], 0),
+        (["in", "-w", "2", "--engine", "ray"], 0),
         (["--help"], 0),
         (["in"], min(max(1, (os.cpu_count() or 1) // 2), prefork.MAX_PREFORKED)),
     ],
@@ -33,7 +33,7 @@ def test_the_worker_count_is_predicted_from_the_arguments(arguments: list[str], 
 FORKED = """
 import os, signal, subprocess, sys
 from interlock.sort.engines import prefork
-prefork.start_workers(["in", "-n", "3"])
+prefork.start_workers(["in", "-w", "3"])
 one, other, third = prefork.take_worker(), prefork.take_worker(), prefork.take_worker()
 assert prefork.idle_workers == [] and len({one.pid, other.pid, third.pid}) == 3
 one.stdin.close()

@@ -40,7 +40,7 @@ def actors() -> list[int]:
 
 def test_a_killed_actor_is_restarted(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 100_000)
-    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 3, "--engine", "ray") as process:
+    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 3, "--engine", "ray") as process:
         victim = eventually(actors, within=90)[0]
         eventually((tmp_path / "out" / ".interlock-sort" / "worker-0").exists, within=90)
         os.kill(victim, signal.SIGKILL)
@@ -53,7 +53,7 @@ def test_a_killed_actor_is_restarted(tmp_path: Path) -> None:
 
 def test_actors_end_with_their_command_and_the_same_command_resumes(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "ray", "--memory", "256MB")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "ray", "--memory", "256MB")
     process = subprocess.Popen([*COMMAND, *map(str, arguments)], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     with process:
         assert process.stderr is not None
@@ -71,7 +71,7 @@ def test_actors_end_with_their_command_and_the_same_command_resumes(tmp_path: Pa
 
 def test_ray_address_of_the_environment_is_ignored(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 1, "--engine", "ray")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 1, "--engine", "ray")
     with started(*arguments, "--json", environment={"RAY_ADDRESS": "127.0.0.1:1"}) as process:
         output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
@@ -83,7 +83,7 @@ def test_an_input_error_fails_the_sort_and_names_file_and_byte(tmp_path: Path) -
     with (tmp_path / "in" / "part-00000").open("r+b") as file:
         file.seek(120_000)
         file.write(b"y" * 100)
-    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--engine", "ray")
+    done = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "ray")
     assert done.returncode in {1, 2}
     assert "part-00000, byte 120,000: this line of 100 bytes does not end in CR LF" in done.stderr
     assert "Traceback" not in done.stderr

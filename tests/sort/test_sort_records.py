@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from interlock.errors import SortInputError
+from interlock.sort.data.line_order import LineOrder
 from interlock.sort.data.records import RecordFormat, Source, open_source
 from interlock.sort.workdir import check_directories, list_partitions, lock_output, prepare_output
 
@@ -80,7 +81,7 @@ def test_a_source_may_be_empty(tmp_path: Path) -> None:
     ("written", "is_ascii"),
     [
         (b"".join(LINE % number for number in range(3)), True),
-        (os.urandom(1) + LINE % 1 + b"x" * 99, False),
+        (b"\x00" + LINE % 1 + b"x" * 99, False),
         (b"\x00" * 98 + b"\r\n", False),
         (b"A" * 300, False),
     ],
@@ -91,14 +92,58 @@ def test_lines_are_detected_unless_the_format_is_given(tmp_path: Path, written: 
     assert not open_source([path], ascii=False).format.ascii
 
 
-def test_lines_of_another_length_are_refused_with_the_right_length(tmp_path: Path) -> None:
+def test_lines_of_another_length_are_refused_as_records_with_the_right_length(tmp_path: Path) -> None:
     path = write(tmp_path / "file", (b"x" * 118 + b"\r\n") * 100)
     with pytest.raises(SortInputError, match=r"lines of 120 bytes: give --record-length 120"):
-        open_source([path])
+        open_source([path], record_length=100)
     assert open_source([path], record_length=120).format.ascii
     write(path, b"one\r\nlonger\r\n" * 100)
-    with pytest.raises(SortInputError, match=r"lines of 5 to 8 bytes"):
-        open_source([path])
+    with pytest.raises(SortInputError, match=r"lines of 5 to 8 bytes: sort lines without --record-length"):
+        open_source([path], key_length=10)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"one\nand another\n" * 100,
+        b"eins\r\nzw\xc3\xb6lf\r\n" * 50,
+        b"a\tb\n\n" * 20,
+        b"x" * 98 + b"\n\n",
+        b"only one\n",
+    ],
+    ids=["LF", "CR LF", "empty lines", "an end in the record", "one line"],
+)
+def test_text_of_other_lines_is_sorted_as_lines_even_if_its_size_fits(tmp_path: Path, text: bytes) -> None:
+    path = write(tmp_path / "file", text)
+    assert open_source([path]).format == RecordFormat.of_lines(LineOrder())
+    assert open_source([path], record_length=len(text), key_length=1, ascii=False).records == 1
+
+
+@pytest.mark.parametrize("data", [b"\x00\x01\n\x02" * 25, b"x" * 99 + b"\n", b"x" * 100, b""])
+def test_other_data_is_sorted_as_records(tmp_path: Path, data: bytes) -> None:
+    assert open_source([write(tmp_path / "file", data)]).format == RecordFormat()
+
+
+def test_shares_and_blocks_of_lines_are_whole_lines_of_all_files(tmp_path: Path) -> None:
+    lines = [b"x" * (number * 37 % 91) for number in range(300)]
+    (tmp_path / "in").mkdir()
+    for number in range(3):
+        some = b"\n".join(lines[number * 100 : number * 100 + 100])
+        write(tmp_path / "in" / str(number), some + b"\n" * (number != 1))
+    write(tmp_path / "in" / "empty", b"")
+    source = open_source([tmp_path / "in"], lines=LineOrder())
+    whole = b"".join(line + b"\n" for line in lines)
+    assert content(source) == whole
+    for count in (1, 2, 7, 400):
+        shares = [source.share(number, count) for number in range(count)]
+        texts = [content(share) for share in shares]
+        assert b"".join(texts) == whole
+        assert all(text.endswith(b"\n") for text in texts if text)
+        assert [whole.find(text, share.position) for text, share in zip(texts, shares, strict=True)] == [
+            share.position for share in shares
+        ]
+    assert b"".join(map(content, source.blocks(50))) == whole
+    assert Source.from_json(source.json()) == source
 
 
 def test_a_line_without_its_end_is_named_by_file_and_byte(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_master_and_workers_share_a_token_from_a_file_or_the_environment(tmp_pat
 
 def test_the_token_of_a_local_sort_is_in_no_argument_and_no_file(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 300_000)
-    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2) as process:
+    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2) as process:
         state = tmp_path / "out" / ".interlock-sort" / "worker-1" / "state.json"
         eventually(state.exists)
         listed = [Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0") for pid in members(process.pid)]
@@ -132,7 +132,7 @@ def test_the_token_of_a_local_sort_is_in_no_argument_and_no_file(tmp_path: Path)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
     assert len(listed) == 3
-    assert {line.rpartition(b"\0-n\x00")[2] for line in listed} == {b"2"}, "nothing but what the user wrote"
+    assert {line.rpartition(b"\0-w\x00")[2] for line in listed} == {b"2"}, "nothing but what the user wrote"
     assert "token" not in found
 
 

@@ -85,7 +85,7 @@ def test_an_output_inside_the_input_is_refused(source: Path) -> None:
 
 def test_a_full_disk_is_a_clear_error_that_leaves_no_partition(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 50_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--lost", 10)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--lost", 10)
     done = sort(*arguments, largest_file=1_000_000)
     refused(done, 1, "File too large")
     assert not [name for name in names(tmp_path / "out") if name.startswith("partition")]
@@ -179,7 +179,7 @@ def test_a_master_with_another_protocol_is_a_clear_error(tmp_path: Path, source:
 
 def test_an_interrupted_sort_leaves_no_process_and_no_partition(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 600_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--memory", "256MB")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--memory", "256MB")
     with started(*arguments) as process:
         assert process.stderr is not None
         while "Sorting" not in (line := process.stderr.readline()):
@@ -196,13 +196,13 @@ def test_an_interrupted_sort_leaves_no_process_and_no_partition(tmp_path: Path) 
 
 def test_an_input_that_links_into_the_output_is_refused(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
-    assert sort("run", source, "-O", out, "-n", 1).returncode == 0
+    assert sort("run", source, "-O", out, "-w", 1).returncode == 0
     before = snapshot(out)
     for name, target in (("file", "../out/partition.0"), ("directory", "../out")):
         linked = tmp_path / f"linked-{name}"
         linked.mkdir()
         (linked / name).symlink_to(target)
-        refused(sort("run", linked, "-O", out, "-n", 1, "--overwrite"), 2, "is in the output directory")
+        refused(sort("run", linked, "-O", out, "-w", 1, "--overwrite"), 2, "is in the output directory")
     assert snapshot(out) == before
 
 
@@ -222,7 +222,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_sort(tmp_path:
 
 def test_few_open_files_are_enough_for_many_partitions(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 600_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-n", 2, "--memory", "240MB", "--partitions", 100)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--memory", "240MB", "--partitions", 100)
     with started(*arguments, limits={"RLIMIT_NOFILE": 128}) as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

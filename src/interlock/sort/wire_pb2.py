@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19interlock/sort/wire.proto\x12\x0einterlock.sort\"h\n\x03\x41\x63k\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\x12\x0f\n\x07invalid\x18\x05 \x01(\x08\x12\x0f\n\x07unknown\x18\x06 \x01(\x08\"\xce\x02\n\x0cRegistration\x12\x10\n\x08protocol\x18\x11 \x01(\r\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12\x15\n\rrecord_length\x18\x06 \x01(\r\x12\x12\n\nkey_length\x18\x07 \x01(\r\x12\x15\n\rblock_records\x18\x08 \x01(\r\x12\x16\n\x0ewindow_records\x18\t \x01(\r\x12\x13\n\x0b\x66ree_output\x18\n \x01(\x04\x12\x11\n\tfree_temp\x18\x0b \x01(\x04\x12\x0c\n\x04room\x18\x0c \x01(\x04\x12\x13\n\x0boutput_disk\x18\x0f \x01(\t\x12\x11\n\ttemp_disk\x18\x10 \x01(\t\x12\r\n\x05\x65poch\x18\r \x01(\x04\x12\r\n\x05state\x18\x0e \x01(\t\"\xa5\x01\n\nRegistered\x12\x10\n\x08protocol\x18\t \x01(\r\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0f\n\x07workers\x18\x05 \x01(\r\x12\x12\n\npartitions\x18\x06 \x01(\r\x12\x0e\n\x06starts\x18\x07 \x01(\r\x12\x10\n\x08\x66inished\x18\x08 \x01(\x08\"n\n\x06Sample\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\x12\x11\n\tpositions\x18\x06 \x01(\x0c\"t\n\rPhaseComplete\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07success\x18\x05 \x01(\x08\x12\x0f\n\x07message\x18\x06 \x01(\t\"d\n\nTransition\x12\x12\n\nfrom_state\x18\x01 \x01(\t\x12\x10\n\x08to_state\x18\x02 \x01(\t\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\ttimestamp\x18\x05 \x01(\x01\"L\n\rPartitionFile\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07records\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\"\xbd\x02\n\nCompletion\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x31\n\npartitions\x18\x04 \x03(\x0b\x32\x1d.interlock.sort.PartitionFile\x12+\n\x07history\x18\x05 \x03(\x0b\x32\x1a.interlock.sort.Transition\x12\x36\n\x06phases\x18\x06 \x03(\x0b\x32&.interlock.sort.Completion.PhasesEntry\x12\x13\n\x0bpeak_memory\x18\x07 \x01(\x04\x12\x0f\n\x07records\x18\x08 \x01(\x04\x12\x0e\n\x06reused\x18\t \x01(\r\x1a-\n\x0bPhasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"S\n\rCompletionAck\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\"x\n\x06Member\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\x15\n\rblock_records\x18\x05 \x01(\r\x12\x11\n\tcompleted\x18\x06 \x01(\x08\"B\n\x06Roster\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\'\n\x07members\x18\x02 \x03(\x0b\x32\x16.interlock.sort.Member\"\x8e\x01\n\x0fPartitionConfig\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x0f\n\x07windows\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x11\n\tpositions\x18\x05 \x03(\x04\x12&\n\x06roster\x18\x06 \x01(\x0b\x32\x16.interlock.sort.Roster\"E\n\x0cShuffleStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.interlock.sort.Roster\"\x1b\n\nMergeStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\xa1\x01\n\x10ShuffleDataChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\r\n\x05\x62lock\x18\x03 \x01(\r\x12\x11\n\tpartition\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0c\n\x04size\x18\x06 \x01(\x04\x12\x0e\n\x06\x63ounts\x18\x07 \x03(\x04\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\x12\x0c\n\x04\x64\x61ta\x18\t \x01(\x0c\"=\n\nShuffleAck\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\"-\n\rStatusRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x61\x62ort\x18\x02 \x01(\t\"\xc3\x02\n\x0cWorkerStatus\x12\x39\n\rcurrent_phase\x18\x01 \x01(\x0e\x32\".interlock.sort.WorkerStatus.Phase\x12\x1b\n\x13progress_percentage\x18\x02 \x01(\x01\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\nbytes_done\x18\x05 \x01(\x04\x12\x16\n\x0eroster_version\x18\x06 \x01(\r\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\"k\n\x05Phase\x12\x10\n\x0cINITIALIZING\x10\x00\x12\x0c\n\x08SAMPLING\x10\x01\x12\x0b\n\x07SORTING\x10\x02\x12\r\n\tSHUFFLING\x10\x03\x12\x0b\n\x07MERGING\x10\x04\x12\r\n\tCOMPLETED\x10\x05\x12\n\n\x06\x46\x41ILED\x10\x06\x32\xb0\x02\n\rMasterService\x12J\n\x0eRegisterWorker\x12\x1c.interlock.sort.Registration\x1a\x1a.interlock.sort.Registered\x12\x39\n\nSendSample\x12\x16.interlock.sort.Sample\x1a\x13.interlock.sort.Ack\x12I\n\x13NotifyPhaseComplete\x12\x1d.interlock.sort.PhaseComplete\x1a\x13.interlock.sort.Ack\x12M\n\x10ReportCompletion\x12\x1a.interlock.sort.Completion\x1a\x1d.interlock.sort.CompletionAck2\xfa\x02\n\rWorkerService\x12N\n\x16SetPartitionBoundaries\x12\x1f.interlock.sort.PartitionConfig\x1a\x13.interlock.sort.Ack\x12\x41\n\x0cStartShuffle\x12\x1c.interlock.sort.ShuffleStart\x1a\x13.interlock.sort.Ack\x12M\n\x0bShuffleData\x12 .interlock.sort.ShuffleDataChunk\x1a\x1a.interlock.sort.ShuffleAck(\x01\x12=\n\nStartMerge\x12\x1a.interlock.sort.MergeStart\x1a\x13.interlock.sort.Ack\x12H\n\tGetStatus\x12\x1d.interlock.sort.StatusRequest\x1a\x1c.interlock.sort.WorkerStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19interlock/sort/wire.proto\x12\x0einterlock.sort\"h\n\x03\x41\x63k\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\x12\x0f\n\x07invalid\x18\x05 \x01(\x08\x12\x0f\n\x07unknown\x18\x06 \x01(\x08\"\xdd\x02\n\x0cRegistration\x12\x10\n\x08protocol\x18\x11 \x01(\r\x12\x10\n\x08identity\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\x05\x12\x0f\n\x07records\x18\x05 \x01(\x04\x12\x15\n\rrecord_length\x18\x06 \x01(\r\x12\x12\n\nkey_length\x18\x07 \x01(\r\x12\x15\n\rblock_records\x18\x08 \x01(\r\x12\x16\n\x0ewindow_records\x18\t \x01(\r\x12\x13\n\x0b\x66ree_output\x18\n \x01(\x04\x12\x11\n\tfree_temp\x18\x0b \x01(\x04\x12\x0c\n\x04room\x18\x0c \x01(\x04\x12\x13\n\x0boutput_disk\x18\x0f \x01(\t\x12\x11\n\ttemp_disk\x18\x10 \x01(\t\x12\r\n\x05\x65poch\x18\r \x01(\x04\x12\r\n\x05state\x18\x0e \x01(\t\x12\r\n\x05lines\x18\x12 \x01(\t\"\xa5\x01\n\nRegistered\x12\x10\n\x08protocol\x18\t \x01(\r\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0f\n\x07workers\x18\x05 \x01(\r\x12\x12\n\npartitions\x18\x06 \x01(\r\x12\x0e\n\x06starts\x18\x07 \x01(\r\x12\x10\n\x08\x66inished\x18\x08 \x01(\x08\"n\n\x06Sample\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\x0c\n\x04keys\x18\x05 \x01(\x0c\x12\x11\n\tpositions\x18\x06 \x01(\x0c\"t\n\rPhaseComplete\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x0f\n\x07success\x18\x05 \x01(\x08\x12\x0f\n\x07message\x18\x06 \x01(\t\"d\n\nTransition\x12\x12\n\nfrom_state\x18\x01 \x01(\t\x12\x10\n\x08to_state\x18\x02 \x01(\t\x12\r\n\x05\x65vent\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x11\n\ttimestamp\x18\x05 \x01(\x01\"L\n\rPartitionFile\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0f\n\x07records\x18\x03 \x01(\x04\x12\x0c\n\x04size\x18\x04 \x01(\x04\"\xbd\x02\n\nCompletion\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x31\n\npartitions\x18\x04 \x03(\x0b\x32\x1d.interlock.sort.PartitionFile\x12+\n\x07history\x18\x05 \x03(\x0b\x32\x1a.interlock.sort.Transition\x12\x36\n\x06phases\x18\x06 \x03(\x0b\x32&.interlock.sort.Completion.PhasesEntry\x12\x13\n\x0bpeak_memory\x18\x07 \x01(\x04\x12\x0f\n\x07records\x18\x08 \x01(\x04\x12\x0e\n\x06reused\x18\t \x01(\r\x1a-\n\x0bPhasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"S\n\rCompletionAck\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x08\"x\n\x06Member\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\x04\x12\x0f\n\x07records\x18\x04 \x01(\x04\x12\x15\n\rblock_records\x18\x05 \x01(\r\x12\x11\n\tcompleted\x18\x06 \x01(\x08\"B\n\x06Roster\x12\x0f\n\x07version\x18\x01 \x01(\r\x12\'\n\x07members\x18\x02 \x03(\x0b\x32\x16.interlock.sort.Member\"\x8e\x01\n\x0fPartitionConfig\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x12\n\npartitions\x18\x02 \x01(\r\x12\x0f\n\x07windows\x18\x03 \x01(\r\x12\x0c\n\x04keys\x18\x04 \x03(\x0c\x12\x11\n\tpositions\x18\x05 \x03(\x04\x12&\n\x06roster\x18\x06 \x01(\x0b\x32\x16.interlock.sort.Roster\"E\n\x0cShuffleStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12&\n\x06roster\x18\x02 \x01(\x0b\x32\x16.interlock.sort.Roster\"\x1b\n\nMergeStart\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\"\xa1\x01\n\x10ShuffleDataChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0e\n\x06worker\x18\x02 \x01(\r\x12\r\n\x05\x62lock\x18\x03 \x01(\r\x12\x11\n\tpartition\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0c\n\x04size\x18\x06 \x01(\x04\x12\x0e\n\x06\x63ounts\x18\x07 \x03(\x04\x12\x10\n\x08\x63hecksum\x18\x08 \x01(\x06\x12\x0c\n\x04\x64\x61ta\x18\t \x01(\x0c\"=\n\nShuffleAck\x12\x0f\n\x07success\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\"-\n\rStatusRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x61\x62ort\x18\x02 \x01(\t\"\xc3\x02\n\x0cWorkerStatus\x12\x39\n\rcurrent_phase\x18\x01 \x01(\x0e\x32\".interlock.sort.WorkerStatus.Phase\x12\x1b\n\x13progress_percentage\x18\x02 \x01(\x01\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05state\x18\x04 \x01(\t\x12\x12\n\nbytes_done\x18\x05 \x01(\x04\x12\x16\n\x0eroster_version\x18\x06 \x01(\r\x12\x13\n\x0bincarnation\x18\x07 \x01(\x04\x12\r\n\x05\x65poch\x18\x08 \x01(\x04\"k\n\x05Phase\x12\x10\n\x0cINITIALIZING\x10\x00\x12\x0c\n\x08SAMPLING\x10\x01\x12\x0b\n\x07SORTING\x10\x02\x12\r\n\tSHUFFLING\x10\x03\x12\x0b\n\x07MERGING\x10\x04\x12\r\n\tCOMPLETED\x10\x05\x12\n\n\x06\x46\x41ILED\x10\x06\x32\xb0\x02\n\rMasterService\x12J\n\x0eRegisterWorker\x12\x1c.interlock.sort.Registration\x1a\x1a.interlock.sort.Registered\x12\x39\n\nSendSample\x12\x16.interlock.sort.Sample\x1a\x13.interlock.sort.Ack\x12I\n\x13NotifyPhaseComplete\x12\x1d.interlock.sort.PhaseComplete\x1a\x13.interlock.sort.Ack\x12M\n\x10ReportCompletion\x12\x1a.interlock.sort.Completion\x1a\x1d.interlock.sort.CompletionAck2\xfa\x02\n\rWorkerService\x12N\n\x16SetPartitionBoundaries\x12\x1f.interlock.sort.PartitionConfig\x1a\x13.interlock.sort.Ack\x12\x41\n\x0cStartShuffle\x12\x1c.interlock.sort.ShuffleStart\x1a\x13.interlock.sort.Ack\x12M\n\x0bShuffleData\x12 .interlock.sort.ShuffleDataChunk\x1a\x1a.interlock.sort.ShuffleAck(\x01\x12=\n\nStartMerge\x12\x1a.interlock.sort.MergeStart\x1a\x13.interlock.sort.Ack\x12H\n\tGetStatus\x12\x1d.interlock.sort.StatusRequest\x1a\x1c.interlock.sort.WorkerStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,45 +36,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACK']._serialized_start=45
   _globals['_ACK']._serialized_end=149
   _globals['_REGISTRATION']._serialized_start=152
-  _globals['_REGISTRATION']._serialized_end=486
-  _globals['_REGISTERED']._serialized_start=489
-  _globals['_REGISTERED']._serialized_end=654
-  _globals['_SAMPLE']._serialized_start=656
-  _globals['_SAMPLE']._serialized_end=766
-  _globals['_PHASECOMPLETE']._serialized_start=768
-  _globals['_PHASECOMPLETE']._serialized_end=884
-  _globals['_TRANSITION']._serialized_start=886
-  _globals['_TRANSITION']._serialized_end=986
-  _globals['_PARTITIONFILE']._serialized_start=988
-  _globals['_PARTITIONFILE']._serialized_end=1064
-  _globals['_COMPLETION']._serialized_start=1067
-  _globals['_COMPLETION']._serialized_end=1384
-  _globals['_COMPLETION_PHASESENTRY']._serialized_start=1339
-  _globals['_COMPLETION_PHASESENTRY']._serialized_end=1384
-  _globals['_COMPLETIONACK']._serialized_start=1386
-  _globals['_COMPLETIONACK']._serialized_end=1469
-  _globals['_MEMBER']._serialized_start=1471
-  _globals['_MEMBER']._serialized_end=1591
-  _globals['_ROSTER']._serialized_start=1593
-  _globals['_ROSTER']._serialized_end=1659
-  _globals['_PARTITIONCONFIG']._serialized_start=1662
-  _globals['_PARTITIONCONFIG']._serialized_end=1804
-  _globals['_SHUFFLESTART']._serialized_start=1806
-  _globals['_SHUFFLESTART']._serialized_end=1875
-  _globals['_MERGESTART']._serialized_start=1877
-  _globals['_MERGESTART']._serialized_end=1904
-  _globals['_SHUFFLEDATACHUNK']._serialized_start=1907
-  _globals['_SHUFFLEDATACHUNK']._serialized_end=2068
-  _globals['_SHUFFLEACK']._serialized_start=2070
-  _globals['_SHUFFLEACK']._serialized_end=2131
-  _globals['_STATUSREQUEST']._serialized_start=2133
-  _globals['_STATUSREQUEST']._serialized_end=2178
-  _globals['_WORKERSTATUS']._serialized_start=2181
-  _globals['_WORKERSTATUS']._serialized_end=2504
-  _globals['_WORKERSTATUS_PHASE']._serialized_start=2397
-  _globals['_WORKERSTATUS_PHASE']._serialized_end=2504
-  _globals['_MASTERSERVICE']._serialized_start=2507
-  _globals['_MASTERSERVICE']._serialized_end=2811
-  _globals['_WORKERSERVICE']._serialized_start=2814
-  _globals['_WORKERSERVICE']._serialized_end=3192
+  _globals['_REGISTRATION']._serialized_end=501
+  _globals['_REGISTERED']._serialized_start=504
+  _globals['_REGISTERED']._serialized_end=669
+  _globals['_SAMPLE']._serialized_start=671
+  _globals['_SAMPLE']._serialized_end=781
+  _globals['_PHASECOMPLETE']._serialized_start=783
+  _globals['_PHASECOMPLETE']._serialized_end=899
+  _globals['_TRANSITION']._serialized_start=901
+  _globals['_TRANSITION']._serialized_end=1001
+  _globals['_PARTITIONFILE']._serialized_start=1003
+  _globals['_PARTITIONFILE']._serialized_end=1079
+  _globals['_COMPLETION']._serialized_start=1082
+  _globals['_COMPLETION']._serialized_end=1399
+  _globals['_COMPLETION_PHASESENTRY']._serialized_start=1354
+  _globals['_COMPLETION_PHASESENTRY']._serialized_end=1399
+  _globals['_COMPLETIONACK']._serialized_start=1401
+  _globals['_COMPLETIONACK']._serialized_end=1484
+  _globals['_MEMBER']._serialized_start=1486
+  _globals['_MEMBER']._serialized_end=1606
+  _globals['_ROSTER']._serialized_start=1608
+  _globals['_ROSTER']._serialized_end=1674
+  _globals['_PARTITIONCONFIG']._serialized_start=1677
+  _globals['_PARTITIONCONFIG']._serialized_end=1819
+  _globals['_SHUFFLESTART']._serialized_start=1821
+  _globals['_SHUFFLESTART']._serialized_end=1890
+  _globals['_MERGESTART']._serialized_start=1892
+  _globals['_MERGESTART']._serialized_end=1919
+  _globals['_SHUFFLEDATACHUNK']._serialized_start=1922
+  _globals['_SHUFFLEDATACHUNK']._serialized_end=2083
+  _globals['_SHUFFLEACK']._serialized_start=2085
+  _globals['_SHUFFLEACK']._serialized_end=2146
+  _globals['_STATUSREQUEST']._serialized_start=2148
+  _globals['_STATUSREQUEST']._serialized_end=2193
+  _globals['_WORKERSTATUS']._serialized_start=2196
+  _globals['_WORKERSTATUS']._serialized_end=2519
+  _globals['_WORKERSTATUS_PHASE']._serialized_start=2412
+  _globals['_WORKERSTATUS_PHASE']._serialized_end=2519
+  _globals['_MASTERSERVICE']._serialized_start=2522
+  _globals['_MASTERSERVICE']._serialized_end=2826
+  _globals['_WORKERSERVICE']._serialized_start=2829
+  _globals['_WORKERSERVICE']._serialized_end=3207
 # @@protoc_insertion_point(module_scope)

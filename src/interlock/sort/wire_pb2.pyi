@@ -24,7 +24,7 @@ class Ack(_message.Message):
     def __init__(self, success: _Optional[bool] = ..., message: _Optional[str] = ..., state: _Optional[str] = ..., failed: _Optional[bool] = ..., invalid: _Optional[bool] = ..., unknown: _Optional[bool] = ...) -> None: ...
 
 class Registration(_message.Message):
-    __slots__ = ("protocol", "identity", "incarnation", "address", "index", "records", "record_length", "key_length", "block_records", "window_records", "free_output", "free_temp", "room", "output_disk", "temp_disk", "epoch", "state")
+    __slots__ = ("protocol", "identity", "incarnation", "address", "index", "records", "record_length", "key_length", "block_records", "window_records", "free_output", "free_temp", "room", "output_disk", "temp_disk", "epoch", "state", "lines")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class Registration(_message.Message):
     TEMP_DISK_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     identity: str
     incarnation: int
@@ -59,7 +60,8 @@ class Registration(_message.Message):
     temp_disk: str
     epoch: int
     state: str
-    def __init__(self, protocol: _Optional[int] = ..., identity: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., records: _Optional[int] = ..., record_length: _Optional[int] = ..., key_length: _Optional[int] = ..., block_records: _Optional[int] = ..., window_records: _Optional[int] = ..., free_output: _Optional[int] = ..., free_temp: _Optional[int] = ..., room: _Optional[int] = ..., output_disk: _Optional[str] = ..., temp_disk: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    lines: str
+    def __init__(self, protocol: _Optional[int] = ..., identity: _Optional[str] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., index: _Optional[int] = ..., records: _Optional[int] = ..., record_length: _Optional[int] = ..., key_length: _Optional[int] = ..., block_records: _Optional[int] = ..., window_records: _Optional[int] = ..., free_output: _Optional[int] = ..., free_temp: _Optional[int] = ..., room: _Optional[int] = ..., output_disk: _Optional[str] = ..., temp_disk: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., lines: _Optional[str] = ...) -> None: ...
 
 class Registered(_message.Message):
     __slots__ = ("protocol", "success", "message", "epoch", "index", "workers", "partitions", "starts", "finished")

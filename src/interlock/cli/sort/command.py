@@ -28,15 +28,13 @@ from interlock.errors import ConfigError
 from interlock.sort.settings import Distribution, Engine
 
 app = typer.Typer(
-    help="Sort records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
-    epilog="Records have 100 bytes with a key of 10 unless set otherwise. They are binary, or lines that end in CR LF. "
-    "Sizes are written 64MB, 2GB or 1.5GiB. Example: interlock sort run data --output sorted",
+    help="Sort lines or records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
+    epilog="Text is sorted as lines, by keys as GNU sort takes them. Other data is records of 100 bytes with a key of "
+    "10 unless set otherwise. Sizes are written 64MB, 2GB or 1.5GiB. Example: interlock sort run data --output sorted",
     no_args_is_help=True,
 )
 
-Inputs = Annotated[
-    list[Path], typer.Argument(help="Directories or files with records; they are only read.", metavar="INPUT…")
-]
+Inputs = Annotated[list[Path], typer.Argument(help="Directories or files; they are only read.", metavar="INPUT…")]
 Output = Annotated[
     Path, typer.Option("--output", "-O", help="Directory for partition.0, partition.1, …", metavar="DIR")
 ]
@@ -49,12 +47,42 @@ WorkDir = Annotated[
 Memory = Annotated[
     str | None, typer.Option(help="Memory limit for this command and all its workers together; 2GB unless given.")
 ]
-RecordLength = Annotated[int, typer.Option(help="Bytes of a record, line end included.", min=1)]
-KeyLength = Annotated[int, typer.Option(help="Bytes of the key, with which a record begins.", min=1)]
+RecordLength = Annotated[
+    int | None, typer.Option(help="Bytes of a record, line end included; 100 if not given.", min=1)
+]
+KeyLength = Annotated[
+    int | None, typer.Option(help="Bytes of the key, with which a record begins; 10 if not given.", min=1)
+]
 Ascii = Annotated[
     bool | None,
-    typer.Option("--ascii/--binary", help="Lines that end in CR LF, or arbitrary bytes; detected unless given."),
+    typer.Option(
+        "--ascii/--binary", help="Records that are lines of one length with CR LF, or any bytes; detected if not given."
+    ),
 ]
+Lines = Annotated[bool, typer.Option("--lines", help="Sort lines of any length; detected unless a format is given.")]
+LineKeys = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--key",
+        "-k",
+        help="Sort lines by this key, F[.C][OPTIONS][,F[.C][OPTIONS]]: from a character of a field to the end of a "
+        "field or a character of it, with options b, f, n and r. May be repeated.",
+        metavar="KEY",
+    ),
+]
+Separator = Annotated[
+    str | None,
+    typer.Option("--field-separator", "-t", help="Separator of fields, instead of blanks; \\t is a tab.", metavar="C"),
+]
+Numeric = Annotated[bool, typer.Option("--numeric-sort", "-n", help="Compare keys as numbers.")]
+Reverse = Annotated[bool, typer.Option("--reverse", "-r", help="Sort in descending order.")]
+Unique = Annotated[bool, typer.Option("--unique", "-u", help="Keep only the first of lines with equal keys.")]
+Stable = Annotated[
+    bool,
+    typer.Option("--stable", "-s", help="Keep lines with equal keys in input order, instead of comparing them whole."),
+]
+SkipBlanks = Annotated[bool, typer.Option("--ignore-leading-blanks", "-b", help="Ignore blanks before keys.")]
+Fold = Annotated[bool, typer.Option("--ignore-case", "-f", help="Compare lower case as upper case.")]
 Partitions = Annotated[
     int | None, typer.Option(help="Output files in total; one for each worker unless given.", min=1, metavar="N")
 ]
@@ -127,8 +155,8 @@ def generate(
     distribution: Annotated[
         Distribution, typer.Option(help="Distribution of the keys; skewed is a Zipf law, duplicates has 1,000 keys.")
     ] = Distribution.UNIFORM,
-    record_length: RecordLength = 100,
-    key_length: KeyLength = 10,
+    record_length: RecordLength = None,
+    key_length: KeyLength = None,
     ascii_: Annotated[bool, typer.Option("--ascii", help="Lines of printable characters that end in CR LF.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -157,14 +185,23 @@ def sort(
     inputs: Inputs,
     output: Output,
     workers: Annotated[
-        int | None, typer.Option("--workers", "-n", help="Sort workers; one for every two cores unless given.", min=1)
+        int | None, typer.Option("--workers", "-w", help="Sort workers; one for every two cores unless given.", min=1)
     ] = None,
     memory: Memory = None,
     work_dir: WorkDir = None,
     partitions: Partitions = None,
-    record_length: RecordLength = 100,
-    key_length: KeyLength = 10,
+    record_length: RecordLength = None,
+    key_length: KeyLength = None,
     ascii_: Ascii = None,
+    lines: Lines = False,
+    key: LineKeys = None,
+    separator: Separator = None,
+    numeric: Numeric = False,
+    reverse: Reverse = False,
+    unique: Unique = False,
+    stable: Stable = False,
+    skip_blanks: SkipBlanks = False,
+    fold: Fold = False,
     engine: Annotated[
         Engine,
         typer.Option(
@@ -188,6 +225,8 @@ def sort(
     After a kill or a crash, the same command resumes the sort.
 
     Example: interlock sort run data --output sorted --workers 2 --memory 2GB
+
+    Example: interlock sort run log.csv -O sorted -t , -k 3,3n -k 1
     """
     _set_up_logging(context, engine)
     commands = _commands()
@@ -200,6 +239,17 @@ def sort(
         work_dir=work_dir,
         lengths=(record_length, key_length),
         is_ascii=ascii_,
+        line_options=_line_options(
+            lines,
+            keys=key or [],
+            separator=separator,
+            numeric=numeric,
+            reverse=reverse,
+            unique=unique,
+            stable=stable,
+            skip_blanks=skip_blanks,
+            fold=fold,
+        ),
         engine=engine,
         ray_address=ray_address,
         overwrite=overwrite,
@@ -267,9 +317,18 @@ def worker(
     ] = "127.0.0.1",
     memory: Annotated[str | None, typer.Option(help="Memory limit of this worker; 2GB unless given.")] = None,
     work_dir: WorkDir = None,
-    record_length: RecordLength = 100,
-    key_length: KeyLength = 10,
+    record_length: RecordLength = None,
+    key_length: KeyLength = None,
     ascii_: Ascii = None,
+    lines: Lines = False,
+    key: LineKeys = None,
+    separator: Separator = None,
+    numeric: Numeric = False,
+    reverse: Reverse = False,
+    unique: Unique = False,
+    stable: Stable = False,
+    skip_blanks: SkipBlanks = False,
+    fold: Fold = False,
     token_file: TokenFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -307,6 +366,17 @@ def worker(
         work_dir=work_dir,
         lengths=(record_length, key_length),
         is_ascii=ascii_,
+        line_options=_line_options(
+            lines,
+            keys=key or [],
+            separator=separator,
+            numeric=numeric,
+            reverse=reverse,
+            unique=unique,
+            stable=stable,
+            skip_blanks=skip_blanks,
+            fold=fold,
+        ),
         overwrite=overwrite,
         display=commands.DisplayOptions(history=history, quiet=quiet, as_json=as_json, report_path=report),
     )
@@ -324,8 +394,17 @@ def validate(
         list[Path] | None,
         typer.Option("--input", "-I", help="The input of the sort, to compare with; may be repeated.", metavar="DIR"),
     ] = None,
-    record_length: RecordLength = 100,
-    key_length: KeyLength = 10,
+    record_length: RecordLength = None,
+    key_length: KeyLength = None,
+    lines: Lines = False,
+    key: LineKeys = None,
+    separator: Separator = None,
+    numeric: Numeric = False,
+    reverse: Reverse = False,
+    unique: Unique = False,
+    stable: Stable = False,
+    skip_blanks: SkipBlanks = False,
+    fold: Fold = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -335,7 +414,24 @@ def validate(
 
     Example: interlock sort validate sorted --input data
     """
-    _commands().validate(outputs, inputs or [], lengths=(record_length, key_length), quiet=quiet, as_json=as_json)
+    _commands().validate(
+        outputs,
+        inputs or [],
+        lengths=(record_length, key_length),
+        line_options=_line_options(
+            lines,
+            keys=key or [],
+            separator=separator,
+            numeric=numeric,
+            reverse=reverse,
+            unique=unique,
+            stable=stable,
+            skip_blanks=skip_blanks,
+            fold=fold,
+        ),
+        quiet=quiet,
+        as_json=as_json,
+    )
 
 
 def _security(token_file: Path | None, certificate: Path | None, key: Path | None, authority: Path | None) -> object:
@@ -363,6 +459,12 @@ def _set_up_logging(context: typer.Context, engine: Engine = Engine.LOCAL) -> No
     _import("interlock.sort.logging").set_up_logging(level, config.log_format)
     if engine is not Engine.LOCAL:
         set_up_logging(level, config.log_format)
+
+
+def _line_options(has_lines: bool, **options: object) -> dict[str, object] | None:
+    """Return the options of an order of lines; None if none was given."""
+    given = {name: value for name, value in options.items() if value}
+    return given if given or has_lines else None
 
 
 def _given(**options: object) -> dict[str, object]:

@@ -30,7 +30,8 @@ from interlock.errors import SortError, SortInputError
 from interlock.sort.data.checksum import format_checksum
 from interlock.sort.data.generate import Recipe
 from interlock.sort.data.generate import generate as generate_records
-from interlock.sort.data.records import RecordFormat, Source, open_source
+from interlock.sort.data.line_order import parse_line_order
+from interlock.sort.data.records import KEY_LENGTH, RECORD_LENGTH, RecordFormat, Source, open_source
 from interlock.sort.data.validate import Validation
 from interlock.sort.data.validate import validate as validate_output
 from interlock.sort.display import format_size, history_table, open_view, phase_table, report_tables, summary_line
@@ -77,8 +78,9 @@ def run(
     workers: int | None,
     settings: dict[str, Any],
     work_dir: Path | None,
-    lengths: tuple[int, int],
+    lengths: tuple[int | None, int | None],
     is_ascii: bool | None,
+    line_options: dict[str, Any] | None,
     engine: Engine,
     ray_address: str | None,
     overwrite: bool,
@@ -89,8 +91,9 @@ def run(
     _check_report_path(display.report_path)
     sort = get_engine(engine, config, ray_address, print_note)
     work_dir = _own_work_dir(work_dir, output)
-    prepared = _prepared(inputs, output, work_dir, lengths, is_ascii, overwrite=overwrite, quiet=display.quiet)
-    with prepared as source, _progress_shown(display) as on_progress:
+    source = open_input(inputs, lengths, is_ascii, line_options)
+    prepared = _prepared(source, inputs, output, work_dir, overwrite=overwrite, quiet=display.quiet)
+    with prepared, _progress_shown(display) as on_progress:
         count = workers or default_worker_count()
         report = sort(source, output, workers=count, settings=parsed, work_dir=work_dir, on_progress=on_progress)
         _remove_other_partitions(output, [one.path for one in report.partitions])
@@ -146,8 +149,9 @@ def worker(
     security: Security,
     settings: dict[str, Any],
     work_dir: Path | None,
-    lengths: tuple[int, int],
+    lengths: tuple[int | None, int | None],
     is_ascii: bool | None,
+    line_options: dict[str, Any] | None,
     overwrite: bool,
     display: DisplayOptions,
 ) -> None:
@@ -158,9 +162,10 @@ def worker(
         raise SortInputError(f"{address!r} is not the address of a master; write HOST:PORT, as in 10.0.0.1:40123")
     security.check_host(host)
     work_dir = _own_work_dir(work_dir, output)
-    prepared = _prepared(inputs, output, work_dir, lengths, is_ascii, overwrite=overwrite, quiet=display.quiet)
+    source = open_input(inputs, lengths, is_ascii, line_options)
+    prepared = _prepared(source, inputs, output, work_dir, overwrite=overwrite, quiet=display.quiet)
     stop = Event()
-    with prepared as source, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
+    with prepared, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
         report = run_worker(
             address,
             source,
@@ -190,13 +195,13 @@ def generate(
     seed: int,
     files: int,
     distribution: Distribution,
-    lengths: tuple[int, int],
+    lengths: tuple[int | None, int | None],
     is_ascii: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
     """Generate records."""
-    record_format = RecordFormat(*lengths, ascii=is_ascii)
+    record_format = RecordFormat(lengths[0] or RECORD_LENGTH, lengths[1] or KEY_LENGTH, ascii=is_ascii)
     if (records is None) == (size is None):
         raise SortInputError("the number of records is missing or ambiguous. Give either --records or --size")
     count = records if records is not None else parse_size("--size", size or "") // record_format.record_length
@@ -215,13 +220,22 @@ def generate(
 
 
 def validate(
-    outputs: Sequence[Path], inputs: Sequence[Path], *, lengths: tuple[int, int], quiet: bool, as_json: bool
+    outputs: Sequence[Path],
+    inputs: Sequence[Path],
+    *,
+    lengths: tuple[int | None, int | None],
+    line_options: dict[str, Any] | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Verify that an output is sorted; exit with 1 if it is not."""
     size = sum(path.stat().st_size for place in outputs if place.is_dir() for path in place.iterdir() if path.is_file())
     began = time.monotonic()
     with _progress_bar("validating", size * (2 if inputs else 1), quiet=quiet) as advance:
-        result = validate_output(outputs, inputs, record_length=lengths[0], key_length=lengths[1], on_read=advance)
+        lines = None if line_options is None else parse_line_order(**line_options)
+        result = validate_output(
+            outputs, inputs, record_length=lengths[0], key_length=lengths[1], lines=lines, on_read=advance
+        )
     if as_json:
         typer.echo(format_json({"valid": result.is_valid, **asdict(result), "largest": result.largest}))
     else:
@@ -261,19 +275,22 @@ def _own_work_dir(work_dir: Path | None, output: Path) -> Path | None:
     return None if work_dir is None else work_dir / f"{WORK_DIRECTORY}-{name}"
 
 
+def open_input(
+    inputs: Sequence[Path],
+    lengths: tuple[int | None, int | None],
+    is_ascii: bool | None,
+    line_options: dict[str, Any] | None,
+) -> Source:
+    """Open the input in the format that the options determine."""
+    lines = None if line_options is None else parse_line_order(**line_options)
+    return open_source(inputs, record_length=lengths[0], key_length=lengths[1], ascii=is_ascii, lines=lines)
+
+
 @contextmanager
 def _prepared(
-    inputs: Sequence[Path],
-    output: Path,
-    work_dir: Path | None,
-    lengths: tuple[int, int],
-    is_ascii: bool | None,
-    *,
-    overwrite: bool,
-    quiet: bool,
-) -> Iterator[Source]:
+    source: Source, inputs: Sequence[Path], output: Path, work_dir: Path | None, *, overwrite: bool, quiet: bool
+) -> Iterator[None]:
     """Check inputs and directories before anything is written; lock the output directory during the sort."""
-    source = open_source(inputs, record_length=lengths[0], key_length=lengths[1], ascii=is_ascii)
     check_directories(inputs, output, work_dir, (extent.path for extent in source.extents))
     is_resumed = is_resumable(work_dir or output / WORK_DIRECTORY)
     prepare_output(output, overwrite=overwrite or is_resumed)
@@ -282,8 +299,9 @@ def _prepared(
     with lock_output(output):
         if not quiet:
             verb = "resuming the sort of" if is_resumed else "sorting"
-            print_note(f"{verb} {source.records:,} {source.format}, {format_size(source.size)}")
-        yield source
+            count = f"{source.records:,} " if source.format.lines is None else ""
+            print_note(f"{verb} {count}{source.format}, {format_size(source.size)}")
+        yield
 
 
 def _remove_other_partitions(output: Path, partitions: Sequence[str]) -> None:

@@ -55,6 +55,8 @@ def fingerprint(source: Source) -> str:
     """Return a hash of the format, the extents, and the sizes and modification times of the files of a source."""
     digest = xxhash.xxh3_64(str(source.format).encode())
     for extent in source.extents:
+        if not extent.path:
+            continue
         status = Path(extent.path).stat()
         digest.update(os.fsencode(f"{extent}{status.st_size}{status.st_mtime_ns}"))
     return digest.hexdigest()

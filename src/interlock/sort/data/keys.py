@@ -10,7 +10,7 @@ Invariant: rows with equal keys keep their order.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,6 +31,49 @@ class Boundary(NamedTuple):
 
     key: bytes
     position: int
+
+
+class SortedRows(Protocol):
+    """Rows in order, in memory; they are numbered from 0, and lines by their bytes."""
+
+    @property
+    def unit(self) -> int:
+        """The bytes for which a row number stands."""
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+
+    @property
+    def lines(self) -> int:
+        """The number of records or lines."""
+
+    def gather(self, low: int, high: int, into: Rows) -> None:
+        """Copy the bytes of some rows into an array of exactly their size."""
+
+
+class SortedRecords:
+    """Records of one length in the order of an index."""
+
+    def __init__(self, rows: Rows, index: Index) -> None:
+        self._rows = rows
+        self._index = index
+
+    @property
+    def unit(self) -> int:
+        """The length of a record."""
+        return int(self._rows.shape[1])
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+        return len(self._index)
+
+    lines = count
+
+    def gather(self, low: int, high: int, into: Rows) -> None:
+        """Copy some records into an array of exactly their size."""
+        gather_rows(self._rows, self._index[low:high], into.reshape(high - low, self.unit))
 
 
 def word_offsets(key_length: int) -> list[int]:

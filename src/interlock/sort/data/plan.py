@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,7 @@ import xxhash
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.checksum import mix_bits
 from interlock.sort.data.keys import Boundary, sort_rows
+from interlock.sort.data.lines import PADDING_BYTES, scan_lines, sort_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from interlock.sort.data.keys import Rows
+    from interlock.sort.data.line_order import LineOrder
     from interlock.sort.data.records import Source
     from interlock.sort.settings import Settings
 
@@ -44,6 +47,9 @@ CACHED_BYTES = 13_107_200  # 131,072 records of 100 bytes, which stay in the pro
 TARGET_BLOCKS = 48  # per worker, at most
 MEMORY_DIVISOR = 12  # a block, and a window, takes at most this fraction of the memory
 MAX_BLOCK_RECORDS = 1 << 24
+INDEX_BYTES_PER_LINE = 96  # to sort a line, beside the line itself
+LONG_LINE_BYTES = 96  # lines from this length on are sorted in blocks as large as those of records
+MAX_LINE_BYTES = 1 << 30  # by which a block of lines may be larger than planned
 
 # Limits of the message that carries the boundaries
 MAX_WINDOWS = 20_000
@@ -58,6 +64,9 @@ MIN_READS, MAX_READS = 2_000, 32_000  # of one worker, by the size of its input
 READ_COST_BYTES = 128 << 10  # a read at a random position takes about as long as reading this many bytes in sequence
 MAX_SAMPLE_BYTES = 40 << 20  # keys and positions of all workers together, which the master holds and sorts
 POSITION_BYTES = 8
+MAX_DIVIDER_BYTES = 1024  # of a sampled line; the rest of it is left out
+MIN_LINE_READ_BYTES = 1024
+LINE_FEED = ord("\n")
 READ_BATCH_BYTES = 1 << 20  # records read at once, of which only the keys are kept
 READER_THREADS = 8
 SAMPLE_SEED = 20251024
@@ -78,6 +87,10 @@ class Member:
     def blocks(self) -> int:
         """The number of source blocks of this worker."""
         return -(-self.records // self.block_records)
+
+    def max_block_records(self, *, has_lines: bool) -> int:
+        """Return how many records a block may have; one of lines extends to the end of its last line."""
+        return self.block_records + (MAX_LINE_BYTES if has_lines else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +187,28 @@ def first_position(worker: int) -> int:
 
 def choose_block_records(source: Source, settings: Settings) -> int:
     """Return how many records are sorted at once: as many as fit the cache, or more to avoid too many blocks."""
-    length = source.format.record_length
+    length = row_cost(source)
     if settings.block_records is not None:
         return settings.block_records
-    wanted = max(CACHED_BYTES // length, -(-source.records // TARGET_BLOCKS))
-    return max(1, min(wanted, settings.memory // MEMORY_DIVISOR // length, MAX_BLOCK_RECORDS))
+    wanted = max(int(CACHED_BYTES / length), -(-source.records // TARGET_BLOCKS))
+    most = MAX_BLOCK_RECORDS if source.format.lines is None else MAX_LINE_BYTES
+    return max(1, min(wanted, int(settings.memory / MEMORY_DIVISOR / length), most))
 
 
 def choose_window_records(source: Source, settings: Settings) -> int:
     """Return how many records are merged at once: fewer than a block has, since sampled boundaries are inexact."""
     if settings.window_records is not None:
         return settings.window_records
-    length = source.format.record_length
-    wanted = max(CACHED_BYTES // length, choose_block_records(source, settings) * 4 // 5)
-    return max(1, min(wanted, settings.memory // MEMORY_DIVISOR // length))
+    length = row_cost(source)
+    wanted = max(int(CACHED_BYTES / length), choose_block_records(source, settings) * 4 // 5)
+    return max(1, min(wanted, int(settings.memory / MEMORY_DIVISOR / length)))
+
+
+def row_cost(source: Source) -> float:
+    """Return the bytes by which blocks are measured for each row: the index of short lines counts too."""
+    if source.format.lines is None:
+        return source.format.record_length
+    return max(1.0, (1 + INDEX_BYTES_PER_LINE / source.line_length) / (1 + INDEX_BYTES_PER_LINE / LONG_LINE_BYTES))
 
 
 def is_resident(block: int, share: float) -> bool:
@@ -206,7 +227,10 @@ def window_count(records: int, partitions: int, window_records: int, key_length:
 
 
 class Sample:
-    """Sampled keys of one worker's input with their positions, and the number of records of that input."""
+    """Sampled keys of one worker's input with their positions, and the number of records of that input.
+
+    The keys of lines are the lines themselves, one behind the other, or their first MAX_DIVIDER_BYTES.
+    """
 
     def __init__(self, keys: Rows, positions: NDArray[np.uint64], records: int) -> None:
         self.keys = keys
@@ -222,6 +246,8 @@ def sample_size(records: int, window_records: int, key_length: int, partitions: 
 
 def take_sample(source: Source, first: int, size: int) -> Sample:
     """Read about `size` keys of a source whose first record has the position `first`."""
+    if source.format.lines is not None:
+        return _take_sample_of_lines(source, first, size)
     key_length = source.format.key_length
     starts, count = choose_reads(source.records, size, max_reads(source.size))
     if not len(starts):
@@ -232,6 +258,33 @@ def take_sample(source: Source, first: int, size: int) -> Sample:
         pieces = list(readers.map(lambda batch: source.read_many(batch, count)[:, :key_length].copy(), batches))
     numbers = (starts[:, None] + np.arange(count, dtype=np.int64)).reshape(-1)
     return Sample(np.concatenate(pieces), numbers.astype(np.uint64) + np.uint64(first), source.records)
+
+
+def _take_sample_of_lines(source: Source, first: int, size: int) -> Sample:
+    """Read about `size` lines; what is read of the last line of each read divides the lines, too."""
+    read = max(MIN_LINE_READ_BYTES, (RECORDS_PER_READ + 1) * min(source.line_length, MAX_DIVIDER_BYTES))
+    reads = min(-(-size // RECORDS_PER_READ), max_reads(source.size), -(-source.records // read))
+    if not reads:
+        return Sample(np.empty(0, np.uint8), np.empty(0, np.uint64), 0)
+    starts, read = choose_reads(source.records, reads * read, reads)
+    with ThreadPoolExecutor(READER_THREADS) as readers:
+        batches = (batch.tolist() for batch in np.array_split(starts, READER_THREADS))
+        pieces = list(readers.map(lambda batch: source.read_many(batch, read).reshape(-1, read), batches))
+    lines: list[bytes] = []
+    positions: list[int] = []
+    wanted = -(-size // len(starts))
+    for start, row in zip(starts.tolist(), np.concatenate(pieces), strict=True):
+        text = row.tobytes()
+        begin = 0 if not start else text.find(b"\n") + 1
+        for _ in range(wanted if begin or not start else 0):
+            if begin >= len(text):
+                break
+            end = text.find(b"\n", begin)
+            end = len(text) if end < 0 else end
+            lines.append(text[begin : min(end, begin + MAX_DIVIDER_BYTES)] + b"\n")
+            positions.append(first + start + begin)
+            begin = end + 1
+    return Sample(np.frombuffer(b"".join(lines), np.uint8), np.array(positions, dtype=np.uint64), source.records)
 
 
 def max_reads(size: int) -> int:
@@ -252,17 +305,49 @@ def choose_reads(records: int, wanted: int, limit: int) -> tuple[NDArray[np.int6
     return np.minimum(edges[:-1] + (chance * widths).astype(np.int64), records - count), count
 
 
-def choose_boundaries(samples: Sequence[Sample], parts: int) -> list[Boundary]:
-    """Return the `parts` - 1 boundaries that divide the records into even parts, estimated from the samples."""
+def choose_boundaries(samples: Sequence[Sample], parts: int, order: LineOrder | None = None) -> list[Boundary]:
+    """Return the `parts` - 1 boundaries that divide the records into even parts, estimated from the samples.
+
+    `order` is that of lines, if these are samples of lines.
+    """
     filled = [sample for sample in samples if len(sample.keys)]
     if not filled:
         return [Boundary(b"", 0)] * (parts - 1)
+    if order is not None:
+        return _choose_lines(filled, parts, order)
     keys = np.concatenate([sample.keys for sample in filled])
     positions = np.concatenate([sample.positions for sample in filled])
     weights = np.concatenate([np.full(len(one.keys), one.records / len(one.keys)) for one in filled])
     by_position = np.argsort(positions, kind="stable")
     ranked = by_position[sort_rows(np.ascontiguousarray(keys[by_position]), keys.shape[1])]
+    return [Boundary(keys[at].tobytes(), int(positions[at])) for at in _quantiles(ranked, weights, parts)]
+
+
+def are_ordered(boundaries: Sequence[Boundary], order: LineOrder | None) -> bool:
+    """Return whether boundaries are in ascending order, which is that of lines if one is given."""
+    if order is None:
+        return all(before <= after for before, after in pairwise(boundaries))
+    text = b"".join(one.key + b"\n" for one in boundaries) + bytes(PADDING_BYTES)
+    lines = scan_lines(np.frombuffer(text, dtype=np.uint8), 0, len(text) - PADDING_BYTES, order)
+    ranked, _ = sort_lines(lines, order)
+    return bool(ranked.tolist() == list(range(len(boundaries))))
+
+
+def _choose_lines(samples: Sequence[Sample], parts: int, order: LineOrder) -> list[Boundary]:
+    """Choose boundaries among sampled lines; a line stands for as many bytes as it has in the sample."""
+    samples = sorted(samples, key=lambda sample: int(sample.positions[0]))
+    text = np.concatenate([*(sample.keys for sample in samples), np.zeros(PADDING_BYTES, dtype=np.uint8)])
+    positions = np.concatenate([sample.positions for sample in samples])
+    lines = scan_lines(text, 0, len(text) - PADDING_BYTES, order)
+    factors = np.repeat([one.records / len(one.keys) for one in samples], [len(one.positions) for one in samples])
+    ranked, _ = sort_lines(lines, order)
+    chosen = _quantiles(ranked, (lines.ends - lines.begins + 1) * factors, parts)
+    return [Boundary(text[lines.begins[at] : lines.ends[at]].tobytes(), int(positions[at])) for at in chosen]
+
+
+def _quantiles(ranked: NDArray[np.int64], weights: NDArray[np.float64], parts: int) -> NDArray[np.int64]:
+    """Return the rows, in the order `ranked`, that divide the sum of the weights into even parts."""
     cumulated = np.cumsum(weights[ranked])
     quantiles = cumulated[-1] * np.arange(1, parts) / parts
-    chosen = ranked[np.minimum(np.searchsorted(cumulated, quantiles, "left"), len(ranked) - 1)]
-    return [Boundary(keys[at].tobytes(), int(positions[at])) for at in chosen]
+    chosen: NDArray[np.int64] = ranked[np.minimum(np.searchsorted(cumulated, quantiles, "left"), len(ranked) - 1)]
+    return chosen

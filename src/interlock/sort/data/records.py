@@ -1,7 +1,8 @@
-"""The input of a sort: records of one length in files that are only read, in a fixed order.
+"""The input of a sort: records of one length, or lines, in files that are only read, in a fixed order.
 
 Invariant: a source numbers its records by (input as given, path, offset), and every part of it is read from the same
-bytes, however it is divided into shares and blocks.
+bytes, however it is divided into shares and blocks. Lines are numbered by their bytes: shares and blocks begin at the
+first line that begins at or behind their even share of the bytes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 from bisect import bisect_right
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from interlock.errors import SortInputError
+from interlock.sort.data.line_order import LineOrder
 from interlock.sort.io.direct_io import FileShrank, disable_readahead, read_cached, read_fully, read_uncached
 from interlock.sort.workdir import check_name
 
@@ -35,15 +37,25 @@ DETECTION_RECORDS = 64  # at the head of a file, by which its format is detected
 PRINTABLE = np.zeros(256, dtype=bool)
 PRINTABLE[0x20:0x7F] = True
 PRINTABLE[0x09] = True
+TEXT = PRINTABLE.copy()  # bytes of text in lines, in ASCII, UTF-8 or an encoding of one byte
+TEXT[[0x0A, 0x0D]] = True
+TEXT[0x80:] = True
+LINE_FEED = b"\n"
+LINE_SEARCH_BYTES = 64 << 10  # read at once to find the end of a line
+LINE_PROBES, LINE_PROBE_BYTES = 32, 32 << 10  # by which the length of lines is estimated
 
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """Length of a record and of the key at its head, and whether a record is a line that ends in CR LF."""
+    """Length of a record and of the key at its head, and whether a record is a line that ends in CR LF.
+
+    With `lines`, the order of lines of any length, the lengths are 1: rows are numbered by their bytes.
+    """
 
     record_length: int = RECORD_LENGTH
     key_length: int = KEY_LENGTH
     ascii: bool = False
+    lines: LineOrder | None = None
 
     def __post_init__(self) -> None:
         ending = len(LINE_END) if self.ascii else 0
@@ -65,16 +77,27 @@ class RecordFormat:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> RecordFormat:
         """Read the format from its JSON document."""
-        return cls(**document)
+        lines = document.get("lines")
+        return cls(**{**document, "lines": None if lines is None else LineOrder.from_json(lines)})
+
+    @classmethod
+    def of_lines(cls, order: LineOrder) -> RecordFormat:
+        """Return the format of lines of any length."""
+        return cls(1, 1, lines=order)
 
     def __str__(self) -> str:
+        if self.lines is not None:
+            return str(self.lines)
         kind = "lines" if self.ascii else "binary records"
         return f"{kind} of {self.record_length} bytes with keys of {self.key_length}"
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Consecutive whole records in one file; `offset` is in bytes."""
+    """Consecutive whole records in one file; `offset` is in bytes.
+
+    An extent without a path is a line feed, which the last line of a file lacks.
+    """
 
     path: str
     offset: int
@@ -83,11 +106,15 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Records in input order; `position` is the number of the first one in the whole input."""
+    """Records in input order; `position` is the number of the first one in the whole input.
+
+    `line_length` is an estimate of the length of short lines; it is 0 for records.
+    """
 
     format: RecordFormat
     extents: tuple[Extent, ...]
     position: int = 0
+    line_length: int = 0
     ends: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,17 +134,36 @@ class Source:
         """Return `records` records of this source, from number `first` on."""
         if not 0 <= first <= first + records <= self.records:
             raise ValueError(f"records {first} to {first + records} of a source of {self.records}")
-        return Source(self.format, tuple(self._cut(first, records)), self.position + first)
+        return Source(self.format, tuple(self._cut(first, records)), self.position + first, self.line_length)
 
     def share(self, index: int, count: int) -> Source:
         """Return share `index` (from 0) of `count` even shares, which together are the whole source."""
-        first, end = self.records * index // count, self.records * (index + 1) // count
+        first, end = (self.line_start(self.records * number // count) for number in (index, index + 1))
+        return self.part(first, end - first)
+
+    def block(self, number: int, records: int) -> Source:
+        """Return block `number` (from 0) of so many records; the last one may be smaller, and lines are kept whole."""
+        first, end = self.line_start(number * records), self.line_start((number + 1) * records)
         return self.part(first, end - first)
 
     def blocks(self, records: int) -> list[Source]:
-        """Divide the source into blocks of so many records; the last may be smaller."""
-        starts = range(0, self.records, records)
-        return [self.part(first, min(records, self.records - first)) for first in starts]
+        """Divide the source into blocks of so many records."""
+        return [self.block(number, records) for number in range(-(-self.records // records))]
+
+    def line_start(self, number: int) -> int:
+        """Return the number of the first record at or behind a number; lines are numbered by their bytes."""
+        if self.format.lines is None or number <= 0 or number >= self.records:
+            return min(number, self.records)
+        before = number - 1  # may be the end of the line before
+        data = np.empty(LINE_SEARCH_BYTES, dtype=np.uint8)
+        while before < self.records:
+            piece = data[: min(len(data), self.records - before)]
+            self._fill(piece, self._cut(before, len(piece)))
+            ends = np.flatnonzero(piece == ord(LINE_FEED))
+            if len(ends):
+                return before + int(ends[0]) + 1
+            before += len(piece)
+        return self.records
 
     def read(self, into: NDArray[np.uint8]) -> None:
         """Read exactly the bytes of this source into a contiguous array; check the line ends."""
@@ -136,20 +182,26 @@ class Source:
     def describe_position(self, number: int) -> str:
         """Return file and offset of the record with this number, for an error message."""
         at = bisect_right(self.ends, number)
-        extent = self.extents[at]
-        within = number - (self.ends[at] - extent.records)
+        extent = self.extents[at] if self.extents[at].path else self.extents[at - 1]
+        within = number - (self.ends[at] - self.extents[at].records)
         return f"{extent.path}, byte {extent.offset + within * self.format.record_length:,}"
 
     def json(self) -> dict[str, Any]:
         """Return the source as a JSON document."""
         rows = [[extent.path, extent.offset, extent.records] for extent in self.extents]
-        return {"format": self.format.json(), "extents": rows, "position": self.position}
+        return {
+            "format": self.format.json(),
+            "extents": rows,
+            "position": self.position,
+            "line_length": self.line_length,
+        }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Source:
         """Read the source from its JSON document."""
         extents = tuple(Extent(path, offset, records) for path, offset, records in document["extents"])
-        return cls(RecordFormat.from_json(document["format"]), extents, document["position"])
+        record_format = RecordFormat.from_json(document["format"])
+        return cls(record_format, extents, document["position"], document["line_length"])
 
     def _fill(self, into: NDArray[np.uint8], extents: Iterable[Extent]) -> None:
         buffer = into.reshape(-1).data
@@ -182,21 +234,34 @@ class Source:
 def open_source(
     inputs: Sequence[Path],
     *,
-    record_length: int = RECORD_LENGTH,
-    key_length: int = KEY_LENGTH,
+    record_length: int | None = None,
+    key_length: int | None = None,
     ascii: bool | None = None,  # noqa: A002 - the term of the sort benchmark
+    lines: LineOrder | None = None,
+    check_sizes: bool = True,
 ) -> Source:
-    """Find and check the input files; detect the format if `ascii` is None.
+    """Find and check the input files; detect the format unless lengths, `ascii` or `lines` determine it.
 
     A directory stands for all files beneath it, in the order of their paths, without hidden ones.
     """
+    if lines is not None and (record_length, key_length, ascii) != (None, None, None):
+        raise SortInputError("lines have no record length: give either the keys of lines, or the lengths of records")
+    has_lengths = (record_length, key_length) != (None, None)
+    record_length = RECORD_LENGTH if record_length is None else record_length
+    key_length = KEY_LENGTH if key_length is None else key_length
     RecordFormat(record_length, key_length)
     sizes = {path: _check_readable(path) for path in _list_files(inputs)}
-    if ascii is None:
-        ascii = _detect_lines(sizes, record_length)  # noqa: A001 - as above
-    record_format = RecordFormat(record_length, key_length, ascii)
+    if lines is None and ascii is None:
+        lines, ascii = _detect_format(sizes, record_length, has_lengths=has_lengths)  # noqa: A001 - as above
+    if lines is not None:
+        return _open_lines(sizes, lines)
+    return _open_records(sizes, RecordFormat(record_length, key_length, bool(ascii)), check_sizes=check_sizes)
+
+
+def _open_records(sizes: dict[Path, int], record_format: RecordFormat, *, check_sizes: bool) -> Source:
+    record_length = record_format.record_length
     for path, size in sizes.items():
-        if size % record_length:
+        if size % record_length and check_sizes:
             whole = size - size % record_length
             raise SortInputError(
                 f"{path}: {size:,} bytes are not a whole number of records of {record_length} bytes; the last "
@@ -204,6 +269,30 @@ def open_source(
             )
     extents = tuple(Extent(str(path), 0, size // record_length) for path, size in sizes.items() if size)
     return Source(record_format, extents)
+
+
+def _open_lines(sizes: dict[Path, int], order: LineOrder) -> Source:
+    """Return a source of lines; a file whose last line does not end gets a line feed."""
+    extents: list[Extent] = []
+    for path, size in sizes.items():
+        if size:
+            extents.append(Extent(str(path), 0, size))
+            with path.open("rb", buffering=0) as file:
+                if os.pread(file.fileno(), 1, size - 1) != LINE_FEED:
+                    extents.append(Extent("", 0, 1))
+    source = Source(RecordFormat.of_lines(order), tuple(extents))
+    return replace(source, line_length=_estimate_line_length(source))
+
+
+def _estimate_line_length(source: Source) -> int:
+    """Return the mean length of lines in the part of a source, of some, in which they are the shortest."""
+    size = min(LINE_PROBE_BYTES, source.records)
+    if not size:
+        return 1
+    probes = min(LINE_PROBES, -(-source.records // size))
+    starts = [(source.records - size) * number // max(probes - 1, 1) for number in range(probes)]
+    counts = (source.read_many(starts, size).reshape(probes, size) == ord(LINE_FEED)).sum(axis=1)
+    return max(1, size // max(1, int(counts.max())))
 
 
 def _list_files(inputs: Sequence[Path]) -> list[Path]:
@@ -252,32 +341,55 @@ def _check_readable(path: Path) -> int:
         raise SortInputError(f"input {path} cannot be read: {error.strerror}") from error
 
 
-def _detect_lines(sizes: dict[Path, int], record_length: int) -> bool:
-    """Return whether the records are lines; the head of the first non-empty file decides."""
+def _detect_format(sizes: dict[Path, int], record_length: int, *, has_lengths: bool) -> tuple[LineOrder | None, bool]:
+    """Return the order of lines if the input has lines of any length, and whether it has lines of one length."""
+    path, head = _read_head(sizes, record_length)
+    if not _has_other_lines(head, record_length):
+        return None, _has_ascii_records(head, record_length)
+    if has_lengths:
+        _refuse_other_lines(path, head, record_length)
+    return LineOrder(), False
+
+
+def _read_head(sizes: dict[Path, int], record_length: int) -> tuple[Path, bytes]:
+    """Read the head of the first non-empty file, by which the format of all is detected."""
     first = next((path for path, size in sizes.items() if size), None)
     if first is None:
-        return False
+        return Path(), b""
     with first.open("rb", buffering=0) as file:
-        head = np.frombuffer(file.read(record_length * DETECTION_RECORDS), dtype=np.uint8)
-    rows = head[: len(head) // record_length * record_length].reshape(-1, record_length)
-    if not len(rows):
+        return first, file.read(record_length * DETECTION_RECORDS)
+
+
+def _rows_of_head(head: bytes, record_length: int) -> NDArray[np.uint8]:
+    whole = len(head) // record_length * record_length
+    return np.frombuffer(head, dtype=np.uint8, count=whole).reshape(-1, record_length)
+
+
+def _has_ascii_records(head: bytes, record_length: int) -> bool:
+    """Return whether the head of a file has lines of one length that end in CR LF."""
+    rows = _rows_of_head(head, record_length)
+    if not len(rows) or not (rows[:, -2:] == np.frombuffer(LINE_END, dtype=np.uint8)).all():
         return False
-    if (rows[:, -2:] == np.frombuffer(LINE_END, dtype=np.uint8)).all() and PRINTABLE[rows[:, :-2]].all():
-        return True
-    _refuse_other_lines(first, head.tobytes(), record_length)
-    return False
+    return bool(PRINTABLE[rows[:, :-2]].all())
+
+
+def _has_other_lines(head: bytes, record_length: int) -> bool:
+    """Return whether the head of a file is text with line feeds elsewhere than at the ends of records."""
+    if LINE_FEED not in head or not TEXT[np.frombuffer(head, dtype=np.uint8)].all():
+        return False
+    is_end = _rows_of_head(head, record_length) == ord(LINE_FEED)
+    return not (len(is_end) and bool(is_end[:, -1].all()) and not is_end[:, :-1].any())
 
 
 def _refuse_other_lines(path: Path, head: bytes, record_length: int) -> None:
     """Refuse text whose lines have another length: records would begin in the middle of lines."""
-    lines = head.split(LINE_END)[:-1]
-    if len(lines) > 1 and all(PRINTABLE[np.frombuffer(line, dtype=np.uint8)].all() for line in lines):
-        lengths = sorted({len(line) + len(LINE_END) for line in lines})
-        if len(lengths) == 1:
-            advice = f"lines of {lengths[0]} bytes: give --record-length {lengths[0]}"
-        else:
-            advice = f"lines of {lengths[0]} to {lengths[-1]} bytes, which cannot be sorted as records of one length"
-        raise SortInputError(f"{path} does not hold records of {record_length} bytes but {advice} (or --binary)")
+    lines = head.split(LINE_FEED)[:-1]
+    lengths = sorted({len(line) + len(LINE_FEED) for line in lines})
+    if len(lengths) == 1:
+        advice = f"lines of {lengths[0]} bytes: give --record-length {lengths[0]}, or sort lines without lengths"
+    else:
+        advice = f"lines of {lengths[0]} to {lengths[-1]} bytes: sort lines without --record-length and --key-length"
+    raise SortInputError(f"{path} does not hold records of {record_length} bytes but {advice} (or --binary)")
 
 
 class _ExtentReader:
@@ -297,6 +409,9 @@ class _ExtentReader:
 
     def read(self, extent: Extent, buffer: memoryview) -> None:
         """Read the records of an extent into a buffer."""
+        if not extent.path:
+            buffer[:] = LINE_FEED
+            return
         try:
             if extent.path != self._path:
                 self.__exit__()

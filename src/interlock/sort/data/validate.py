@@ -17,7 +17,8 @@ import numpy as np
 
 from interlock.errors import SortInputError
 from interlock.sort.data.checksum import combine_checksums, compute_checksum, format_checksum
-from interlock.sort.data.records import Extent, RecordFormat, Source, open_source
+from interlock.sort.data.records import KEY_LENGTH, RECORD_LENGTH, Extent, RecordFormat, Source, open_source
+from interlock.sort.data.validate_lines import LineSummary, compare_lines, summarize_lines
 from interlock.sort.workdir import PARTITION_NAME
 
 if TYPE_CHECKING:
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from interlock.sort.data.line_order import LineOrder
+
 BLOCK_BYTES = 4 << 20  # that a thread reads at once
+MAX_SHOWN_BYTES = 60  # of a line in a message
 MAX_MISSING = 20  # missing partitions that are listed
 
 ReadCallback = Callable[[int], object]
@@ -85,17 +89,25 @@ def validate(
     outputs: Sequence[Path],
     inputs: Sequence[Path] = (),
     *,
-    record_length: int = 100,
-    key_length: int = 10,
+    record_length: int | None = None,
+    key_length: int | None = None,
+    lines: LineOrder | None = None,
     threads: int | None = None,
     on_read: ReadCallback = lambda _: None,
 ) -> Validation:
     """Check the partitions in these directories, and compare them with the input if one is given.
 
-    A directory without partitions is an input error. `on_read` receives the number of bytes of every read.
+    The format is detected unless lengths or the order of lines are given. A directory without partitions is an input
+    error. `on_read` receives the number of bytes of every read.
     """
     result = Validation()
     paths = _find_partitions(outputs, result)
+    if lines is None and (record_length, key_length) == (None, None):
+        lines = open_source([path for _, path in paths if path.is_file()], check_sizes=False).format.lines
+    if lines is not None:
+        _validate_lines(result, paths, inputs, lines, on_read)
+        return result
+    record_length, key_length = record_length or RECORD_LENGTH, key_length or KEY_LENGTH
     with ThreadPoolExecutor(threads or min(8, os.cpu_count() or 1)) as pool:
         whole = Summary(0, 0, 0)
         for number, path in paths:
@@ -110,6 +122,68 @@ def validate(
             source = open_source(inputs, record_length=record_length, key_length=key_length, ascii=False)
             _compare(result, _summarize(pool, source, on_read, check_order=False))
     return result
+
+
+def _validate_lines(
+    result: Validation,
+    paths: Sequence[tuple[int, Path]],
+    inputs: Sequence[Path],
+    order: LineOrder,
+    on_read: ReadCallback,
+) -> None:
+    """Check partitions of lines."""
+    last: bytes | None = None
+    digest = 0
+    for number, path in paths:
+        if not path.is_file():
+            result.problems.append(f"{path} is not a file, or a link to nowhere")
+            continue
+        source = open_source([path], lines=order)
+        found = summarize_lines(source, order, on_read)
+        result.duplicates += found.equal
+        if last is not None and found.first is not None:
+            result.duplicates += not compare_lines(last, found.first, order)
+        result.problems += _problems_of_lines(path, source, found, last, order)
+        ends = (None if line is None else _format_line(line) for line in (found.first, found.last))
+        digest = combine_checksums(digest, found.digest)
+        result.partitions.append(
+            ValidatedPartition(number, str(path), found.lines, found.size, format_checksum(found.digest), *ends)
+        )
+        last = found.last if found.last is not None else last
+        result.records, result.size = result.records + found.lines, result.size + found.size
+    result.digest = format_checksum(digest)
+    if inputs:
+        whole = summarize_lines(open_source(inputs, lines=order), None, on_read)
+        if not order.unique:
+            _compare(result, Summary(whole.lines, whole.digest, 0))
+        elif result.records > whole.lines or (result.records == 0) is not (whole.lines == 0):
+            # the checksum of the lines that were kept cannot be known without sorting
+            result.problems.append(f"{result.records:,} lines, but the input has {whole.lines:,}")
+
+
+def _problems_of_lines(
+    path: Path, source: Source, found: LineSummary, last: bytes | None, order: LineOrder
+) -> list[str]:
+    """List what is wrong with a partition of lines behind one that ends with the line `last`."""
+    problems: list[str] = []
+    if source.extents and not source.extents[-1].path:
+        problems.append(f"{path}: the last line does not end")
+    if found.disorder is not None:
+        offset, line = found.disorder
+        problems.append(f"{path}, byte {offset:,}: {_format_line(line)} is out of order")
+    if last is not None and found.first is not None:
+        direction = compare_lines(last, found.first, order)
+        if direction > 0 or (order.unique and not direction):
+            problems.append(
+                f"{path}: begins with {_format_line(found.first)}, which does not belong behind "
+                f"{_format_line(last)}, with which the partition before it ends"
+            )
+    return problems
+
+
+def _format_line(line: bytes) -> str:
+    """Format the begin of a line."""
+    return repr(line[:MAX_SHOWN_BYTES].decode(errors="backslashreplace")) + "…" * (len(line) > MAX_SHOWN_BYTES)
 
 
 def _check_order(result: Validation, last: bytes | None, path: Path, source: Source, summary: Summary) -> None:

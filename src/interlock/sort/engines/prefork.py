@@ -80,7 +80,7 @@ def predict_worker_count(arguments: list[str]) -> int:
         return 0
     count = default_worker_count()
     for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        if name in {"--workers", "-n"}:
+        if name in {"--workers", "-w"}:
             count = int(value) if value.isdecimal() else 0
             break
     return min(count, MAX_PREFORKED)

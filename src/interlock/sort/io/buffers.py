@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import xxhash
 
-from interlock.sort.data.keys import gather_rows
 from interlock.sort.io.direct_io import IO_BUFFER_BYTES, MAX_IO_BYTES, PAGE_BYTES, DirectReader, io_buffer
 from interlock.sort.io.memory import allocate_huge_pages
 from interlock.sort.io.page_checksums import PageChecksums
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from interlock.sort.data.keys import Index, Rows
+    from interlock.sort.data.keys import Rows, SortedRows
     from interlock.sort.io.direct_io import DirectWriter
 
     Borrowed = tuple[NDArray[np.uint8], "IoThread"]
@@ -115,13 +114,16 @@ def _open_file_slots() -> threading.Semaphore:
 
 
 class BufferPool:
-    """A pool of buffers for so many unsorted rows each, with a spare page for alignment, and an I/O thread each."""
+    """A pool of buffers for so many unsorted rows each, with a spare page for alignment, and an I/O thread each.
 
-    def __init__(self, count: int, rows: int, record_length: int) -> None:
+    Lines need some more bytes, `spare`.
+    """
+
+    def __init__(self, count: int, rows: int, record_length: int, spare: int = 0) -> None:
         self.rows = rows
         self._free: queue.SimpleQueue[Borrowed] = queue.SimpleQueue()
         for _ in range(count):
-            self._free.put((allocate_huge_pages(rows * record_length + PAGE_BYTES), IoThread()))
+            self._free.put((allocate_huge_pages(rows * record_length + PAGE_BYTES + spare), IoThread()))
 
     @contextmanager
     def borrow(self) -> Iterator[Borrowed]:
@@ -148,28 +150,34 @@ class IoThread:
             other.result()
 
     def write_sorted(
-        self, rows: Rows, index: Index, file: DirectWriter, offset: int, checksums: PageChecksums | None = None
+        self,
+        rows: SortedRows,
+        low: int,
+        high: int,
+        file: DirectWriter,
+        offset: int,
+        checksums: PageChecksums | None = None,
     ) -> str:
-        """Write rows in the order of an index at an offset of a file; return their checksum, or those of their pages.
+        """Write some rows in order at an offset of a file; return their checksum, or those of their pages.
 
         Rows are gathered in one half of an I/O buffer, which stays in the processor's cache, while the other half is
         written by the second thread.
         """
-        length = rows.shape[1]
+        length = rows.unit
         digest: PageChecksums | xxhash.xxh3_64 = xxhash.xxh3_64() if checksums is None else checksums
         begun = held = offset % PAGE_BYTES
         writing: Future[None] | None = None
-        at = 0
+        at = low
         with io_buffer() as buffer:
             half, other = buffer[: IO_BUFFER_BYTES // 2], buffer[IO_BUFFER_BYTES // 2 :]
             try:
-                while at < len(index):
-                    taken = min((len(half) - held) // length, len(index) - at)
+                while at < high:
+                    taken = min((len(half) - held) // length, high - at)
                     piece = half[held : held + taken * length]
-                    gather_rows(rows, index[at : at + taken], piece.reshape(taken, length))
+                    rows.gather(at, at + taken, piece)
                     digest.update(piece.data)
                     held, at = held + taken * length, at + taken
-                    end = held // PAGE_BYTES * PAGE_BYTES if at < len(index) else held
+                    end = held // PAGE_BYTES * PAGE_BYTES if at < high else held
                     if writing is not None:
                         writing.result()
                     writing = self._executor.submit(file.write, half.data[begun:end], offset)

@@ -58,8 +58,12 @@ def align_rows(array: NDArray[np.uint8], rows: int, record_length: int, offset: 
 
     Direct I/O can read from that offset to these rows without a copy.
     """
-    start = offset % PAGE_BYTES
-    return array[start : start + rows * record_length].reshape(rows, record_length)
+    return align(array, offset)[: rows * record_length].reshape(rows, record_length)
+
+
+def align(array: NDArray[np.uint8], offset: int) -> NDArray[np.uint8]:
+    """Return the part of an array with a spare page that begins as far into a page as `offset` does in a file."""
+    return array[offset % PAGE_BYTES :]
 
 
 class DirectWriter:
@@ -99,6 +103,10 @@ class DirectWriter:
                 raise
             write_fully(self._file, middle, offset + head)  # this file system needs another alignment
         write_fully(self._file, data[head + whole :], offset + head + whole)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to the bytes that were written."""
+        os.ftruncate(self._file, size)
 
     def sync(self) -> None:
         """Wait until the whole file is on the disk."""

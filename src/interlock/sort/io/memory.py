@@ -125,6 +125,11 @@ class RowPool:
         """Return the memory of one slab."""
         return self._memory[number * self._slab_bytes : (number + 1) * self._slab_bytes]
 
+    def rows(self, number: int, count: int) -> NDArray[np.uint8]:
+        """Return the memory of rows that begin in one slab and may extend into the slabs after it."""
+        begin = number * self._slab_bytes
+        return self._memory[begin : begin + count * self.record_length]
+
     def consecutive(self, number: int, offset: int, size: int) -> memoryview:
         """Return memory that begins in one slab and may extend into the slabs after it."""
         begin = number * self._slab_bytes + offset
@@ -142,11 +147,12 @@ class PooledRows:
         self._is_consecutive = all(after == before + 1 for before, after in pairwise(slabs))
 
     def parts(self) -> Iterator[Rows]:
-        """Yield the memory of all rows, slab by slab."""
+        """Yield the memory of all rows in order, as far as it is consecutive."""
         per_slab, length = self._pool.rows_per_slab, self._pool.record_length
-        for at, number in enumerate(self.slabs):
-            rows = min(per_slab, self._rows - at * per_slab)
-            yield self._pool.slab(number)[: rows * length].reshape(rows, length)
+        breaks = [at for at in range(1, len(self.slabs)) if self.slabs[at] != self.slabs[at - 1] + 1]
+        for begin, end in pairwise([0, *breaks, len(self.slabs)] if self.slabs else []):
+            rows = min(end * per_slab, self._rows) - begin * per_slab
+            yield self._pool.rows(self.slabs[begin], rows).reshape(rows, length)
 
     def write(self, data: memoryview, offset: int) -> None:
         """Copy bytes to an offset."""

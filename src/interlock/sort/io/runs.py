@@ -12,24 +12,24 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import orjson
 
 from interlock.errors import SortInputError
+from interlock.sort.data.blocks import sort_buffer, spare_bytes
 from interlock.sort.data.checksum import fingerprint
-from interlock.sort.data.keys import find_boundaries, gather_rows, sort_rows
 from interlock.sort.data.plan import first_position, is_resident
 from interlock.sort.io.buffers import SpilledRows
-from interlock.sort.io.direct_io import DirectReader, DirectWriter, align_rows
+from interlock.sort.io.direct_io import DirectReader, DirectWriter, align, align_rows
 from interlock.sort.io.page_checksums import PageChecksums, compute_checksums
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from interlock.sort.data.keys import Index, Rows
+    from interlock.sort.data.keys import Rows, SortedRows
     from interlock.sort.data.plan import Plan
     from interlock.sort.data.records import Source
     from interlock.sort.io.buffers import BufferPool, IoThread, RowStore
@@ -122,94 +122,94 @@ class BlockSorter:
         if reused is not None:
             return reused, True
         with self._buffers.borrow() as (buffer, io_thread):
-            rows, index, cuts = self._read_and_sort(block, buffer)
-            sent = self._keep_for_others(block, cuts, rows, index)
+            rows, cuts = self._read_and_sort(block, buffer)
+            sent = self._keep_for_others(block, cuts, rows)
             if sent is None:
-                return Run(block, cuts, self._spill(block, cuts, rows, index, 0, io_thread), {}, None), False
+                return Run(block, cuts, self._spill(block, cuts, rows, (0, rows.count), io_thread), {}, None), False
             low, high = self._plan.extent(cuts, self._worker)
             try:
                 own: RowStore | None = None
                 if is_resident(block, self._shares.own):
-                    own = self._keep(rows, index[low:high], low)
+                    own = self._keep(rows, low, high)
                 if own is None:
-                    own = self._spill(block, cuts, rows, index[low:high], low, io_thread)
+                    own = self._spill(block, cuts, rows, (low, high), io_thread)
             except BaseException:
                 _close_all(sent)
                 raise
             return Run(block, cuts, own, sent, self._sort_again), False
 
-    def _read_and_sort(self, block: int, buffer: NDArray[np.uint8]) -> tuple[Rows, Index, list[int]]:
-        """Read a block; return its rows, their order, and the row numbers at which windows begin and end."""
-        start = block * self._block_records
-        count = min(self._block_records, self.source.records - start)
-        part, key_length = self.source.part(start, count), self.source.format.key_length
-        rows = align_rows(buffer, count, self.source.format.record_length, part.extents[0].offset)
-        part.read(rows)
-        index = sort_rows(rows, key_length)
-        position = first_position(self._worker) + start
-        return rows, index, [0, *find_boundaries(rows, index, position, key_length, self._plan.boundaries), count]
+    def _read_and_sort(self, block: int, buffer: NDArray[np.uint8]) -> tuple[SortedRows, list[int]]:
+        """Read a block; return its rows in order, and the row numbers at which windows begin and end."""
+        part, boundaries = self.source.block(block, self._block_records), self._plan.boundaries
+        room = align(buffer, part.extents[0].offset if part.extents else 0)
+        needed = part.size + spare_bytes(part.format, boundaries)
+        if needed > len(room):  # lines that are longer than others
+            room = np.empty(needed, dtype=np.uint8)
+        part.read(room[: part.size])
+        position = first_position(self._worker) + part.position - self.source.position
+        rows, counts = sort_buffer(room, part.records, part.format, boundaries, position)
+        return rows, [0, *counts, rows.count]
 
     def _sort_again(self, run: Run, excluded: set[int]) -> dict[int, RowStore]:
         """Sort the block of a run again; return the rows for all other workers but the excluded ones."""
         found: dict[int, RowStore] = {}
         with self._buffers.borrow() as (buffer, io_thread):
-            rows, index, cuts = self._read_and_sort(run.block, buffer)
+            rows, cuts = self._read_and_sort(run.block, buffer)
             if cuts != run.cuts or fingerprint(self.source) != self._fingerprint:
                 raise SortInputError("the input of this worker changed while it was sorted; start a new sort")
             try:
                 for worker in self._others - excluded:
                     low, high = self._plan.extent(cuts, worker)
-                    found[worker] = self._keep(rows, index[low:high], low) or self._spill_for(
-                        run.block, worker, rows, index[low:high], low, io_thread
+                    found[worker] = self._keep(rows, low, high) or self._spill_for(
+                        run.block, worker, rows, (low, high), io_thread
                     )
             except BaseException:
                 _close_all(found)
                 raise
         return found
 
-    def _keep_for_others(self, block: int, cuts: list[int], rows: Rows, index: Index) -> dict[int, PooledRows] | None:
+    def _keep_for_others(self, block: int, cuts: list[int], rows: SortedRows) -> dict[int, PooledRows] | None:
         """Keep the rows for all other workers in memory; None if this block is to be spilled, or memory is short."""
         if not is_resident(block, self._shares.sent):
             return None
         kept: dict[int, PooledRows] = {}
         for worker in self._others:
             low, high = self._plan.extent(cuts, worker)
-            pooled = self._keep(rows, index[low:high], low)
+            pooled = self._keep(rows, low, high)
             if pooled is None:
                 _close_all(kept)
                 return None
             kept[worker] = pooled
         return kept
 
-    def _keep(self, rows: Rows, index: Index, first: int) -> PooledRows | None:
-        """Copy rows in order into pool memory; `first` is the number of the first one. None if memory is short."""
-        kept = self._pool.allocate(len(index), first)
+    def _keep(self, rows: SortedRows, low: int, high: int) -> PooledRows | None:
+        """Copy some rows in order into pool memory; None if memory is short."""
+        kept = self._pool.allocate(high - low, low)
         if kept is not None:
-            at = 0
             for part in kept.parts():
-                gather_rows(rows, index[at : at + len(part)], part)
-                at += len(part)
+                rows.gather(low, low + len(part), part.reshape(-1))
+                low += len(part)
         return kept
 
     def _spill(
-        self, block: int, cuts: list[int], rows: Rows, index: Index, first: int, io_thread: IoThread
+        self, block: int, cuts: list[int], rows: SortedRows, span: tuple[int, int], io_thread: IoThread
     ) -> SpilledRows:
-        """Write rows in order to a spill file with a manifest, for reuse by a later process."""
-        path = self._spill_path(block)
-        checksum = _write_run(path, rows, index, io_thread)
+        """Write some rows in order to a spill file with a manifest, for reuse by a later process."""
+        path, (low, high) = self._spill_path(block), span
+        checksum = _write_run(path, rows, span, io_thread)
         write_manifest(
             path,
-            {"identity": self._identity, "cuts": cuts, "first": first, "rows": len(index), "checksum": checksum},
+            {"identity": self._identity, "cuts": cuts, "first": low, "rows": high - low, "checksum": checksum},
         )
-        return SpilledRows(path, rows.shape[1], checksum, first)
+        return SpilledRows(path, rows.unit, checksum, low)
 
     def _spill_for(
-        self, block: int, worker: int, rows: Rows, index: Index, first: int, io_thread: IoThread
+        self, block: int, worker: int, rows: SortedRows, span: tuple[int, int], io_thread: IoThread
     ) -> SpilledRows:
         """Write rows for one worker, which were sorted again, to a spill file that only this process uses."""
         path = self._directory / f"sent-{block:06}-{worker:04}"
-        checksum = _write_run(path, rows, index, io_thread)
-        return SpilledRows(path, rows.shape[1], checksum, first)
+        checksum = _write_run(path, rows, span, io_thread)
+        return SpilledRows(path, rows.unit, checksum, span[0])
 
     def _spill_path(self, block: int) -> Path:
         return self._directory / f"run-{block:06}"
@@ -222,6 +222,8 @@ class BlockSorter:
             return None
         length = self.source.format.record_length
         with self._buffers.borrow() as (buffer, _):
+            if manifest["rows"] * length > len(buffer):
+                buffer = np.empty(manifest["rows"] * length, dtype=np.uint8)  # noqa: PLW2901 - lines that are long
             if not verify_file(path, align_rows(buffer, manifest["rows"], length, 0), manifest["checksum"]):
                 return None
         cuts = manifest["cuts"]
@@ -230,12 +232,13 @@ class BlockSorter:
         return Run(block, cuts, own, {}, None if has_all_rows else self._sort_again)
 
 
-def _write_run(path: Path, rows: Rows, index: Index, io_thread: IoThread) -> str:
-    """Write rows in order to a file, which gets its name when it is complete; return the checksums of its pages."""
+def _write_run(path: Path, rows: SortedRows, span: tuple[int, int], io_thread: IoThread) -> str:
+    """Write some rows in order to a file, which gets its name when it is complete; return its pages' checksums."""
     part = path.with_name(f"{path.name}.part")
-    file = DirectWriter(part, len(index) * rows.shape[1])
+    low, high = span
+    file = DirectWriter(part, (high - low) * rows.unit)
     try:
-        checksum = io_thread.write_sorted(rows, index, file, 0, PageChecksums())
+        checksum = io_thread.write_sorted(rows, low, high, file, 0, PageChecksums())
     finally:
         file.close()
     part.rename(path)

@@ -106,7 +106,7 @@ class ShuffleReceiver:
         """Begin to receive a slice whose windows have so many rows."""
         if len(counts) != self._plan.windows:
             raise UnexpectedSlice(f"slice {tuple(slice_id)} has {len(counts)} windows, not {self._plan.windows}")
-        limit = self._plan.roster.members[slice_id.worker].block_records
+        limit = self._plan.roster.members[slice_id.worker].max_block_records(has_lines=self._length == 1)
         if sum(counts) > limit:  # checked before memory is allocated
             raise UnexpectedSlice(f"slice {tuple(slice_id)} has {sum(counts):,} rows, of a block of at most {limit:,}")
         return IncomingSlice(self, slice_id, counts, self._length, self._open_sink(slice_id, sum(counts)))

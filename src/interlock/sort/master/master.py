@@ -205,12 +205,21 @@ class Master:
             if not self._all_reported():
                 return False
             reports = [worker.report for worker in self.workers.values() if worker.report is not None]
-            read, written = sum(worker.records for worker in self.workers.values()), sum(one.records for one in reports)
-            if written != read:
-                raise SortError(f"{read:,} records were read, but {written:,} were written")
+            self._check_counts(reports)
             self.journal.checkpoint["reports"] = [one.json() for one in reports]
             self.begin(SortMasterEvent.COMPLETE, "All workers have completed")
             return True
+
+    def _check_counts(self, reports: list[WorkerReport]) -> None:
+        """Raise if fewer or more records, or bytes of lines, were written than read."""
+        read, written = sum(worker.records for worker in self.workers.values()), sum(one.records for one in reports)
+        order, counted = self.workers[reports[0].index].line_order, "records"
+        if order is not None:
+            written = sum(partition.size for one in reports for partition in one.partitions)
+            counted = "bytes of lines"
+        is_unique = order is not None and order.unique
+        if written > read or (written < read and not is_unique):
+            raise SortError(f"{read:,} {counted} were read, but {written:,} were written")
 
     def _drive(self, is_done: Callable[[], bool], timeout: float, on_progress: ProgressCallback | None) -> None:
         """Send signals and poll workers until all are done; raise if one failed or is lost, or on timeout."""
@@ -280,7 +289,7 @@ class Master:
         records = sum(worker.records for worker in workers)
         smallest = min(worker.window_records for worker in workers)
         windows = window_count(records, self.partitions, smallest, workers[0].key_length)
-        boundaries = choose_boundaries(samples, self.partitions * windows)
+        boundaries = choose_boundaries(samples, self.partitions * windows, workers[0].line_order)
         return Plan(self.epoch, self.partitions, windows, tuple(boundaries), self.roster())
 
     def _resume(self) -> int:
@@ -352,7 +361,7 @@ class Master:
     def _report(self) -> Report:
         workers = self._workers_in_order()
         return Report(
-            records=sum(worker.records for worker in workers),
+            records=sum(worker.report.records for worker in workers if worker.report is not None),
             size=sum(worker.records * worker.record_length for worker in workers),
             seconds=time.monotonic() - self._began_at,
             phases=dict(self.journal.phases),

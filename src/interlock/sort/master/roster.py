@@ -10,8 +10,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from interlock.errors import SortError
 from interlock.lifecycle import SORT_WORKER, SortWorkerState
+from interlock.sort.data.line_order import LineOrder
 from interlock.sort.data.plan import Member, Roster
 from interlock.sort.rpc import NO_SECURITY, WORKER, Peer
 from interlock.sort.settings import Partition, TransitionRecord, WorkerProgress, WorkerReport
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 
 SAVED_FIELDS = (
     "index", "identity", "incarnation", "address", "records", "record_length", "key_length", "block_records",
-    "window_records", "starts", "free_output", "free_temp", "room", "output_disk", "temp_disk",
+    "window_records", "starts", "free_output", "free_temp", "room", "output_disk", "temp_disk", "lines",
 )  # fmt: skip
 STATE_RANK = {str(state): rank for rank, state in enumerate(SORT_WORKER.states)}  # a failed state has the highest rank
 
@@ -53,6 +56,7 @@ class RegisteredWorker:
     room: int = 0
     output_disk: str = ""
     temp_disk: str = ""
+    lines: str = ""
     starts: int = 1
     state: str = ""
     state_at: float = 0.0
@@ -89,6 +93,7 @@ class RegisteredWorker:
             request.room,
             request.output_disk,
             request.temp_disk,
+            request.lines,
             state=request.state,
             security=security,
         )
@@ -102,6 +107,11 @@ class RegisteredWorker:
             for name, words in named.items()
             if getattr(request, name) != getattr(self, name)
         )
+
+    @property
+    def line_order(self) -> LineOrder | None:
+        """The order of lines; None for records of one length."""
+        return LineOrder.from_json(orjson.loads(self.lines)) if self.lines else None
 
     def rejoin(self, request: wire.Registration, *, is_over: bool = False) -> None:
         """Register a worker that was restarted; a repeated call changes nothing.

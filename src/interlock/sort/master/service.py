@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import orjson
 
 from interlock.lifecycle import SORT_MASTER, SortMasterState, SortWorkerState
 from interlock.sort import wire_pb2 as wire
+from interlock.sort.data.line_order import LineOrder
 from interlock.sort.data.plan import POSITION_BYTES, Sample, max_boundaries
 from interlock.sort.master.roster import RegisteredWorker
 from interlock.sort.rpc import PROTOCOL_VERSION
@@ -33,6 +35,11 @@ REPORTED_STATES = {
 }
 MAX_LISTED_WORKERS = 3  # in the message of a refusal
 COMPLETION_WAIT_S = 5.0  # for the other workers, before a completed worker gets its answer
+
+
+def describe_lines(order: str) -> str:
+    """Describe the order of lines of a registration, or that it has none."""
+    return str(LineOrder.from_json(orjson.loads(order))) if order else "records of one length"
 
 
 class MasterService:
@@ -87,9 +94,13 @@ class MasterService:
             if self._master.machine.state not in RUNNING_STATES:
                 return self._refuse("take a sample")
             count, rest = divmod(len(request.keys), worker.key_length)
+            if worker.lines:
+                count, rest = request.keys.count(b"\n"), not request.keys.endswith(b"\n") and len(request.keys)
             if rest or len(request.positions) != count * POSITION_BYTES:
                 return wire.Ack(message="the sample has different numbers of positions and keys", invalid=True)
-            keys = np.frombuffer(request.keys, dtype=np.uint8).reshape(-1, worker.key_length)
+            keys = np.frombuffer(request.keys, dtype=np.uint8)
+            if not worker.lines:
+                keys = keys.reshape(-1, worker.key_length)
             positions = np.frombuffer(request.positions, dtype="<u8").astype(np.uint64)
             worker.sample = Sample(keys, positions, request.records)
             self._master.changed.notify_all()
@@ -195,6 +206,9 @@ class MasterService:
             f"its records have {lengths[0]} bytes and keys of {lengths[1]}, unlike those of the worker before it": other
             is not None
             and lengths != (other.record_length, other.key_length),
+            f"it sorts {describe_lines(request.lines)}, and the worker before it {describe_lines(other.lines)}"
+            if other is not None
+            else "": other is not None and request.lines != other.lines,
         }
         return next((problem for problem, applies in problems.items() if applies), "")
 

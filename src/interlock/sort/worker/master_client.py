@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from interlock.errors import InterlockError, SortError
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.rpc import MASTER, PROTOCOL_VERSION, Peer, Unreachable
@@ -34,6 +36,7 @@ class MasterClient:
     def register(self, timeout: float) -> Any:
         """Register for the sort, or again after a restart; return the answer."""
         worker, runner = self._worker, self._worker.runner
+        lines = runner.source.format.lines
         message = wire.Registration(
             protocol=PROTOCOL_VERSION,
             identity=worker.journal.checkpoint["identity"],
@@ -52,6 +55,7 @@ class MasterClient:
             room=runner.row_memory,
             epoch=worker.journal.checkpoint["epoch"],
             state=str(worker.machine.state),
+            lines="" if lines is None else orjson.dumps(lines.json()).decode(),
         )
         answer = self._call("RegisterWorker", message, timeout)
         if answer.protocol != PROTOCOL_VERSION:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from interlock.errors import SortError
 from interlock.lifecycle import SortWorkerState
 from interlock.sort.data.plan import (
+    INDEX_BYTES_PER_LINE,
     Sample,
     choose_block_records,
     choose_window_records,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 THREADS = 3  # more than the two cores that a worker uses: some wait for the disk while others sort
 OVERHEAD_BYTES = 96 * MEBIBYTE  # interpreter, libraries, I/O buffers and messages in transit
 INDEX_BYTES_PER_ROW = 40  # to sort a row, beside the row itself
+SPARE_LINE_BYTES = 512 << 10  # of a buffer of lines, for the end of its last line and for the boundaries
 RECEIVE_MARGIN = 1.05  # a worker may receive this much more than an even share
 SLABS_PER_SLICE = 16  # unless the slice is very small; half of the last slab is wasted on average
 MIN_SLAB_BYTES, MAX_SLAB_BYTES = 4096, MEBIBYTE
@@ -70,7 +72,8 @@ class PhaseRunner:
         self.block_records = choose_block_records(source, settings)
         self.window_records = choose_window_records(source, settings)
         self._buffer_records = max(self.block_records, self.window_records * 5 // 4)  # windows differ from the plan
-        self._buffers = BufferPool(THREADS, self._buffer_records, source.format.record_length)
+        spare = SPARE_LINE_BYTES if source.format.lines is not None else 0
+        self._buffers = BufferPool(THREADS, self._buffer_records, source.format.record_length, spare)
         self.plan: Plan | None = None
         self.worker = -1
         self.receiver: ShuffleReceiver | None = None
@@ -115,7 +118,8 @@ class PhaseRunner:
         def sort(block: int) -> None:
             self._check()
             run, reused = sorter.sort(block)
-            self.count(run.cuts[-1] * self._length, reused=reused)
+            first = block * self.block_records
+            self.count(min(self.block_records, self.source.records - first) * self._length, reused=reused)
             self._runs.append(run)
 
         self.done = 0
@@ -152,7 +156,7 @@ class PhaseRunner:
     def merge(self) -> list[Partition]:
         """Write this worker's partitions."""
         plan = self._accepted_plan()
-        merger = Merger(self._length, self.source.format.key_length, self._buffers, THREADS)
+        merger = Merger(self.source.format, self._buffers, THREADS)
         self.done = 0
         return [self._merge_partition(plan, merger, partition) for partition in plan.owned(self.worker)]
 
@@ -222,7 +226,10 @@ class PhaseRunner:
     @property
     def row_memory(self) -> int:
         """The bytes of memory that are left for rows between the phases."""
-        buffers = THREADS * self._buffer_records * (self._length + INDEX_BYTES_PER_ROW)
+        index: float = INDEX_BYTES_PER_ROW
+        if self.source.format.lines is not None:
+            index = INDEX_BYTES_PER_LINE / self.source.line_length
+        buffers = int(THREADS * self._buffer_records * (self._length + index))
         return max(0, self.settings.memory - OVERHEAD_BYTES - buffers)
 
     @property
@@ -276,7 +283,7 @@ class PhaseRunner:
             manifest = {**merged, "identity": identity}
             manifest_path.parent.mkdir(parents=True, exist_ok=True)
             write_manifest(manifest_path, manifest)
-        return Partition(partition, str(path), manifest["rows"], manifest["rows"] * self._length)
+        return Partition(partition, str(path), manifest["lines"], manifest["rows"] * self._length)
 
     def _count_merged(self, size: int) -> None:
         self._check()

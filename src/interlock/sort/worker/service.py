@@ -5,7 +5,6 @@ Invariant: a handler never does the work of a phase; it makes one transition, or
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import grpc
@@ -13,7 +12,8 @@ import grpc
 from interlock.errors import InterlockError, InvalidTransitionError
 from interlock.lifecycle import SortWorkerEvent, SortWorkerState
 from interlock.sort import wire_pb2 as wire
-from interlock.sort.data.plan import POSITION_BITS, Plan, Roster
+from interlock.sort.data.keys import Boundary
+from interlock.sort.data.plan import POSITION_BITS, Plan, Roster, are_ordered
 from interlock.sort.io.shuffle_receiver import DamagedData, StreamReceiver, UnexpectedSlice
 from interlock.sort.logging import log
 from interlock.sort.rpc import MalformedMessage, decode_chunk
@@ -137,10 +137,10 @@ class WorkerService:
     def _find_plan_problem(self, request: wire.PartitionConfig) -> str:
         """Return why a plan cannot be that of this worker's sort; empty if it can."""
         windows = request.partitions * request.windows
-        boundaries = list(zip(request.keys, request.positions, strict=False))
+        boundaries = list(map(Boundary, request.keys, request.positions))
         if len(request.keys) != len(request.positions) or len(boundaries) != windows - 1:
             return f"{len(request.keys)} keys and {len(request.positions)} positions do not divide {windows} windows"
-        if any(before > after for before, after in pairwise(boundaries)):
+        if not are_ordered(boundaries, self._worker.runner.source.format.lines):
             return "the boundaries of the plan are not in order"
         return self._find_roster_problem(request.roster)
 
