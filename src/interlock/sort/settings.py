@@ -33,6 +33,18 @@ class Engine(StrEnum):
     RAY = "ray"
 
 
+class Compression(StrEnum):
+    """How output files are compressed."""
+
+    GZIP = "gzip"
+    ZSTD = "zstd"
+
+    @property
+    def suffix(self) -> str:
+        """The end of the names of such files."""
+        return {"gzip": ".gz", "zstd": ".zst"}[self]
+
+
 class Distribution(StrEnum):
     """The distribution of the keys of generated records."""
 
@@ -53,7 +65,8 @@ class Settings:
     the master waits for its workers to register, `sample_timeout_s` to `merge_timeout_s` how long a phase may take, and
     `lost_after_s` how long a process may send no heartbeat before the others consider it lost. `block_records`,
     `window_records` and `resident_share` (memory for rows between the phases, as a share of what would keep all of
-    them out of files) are derived from the input size and the memory if they are None.
+    them out of files) are derived from the input size and the memory if they are None. `compression` is that of the
+    output files.
     """
 
     memory: int = 2048 * MEBIBYTE
@@ -67,8 +80,11 @@ class Settings:
     block_records: int | None = None
     window_records: int | None = None
     resident_share: float | None = None
+    compression: Compression | None = None
 
     def __post_init__(self) -> None:
+        if self.compression is not None:  # a plain string, from JSON
+            object.__setattr__(self, "compression", Compression(self.compression))
         if self.memory < MIN_WORKER_MEMORY:
             raise SortInputError(f"{self.memory:,} bytes of memory are too few: a worker needs {MIN_WORKER_MEMORY:,}")
         if self.partitions is not None and not 1 <= self.partitions <= MAX_PARTITIONS:
@@ -83,6 +99,10 @@ class Settings:
         ):
             if getattr(self, name) <= 0:
                 raise SortInputError(f"{name} must be greater than 0, got {getattr(self, name):g}")
+
+    def partition_name(self, number: int) -> str:
+        """Return the name of an output file."""
+        return f"partition.{number}{self.compression.suffix if self.compression is not None else ''}"
 
 
 class TransitionRecord(NamedTuple):

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 STATE_FILE = "state.json"
 IDENTITY_FILE = "sort"  # identifies the sort to which the content of a work directory belongs
-PARTITION_NAME = re.compile(r"partition\.(\d+)")
+PARTITION_NAME = re.compile(r"partition\.(\d+)(?:\.gz|\.zst)?")
 
 
 class Journal:
@@ -262,7 +262,14 @@ def open_work_directory(
 
 def _sort_identity(source: Source, output: Path, workers: int, settings: Settings) -> str:
     """Return a hash that differs between sorts; the memory is part of it, because it determines the block size."""
-    division = (workers, settings.partitions, settings.memory, settings.block_records, settings.window_records)
+    division = (
+        workers,
+        settings.partitions,
+        settings.memory,
+        settings.block_records,
+        settings.window_records,
+        settings.compression,
+    )
     return xxhash.xxh3_64_hexdigest(os.fsencode(f"{fingerprint(source)} {division} {output.resolve()}"))
 
 

@@ -25,7 +25,7 @@ from interlock.cli.main import (
 )
 from interlock.config import Config
 from interlock.errors import ConfigError
-from interlock.sort.settings import Distribution, Engine
+from interlock.sort.settings import Compression, Distribution, Engine
 
 app = typer.Typer(
     help="Sort lines or records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
@@ -37,6 +37,12 @@ app = typer.Typer(
 Inputs = Annotated[list[Path], typer.Argument(help="Directories or files; they are only read.", metavar="INPUT…")]
 Output = Annotated[
     Path, typer.Option("--output", "-O", help="Directory for partition.0, partition.1, …", metavar="DIR")
+]
+OutputOrStream = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-O", help="Directory for partition.0, partition.1, …; - writes to standard output.", metavar="DIR"
+    ),
 ]
 WorkDir = Annotated[
     Path | None,
@@ -85,6 +91,9 @@ SkipBlanks = Annotated[bool, typer.Option("--ignore-leading-blanks", "-b", help=
 Fold = Annotated[bool, typer.Option("--ignore-case", "-f", help="Compare lower case as upper case.")]
 Partitions = Annotated[
     int | None, typer.Option(help="Output files in total; one for each worker unless given.", min=1, metavar="N")
+]
+Compress = Annotated[
+    Compression | None, typer.Option(help="Compress the output: partition.0.gz, … or partition.0.zst, …")
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the partitions in the output directory.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
@@ -183,7 +192,7 @@ def generate(
 def sort(
     context: typer.Context,
     inputs: Inputs,
-    output: Output,
+    output: OutputOrStream,
     workers: Annotated[
         int | None, typer.Option("--workers", "-w", help="Sort workers; one for every two cores unless given.", min=1)
     ] = None,
@@ -212,6 +221,7 @@ def sort(
     ray_address: Annotated[
         str | None, typer.Option(help="The Ray cluster to use; without it, Ray runs on this machine only.")
     ] = None,
+    compress: Compress = None,
     overwrite: Overwrite = False,
     timeout: RegisterTimeout = None,
     lost: LostAfter = None,
@@ -235,7 +245,13 @@ def sort(
         inputs,
         output,
         workers=workers,
-        settings=_given(memory=memory, partitions=partitions, register_timeout_s=timeout, lost_after_s=lost),
+        settings=_given(
+            memory=memory,
+            partitions=partitions,
+            register_timeout_s=timeout,
+            lost_after_s=lost,
+            compression=compress,
+        ),
         work_dir=work_dir,
         lengths=(record_length, key_length),
         is_ascii=ascii_,
@@ -329,6 +345,7 @@ def worker(
     stable: Stable = False,
     skip_blanks: SkipBlanks = False,
     fold: Fold = False,
+    compress: Compress = None,
     token_file: TokenFile = None,
     tls_cert: TlsCert = None,
     tls_key: TlsKey = None,
@@ -362,7 +379,7 @@ def worker(
         output,
         host=host,
         security=_security(token_file, tls_cert, tls_key, tls_ca),
-        settings=_given(memory=memory, register_timeout_s=timeout, lost_after_s=lost),
+        settings=_given(memory=memory, register_timeout_s=timeout, lost_after_s=lost, compression=compress),
         work_dir=work_dir,
         lengths=(record_length, key_length),
         is_ascii=ascii_,

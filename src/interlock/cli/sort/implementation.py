@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -31,24 +33,21 @@ from interlock.sort.data.checksum import format_checksum
 from interlock.sort.data.generate import Recipe
 from interlock.sort.data.generate import generate as generate_records
 from interlock.sort.data.line_order import parse_line_order
-from interlock.sort.data.records import KEY_LENGTH, RECORD_LENGTH, RecordFormat, Source, open_source
+from interlock.sort.data.records import KEY_LENGTH, RECORD_LENGTH, RecordFormat, Source
 from interlock.sort.data.validate import Validation
 from interlock.sort.data.validate import validate as validate_output
 from interlock.sort.display import format_size, history_table, open_view, phase_table, report_tables, summary_line
 from interlock.sort.engines.base import get_engine
 from interlock.sort.engines.prefork import default_worker_count
+from interlock.sort.io.compression import COPY_BYTES, unpacked_for_validation
 from interlock.sort.logging import stop_on_interrupt
 from interlock.sort.master.master import run_master
+from interlock.sort.prepare import InputFormat, prepared, remove_other_partitions
 from interlock.sort.security import Security
 from interlock.sort.settings import WORK_DIRECTORY, Distribution, Engine, Progress, Report, Settings, WorkerReport
 from interlock.sort.workdir import (
-    check_directories,
-    is_resumable,
-    list_partitions,
-    lock_output,
     lock_state,
     make_directory,
-    prepare_output,
 )
 from interlock.sort.worker.worker import run_worker
 
@@ -57,6 +56,7 @@ ADDRESS = re.compile(r"\S+:\d{1,5}")
 MAX_PORT = 65_535
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+STANDARD_OUTPUT = Path("-")
 PARTITION_COLUMNS = ("partition", "records", "bytes", "checksum", "first key", "last key")
 
 
@@ -89,19 +89,44 @@ def run(
     """Run a whole sort: a master in this process, and workers that the engine starts."""
     parsed = _parse_settings(settings)
     _check_report_path(display.report_path)
+    if output == STANDARD_OUTPUT and display.as_json:
+        raise SortInputError("--json and --output - both write to standard output: use --report FILE for the report")
     sort = get_engine(engine, config, ray_address, print_note)
-    work_dir = _own_work_dir(work_dir, output)
-    source = open_input(inputs, lengths, is_ascii, line_options)
-    prepared = _prepared(source, inputs, output, work_dir, overwrite=overwrite, quiet=display.quiet)
-    with prepared, _progress_shown(display) as on_progress:
-        count = workers or default_worker_count()
-        report = sort(source, output, workers=count, settings=parsed, work_dir=work_dir, on_progress=on_progress)
-        _remove_other_partitions(output, [one.path for one in report.partitions])
-    _save_report(display.report_path, report.json())
+    input_format = _input_format(lengths, is_ascii, line_options)
+    with ExitStack() as stack:
+        place = output
+        if output == STANDARD_OUTPUT:
+            place = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-sort-", dir=work_dir)), "out"
+            )
+        work_dir = None if output == STANDARD_OUTPUT else _own_work_dir(work_dir, output)
+        preparation = _prepared(inputs, place, work_dir, input_format, overwrite=overwrite, quiet=display.quiet)
+        with preparation as source, _progress_shown(display) as on_progress:
+            count = workers or default_worker_count()
+            report = sort(source, place, workers=count, settings=parsed, work_dir=work_dir, on_progress=on_progress)
+            remove_other_partitions(place, [one.path for one in report.partitions])
+        _save_report(display.report_path, report.json())
+        if output == STANDARD_OUTPUT:
+            _write_to_stdout([Path(one.path) for one in report.partitions])
     if display.as_json:
         typer.echo(format_json(report.json()))
-        return
-    _print_report(report, display, _wide_console())
+    elif output != STANDARD_OUTPUT:
+        _print_report(report, display, _wide_console())
+    elif not display.quiet:
+        _print_report(report, display, _wide_console(stderr=True))
+
+
+def _write_to_stdout(partitions: Sequence[Path]) -> None:
+    """Write the partitions to standard output, one after the other, and remove each."""
+    try:
+        for path in partitions:
+            with path.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer, COPY_BYTES)
+            path.unlink()
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
+        raise SortError("the reader of standard output has ended") from error
 
 
 def master(
@@ -162,10 +187,10 @@ def worker(
         raise SortInputError(f"{address!r} is not the address of a master; write HOST:PORT, as in 10.0.0.1:40123")
     security.check_host(host)
     work_dir = _own_work_dir(work_dir, output)
-    source = open_input(inputs, lengths, is_ascii, line_options)
-    prepared = _prepared(source, inputs, output, work_dir, overwrite=overwrite, quiet=display.quiet)
+    input_format = _input_format(lengths, is_ascii, line_options)
+    preparation = _prepared(inputs, output, work_dir, input_format, overwrite=overwrite, quiet=display.quiet)
     stop = Event()
-    with prepared, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
+    with preparation as source, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
         report = run_worker(
             address,
             source,
@@ -179,7 +204,7 @@ def worker(
         )
         if work_dir is not None:
             shutil.rmtree(work_dir, ignore_errors=True)
-        _remove_other_partitions(output, [one.path for one in report.partitions])
+        remove_other_partitions(output, [one.path for one in report.partitions])
     _save_report(display.report_path, report.json())
     if display.as_json:
         typer.echo(format_json(report.json()))
@@ -233,9 +258,10 @@ def validate(
     began = time.monotonic()
     with _progress_bar("validating", size * (2 if inputs else 1), quiet=quiet) as advance:
         lines = None if line_options is None else parse_line_order(**line_options)
-        result = validate_output(
-            outputs, inputs, record_length=lengths[0], key_length=lengths[1], lines=lines, on_read=advance
-        )
+        with unpacked_for_validation(outputs, inputs) as (places, originals):
+            result = validate_output(
+                places, originals, record_length=lengths[0], key_length=lengths[1], lines=lines, on_read=advance
+            )
     if as_json:
         typer.echo(format_json({"valid": result.is_valid, **asdict(result), "largest": result.largest}))
     else:
@@ -275,41 +301,31 @@ def _own_work_dir(work_dir: Path | None, output: Path) -> Path | None:
     return None if work_dir is None else work_dir / f"{WORK_DIRECTORY}-{name}"
 
 
-def open_input(
-    inputs: Sequence[Path],
-    lengths: tuple[int | None, int | None],
-    is_ascii: bool | None,
-    line_options: dict[str, Any] | None,
-) -> Source:
-    """Open the input in the format that the options determine."""
-    lines = None if line_options is None else parse_line_order(**line_options)
-    return open_source(inputs, record_length=lengths[0], key_length=lengths[1], ascii=is_ascii, lines=lines)
-
-
 @contextmanager
 def _prepared(
-    source: Source, inputs: Sequence[Path], output: Path, work_dir: Path | None, *, overwrite: bool, quiet: bool
-) -> Iterator[None]:
-    """Check inputs and directories before anything is written; lock the output directory during the sort."""
-    check_directories(inputs, output, work_dir, (extent.path for extent in source.extents))
-    is_resumed = is_resumable(work_dir or output / WORK_DIRECTORY)
-    prepare_output(output, overwrite=overwrite or is_resumed)
-    if work_dir is not None:
-        make_directory("temporary", work_dir)
-    with lock_output(output):
-        if not quiet:
-            verb = "resuming the sort of" if is_resumed else "sorting"
-            count = f"{source.records:,} " if source.format.lines is None else ""
-            print_note(f"{verb} {count}{source.format}, {format_size(source.size)}")
-        yield
+    inputs: Sequence[Path],
+    output: Path,
+    work_dir: Path | None,
+    input_format: InputFormat,
+    *,
+    overwrite: bool,
+    quiet: bool,
+) -> Iterator[Source]:
+    """Prepare a sort, and tell what is sorted."""
+    note = (lambda _: None) if quiet else print_note
+    with prepared(inputs, output, work_dir, input_format, overwrite=overwrite, on_note=note) as (source, is_resumed):
+        verb = "resuming the sort of" if is_resumed else "sorting"
+        count = f"{source.records:,} " if source.format.lines is None else ""
+        note(f"{verb} {count}{source.format}, {format_size(source.size)}")
+        yield source
 
 
-def _remove_other_partitions(output: Path, partitions: Sequence[str]) -> None:
-    """Remove older partitions that --overwrite allowed to replace and that this sort did not replace by name."""
-    names = {Path(path).name for path in partitions}
-    for path in list_partitions(output):
-        if path.name not in names:
-            path.unlink()
+def _input_format(
+    lengths: tuple[int | None, int | None], is_ascii: bool | None, line_options: dict[str, Any] | None
+) -> InputFormat:
+    """Return the format that the options give."""
+    lines = None if line_options is None else parse_line_order(**line_options)
+    return InputFormat(record_length=lengths[0], key_length=lengths[1], ascii=is_ascii, lines=lines)
 
 
 @contextmanager

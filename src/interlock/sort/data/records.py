@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+STANDARD_INPUT = Path("-")
 LINE_END = b"\r\n"
 LINE_END_WORD = int.from_bytes(LINE_END, "little")
 RECORD_LENGTH = 100
@@ -250,7 +251,7 @@ def open_source(
     record_length = RECORD_LENGTH if record_length is None else record_length
     key_length = KEY_LENGTH if key_length is None else key_length
     RecordFormat(record_length, key_length)
-    sizes = {path: _check_readable(path) for path in _list_files(inputs)}
+    sizes = {path: _check_readable(path) for path in list_files(inputs)}
     if lines is None and ascii is None:
         lines, ascii = _detect_format(sizes, record_length, has_lengths=has_lengths)  # noqa: A001 - as above
     if lines is not None:
@@ -295,12 +296,15 @@ def _estimate_line_length(source: Source) -> int:
     return max(1, size // max(1, int(counts.max())))
 
 
-def _list_files(inputs: Sequence[Path]) -> list[Path]:
-    """List the files of all inputs, each once."""
+def list_files(inputs: Sequence[Path]) -> list[Path]:
+    """List the files of all inputs, each once; standard input is listed as it is."""
     if not inputs:
         raise SortInputError("no input: name at least one directory or file with records")
     found: dict[Path, Path] = {}
     for given in inputs:
+        if given == STANDARD_INPUT:
+            found[given] = given
+            continue
         for path in _files_of_input(given):
             check_name("input", path)
             real = path.resolve()

@@ -104,10 +104,6 @@ class DirectWriter:
             write_fully(self._file, middle, offset + head)  # this file system needs another alignment
         write_fully(self._file, data[head + whole :], offset + head + whole)
 
-    def truncate(self, size: int) -> None:
-        """Cut the file to the bytes that were written."""
-        os.ftruncate(self._file, size)
-
     def sync(self) -> None:
         """Wait until the whole file is on the disk."""
         os.fsync(self._file)

@@ -23,15 +23,18 @@ import xxhash
 
 from interlock.sort.data.blocks import sort_buffer, spare_bytes
 from interlock.sort.data.lines import PADDING_BYTES, scan_lines, sort_lines
-from interlock.sort.io.direct_io import DirectReader, DirectWriter, align
+from interlock.sort.io.compression import make_compressor
+from interlock.sort.io.direct_io import DirectReader, DirectWriter, align, io_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from interlock.sort.data.keys import SortedRows
     from interlock.sort.data.line_order import LineOrder
     from interlock.sort.data.records import RecordFormat
     from interlock.sort.io.buffers import BufferPool, RowStore
+    from interlock.sort.settings import Compression
 
 
 LINE_READ_BYTES = 4096  # read at once on each side of an offset to find a line
@@ -86,11 +89,18 @@ class WrittenWindow(NamedTuple):
 class Merger:
     """Merges slices into output files, several windows at a time."""
 
-    def __init__(self, record_format: RecordFormat, buffers: BufferPool, threads: int = 2) -> None:
+    def __init__(
+        self,
+        record_format: RecordFormat,
+        buffers: BufferPool,
+        threads: int = 2,
+        compression: Compression | None = None,
+    ) -> None:
         self._format = record_format
         self._length = record_format.record_length
         self._buffers = buffers
         self._threads = threads
+        self._compression = compression
 
     def merge(self, slices: Sequence[Slice], path: Path, on_written: Callable[[int], None]) -> dict[str, Any]:
         """Write the rows of all slices in order to a file; return its manifest, by which it can be verified later.
@@ -115,9 +125,10 @@ class Merger:
     def _write_windows(
         self, path: Path, windows: list[Window], on_written: Callable[[int], None]
     ) -> list[WrittenWindow]:
-        file = DirectWriter(path, sum(window.rows for window in windows) * self._length)
         is_unique = self._format.lines is not None and self._format.lines.unique
-        offsets = _Offsets([None if is_unique else window.rows * self._length for window in windows])
+        has_other_size = is_unique or self._compression is not None
+        file = DirectWriter(path, 0 if has_other_size else sum(window.rows for window in windows) * self._length)
+        offsets = _Offsets([None if has_other_size else window.rows * self._length for window in windows])
 
         def write(number: int) -> WrittenWindow:
             try:
@@ -135,8 +146,8 @@ class Merger:
                 except BaseException:
                     pool.shutdown(wait=True, cancel_futures=True)
                     raise
-            if is_unique:
-                file.truncate(sum(window.size for window in written))
+            if self._compression is not None and not written:  # a file of no bytes is no compressed file
+                written = [_write_bytes(file, make_compressor(self._compression).flush(), 0)]
             file.sync()
         finally:
             file.close()
@@ -155,8 +166,31 @@ class Merger:
             io_thread.read_parts([(store, low, rows[end - (high - low) : end]) for (store, low, high), end in pairs])
             ordered, _ = sort_buffer(room, window.rows, self._format)
             size = ordered.count * self._length
+            if self._compression is not None:
+                packed = _compress(ordered, self._compression)
+                found = _write_bytes(file, packed, offsets.take(number, len(packed)))
+                return found._replace(rows=ordered.count, lines=ordered.lines)
             checksum = io_thread.write_sorted(ordered, 0, ordered.count, file, offsets.take(number, size))
             return WrittenWindow(ordered.count, ordered.lines, size, checksum)
+
+
+def _compress(rows: SortedRows, compression: Compression) -> bytes:
+    """Compress rows in order, as one member of a gzip file or frame of a zstd file."""
+    compressor = make_compressor(compression)
+    packed = bytearray()
+    with io_buffer() as buffer:
+        step = max(1, len(buffer) // rows.unit)
+        for low in range(0, rows.count, step):
+            high = min(low + step, rows.count)
+            piece = buffer[: (high - low) * rows.unit]
+            rows.gather(low, high, piece)
+            packed += compressor.compress(piece.data)
+    return bytes(packed + compressor.flush())
+
+
+def _write_bytes(file: DirectWriter, data: bytes, offset: int) -> WrittenWindow:
+    file.write(memoryview(data), offset)
+    return WrittenWindow(0, 0, len(data), xxhash.xxh3_64_hexdigest(data))
 
 
 class _Offsets:

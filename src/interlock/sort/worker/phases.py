@@ -156,7 +156,7 @@ class PhaseRunner:
     def merge(self) -> list[Partition]:
         """Write this worker's partitions."""
         plan = self._accepted_plan()
-        merger = Merger(self.source.format, self._buffers, THREADS)
+        merger = Merger(self.source.format, self._buffers, THREADS, self.settings.compression)
         self.done = 0
         return [self._merge_partition(plan, merger, partition) for partition in plan.owned(self.worker)]
 
@@ -272,7 +272,7 @@ class PhaseRunner:
         self._pool = RowPool(memory, slab_rows, self._length)
 
     def _merge_partition(self, plan: Plan, merger: Merger, partition: int) -> Partition:
-        path = self.output / f"partition.{partition}"
+        path = self.output / self.settings.partition_name(partition)
         manifest_path = self.work_dir / MANIFESTS / path.name
         identity = f"{plan.epoch} {plan.digest()} {partition}"
         manifest = read_manifest(manifest_path)
@@ -303,7 +303,7 @@ class PhaseRunner:
     def _remove_outputs(self) -> None:
         """Remove the partitions that this sort wrote, but not an older one that it has not replaced yet."""
         for partition in self.plan.owned(self.worker) if self.plan is not None else ():
-            path = self.output / f"partition.{partition}"
+            path = self.output / self.settings.partition_name(partition)
             manifest = self.work_dir / MANIFESTS / f"{path.name}.json"
             if manifest.exists():
                 path.unlink(missing_ok=True)

@@ -277,7 +277,7 @@ class Worker:
         return self._report(partitions)
 
     def _is_intact(self, partition: Partition) -> bool:
-        name = f"partition.{partition.number}"
+        name = self.settings.partition_name(partition.number)
         manifest = read_manifest(self.runner.work_dir / MANIFESTS / name)
         return manifest is not None and verify_output(self.runner.output / name, manifest)
 

@@ -1,0 +1,82 @@
+"""Preparation of a sort: opens the input, checks and locks the output directory, and unpacks what needs it.
+
+Invariant: all checks come before the first write.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from interlock.sort.data.records import STANDARD_INPUT, list_files, open_source
+from interlock.sort.io.compression import needs_unpacking, unpacked
+from interlock.sort.settings import WORK_DIRECTORY
+from interlock.sort.workdir import (
+    check_directories,
+    is_resumable,
+    list_partitions,
+    lock_output,
+    make_directory,
+    prepare_output,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from interlock.sort.data.line_order import LineOrder
+    from interlock.sort.data.records import Source
+
+UNPACKED_DIRECTORY = ".interlock-sort-input"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFormat:
+    """The format of an input as far as it is given; the rest is detected."""
+
+    record_length: int | None = None
+    key_length: int | None = None
+    ascii: bool | None = None
+    lines: LineOrder | None = None
+
+    def open(self, paths: Sequence[Path]) -> Source:
+        """Open an input."""
+        return open_source(
+            paths, record_length=self.record_length, key_length=self.key_length, ascii=self.ascii, lines=self.lines
+        )
+
+
+@contextmanager
+def prepared(
+    inputs: Sequence[Path],
+    output: Path,
+    work_dir: Path | None,
+    input_format: InputFormat,
+    *,
+    overwrite: bool,
+    on_note: Callable[[str], object] = lambda _: None,
+) -> Iterator[tuple[Source, bool]]:
+    """Yield the input, and whether an unfinished sort of it is resumed; the output directory is locked meanwhile."""
+    files = [path for path in list_files(inputs) if path != STANDARD_INPUT]
+    packed = [path for path in list_files(inputs) if needs_unpacking(path)]
+    source = None if packed else input_format.open(inputs)
+    check_directories([path for path in inputs if path != STANDARD_INPUT], output, work_dir, map(str, files))
+    has_state = is_resumable(work_dir or output / WORK_DIRECTORY)
+    prepare_output(output, overwrite=overwrite or has_state)
+    if work_dir is not None:
+        make_directory("temporary", work_dir)
+    with lock_output(output), ExitStack() as stack:
+        if source is None:  # a killed sort of such an input starts over
+            on_note(f"unpacking {len(packed):,} of {len(list_files(inputs)):,} inputs")
+            directory = (work_dir or output) / UNPACKED_DIRECTORY
+            source = input_format.open(stack.enter_context(unpacked(list_files(inputs), directory)))
+        yield source, has_state and not packed
+
+
+def remove_other_partitions(output: Path, partitions: Sequence[str]) -> None:
+    """Remove older partitions that --overwrite allowed to replace and that this sort did not replace by name."""
+    names = {path.rpartition("/")[2] for path in partitions}
+    for path in list_partitions(output):
+        if path.name not in names:
+            path.unlink()

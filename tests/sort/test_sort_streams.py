@@ -1,0 +1,113 @@
+"""Standard input and output, and gzip and zstd files, on both sides of a sort."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+import zstandard
+
+from interlock.sort.io.compression import compression_of, make_compressor, unpacked
+from interlock.sort.settings import Compression
+from sort_cli import ENVIRONMENT, OWN_PROGRAM, names, sort
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LINES = [b"%d,%d" % (number * 7919 % 5000, number % 17) for number in range(5000)]
+TEXT = b"".join(line + b"\n" for line in LINES)
+ORDERED = b"".join(line + b"\n" for line in sorted(LINES, key=lambda line: (int(line.split(b",")[0]), line)))
+OPTIONS = ("-t", ",", "-k", "1,1n")
+
+
+def piped(content: bytes, *arguments: object) -> subprocess.CompletedProcess[bytes]:
+    command = [*OWN_PROGRAM, "run", *map(str, arguments)]
+    return subprocess.run(command, input=content, capture_output=True, env=ENVIRONMENT, timeout=60, check=False)
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A plain file, a gzip file of two members, and a zstd file of two frames."""
+    place = tmp_path / "in"
+    place.mkdir()
+    (place / "a").write_bytes(TEXT[:9000])
+    (place / "b.gz").write_bytes(gzip.compress(TEXT[9000:12_345]) + gzip.compress(TEXT[12_345:20_000]))
+    frames = zstandard.ZstdCompressor()
+    (place / "c.zst").write_bytes(frames.compress(TEXT[20_000:30_001]) + frames.compress(TEXT[30_001:]))
+    return place
+
+
+@pytest.mark.flow
+def test_standard_input_is_sorted_to_standard_output(tmp_path: Path) -> None:
+    done = piped(TEXT[:-1], "-", "-O", "-", *OPTIONS, "-q", "--temp", tmp_path)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == ORDERED
+    assert list(tmp_path.iterdir()) == []
+    nothing = piped(b"", "-", "-O", "-", "--lines", "-q")
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, b"", b"")
+    shown = piped(TEXT, "-", "-O", "-", *OPTIONS)
+    assert shown.stdout == ORDERED, "progress and tables are on standard error"
+    assert b"5,000 records" in shown.stderr
+    refused = piped(TEXT, "-", "-O", "-", "--json")
+    assert refused.returncode == 2
+    assert b"--report FILE" in refused.stderr
+
+
+@pytest.mark.flow
+@pytest.mark.parametrize("compression", list(Compression))
+def test_packed_files_are_sorted_to_packed_files(tmp_path: Path, packed: Path, compression: Compression) -> None:
+    out = tmp_path / "out"
+    before = {path.name: path.read_bytes() for path in packed.iterdir()}
+    done = sort("run", packed, "-O", out, "-w", 2, "--compress", str(compression), *OPTIONS, "--partitions", 3)
+    assert done.returncode == 0, done.stderr
+    assert "unpacking 2 of 3 inputs" in done.stderr
+    assert names(out) == [f"partition.{number}{compression.suffix}" for number in range(3)]
+    assert {path.name: path.read_bytes() for path in packed.iterdir()} == before
+    with unpacked(sorted(out.iterdir()), tmp_path / "plain") as paths:
+        assert b"".join(path.read_bytes() for path in paths) == ORDERED
+    assert not (tmp_path / "plain").exists()
+    checked = sort("validate", out, "-I", packed, *OPTIONS)
+    assert checked.returncode == 0, checked.stdout
+    assert sort("run", packed, "-O", out, "-w", 1, *OPTIONS).returncode == 2, "there are partitions"
+    assert sort("run", packed, "-O", out, "-w", 1, *OPTIONS, "--overwrite").returncode == 0
+    assert names(out) == ["partition.0"]
+    assert (out / "partition.0").read_bytes() == ORDERED
+
+
+@pytest.mark.flow
+@pytest.mark.parametrize(("name", "wrong"), [("b.gz", "gzip"), ("c.zst", "zstd")])
+def test_a_truncated_packed_file_is_refused_by_its_name(tmp_path: Path, packed: Path, name: str, wrong: str) -> None:
+    path = packed / name
+    path.write_bytes(path.read_bytes()[:-9])
+    done = sort("run", packed, "-O", tmp_path / "out", "-w", 1, "-q")
+    assert done.returncode == 2
+    assert f"{path} is not a whole {wrong} file" in done.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.flow
+def test_a_partition_without_lines_is_a_whole_packed_file(tmp_path: Path) -> None:
+    for compression in Compression:
+        done = piped(b"", "-", "-O", tmp_path / compression, "--lines", "-q", "--compress", compression)
+        assert done.returncode == 0, done.stderr
+        paths = [tmp_path / compression / f"partition.0{compression.suffix}"]
+        assert paths[0].stat().st_size > 0
+        with unpacked(paths, tmp_path / "plain") as plain:
+            assert plain[0].read_bytes() == b""
+
+
+@pytest.mark.unit
+def test_packed_bytes_are_those_of_the_common_tools(tmp_path: Path) -> None:
+    for compression in Compression:
+        compressor = make_compressor(compression)
+        whole = compressor.compress(memoryview(TEXT)) + compressor.flush()
+        if compression is Compression.GZIP:
+            assert gzip.decompress(whole) == TEXT
+            assert zlib.decompress(whole, zlib.MAX_WBITS | 16) == TEXT
+        else:
+            assert zstandard.ZstdDecompressor().decompressobj().decompress(whole) == TEXT
+        assert compression_of(tmp_path / f"x{compression.suffix}") is compression
+    assert compression_of(tmp_path / "gz") is None
