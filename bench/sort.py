@@ -22,12 +22,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from interlock.cli.sort.implementation import parse_size
 from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import RecordFormat
 from interlock.sort.data.validate import validate
 from interlock.sort.io.direct_io import MAX_IO_BYTES, DirectReader, DirectWriter, io_buffer
-from interlock.sort.settings import Distribution
+from interlock.sort.settings import Distribution, parse_size
 from machine import described
 from report import asked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 MEBIBYTE = 1 << 20
 MIN_WORKER_MEMORY = 64 * MEBIBYTE
 MAX_PARTITIONS = 10_000
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # States in which work is done, of master and workers alike; their durations are reported.
 PHASES = (SortWorkerState.SAMPLING, SortWorkerState.SORTING, SortWorkerState.SHUFFLING, SortWorkerState.MERGING)
 WORK_DIRECTORY = ".interlock-sort"  # default name of the work directory, inside the output directory
@@ -103,6 +106,15 @@ class Settings:
     def partition_name(self, number: int) -> str:
         """Return the name of an output file."""
         return f"partition.{number}{self.compression.suffix if self.compression is not None else ''}"
+
+
+def parse_size(option: str, text: str) -> int:
+    """Parse a number of bytes: 64MB, 2GB, 1.5GiB, 1000."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        raise SortInputError(f"{option} {text!r} is not a size; write 64MB, 2GB, 1.5GiB or a number of bytes")
+    number, unit, binary = match.groups()
+    return int(float(number) * (1024 if binary else 1000) ** UNIT_EXPONENTS[unit.lower()])
 
 
 class TransitionRecord(NamedTuple):

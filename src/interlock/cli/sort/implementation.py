@@ -44,7 +44,16 @@ from interlock.sort.logging import stop_on_interrupt
 from interlock.sort.master.master import run_master
 from interlock.sort.prepare import InputFormat, prepared, remove_other_partitions
 from interlock.sort.security import Security
-from interlock.sort.settings import WORK_DIRECTORY, Distribution, Engine, Progress, Report, Settings, WorkerReport
+from interlock.sort.settings import (
+    WORK_DIRECTORY,
+    Distribution,
+    Engine,
+    Progress,
+    Report,
+    Settings,
+    WorkerReport,
+    parse_size,
+)
 from interlock.sort.workdir import (
     lock_state,
     make_directory,
@@ -54,8 +63,6 @@ from interlock.sort.worker.worker import run_worker
 MIN_TABLE_WIDTH = 160  # columns
 ADDRESS = re.compile(r"\S+:\d{1,5}")
 MAX_PORT = 65_535
-SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
-UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 STANDARD_OUTPUT = Path("-")
 PARTITION_COLUMNS = ("partition", "records", "bytes", "checksum", "first key", "last key")
 
@@ -268,15 +275,6 @@ def validate(
         typer.echo(_format_validation(result, time.monotonic() - began))
     if not result.is_valid:
         raise typer.Exit(1)
-
-
-def parse_size(option: str, text: str) -> int:
-    """Parse a number of bytes: 64MB, 2GB, 1.5GiB, 1000."""
-    match = SIZE.fullmatch(text.strip())
-    if match is None:
-        raise SortInputError(f"{option} {text!r} is not a size; write 64MB, 2GB, 1.5GiB or a number of bytes")
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** UNIT_EXPONENTS[unit.lower()])
 
 
 def _parse_settings(given: dict[str, Any]) -> Settings:

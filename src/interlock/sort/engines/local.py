@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -27,6 +27,7 @@ from interlock.sort.settings import (
 from interlock.sort.workdir import open_work_directory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from interlock.sort.data.records import Source
@@ -45,14 +46,20 @@ def run_local(
     settings: Settings | None = None,
     work_dir: Path | None = None,
     on_progress: ProgressCallback | None = None,
+    stop: threading.Event | None = None,
+    on_save: Callable[[dict[str, Any]], object] | None = None,
 ) -> Report:
-    """Sort a source into partition files in the output directory with so many worker processes."""
+    """Sort a source into partition files in the output directory with so many worker processes.
+
+    Setting `stop` aborts the sort. `on_save` receives the state of the master on every transition.
+    """
     settings = settings or Settings()
     worker_memory = _worker_memory(settings, workers)
     with open_work_directory(source, output, workers, settings, work_dir) as directory:
         security = Security.generate()
         worker_settings = replace(settings, memory=worker_memory)
         processes = SortWorkerProcesses(source, output, directory, workers, worker_settings, security)
+        processes.failed = stop or processes.failed
         try:
             with stop_on_interrupt(processes.failed), processes:
                 report = run_master(
@@ -63,6 +70,7 @@ def run_local(
                     on_progress=on_progress,
                     stop=processes.failed,
                     security=security,
+                    on_save=on_save,
                 )
                 processes.wait()
         except SortError as error:

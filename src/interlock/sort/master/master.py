@@ -52,18 +52,21 @@ def run_master(
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
     security: Security = NO_SECURITY,
+    on_save: Callable[[dict[str, Any]], object] | None = None,
 ) -> Report:
     """Run the master of a sort with so many workers; return the report, or raise SortError.
 
     `on_listening` receives the address, `on_progress` the progress. With `work_dir`, the state is saved there, and a
     master that is restarted with the same directory resumes at the same address. Setting `stop` aborts the sort.
     Workers must have the token of `security`, which an address other than loopback needs.
+    `on_save` receives the state on every transition.
     """
     if workers < 1:
         raise SortError(f"the number of workers must be at least 1, got {workers}")
     if work_dir is not None:
         work_dir.mkdir(parents=True, exist_ok=True)
     master = Master(workers, settings or Settings(), work_dir, host, port, stop or threading.Event(), security)
+    master.journal.on_save = on_save
     return master.run(on_listening, on_progress)
 
 
