@@ -1,7 +1,8 @@
 """Benchmark of the sort against peers: the same records, from files to files, on the same disk, each output validated.
 
-Run: `./dev bench sort`. Each paired round runs Interlock and then every peer, with the input out of the page cache and
-the output synced to disk; start-up is included. Only ratios within one run are comparable; see README.md.
+Run: `./dev bench sort`, or `./dev bench sort --lines` for lines of 20 to 200 bytes with a key column. Each paired round
+runs Interlock and then every peer, with the input out of the page cache and the output synced to disk; start-up is
+included. Only ratios within one run are comparable; see README.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from interlock.sort.data.generate import Recipe, generate
+from interlock.sort.data.line_order import parse_line_order
 from interlock.sort.data.records import RecordFormat
 from interlock.sort.data.validate import validate
 from interlock.sort.io.direct_io import MAX_IO_BYTES, DirectReader, DirectWriter, io_buffer
@@ -41,15 +45,21 @@ INPUT_FILES = 8
 GIGA = 1_000_000_000
 GROWTH_FACTORS = (1, 2, 4, 8)
 WORKER_COUNTS = (1, 2, 4)
+SEPARATOR, KEY = ",", "2,2"  # of lines
+LINES_AT_ONCE = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sorter:
-    """One program to compare. `target` is how many times faster Interlock should be, by size in gigabytes."""
+    """One program to compare. `target` is how many times faster Interlock should be, by size in gigabytes.
+
+    `lines_target` is the same for lines with a key column; a program without any does not sort them.
+    """
 
     name: str
     distribution: str | None
     target: dict[int, float] = field(default_factory=dict)
+    lines_target: dict[int, float] = field(default_factory=dict)
 
     @property
     def version(self) -> str | None:
@@ -65,23 +75,27 @@ class Sorter:
         except PackageNotFoundError:
             return None
 
-    def command(self, source: Path, output: Path, temp: Path, memory: int, workers: int) -> list[str]:
+    def command(
+        self, source: Path, output: Path, temp: Path, memory: int, workers: int, *, has_lines: bool
+    ) -> list[str]:
         """Return the command line of one run."""
         if self.name == "interlock":
             options = ["--workers", str(workers), "--memory", str(memory), "--temp", str(temp), "--quiet", "--json"]
+            options += ["--field-separator", SEPARATOR, "--key", KEY] if has_lines else []
             program = [sys.executable, "-m", "interlock.cli.sort.main"]  # interlock-sort
             return [*program, "run", str(source), "--output", str(output), *options]
         script = PEERS / f"sort_{self.name}.py"
-        return [sys.executable, str(script), str(source), str(output), str(temp), str(memory), str(workers)]
+        kind = "lines" if has_lines else "records"
+        return [sys.executable, str(script), str(source), str(output), str(temp), str(memory), str(workers), kind]
 
 
 SORTERS = {
     sorter.name: sorter
     for sorter in (
         Sorter("interlock", "interlock"),
-        Sorter("gnu", None, {1: 3.0, 4: 6.0}),
-        Sorter("duckdb", "duckdb", {1: 2.0, 4: 3.5}),
-        Sorter("polars", "polars", {1: 2.0, 4: 3.5}),
+        Sorter("gnu", None, {1: 4.0, 4: 6.5}, {1: 2.0}),
+        Sorter("duckdb", "duckdb", {1: 2.2, 4: 3.5}, {1: 1.2}),
+        Sorter("polars", "polars", {1: 2.2, 4: 3.5}, {1: 1.2}),
         Sorter("dask", "dask", {1: 8.0}),
         Sorter("spark", "pyspark", {1: 8.0}),
         Sorter("ray", "ray", {1: 8.0}),
@@ -168,13 +182,20 @@ def proportional_size(pid: int) -> int:
 class Workspace:
     """The directory in which all programs sort: inputs by size, and outputs."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, has_lines: bool) -> None:
         self._directory = directory
+        self._has_lines = has_lines
 
     def source(self, size: int) -> Path:
         """Generate the input of this size, once."""
         source = self._directory / f"in-{size}"
-        if not source.exists():
+        if not source.exists() and self._has_lines:
+            source.mkdir()
+            for number in range(INPUT_FILES):
+                path = source / f"part-{number:05}"
+                write_lines(path, size // INPUT_FILES, number)
+                sync(path)
+        elif not source.exists():
             recipe = Recipe(size // 100, 1, Distribution.UNIFORM, RecordFormat(ascii=True))
             generate(source, recipe, files=INPUT_FILES, threads=os.cpu_count() or 1)
             for path in source.iterdir():
@@ -189,7 +210,7 @@ class Workspace:
             directory.mkdir()
         evict(source.iterdir())
         settle()
-        command = sorter.command(source, output, temp, memory, workers)
+        command = sorter.command(source, output, temp, memory, workers, has_lines=self._has_lines)
         used, began = processor_time(), time.monotonic()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment())  # noqa: S603 - ours
@@ -203,7 +224,11 @@ class Workspace:
             stderr.seek(0)
             answer, errors = stdout.read(), stderr.read()
         report = json.loads(answer) if code == 0 and answer else {}
-        problem = find_problem(source, output) if code == 0 else errors.decode(errors="replace")[-2000:]
+        problem = (
+            find_problem(source, output, has_lines=self._has_lines)
+            if code == 0
+            else errors.decode(errors="replace")[-2000:]
+        )
         sample = Sample(sorter.name, size, memory, workers, synced - began, used, watch.peak, report, problem)
         shutil.rmtree(output)
         return sample
@@ -268,16 +293,38 @@ def settle() -> None:
     time.sleep(SETTLE_S)
 
 
-def find_problem(source: Path, output: Path) -> str | None:
+def write_lines(path: Path, size: int, seed: int) -> None:
+    """Write lines of 20 to 200 bytes: an id of 6 letters, a key of 10 letters and digits, a text."""
+    source = np.random.default_rng(seed)
+    symbols = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz0123456789", dtype=np.uint8)
+    left = size
+    with path.open("wb") as file:
+        while left > 0:
+            lengths = source.integers(20, 201, LINES_AT_ONCE)
+            ends = np.cumsum(lengths)
+            text = symbols[source.integers(0, len(symbols), int(ends[-1]))]
+            begins = ends - lengths
+            text[begins + 6] = text[begins + 17] = ord(SEPARATOR)
+            text[ends - 1] = ord("\n")
+            kept = int(np.searchsorted(ends, left)) + 1
+            file.write(text[: ends[min(kept, len(ends)) - 1]].tobytes())
+            left -= int(ends[min(kept, len(ends)) - 1])
+
+
+def find_problem(source: Path, output: Path, *, has_lines: bool) -> str | None:
     """Validate an output; return its first problems, or None."""
-    result = validate([output], [source])
+    order = parse_line_order([KEY], separator=SEPARATOR) if has_lines else None
+    result = validate([output], [source], lines=order)
     return None if result.is_valid else "; ".join(result.problems[:3])
 
 
 def compare(workspace: Workspace, peers: list[Sorter], options: argparse.Namespace, samples: list[Sample]) -> None:
     """Run all programs in paired rounds; print times, ratios and the lower bound."""
     size, memory = options.size, options.memory
-    print(f"\n{size / GIGA:g} GB, memory {memory / GIGA:g} GB, {options.workers} workers, {options.rounds} rounds")
+    kind = "lines with a key column, " if options.lines else ""
+    print(
+        f"\n{kind}{size / GIGA:g} GB, memory {memory / GIGA:g} GB, {options.workers} workers, {options.rounds} rounds"
+    )
     limits: list[float] = []
     rounds: dict[str, list[Sample]] = {sorter.name: [] for sorter in (OURS, *peers)}
     for _ in range(options.rounds):
@@ -292,10 +339,11 @@ def compare(workspace: Workspace, peers: list[Sorter], options: argparse.Namespa
     print("| ------- | ------: | ---------------: | ----------------: | -------------: | --------------: | -----: |")
     print(f"| one read and one write | {statistics.median(limits):.2f} | | | | | |")
     for sorter in (OURS, *peers):
-        print(format_row(sorter, rounds[sorter.name], rounds[OURS.name], size))
+        target = (sorter.lines_target if options.lines else sorter.target).get(round(size / GIGA))
+        print(format_row(sorter, rounds[sorter.name], rounds[OURS.name], target))
 
 
-def format_row(sorter: Sorter, own: list[Sample], ours: list[Sample], size: int) -> str:
+def format_row(sorter: Sorter, own: list[Sample], ours: list[Sample], target: float | None) -> str:
     """Format the table row of one program."""
     name = f"{sorter.name} {sorter.version}"
     if any(sample.problem for sample in own):
@@ -306,7 +354,6 @@ def format_row(sorter: Sorter, own: list[Sample], ours: list[Sample], size: int)
     peak = max(sample.peak for sample in own)
     startup = [float(str(sample.report["startup"])) for sample in own if "startup" in sample.report]
     started = f"{statistics.median(startup):.2f}" if startup else ""
-    target = sorter.target.get(round(size / GIGA))
     wanted = "" if target is None else f"≥ {target:g}"
     used = statistics.median(sample.processor for sample in own)
     return f"| {name} | {seconds:.2f} | {started} | {used:.2f} | {peak / GIGA:.2f} | {ratio:.2f} | {wanted} |"
@@ -357,6 +404,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["field", "growth", "workers"])
+    parser.add_argument("--lines", action="store_true", help="lines of 20 to 200 bytes with a key column")
     parser.add_argument("--peers", default=",".join(peers), help=f"of {', '.join(peers)}")
     parser.add_argument("--place", type=Path, help="directory to work in; a temporary one unless given")
     parser.add_argument("--json", type=Path, help="write every sample to this file")
@@ -367,13 +415,13 @@ def main() -> None:
     """Run the benchmark and print its tables."""
     options = parse_options()
     wanted = asked(options.peers, SORTERS)
-    peers = [peer for peer in wanted if peer.version is not None]
+    peers = [peer for peer in wanted if peer.version is not None and (peer.lines_target or not options.lines)]
     for peer in wanted:
         if peer.version is None:
             print(f"{peer.name} is not installed and is skipped: pip install 'interlock[bench]'")
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(dir=options.place) as directory:
-        workspace = Workspace(Path(directory))
+        workspace = Workspace(Path(directory), has_lines=options.lines)
         print(f"{described()}; input out of the page cache, output synced, start-up counted")
         if options.only in (None, "field"):
             compare(workspace, peers, options, samples)

@@ -1,7 +1,7 @@
 """Common parts of the peer drivers of the sort benchmark: arguments and report.
 
-A driver reads lines of 100 bytes from the files of one directory and writes them, in order, to partition.0,
-partition.1, … in another.
+A driver reads lines of 100 bytes, or lines with three columns, from the files of one directory and writes them, in
+order, to partition.0, partition.1, … in another.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class Arguments:
     temp: Path
     memory: int
     workers: int
+    has_lines: bool  # with three columns, to be sorted by the second one
 
     @property
     def files(self) -> list[str]:
@@ -33,8 +34,8 @@ class Arguments:
 
 def parse_arguments() -> Arguments:
     """Parse the command line."""
-    source, output, temp, memory, workers = sys.argv[1:]
-    return Arguments(Path(source), Path(output), Path(temp), int(memory), int(workers))
+    source, output, temp, memory, workers, kind = sys.argv[1:]
+    return Arguments(Path(source), Path(output), Path(temp), int(memory), int(workers), kind == "lines")
 
 
 def startup_seconds() -> float:

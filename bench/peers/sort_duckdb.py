@@ -1,4 +1,4 @@
-"""DuckDB: the lines as one column, ordered, copied to one file."""
+"""DuckDB: the lines as one column, or as three, ordered, copied to one file."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from sort_driver import parse_arguments, print_report, startup_seconds
 
 READ = """read_csv($files, columns = {'line': 'VARCHAR'}, auto_detect = false, header = false, delim = '\x01',
     quote = '', escape = '', new_line = '\\r\\n', strict_mode = false)"""
+
+READ_COLUMNS = """read_csv($files, columns = {'a': 'VARCHAR', 'b': 'VARCHAR', 'c': 'VARCHAR'}, auto_detect = false,
+    header = false, delim = ',', quote = '', escape = '', new_line = '\\n')"""
 
 
 def main() -> None:
@@ -23,6 +26,13 @@ def main() -> None:
     startup = startup_seconds()
     files = "[" + ", ".join(f"'{path}'" for path in arguments.files) + "]"
     target = arguments.output / "partition.0"
+    if arguments.has_lines:
+        database.execute(
+            f"copy (select a, b, c from {READ_COLUMNS.replace('$files', files)} order by b, a, c) "  # noqa: S608 - ours
+            f"to '{target}' (format csv, header false, quote '', escape '', delimiter ',')"
+        )
+        print_report(f"threads {arguments.workers}, memory_limit", startup)
+        return
     database.execute(
         f"copy (select line from {READ.replace('$files', files)} order by line) to '{target}' "  # noqa: S608 - ours
         "(format csv, header false, quote '', escape '', delimiter '\x01', new_line '\\r\\n')"

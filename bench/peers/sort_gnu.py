@@ -12,6 +12,8 @@ def main() -> None:
     """Sort the input into the output directory."""
     arguments = parse_arguments()
     options = [f"--parallel={arguments.workers}", f"--buffer-size={arguments.memory}b"]
+    if arguments.has_lines:
+        options += ["--field-separator=,", "--key=2,2"]
     startup = startup_seconds()
     command = [
         str(shutil.which("sort")),

@@ -33,10 +33,11 @@ def packed(tmp_path: Path) -> Path:
     """A plain file, a gzip file of two members, and a zstd file of two frames."""
     place = tmp_path / "in"
     place.mkdir()
-    (place / "a").write_bytes(TEXT[:9000])
-    (place / "b.gz").write_bytes(gzip.compress(TEXT[9000:12_345]) + gzip.compress(TEXT[12_345:20_000]))
+    first, second = (TEXT.index(b"\n", at) + 1 for at in (9_000, 20_000))
+    (place / "a").write_bytes(TEXT[:first])
+    (place / "b.gz").write_bytes(gzip.compress(TEXT[first:12_345]) + gzip.compress(TEXT[12_345:second]))
     frames = zstandard.ZstdCompressor()
-    (place / "c.zst").write_bytes(frames.compress(TEXT[20_000:30_001]) + frames.compress(TEXT[30_001:]))
+    (place / "c.zst").write_bytes(frames.compress(TEXT[second:30_001]) + frames.compress(TEXT[30_001:]))
     return place
 
 
