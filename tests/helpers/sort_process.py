@@ -74,7 +74,7 @@ def main() -> int:
             document = report.json()
         elif instructions["role"] == "local":
             source, output = Source.from_json(instructions["source"]), Path(instructions["output"])
-            prefork.start_workers(["-n", str(instructions["workers"])])
+            prefork.start_workers(["-w", str(instructions["workers"])])
             document = run_local(source, output, workers=instructions["workers"], settings=settings).json()
         else:
             document = run_worker(

@@ -152,6 +152,6 @@ def test_the_example_sorts_and_loads(url: str) -> None:
         [sys.executable, str(EXAMPLE)], capture_output=True, text=True, env=environment, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[:2] == ["20000 rows", "the sort was Completed"]
-    assert all(line.startswith("('sensor-0', ") for line in lines[2:])
+    lines = done.stdout.splitlines()  # with those of the log
+    assert {"20000 rows", "the sort was Completed"} <= set(lines), done.stdout
+    assert sum(line.startswith("('sensor-0', ") for line in lines) == 3
