@@ -168,3 +168,15 @@ async def test_history_has_throughput_failures_and_percentiles(database: Connect
     assert history.waits["p99"][at] == pytest.approx(2.0, rel=0.1)
     only = await read_history(database, "1h", now, frozenset({"other"}))
     assert (only.ended, only.attempts) == (30, 30)
+
+
+async def test_the_duty_summarizes_new_records(database: Connection) -> None:
+    # autovacuum may do the same, but not while this test looks
+    leaves = "select relid::regclass::text as name from pg_partition_tree('interlock.audit_logs_time') where isleaf"
+    indexes = [row["name"] for row in await (await database.execute(leaves.encode())).fetchall()]
+    for index in indexes:
+        await database.execute(f"alter index {index} set (autosummarize = off)".encode())
+    await database.execute(b"insert into interlock.tasks (type) select 'x' from generate_series(1, 20000)")
+    await FiguresDuty().run_once(database)
+    left = f"select sum(brin_summarize_new_values(name::regclass)) as ranges from ({leaves}) as leaf"
+    assert await (await database.execute(left.encode())).fetchone() == {"ranges": 0}, "many ranges without the duty"

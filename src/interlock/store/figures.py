@@ -49,6 +49,13 @@ async def add_figures(connection: Connection, figures: Sequence[Figure], *, now:
         await run(connection, FIGURES["add_figures"], {"figures": as_json(rows), "now": now})
 
 
+async def summarize_records(connection: Connection) -> int:
+    """Keep the indexes by time of all records current; return the number of ranges that were added."""
+    (row,) = await run(connection, FIGURES["summarize_records"], {})
+    ranges: int = row["ranges"]
+    return ranges
+
+
 async def count_minute(connection: Connection, minute: datetime) -> int:
     """Count the moves recorded within a minute, in place of an earlier count; return their number."""
     async with transaction(connection):

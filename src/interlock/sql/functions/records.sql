@@ -66,6 +66,33 @@ begin
 end
 $$;
 
+-- Summarizes the ranges of the BRIN indexes of records that are full and not summarized yet; returns how many. A scan
+-- reads such ranges whole. The leader calls it every few seconds: autovacuum summarizes them as well, but drops requests
+-- that come faster than it works, until it vacuums the whole table. Runs as the owner, as it must be. It gives way to a
+-- vacuum, which would be canceled if it had to wait for longer than deadlock_timeout.
+create or replace function interlock.summarize_records() returns int language plpgsql
+    security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+declare
+    ranges regclass;
+    made int := 0;
+begin
+    for ranges in
+        select leaf.relid
+        from unnest(array['interlock.audit_logs_time', 'interlock.job_state_transitions_time',
+                'interlock.worker_state_transitions_time']::regclass[]) as whole (index)
+            cross join pg_partition_tree(whole.index) as leaf
+        where leaf.isleaf
+    loop
+        begin
+            made := made + brin_summarize_new_values(ranges);
+        exception when lock_not_available then
+            null; -- a vacuum of this partition is at work, which summarizes too
+        end;
+    end loop;
+    return made;
+end
+$$;
+
 -- Retention: drops the partitions that end at or before the cutoff, and returns their names.
 create or replace function interlock.drop_records_before(cutoff timestamptz) returns setof text language plpgsql as $$
 declare

@@ -1,5 +1,8 @@
 -- History for charts: table `figures`. Moves are counted from the records and replaced; sums of processes are added.
 
+-- name: summarize_records
+select interlock.summarize_records() as ranges
+
 -- name: insert_move_figures
 -- Counts the moves recorded within one minute by namespace and type. The hundred pairs with the most moves keep their
 -- names; the other types, and then the other namespaces, are counted together as '…'.

@@ -20,6 +20,7 @@ from interlock.store.figures import (
     read_last_counted_minute,
     roll_up,
     sample_depths,
+    summarize_records,
 )
 from interlock.store.leader import read_clock
 
@@ -45,6 +46,7 @@ class FiguresDuty:
 
     async def run_once(self, connection: Connection, *, now: datetime | None = None) -> float:
         """Count what is due; return the seconds until the next run."""
+        await summarize_records(connection)  # first: counts read ranges that are not summarized whole
         clock = await read_clock(connection, now=now)
         minute = floor_time(clock, MINUTE)
         if self._minute is None:
