@@ -301,6 +301,10 @@ class SortWorkerState(StrEnum):
     COMPLETED = "Completed"
     FAILED = "Failed"
 
+    def can_transition_to(self, target: SortWorkerState) -> bool:
+        """Return whether one transition leads from this state to another one."""
+        return target in SORT_WORKER.allowed_targets(self)
+
 
 class SortWorkerEvent(StrEnum):
     """Events of a sort worker."""
@@ -355,6 +359,10 @@ class SortMasterState(StrEnum):
     MERGING = "Merging"
     COMPLETED = "Completed"
     FAILED = "Failed"
+
+    def can_transition_to(self, target: SortMasterState) -> bool:
+        """Return whether one transition leads from this state to another one."""
+        return target in SORT_MASTER.allowed_targets(self)
 
 
 class SortMasterEvent(StrEnum):

@@ -25,7 +25,7 @@ def test_a_whole_round_of_generate_run_and_validate(tmp_path: Path) -> None:
     assert made.returncode == 0, made.stderr
     document = json.loads(made.stdout)
     assert (document["records"], document["size"], len(document["paths"])) == (20_000, 2_000_000, 3)
-    done = sort("run", tmp_path / "in", "--output", tmp_path / "out", "--workers", 2, "--memory", "256MB")
+    done = sort("run", tmp_path / "in", "--output", tmp_path / "out", "--workers", 2, "--memory", "256MB", "--history")
     assert done.returncode == 0, done.stderr
     assert names(tmp_path / "out") == ["partition.0", "partition.1"]
     assert "20,000 lines of 100 bytes with keys of 10" in done.stderr
@@ -62,7 +62,7 @@ def test_a_master_of_many_machines_prints_only_addresses(tmp_path: Path) -> None
     for seed, place in enumerate(places):
         make_input(place / "in", 5_000 * (seed + 1), seed=seed)
     with ExitStack() as stack:
-        master = stack.enter_context(started("master", 3, "--quiet"))
+        master = stack.enter_context(started("master", 3, "--quiet", "--history"))
         address = first_line(master)
         workers = [
             stack.enter_context(

@@ -78,8 +78,8 @@ def test_throughput_is_of_the_phase_and_eta_of_the_whole_sort() -> None:
 
 def test_the_report_shows_durations_partitions_and_transitions() -> None:
     moves = (
-        TransitionRecord("Initializing", "Sampling", "register", "registered", 1_000.0),
-        TransitionRecord("Sampling", "Failed", "fail", "[red]disk[/red] full", 1_001.5),
+        TransitionRecord("Initializing", "Sampling", "register", "registered", 1_000.0, 0.25),
+        TransitionRecord("Sampling", "Failed", "fail", "[red]disk[/red] full", 1_001.5, 1.75),
     )
     workers = tuple(
         WorkerReport(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,16 @@ def look(url: str) -> tuple[JobStatus, list[StepStatus]]:
     return asyncio.run(read())
 
 
+def statuses(url: str) -> Counter[str]:
+    """Count the sort jobs in the database by their status."""
+
+    async def read() -> Counter[str]:
+        async with Interlock(config=Config(database_url=url)) as app:
+            return Counter(job.status for job in await app.find_jobs(workflow="distributed_sort"))
+
+    return asyncio.run(read())
+
+
 def checkpoint(url: str, task: UUID) -> dict[str, Any]:
     """Read the checkpoint of a sort worker from the database."""
     with psycopg.connect(url) as connection:
@@ -62,7 +73,7 @@ def sorters(session: int) -> list[int]:
 
 def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -> None:
     make_input(tmp_path / "in")
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock", "--history")
     with started(*arguments, url=url) as process:
         output, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
@@ -128,16 +139,18 @@ def test_a_killed_command_does_not_block_the_next_sort(tmp_path: Path, url: str)
         _, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     assert validate([tmp_path / "out2"], [tmp_path / "other"]).problems == []
+    assert statuses(url) == {"CANCELED": 1, "COMPLETED": 1}, "the job of the killed command does not stay"
 
 
-def test_an_interrupted_sort_cancels_its_job(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sort_cancels_its_job(tmp_path: Path, url: str, number: signal.Signals) -> None:
     make_input(tmp_path / "in", 500_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock", "--memory", "256MB")
     with started(*arguments, url=url) as process:
         assert process.stderr is not None
         while "Sorting" not in (line := process.stderr.readline()):
             assert line, "it ended before it was interrupted"
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors

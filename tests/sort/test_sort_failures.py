@@ -159,8 +159,10 @@ def test_a_failure_before_registration_is_reported_to_the_user(tmp_path: Path) -
 def test_unreported_failures_name_the_input_as_cause_or_not(tmp_path: Path) -> None:
     source = write_source(tmp_path / "in", ROWS)
     (tmp_path / "in").unlink()
-    with pytest.raises(UnreportedFailure, match="in: No such file or directory") as raised:
+    with pytest.raises(UnreportedInputFailure, match=r"input .*in cannot be read: No such file or directory; it must"):
         run_worker("127.0.0.1:1", source, tmp_path / "out")
+    with pytest.raises(UnreportedFailure, match="disk: No space") as raised, unreported_failures():
+        raise OSError(28, "No space", "disk")
     assert not isinstance(raised.value, UnreportedInputFailure)
     with pytest.raises(UnreportedInputFailure, match="no record"), unreported_failures():
         raise SortInputError("no record")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import StringIO
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import orjson
@@ -39,7 +41,7 @@ def runner_at_path(place: Path) -> PhaseRunner:
 
 def test_every_transition_is_recorded_timed_and_saved(tmp_path: Path) -> None:
     now = [100.0]
-    journal = Journal(tmp_path, "sort worker 0")
+    journal = Journal(tmp_path, "sort worker 0", lambda: now[0])
     machine = StateMachine(SORT_WORKER, observer=journal, clock=lambda: now[0])
     for event, at in ((SortWorkerEvent.REGISTER, 101.0), (SortWorkerEvent.SEND_SAMPLE, 103.5)):
         now[0] = at
@@ -58,6 +60,67 @@ def test_every_transition_is_recorded_timed_and_saved(tmp_path: Path) -> None:
     again.resume(found)
     assert again.history == journal.history
     assert again.phases == journal.phases
+
+
+def test_durations_ignore_a_wall_clock_that_is_set_back(tmp_path: Path) -> None:
+    now, wall = [50.0], [1_000.0]
+    journal = Journal(tmp_path, "sort worker 0", lambda: now[0])
+    machine = StateMachine(SORT_WORKER, observer=journal, clock=lambda: wall[0])
+    for event, at in ((SortWorkerEvent.REGISTER, 51.0), (SortWorkerEvent.SEND_SAMPLE, 53.0)):
+        now[0], wall[0] = at, wall[0] - 3_600.0
+        machine.transition(event)
+    assert journal.phases == {"Sampling": 2.0}
+    assert [move.elapsed for move in journal.history] == [1.0, 3.0]
+    assert [move.timestamp for move in journal.history] == [-2_600.0, -6_200.0]
+    later = Journal(tmp_path, "sort worker 0", lambda: now[0])
+    found = later.load()
+    assert found is not None
+    later.resume(found)
+    now[0] += 4.0
+    StateMachine(SORT_WORKER, machine.state, observer=later).transition(SortWorkerEvent.RECEIVE_CONFIG)
+    assert [move.elapsed for move in later.history] == [1.0, 3.0, 7.0], "after the seconds of the process before it"
+
+
+def test_history_and_durations_are_printed_as_text() -> None:
+    now = [0.0]
+    journal = Journal(None, "sort worker 0", lambda: now[0])
+    machine = StateMachine(SORT_WORKER, observer=journal)
+    events = (SortWorkerEvent.REGISTER, SortWorkerEvent.SEND_SAMPLE, SortWorkerEvent.RECEIVE_CONFIG)
+    for event, at in zip(events, (1.0, 3.25, 4.0), strict=True):
+        now[0] = at
+        machine.transition(event, f"because of {event}")
+    printed = StringIO()
+    journal.print_history(printed)
+    assert printed.getvalue().splitlines() == [
+        "=== State Transition History ===",
+        "[+0.0s] Initializing -> Sampling: because of register",
+        "[+2.2s] Sampling -> WaitingForPartitionConfig: because of send_sample",
+        "[+3.0s] WaitingForPartitionConfig -> Sorting: because of receive_config",
+    ]
+    printed = StringIO()
+    journal.print_phase_durations(printed)
+    assert printed.getvalue().splitlines() == ["=== Phase Durations ===", "Sampling: 2.25s", "Sorting: In progress"]
+
+
+def test_states_know_what_they_can_become() -> None:
+    order = [S.INITIALIZING, S.SAMPLING, S.WAITING_FOR_PARTITION_CONFIG, S.SORTING, S.WAITING_FOR_SHUFFLE_SIGNAL,
+             S.SHUFFLING, S.WAITING_FOR_MERGE_SIGNAL, S.MERGING, S.COMPLETED]  # fmt: skip
+    expected = {*pairwise(order), *((state, S.FAILED) for state in order[:-1]), (S.FAILED, S.INITIALIZING)}
+    assert {(one, other) for one in S for other in S if one.can_transition_to(other)} == expected
+    assert SortMasterState.REGISTERING.can_transition_to(SortMasterState.SAMPLING)
+    assert not SortMasterState.REGISTERING.can_transition_to(SortMasterState.MERGING)
+
+
+def test_only_a_failed_worker_can_restart(tmp_path: Path) -> None:
+    source = write_source(tmp_path / "in", random_rows(1, 10))
+    for name in ("out", "temp"):
+        (tmp_path / name).mkdir()
+    worker = Worker("127.0.0.1:1", source, tmp_path / "out", Settings(), tmp_path / "temp", 0, "127.0.0.1")
+    can = {}
+    for state in S:
+        worker.machine = StateMachine(SORT_WORKER, state)
+        can[state] = worker.can_restart
+    assert can == {state: state is S.FAILED for state in S}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state'])

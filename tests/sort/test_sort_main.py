@@ -40,7 +40,7 @@ def test_help_shows_the_commands_and_the_global_options() -> None:
 
 def test_generate_run_and_validate(tmp_path: Path) -> None:
     assert run("generate", tmp_path / "in", "--records", 5_000).returncode == 0
-    done = run("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--quiet")
+    done = run("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--quiet", "--history")
     assert done.returncode == 0, done.stderr
     assert "State history" in done.stdout, "the output is flushed before the quick exit"
     assert names(tmp_path / "out") == ["partition.0", "partition.1"]

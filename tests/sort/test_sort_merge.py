@@ -202,7 +202,7 @@ def test_received_rows_reuse_released_memory_and_spill_without_it(tmp_path: Path
 @pytest.mark.parametrize(
     ("memory", "sent", "own"),
     [
-        (64 << 20, (0.0, 0.0), (0.0, 0.0)),
+        (140_000_000, (0.0, 0.2), (0.0, 0.0)),
         (300_000_000, (0.3, 0.7), (0.0, 0.0)),
         (600_000_000, (1.0, 1.0), (0.2, 0.8)),
         (949_000_000, (1.0, 1.0), (1.0, 1.0)),

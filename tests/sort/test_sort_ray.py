@@ -40,7 +40,7 @@ def actors() -> list[int]:
 
 def test_a_killed_actor_is_restarted(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 100_000)
-    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 3, "--engine", "ray") as process:
+    with started("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 3, "--engine", "ray", "--history") as process:
         victim = eventually(actors, within=90)[0]
         eventually((tmp_path / "out" / ".interlock-sort" / "worker-0").exists, within=90)
         os.kill(victim, signal.SIGKILL)

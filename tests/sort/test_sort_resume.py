@@ -78,7 +78,7 @@ def test_a_master_restarted_with_other_numbers_is_refused_with_advice(tmp_path: 
     assert "this is one of 3 and 3: resume it with `sort master 2 --partitions 6`" in done.stderr
     assert "or name another --temp for another sort" in done.stderr
     make_input(tmp_path / "in", 1_000)
-    arguments = ("--partitions", 6, "--temp", work_dir, "--report", report)
+    arguments = ("--partitions", 6, "--temp", work_dir, "--report", report, "--history")
     with started("master", 2, *arguments) as master:
         assert first_line(master) == address, "it goes on where it was"
         workers = [("worker", address, "-I", tmp_path / "in", "-O", tmp_path / name, "--quiet") for name in "ab"]

@@ -222,7 +222,7 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_sort(tmp_path:
 
 def test_few_open_files_are_enough_for_many_partitions(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 600_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--memory", "240MB", "--partitions", 100)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--memory", "290MB", "--partitions", 100)
     with started(*arguments, limits={"RLIMIT_NOFILE": 128}) as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

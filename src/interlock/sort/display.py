@@ -185,9 +185,9 @@ def history_table(named: Iterable[tuple[str, Iterable[TransitionRecord]]]) -> Ta
     for name, history in named:
         began: float | None = None
         for one in history:
-            began = one.timestamp if began is None else began
+            began = one.elapsed if began is None else began
             at = f"{datetime.fromtimestamp(one.timestamp, UTC):%H:%M:%S.%f}"[:-3]
-            since = f"+{one.timestamp - began:.2f} s"
+            since = f"+{one.elapsed - began:.2f} s"
             target = Text(one.to_state, style=STATE_STYLES.get(one.to_state, ""))
             table.add_row(name, at, since, one.from_state, one.event, target, Text(one.reason))
     return table

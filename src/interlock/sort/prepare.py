@@ -55,12 +55,15 @@ def prepared(
     input_format: InputFormat,
     *,
     overwrite: bool,
+    check: Callable[[Source], object] = lambda _: None,
     on_note: Callable[[str], object] = lambda _: None,
 ) -> Iterator[tuple[Source, bool]]:
     """Yield the input, and whether an unfinished sort of it is resumed; the output directory is locked meanwhile."""
     files = [path for path in list_files(inputs) if path != STANDARD_INPUT]
     packed = [path for path in list_files(inputs) if needs_unpacking(path)]
     source = None if packed else input_format.open(inputs)
+    if source is not None:
+        check(source)
     check_directories([path for path in inputs if path != STANDARD_INPUT], output, work_dir, map(str, files))
     has_state = is_resumable(work_dir or output / WORK_DIRECTORY)
     prepare_output(output, overwrite=overwrite or has_state)
@@ -71,6 +74,7 @@ def prepared(
             on_note(f"unpacking {len(packed):,} of {len(list_files(inputs)):,} inputs")
             directory = (work_dir or output) / UNPACKED_DIRECTORY
             source = input_format.open(stack.enter_context(unpacked(list_files(inputs), directory)))
+            check(source)
         yield source, has_state and not packed
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import SortInputError
 from interlock.lifecycle import SortWorkerState
+from interlock.sort.memory_plan import format_megabytes, least_worker_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     ProgressCallback = Callable[["Progress"], None]
 
 MEBIBYTE = 1 << 20
-MIN_WORKER_MEMORY = 64 * MEBIBYTE
+MIN_WORKER_MEMORY = least_worker_memory(1, 0, 1)
 MAX_PARTITIONS = 10_000
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -64,6 +65,7 @@ class Settings:
     """How a sort runs; durations in seconds, memory in bytes.
 
     `memory` is the limit of all processes of a local sort together, or of one worker of a distributed one.
+    `workers` is their number, for the plan of the memory; unknown to a worker that is started by itself if it is None.
     `partitions` is the number of output files in total; one per worker if it is None. `register_timeout_s` is how long
     the master waits for its workers to register, `sample_timeout_s` to `merge_timeout_s` how long a phase may take, and
     `lost_after_s` how long a process may send no heartbeat before the others consider it lost. `block_records`,
@@ -73,6 +75,7 @@ class Settings:
     """
 
     memory: int = 2048 * MEBIBYTE
+    workers: int | None = None
     partitions: int | None = None
     register_timeout_s: float = 600.0
     sample_timeout_s: float = 3600.0
@@ -89,7 +92,9 @@ class Settings:
         if self.compression is not None:  # a plain string, from JSON
             object.__setattr__(self, "compression", Compression(self.compression))
         if self.memory < MIN_WORKER_MEMORY:
-            raise SortInputError(f"{self.memory:,} bytes of memory are too few: a worker needs {MIN_WORKER_MEMORY:,}")
+            raise SortInputError(
+                f"{self.memory:,} bytes of memory are too few: a worker needs {format_megabytes(MIN_WORKER_MEMORY)}"
+            )
         if self.partitions is not None and not 1 <= self.partitions <= MAX_PARTITIONS:
             raise SortInputError(f"partitions must be between 1 and {MAX_PARTITIONS:,}, got {self.partitions}")
         for name in (
@@ -118,13 +123,18 @@ def parse_size(option: str, text: str) -> int:
 
 
 class TransitionRecord(NamedTuple):
-    """One state transition of a master or worker in its history; the timestamp is in seconds since the epoch."""
+    """One state transition of a master or worker in its history.
+
+    The timestamp is in seconds since the epoch; `elapsed` in seconds since the process started, by a clock that is
+    never set, after those of earlier processes.
+    """
 
     from_state: str
     to_state: str
     event: str
     reason: str
     timestamp: float
+    elapsed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,18 +118,20 @@ class PhaseComplete(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., state: _Optional[str] = ..., success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Transition(_message.Message):
-    __slots__ = ("from_state", "to_state", "event", "reason", "timestamp")
+    __slots__ = ("from_state", "to_state", "event", "reason", "timestamp", "elapsed")
     FROM_STATE_FIELD_NUMBER: _ClassVar[int]
     TO_STATE_FIELD_NUMBER: _ClassVar[int]
     EVENT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_FIELD_NUMBER: _ClassVar[int]
     from_state: str
     to_state: str
     event: str
     reason: str
     timestamp: float
-    def __init__(self, from_state: _Optional[str] = ..., to_state: _Optional[str] = ..., event: _Optional[str] = ..., reason: _Optional[str] = ..., timestamp: _Optional[float] = ...) -> None: ...
+    elapsed: float
+    def __init__(self, from_state: _Optional[str] = ..., to_state: _Optional[str] = ..., event: _Optional[str] = ..., reason: _Optional[str] = ..., timestamp: _Optional[float] = ..., elapsed: _Optional[float] = ...) -> None: ...
 
 class PartitionFile(_message.Message):
     __slots__ = ("number", "path", "records", "size")

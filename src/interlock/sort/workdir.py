@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import orjson
 import xxhash
@@ -27,6 +27,7 @@ import xxhash
 from interlock.errors import SortInputError
 from interlock.lifecycle import SortWorkerState
 from interlock.sort.data.checksum import fingerprint
+from interlock.sort.data.input_stamps import describe_change, take_stamps
 from interlock.sort.logging import log
 from interlock.sort.settings import PHASES, TOKEN_FILE, WORK_DIRECTORY, TransitionRecord
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
     from interlock.errors import InvalidTransitionError
     from interlock.machine import Move
+    from interlock.sort.data.input_stamps import Stamps
     from interlock.sort.data.records import Source
     from interlock.sort.settings import Settings
 
@@ -50,8 +52,11 @@ class Journal:
     `name` is the name of the process in logs. `on_save` additionally receives each saved state, for a database.
     """
 
-    def __init__(self, directory: Path | None, name: str) -> None:
+    def __init__(self, directory: Path | None, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
+        self._clock = clock  # of durations: the wall clock may be set back
+        self._began_at = self._entered_at = clock()
+        self._elapsed_before = 0.0  # of earlier processes
         self.checkpoint: dict[str, Any] = {}
         self.history: list[TransitionRecord] = []
         self.phases: dict[str, float] = {}
@@ -70,6 +75,7 @@ class Journal:
         """Continue the history of an earlier process."""
         self.history = [TransitionRecord(*one) for one in saved.get("history", [])]
         self.phases = dict(saved.get("phases", {}))
+        self._elapsed_before = max((one.elapsed for one in self.history), default=0.0)
         self.checkpoint = dict(saved.get("checkpoint", {}))
 
     def save(self, state: str) -> None:
@@ -104,14 +110,37 @@ class Journal:
 
     def record(self, move: Move[Any, Any]) -> None:
         """Record a transition that is saved with the next one."""
+        now = self._clock()
         self.history.append(
             TransitionRecord(
-                str(move.from_state), str(move.to_state), str(move.event), move.reason or "", move.timestamp
+                str(move.from_state),
+                str(move.to_state),
+                str(move.event),
+                move.reason or "",
+                move.timestamp,
+                round(self._elapsed_before + now - self._began_at, 6),
             )
         )
         if move.from_state in PHASES:
-            self.phases[str(move.from_state)] = round(move.lasted, 6)
+            self.phases[str(move.from_state)] = round(now - self._entered_at, 6)
+        self._entered_at = now
         log.info("%s: %s -> %s (%s)", self.name, move.from_state, move.to_state, move.reason)
+
+    def print_history(self, file: TextIO | None = None) -> None:
+        """Print every transition with the seconds since the first one."""
+        print("=== State Transition History ===", file=file)
+        began = self.history[0].elapsed if self.history else 0.0
+        for one in self.history:
+            print(f"[+{one.elapsed - began:.1f}s] {one.from_state} -> {one.to_state}: {one.reason}", file=file)
+
+    def print_phase_durations(self, file: TextIO | None = None) -> None:
+        """Print how long every phase took; a phase that has not ended is in progress."""
+        print("=== Phase Durations ===", file=file)
+        states = dict.fromkeys(one.to_state for one in self.history)
+        for phase in (str(one) for one in PHASES if str(one) in states):
+            is_current = self.history[-1].to_state == phase
+            took = "In progress" if is_current else f"{self.phases.get(phase, 0.0):.2f}s"
+            print(f"{phase}: {took}", file=file)
 
     def refused(self, error: InvalidTransitionError, reason: str | None, /) -> None:
         """Log a transition that was refused."""
@@ -248,7 +277,7 @@ def open_work_directory(
     directory = work_dir or output / WORK_DIRECTORY
     directory.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
-    before = _begin(directory, output, _sort_identity(source, output, workers, settings))
+    before = _begin(directory, output, _sort_identity(source, output, workers, settings), take_stamps(source))
     try:
         yield directory
     except BaseException:
@@ -273,16 +302,18 @@ def _sort_identity(source: Source, output: Path, workers: int, settings: Setting
     return xxhash.xxh3_64_hexdigest(os.fsencode(f"{fingerprint(source)} {division} {output.resolve()}"))
 
 
-def _begin(directory: Path, output: Path, identity: str) -> dict[str, int]:
+def _begin(directory: Path, output: Path, identity: str, stamps: Stamps) -> dict[str, int]:
     """Claim the directory for this sort, and empty it of another's work; return the partitions from before."""
     path = directory / IDENTITY_FILE
     found = _read_json(path)
     if found.get("identity") == identity:
         before: dict[str, int] = found["before"]
         return before
+    if change := describe_change(found.get("files", {}), stamps):
+        log.warning("%s since an earlier sort to this output was killed: this one starts over", change)
     _clear(directory)
     before = _partition_inodes(output)
-    path.write_bytes(orjson.dumps({"identity": identity, "before": before}))
+    path.write_bytes(orjson.dumps({"identity": identity, "before": before, "files": stamps}))
     return before
 
 

@@ -225,7 +225,7 @@ def sort(
     overwrite: Overwrite = False,
     timeout: RegisterTimeout = None,
     lost: LostAfter = None,
-    history: ShowHistory = True,
+    history: ShowHistory = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     report: ReportPath = None,
@@ -294,7 +294,7 @@ def master(
     tls_ca: TlsCa = None,
     timeout: RegisterTimeout = None,
     lost: LostAfter = None,
-    history: ShowHistory = True,
+    history: ShowHistory = False,
     quiet: Quiet = False,
     report: ReportPath = None,
 ) -> None:
@@ -360,7 +360,7 @@ def worker(
     ] = None,
     history: Annotated[
         bool, typer.Option("--history/--no-history", help="Show every state transition of the worker.")
-    ] = True,
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
     report: ReportPath = None,

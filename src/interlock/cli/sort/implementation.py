@@ -33,15 +33,18 @@ from interlock.sort.data.checksum import format_checksum
 from interlock.sort.data.generate import Recipe
 from interlock.sort.data.generate import generate as generate_records
 from interlock.sort.data.line_order import parse_line_order
+from interlock.sort.data.plan import index_bytes
 from interlock.sort.data.records import KEY_LENGTH, RECORD_LENGTH, RecordFormat, Source
 from interlock.sort.data.validate import Validation
 from interlock.sort.data.validate import validate as validate_output
 from interlock.sort.display import format_size, history_table, open_view, phase_table, report_tables, summary_line
 from interlock.sort.engines.base import get_engine
+from interlock.sort.engines.local import worker_settings
 from interlock.sort.engines.prefork import default_worker_count
 from interlock.sort.io.compression import COPY_BYTES, unpacked_for_validation
 from interlock.sort.logging import stop_on_interrupt
 from interlock.sort.master.master import run_master
+from interlock.sort.memory_plan import check_worker_memory
 from interlock.sort.prepare import InputFormat, prepared, remove_other_partitions
 from interlock.sort.security import Security
 from interlock.sort.settings import (
@@ -100,6 +103,11 @@ def run(
         raise SortInputError("--json and --output - both write to standard output: use --report FILE for the report")
     sort = get_engine(engine, config, ray_address, print_note)
     input_format = _input_format(lengths, is_ascii, line_options)
+    count = workers or default_worker_count()
+
+    def check_memory(source: Source) -> None:
+        worker_settings(parsed, count, source)
+
     with ExitStack() as stack:
         place = output
         if output == STANDARD_OUTPUT:
@@ -107,9 +115,10 @@ def run(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-sort-", dir=work_dir)), "out"
             )
         work_dir = None if output == STANDARD_OUTPUT else _own_work_dir(work_dir, output)
-        preparation = _prepared(inputs, place, work_dir, input_format, overwrite=overwrite, quiet=display.quiet)
+        preparation = _prepared(
+            inputs, place, work_dir, input_format, check_memory, overwrite=overwrite, quiet=display.quiet
+        )
         with preparation as source, _progress_shown(display) as on_progress:
-            count = workers or default_worker_count()
             report = sort(source, place, workers=count, settings=parsed, work_dir=work_dir, on_progress=on_progress)
             remove_other_partitions(place, [one.path for one in report.partitions])
         _save_report(display.report_path, report.json())
@@ -194,8 +203,14 @@ def worker(
         raise SortInputError(f"{address!r} is not the address of a master; write HOST:PORT, as in 10.0.0.1:40123")
     security.check_host(host)
     work_dir = _own_work_dir(work_dir, output)
+
+    def check_memory(source: Source) -> None:
+        check_worker_memory(parsed, source.records, source.format.record_length, index_bytes(source))
+
     input_format = _input_format(lengths, is_ascii, line_options)
-    preparation = _prepared(inputs, output, work_dir, input_format, overwrite=overwrite, quiet=display.quiet)
+    preparation = _prepared(
+        inputs, output, work_dir, input_format, check_memory, overwrite=overwrite, quiet=display.quiet
+    )
     stop = Event()
     with preparation as source, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
         report = run_worker(
@@ -305,13 +320,17 @@ def _prepared(
     output: Path,
     work_dir: Path | None,
     input_format: InputFormat,
+    check_memory: Callable[[Source], None],
     *,
     overwrite: bool,
     quiet: bool,
 ) -> Iterator[Source]:
     """Prepare a sort, and tell what is sorted."""
     note = (lambda _: None) if quiet else print_note
-    with prepared(inputs, output, work_dir, input_format, overwrite=overwrite, on_note=note) as (source, is_resumed):
+    with prepared(inputs, output, work_dir, input_format, overwrite=overwrite, check=check_memory, on_note=note) as (
+        source,
+        is_resumed,
+    ):
         verb = "resuming the sort of" if is_resumed else "sorting"
         count = f"{source.records:,} " if source.format.lines is None else ""
         note(f"{verb} {count}{source.format}, {format_size(source.size)}")

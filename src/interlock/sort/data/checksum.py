@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
+
+from interlock.sort.data.input_stamps import take_stamps
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,13 +53,12 @@ def mix_bits(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def fingerprint(source: Source) -> str:
-    """Return a hash of the format, the extents, and the sizes and modification times of the files of a source."""
+    """Return a hash of the format, the extents, and the stamps of the files of a source."""
     digest = xxhash.xxh3_64(str(source.format).encode())
+    stamps = take_stamps(source)
     for extent in source.extents:
-        if not extent.path:
-            continue
-        status = Path(extent.path).stat()
-        digest.update(os.fsencode(f"{extent}{status.st_size}{status.st_mtime_ns}"))
+        if extent.path:
+            digest.update(os.fsencode(f"{extent}{stamps[extent.path]}"))
     return digest.hexdigest()
 
 

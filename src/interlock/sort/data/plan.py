@@ -29,6 +29,7 @@ from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.checksum import mix_bits
 from interlock.sort.data.keys import Boundary, sort_rows
 from interlock.sort.data.lines import PADDING_BYTES, scan_lines, sort_lines
+from interlock.sort.memory_plan import INDEX_BYTES_PER_ROW, max_buffer_records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,7 +193,7 @@ def choose_block_records(source: Source, settings: Settings) -> int:
         return settings.block_records
     wanted = max(int(CACHED_BYTES / length), -(-source.records // TARGET_BLOCKS))
     most = MAX_BLOCK_RECORDS if source.format.lines is None else MAX_LINE_BYTES
-    return max(1, min(wanted, int(settings.memory / MEMORY_DIVISOR / length), most))
+    return max(1, min(wanted, _max_records(source, settings), most))
 
 
 def choose_window_records(source: Source, settings: Settings) -> int:
@@ -201,14 +202,28 @@ def choose_window_records(source: Source, settings: Settings) -> int:
         return settings.window_records
     length = row_cost(source)
     wanted = max(int(CACHED_BYTES / length), choose_block_records(source, settings) * 4 // 5)
-    return max(1, min(wanted, int(settings.memory / MEMORY_DIVISOR / length)))
+    return max(1, min(wanted, _max_records(source, settings) * 4 // 5))
+
+
+def _max_records(source: Source, settings: Settings) -> int:
+    """Return how many records a block may have, as the memory allows."""
+    by_memory = int(settings.memory / MEMORY_DIVISOR / row_cost(source))
+    length = source.format.record_length
+    return min(by_memory, max_buffer_records(settings.memory, settings.workers, length, index_bytes(source)))
+
+
+def index_bytes(source: Source) -> float:
+    """Return the bytes that it takes to sort a row, beside the row itself."""
+    if source.format.lines is None:
+        return INDEX_BYTES_PER_ROW
+    return INDEX_BYTES_PER_LINE / max(source.line_length, 1)
 
 
 def row_cost(source: Source) -> float:
     """Return the bytes by which blocks are measured for each row: the index of short lines counts too."""
     if source.format.lines is None:
         return source.format.record_length
-    return max(1.0, (1 + INDEX_BYTES_PER_LINE / source.line_length) / (1 + INDEX_BYTES_PER_LINE / LONG_LINE_BYTES))
+    return max(1.0, (1 + index_bytes(source)) / (1 + INDEX_BYTES_PER_LINE / LONG_LINE_BYTES))
 
 
 def is_resident(block: int, share: float) -> bool:

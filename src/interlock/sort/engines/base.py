@@ -6,7 +6,6 @@ Invariant: state machines, shuffle and output are the same for every engine.
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, Self
@@ -61,11 +60,6 @@ def get_engine(
     except ModuleNotFoundError as error:
         raise ConfigError(f"--engine ray needs {error.name}: pip install 'interlock[sort,ray]'") from error
     return partial(module.run_on_ray, ray_address)
-
-
-def worker_settings(settings: Settings, workers: int) -> Settings:
-    """Return the settings of one of several workers that share the memory; raise if its share is too small."""
-    return replace(settings, memory=settings.memory // workers)
 
 
 class MasterThread:

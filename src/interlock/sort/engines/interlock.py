@@ -7,7 +7,11 @@ is stopped, because it runs in a process of its own.
 from __future__ import annotations
 
 import asyncio
+import os
+import platform
+import signal
 import threading
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +19,13 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.app import Interlock
 from interlock.client.step_context import StepContext  # noqa: TC001 - the engine reads annotations at run time
 from interlock.errors import JobFailedError, SortError, SortInputError
-from interlock.lifecycle import TaskRowState
+from interlock.lifecycle import JOB, TaskRowState
 from interlock.model.backoff import Backoff
 from interlock.orchestrator.run import orchestrating
 from interlock.postgres.connection import database_url
 from interlock.sort.data.records import Source
-from interlock.sort.engines.base import MasterThread, worker_settings
+from interlock.sort.engines.base import MasterThread
+from interlock.sort.engines.local import worker_settings
 from interlock.sort.security import Security, write_token
 from interlock.sort.settings import TOKEN_FILE, Progress, Report, Settings
 from interlock.sort.workdir import open_work_directory
@@ -30,13 +35,14 @@ from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from interlock.client.job_handle import JobHandle
     from interlock.config import Config
     from interlock.sort.settings import ProgressCallback
 
 NAMESPACE = "sort"
+START_TIME_FIELD = 19  # in /proc/PID/stat, after the name
 MAX_TRIES = 5
 LEASE_S = 10.0
 REGISTER_TIMEOUT_S = 5.0  # of a step: the master listens before the job is submitted
@@ -116,7 +122,43 @@ def run_as_job(
         database_url(config, report_progress) as url,
     ):
         app.config = replace(config, database_url=url)
-        return asyncio.run(_run(source, output.absolute(), workers, settings, directory.absolute(), on_progress))
+        with _sigterm_as_interrupt():
+            return asyncio.run(_run(source, output.absolute(), workers, settings, directory.absolute(), on_progress))
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C, so that the job is canceled."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _identify_command() -> dict[str, Any]:
+    """Return what identifies this command among all that ever ran on this machine."""
+    return {"host": platform.node(), "pid": os.getpid(), "started": _start_time(os.getpid())}
+
+
+def _start_time(pid: int) -> str:
+    """Return the time at which a process was started, in ticks since the machine was; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[START_TIME_FIELD]
+    except OSError:
+        return ""
+
+
+async def _cancel_orphans() -> None:
+    """Cancel the jobs whose commands were killed on this machine: each had the master, so none can end."""
+    for job in await app.find_jobs(workflow=workflow.name, status=[str(state) for state in JOB.unfinished]):
+        handle = app.job(job.id)
+        command = (await handle.status()).input.get("command") or {}
+        if command.get("host") == platform.node() and command["started"] != _start_time(command["pid"]):
+            await handle.cancel("the command of this sort was killed")
 
 
 async def _run(
@@ -136,6 +178,7 @@ async def _run(
         recovery_interval=1.0,
     )
     async with app, orchestrating(app), serving(app, engine_settings):
+        await _cancel_orphans()
         security = Security.generate()
         write_token(work_dir, security.token)  # not into the database, which others can read
         with MasterThread(
@@ -146,7 +189,10 @@ async def _run(
                 "master": await asyncio.to_thread(lambda: master.address),
                 "output": str(output),
                 "work_dir": str(work_dir),
-                "settings": asdict(replace(worker_settings(settings, workers), register_timeout_s=REGISTER_TIMEOUT_S)),
+                "command": _identify_command(),
+                "settings": asdict(
+                    replace(worker_settings(settings, workers, source), register_timeout_s=REGISTER_TIMEOUT_S)
+                ),
             }
             job = await app.submit(workflow, document)
             return await _wait_for_end(job, master)

@@ -5,23 +5,30 @@ Invariant: no worker outlives this process: each exits when its pipe from this p
 
 from __future__ import annotations
 
+import signal
 import threading
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from interlock.errors import SortError, SortInputError
+from interlock.errors import SortError
 from interlock.process_groups import describe_exit, wait_or_kill
+from interlock.sort.data.plan import (
+    MAX_DIVIDER_BYTES,
+    MAX_SAMPLE_BYTES,
+    POSITION_BYTES,
+    SAMPLES_PER_PARTITION,
+    index_bytes,
+)
 from interlock.sort.engines import prefork
-from interlock.sort.logging import log_settings, stop_on_interrupt
+from interlock.sort.logging import log, log_settings, stop_on_interrupt
 from interlock.sort.master.master import run_master
+from interlock.sort.memory_plan import divide_memory
 from interlock.sort.security import Security
 from interlock.sort.settings import (
     EXIT_FAILURE_REPORTED,
     EXIT_FAILURE_UNREPORTED,
-    MEBIBYTE,
-    MIN_WORKER_MEMORY,
     Settings,
 )
 from interlock.sort.workdir import open_work_directory
@@ -33,7 +40,6 @@ if TYPE_CHECKING:
     from interlock.sort.data.records import Source
     from interlock.sort.settings import ProgressCallback, Report
 
-MASTER_MEMORY = 96 * MEBIBYTE
 MAX_RESTARTS = 3  # of one worker process
 EXIT_TIMEOUT_S = 10.0
 
@@ -54,11 +60,10 @@ def run_local(
     Setting `stop` aborts the sort. `on_save` receives the state of the master on every transition.
     """
     settings = settings or Settings()
-    worker_memory = _worker_memory(settings, workers)
+    for_workers = worker_settings(settings, workers, source)
     with open_work_directory(source, output, workers, settings, work_dir) as directory:
         security = Security.generate()
-        worker_settings = replace(settings, memory=worker_memory)
-        processes = SortWorkerProcesses(source, output, directory, workers, worker_settings, security)
+        processes = SortWorkerProcesses(source, output, directory, workers, for_workers, security)
         processes.failed = stop or processes.failed
         try:
             with stop_on_interrupt(processes.failed), processes:
@@ -80,17 +85,29 @@ def run_local(
     return report
 
 
-def _worker_memory(settings: Settings, workers: int) -> int:
-    """Return the memory of each worker; raise if it is too little."""
-    if workers < 1:
-        raise SortInputError(f"the number of workers must be at least 1, got {workers}")
-    memory = max((settings.memory - MASTER_MEMORY) // workers, 0)
-    if memory < MIN_WORKER_MEMORY:
-        raise SortInputError(
-            f"{settings.memory:,} bytes of memory are too few for {workers} workers: "
-            f"they need {MASTER_MEMORY + workers * MIN_WORKER_MEMORY:,}"
-        )
-    return memory
+def worker_settings(settings: Settings, workers: int, source: Source) -> Settings:
+    """Return the settings of one of several workers that share the memory; raise if it is too little."""
+    record_format = source.format
+    partitions = settings.partitions or workers
+    sample = (
+        partitions
+        * SAMPLES_PER_PARTITION
+        * (max(record_format.key_length, min(source.line_length, MAX_DIVIDER_BYTES)) + POSITION_BYTES)
+    )
+    memory = divide_memory(
+        settings,
+        workers,
+        source.records,
+        record_format.record_length,
+        min(sample, MAX_SAMPLE_BYTES),
+        index_bytes(source),
+    )
+    return replace(settings, memory=memory, workers=workers)
+
+
+def describe_kill(code: int) -> str:
+    """Describe the likely cause if a process was ended by the system."""
+    return " (out of memory?)" if code == -signal.SIGKILL else ""
 
 
 class SortWorkerProcesses:
@@ -173,6 +190,8 @@ class SortWorkerProcesses:
             with self._lock:
                 if self._closing or code == 0:
                     return
+                if code < 0 and restarts_left:
+                    log.warning("worker %d %s%s; it is restarted", index, describe_exit(code), describe_kill(code))
                 if code > 0 or not restarts_left:
                     self.failure = self.failure or self._describe_failure(index, code)
                     self.failed.set()
@@ -189,4 +208,4 @@ class SortWorkerProcesses:
         if code == EXIT_FAILURE_UNREPORTED and stdout is not None:
             return f"worker {index} failed before it was registered: {stdout.read().decode(errors='replace')}"
         times = "" if code > 0 else f", {MAX_RESTARTS + 1} times"
-        return f"worker {index} {describe_exit(code)}{times}"
+        return f"worker {index} {describe_exit(code)}{times}{describe_kill(code)}"

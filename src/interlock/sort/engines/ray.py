@@ -7,7 +7,10 @@ are on a file system that all nodes share.
 from __future__ import annotations
 
 import logging
+import os
 import socket
+import sys
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,16 +19,20 @@ import ray  # type: ignore[import-not-found,unused-ignore]
 
 from interlock.errors import ConfigError, InterlockError, SortError, SortInputError
 from interlock.sort.data.records import Source
-from interlock.sort.engines.base import MasterThread, worker_settings
+from interlock.sort.engines.base import MasterThread
+from interlock.sort.engines.local import worker_settings
 from interlock.sort.security import Security, write_token
 from interlock.sort.settings import TOKEN_FILE, Settings
 from interlock.sort.workdir import open_work_directory
 from interlock.sort.worker.worker import run_worker
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from interlock.sort.settings import ProgressCallback, Report
 
 MAX_RESTARTS = 3
+STDOUT, STDERR = 1, 2
 FAILURE_CHECK_INTERVAL_S = 0.5  # between two checks whether the master has failed
 CONNECT_TIMEOUT_S = 10.0
 # A cluster of this command's own, even if RAY_ADDRESS or a running node names another one.
@@ -68,6 +75,33 @@ def run_on_ray(
     on_progress: ProgressCallback,
 ) -> Report:
     """Sort with actors on the Ray cluster at this address, or on a new one of this machine only."""
+    with _stdout_to_stderr():
+        return _run_on_ray(address, source, output, workers, settings, work_dir, on_progress)
+
+
+@contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Let all that Ray and its processes print go to standard error: standard output has only the report."""
+    sys.stdout.flush()
+    before = os.dup(STDOUT)
+    os.dup2(STDERR, STDOUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(before, STDOUT)
+        os.close(before)
+
+
+def _run_on_ray(
+    address: str | None,
+    source: Source,
+    output: Path,
+    workers: int,
+    settings: Settings,
+    work_dir: Path | None,
+    on_progress: ProgressCallback,
+) -> Report:
     connects = not ray.is_initialized()
     if connects:
         _connect(address, workers)
@@ -120,7 +154,7 @@ def _run_actors(
 ) -> Report:
     """Run the workers, and wait for them and the master; when either fails, end the other."""
     count = len(actors)
-    given = {**asdict(worker_settings(settings, count)), "work_dir": str(work_dir.absolute())}
+    given = {**asdict(worker_settings(settings, count, source)), "work_dir": str(work_dir.absolute())}
     running = [
         actor.run.remote(master.address, index, source.share(index, count).json(), str(output.absolute()), given)
         for index, actor in enumerate(actors)

@@ -18,8 +18,9 @@ import xxhash
 
 from interlock.errors import SortError
 from interlock.sort import wire_pb2 as wire
-from interlock.sort.io.direct_io import MAX_IO_BYTES, io_buffer
+from interlock.sort.io.direct_io import io_buffer
 from interlock.sort.io.memory import MemoryReleased
+from interlock.sort.memory_plan import MAX_STREAMS
 from interlock.sort.rpc import CALL_BACKOFF, RETRYABLE_CODES, WORKER, Chunk, Peer, Unreachable
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 STREAM_TIMEOUT_S = 60.0  # beside the time that the data takes at the minimum rate
 MIN_BYTES_PER_S = 1 << 20  # a slower connection counts as broken
 STREAMS_PER_WORKER = 2  # one is read from the disk while the other is sent
+CHUNK_BYTES = 1 << 20  # of a message: larger ones are no faster, and every stream holds several
 SINGLE_STREAM_WORKERS = 8  # from this many workers on, one stream to each is enough
 
 
@@ -56,7 +58,8 @@ class ShuffleSender:
         self._worker = worker
         self._runs = runs
         self._length = record_length
-        self._rows_per_chunk = MAX_IO_BYTES // record_length
+        self._rows_per_chunk = max(1, CHUNK_BYTES // record_length)
+        self._stream_slots = threading.Semaphore(MAX_STREAMS)
         self._timeout = timeout
         self._security = security
         self._on_failure = on_failure
@@ -155,7 +158,8 @@ class ShuffleSender:
         deadline = time.monotonic() + self._timeout
         failures = 0
         while True:
-            refusal = self._try_send_run(peer, member.index, run)
+            with self._stream_slots:
+                refusal = self._try_send_run(peer, member.index, run)
             if refusal is None:
                 run.release(member.index)
                 with self._changed:

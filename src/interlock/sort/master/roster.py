@@ -190,7 +190,7 @@ class RegisteredWorker:
             partitions=tuple(Partition(one.number, one.path, one.records, one.size) for one in request.partitions),
             phases=dict(request.phases),
             history=tuple(
-                TransitionRecord(one.from_state, one.to_state, one.event, one.reason, one.timestamp)
+                TransitionRecord(one.from_state, one.to_state, one.event, one.reason, one.timestamp, one.elapsed)
                 for one in request.history
             ),
             peak_memory=request.peak_memory,

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from interlock.errors import SortError
 from interlock.lifecycle import SortWorkerState
 from interlock.sort.data.plan import (
-    INDEX_BYTES_PER_LINE,
     Sample,
     choose_block_records,
     choose_window_records,
     first_position,
+    index_bytes,
     sample_size,
     take_sample,
 )
@@ -30,7 +30,14 @@ from interlock.sort.io.merge import Merger, Slice, verify_output
 from interlock.sort.io.runs import BlockSorter, ResidentShares, Run, read_manifest, write_manifest
 from interlock.sort.io.shuffle_receiver import ShuffleReceiver, SliceId
 from interlock.sort.io.shuffle_sender import ShuffleSender
-from interlock.sort.settings import MEBIBYTE, Partition
+from interlock.sort.memory_plan import (
+    MEBIBYTE,
+    THREADS,
+    check_worker_memory,
+    edges_bytes,
+    fixed_bytes,
+)
+from interlock.sort.settings import Partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +48,6 @@ if TYPE_CHECKING:
     from interlock.sort.security import Security
     from interlock.sort.settings import Settings
 
-THREADS = 3  # more than the two cores that a worker uses: some wait for the disk while others sort
-OVERHEAD_BYTES = 96 * MEBIBYTE  # interpreter, libraries, I/O buffers and messages in transit
-INDEX_BYTES_PER_ROW = 40  # to sort a row, beside the row itself
 SPARE_LINE_BYTES = 512 << 10  # of a buffer of lines, for the end of its last line and for the boundaries
 RECEIVE_MARGIN = 1.05  # a worker may receive this much more than an even share
 SLABS_PER_SLICE = 16  # unless the slice is very small; half of the last slab is wasted on average
@@ -69,6 +73,7 @@ class PhaseRunner:
         self.output = output
         self.work_dir = work_dir
         self.settings = settings
+        check_worker_memory(settings, source.records, source.format.record_length, index_bytes(source))
         self.block_records = choose_block_records(source, settings)
         self.window_records = choose_window_records(source, settings)
         self._buffer_records = max(self.block_records, self.window_records * 5 // 4)  # windows differ from the plan
@@ -226,11 +231,9 @@ class PhaseRunner:
     @property
     def row_memory(self) -> int:
         """The bytes of memory that are left for rows between the phases."""
-        index: float = INDEX_BYTES_PER_ROW
-        if self.source.format.lines is not None:
-            index = INDEX_BYTES_PER_LINE / self.source.line_length
-        buffers = int(THREADS * self._buffer_records * (self._length + index))
-        return max(0, self.settings.memory - OVERHEAD_BYTES - buffers)
+        buffers = int(THREADS * self._buffer_records * (self._length + index_bytes(self.source)))
+        edges = edges_bytes(self.settings.workers, self.source.records, min(self.block_records, self.window_records))
+        return max(0, self.settings.memory - fixed_bytes(self.settings.workers) - buffers - edges)
 
     @property
     def _length(self) -> int:

@@ -6,8 +6,10 @@ of its phase, and is reported to the master.
 
 from __future__ import annotations
 
+import logging
 import resource
 import shutil
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -17,6 +19,7 @@ from interlock.lifecycle import SORT_WORKER, SortWorkerEvent, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.checksum import fingerprint
+from interlock.sort.data.input_stamps import describe_change, take_stamps
 from interlock.sort.io.memory import keep_freed_memory
 from interlock.sort.io.merge import verify_output
 from interlock.sort.io.runs import read_manifest
@@ -136,6 +139,8 @@ class Worker:
         self._master = MasterClient(master, self)
         self.server = Server(WORKER, WorkerService(self), host, security=security)
         self.worker_count, self._partitions = 0, 0
+        self._stamps = take_stamps(source)
+        self._input_change = ""  # since an earlier process of this worker took part in the sort
 
     @property
     def address(self) -> str:
@@ -158,6 +163,11 @@ class Worker:
             self.runner.close()
             self.server.stop()
             self._master.close()
+
+    @property
+    def can_restart(self) -> bool:
+        """Whether this worker may start again from the beginning: only after a failure."""
+        return self.machine.state.can_transition_to(SortWorkerState.INITIALIZING)
 
     def fail(self, error: BaseException) -> None:
         """Record a failure from any thread; the current phase ends with it."""
@@ -186,7 +196,7 @@ class Worker:
             except UnknownToMaster as error:
                 left -= 1
                 self._enter_failed(error)
-                if not left:
+                if not left or not self.can_restart:
                     raise
                 self._restart(str(error))
             except BaseException as error:
@@ -217,6 +227,7 @@ class Worker:
         self._notify_and_wait(SortWorkerState.WAITING_FOR_MERGE_SIGNAL)
         machine.require_state(SortWorkerState.MERGING)
         partitions = runner.merge()
+        self._check_input()
         self.journal.checkpoint["partitions"] = [(one.number, one.path, one.records, one.size) for one in partitions]
         machine.transition(SortWorkerEvent.COMPLETE, "All phases completed successfully")
         self._complete(partitions)
@@ -227,7 +238,10 @@ class Worker:
         stamp = f"{fingerprint(self.runner.source)} {self.runner.output.resolve()}"
         saved = self.journal.load()
         if saved is None or saved.get("checkpoint", {}).get("stamp") != stamp:
+            if saved is not None:
+                self._input_change = describe_change(saved.get("checkpoint", {}).get("files", {}), self._stamps)
             self.journal.checkpoint = {"identity": new_identity(), "stamp": stamp, "epoch": 0, "index": -1}
+            self.journal.checkpoint["files"] = self._stamps
             self.journal.checkpoint["input"] = self.runner.source.records
             if saved is None:
                 self._claim_work_dir()
@@ -284,13 +298,21 @@ class Worker:
     def _register(self) -> None:
         answer = self._master.register(self.settings.register_timeout_s)
         if not answer.success:
-            raise SortError(
-                f"the master at {self._master.address} refused this worker: "
-                f"{answer.message}{self._describe_other_sort()}"
-            )
+            refusal = f"the master at {self._master.address} refused this worker: {answer.message}"
+            if self._input_change:
+                raise SortInputError(
+                    f"{self._input_change} since this worker took part in the sort: start a new sort. So {refusal}"
+                )
+            raise SortError(f"{refusal}{self._describe_other_sort()}")
         self._apply_registration(answer)
         if self._other_sort is not None:
             self._claim_work_dir()
+
+    def _check_input(self) -> None:
+        """Refuse to complete if a file changed after this worker was started: part of it may be from before."""
+        change = describe_change(self._stamps, take_stamps(self.runner.source))
+        if change:
+            raise SortInputError(f"{change} while it was sorted; start a new sort")
 
     def _describe_other_sort(self) -> str:
         """Describe the sort whose state is in the work directory, if it is another one."""
@@ -362,6 +384,9 @@ class Worker:
         if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED} or self._other_sort is not None:
             return
         self.machine.transition(SortWorkerEvent.FAIL, f"{type(error).__name__}: {error}")
+        if log.isEnabledFor(logging.DEBUG):
+            self.journal.print_history(sys.stderr)
+            self.journal.print_phase_durations(sys.stderr)
         self.runner.close()
         self.runner.clean_after_failure(state)
 
