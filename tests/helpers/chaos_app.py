@@ -16,7 +16,7 @@ app = Interlock()
 
 async def work() -> None:
     """Sleep for a moment, so that there is something to interrupt."""
-    await asyncio.sleep(random.uniform(0, 0.02))  # noqa: S311 - no secret
+    await asyncio.sleep(random.uniform(0, 0.1))  # noqa: S311 - no secret
 
 
 chain = app.workflow("chain")

@@ -100,7 +100,7 @@ class Chaos:
     async def run(self, steps: int, *, every: float, harms: int | None = None, within: float = 3600) -> Findings:
         """Run jobs of `steps` steps in all; inject a fault every `every` seconds, `harms` times or until all jobs end.
 
-        With `harms`, the last jobs are submitted after the last fault, so that every fault hits unfinished jobs.
+        With `harms`, some jobs are submitted directly before each fault, so that every fault hits unfinished jobs.
         """
         began = time.monotonic()
         self._plan(steps)
@@ -131,14 +131,14 @@ class Chaos:
             unfinished = await self._unfinished(connection)
             if not unfinished and not self._left:
                 return
-            kept = self._at_once if fates else 0
-            while len(self._left) > kept and unfinished < self._backlog:
-                unfinished += await self._submit(connection)
             if time.monotonic() > until:
                 return
             ended = max(len(self.jobs) - unfinished, 0)
             self._told(f"about {ended:,} of {self.counts['jobs']:,} jobs have ended, {self.counts['killed']:,} kills")
             await asyncio.sleep(every)
+            kept = self.counts["jobs"] * (len(fates) - 1) // harms if harms and fates else 0
+            while len(self._left) > kept and unfinished < self._backlog:
+                unfinished += await self._submit(connection)
             if harms is None:
                 await self._harm(connection, *self._fate.choices(list(HARMS), weights=list(HARMS.values())))
             elif fates and await self._harm(connection, fates[-1]):
@@ -213,14 +213,27 @@ class Chaos:
         self._running = []
 
     async def _victim(self, connection: Connection) -> Running | None:
-        """Choose a process, usually one that has registered, with both kinds equally likely."""
+        """Choose a process, usually one that has registered and, if a worker, has tasks; both kinds equally likely."""
         rows = await (
             await connection.execute("select split_part(id, '-', 1) as name from interlock.workers")
         ).fetchall()
         arrived = {row["name"] for row in rows} if self._random.random() < 0.9 else None
         role = self._random.choice([WORKER, ORCHESTRATOR])
         found = [each for each in self._running if each.role == role and (arrived is None or each.name in arrived)]
+        if role == WORKER and arrived is not None:
+            busy = await self._busy_workers(connection)
+            found = [each for each in found if each.name in busy] or found
         return self._random.choice(found) if found else None
+
+    async def _busy_workers(self, connection: Connection) -> set[str]:
+        """Return the names of the workers that hold tasks, as soon as some do; none after two seconds."""
+        held = (
+            "select distinct split_part(worker_id, '-', 1) as name from interlock.tasks where lease_expires_at > now()"
+        )
+        until = time.monotonic() + 2
+        while not (rows := await _rows(connection, held)) and time.monotonic() < until:
+            await asyncio.sleep(0.001)
+        return {row["name"] for row in rows}
 
     # --- the faults
 
