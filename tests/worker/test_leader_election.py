@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from interlock.config import Config
-from interlock.errors import ConfigError, StoreError
+from interlock.errors import ConfigError, DisconnectedError, StoreError
 from interlock.model.options import NewTask
 from interlock.postgres.connection import connect
 from interlock.store.enqueue import enqueue_task
@@ -21,7 +21,8 @@ from interlock.worker.maintenance.leader import Maintenance, MaintenanceSettings
 from worker_support import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from interlock.postgres.connection import Connection
 
@@ -170,3 +171,30 @@ def test_the_settings_of_duties_come_from_the_configuration_and_hide_the_secret(
     assert "hunter2" not in f"{settings!r} {config!r}"
     with pytest.raises(ConfigError, match="CALLBACK_ALLOW_PRIVATE: callback_allow_private must be true or false"):
         Config.load(environment={"INTERLOCK_CALLBACK_ALLOW_PRIVATE": "maybe"})
+
+
+@asynccontextmanager
+async def lend_nothing() -> AsyncIterator[Connection]:
+    """Have lost the connection that is lent."""
+    raise DisconnectedError("the worker is not connected")
+    yield
+
+
+@asynccontextmanager
+async def lend_late() -> AsyncIterator[Connection]:
+    """Use the connection that is lent for long."""
+    await asyncio.Event().wait()
+    raise AssertionError
+    yield
+
+
+@pytest.mark.parametrize("lend", [lend_nothing, lend_late])
+async def test_a_worker_whose_connection_is_lost_or_busy_takes_part_in_the_election(
+    url: str, lend: Callable[[], AbstractAsyncContextManager[Connection]]
+) -> None:
+    maintenance = Maintenance(url, actor="w", settings=QUICK, lend=lend)
+    await maintenance.start()
+    await until(lambda: maintenance.is_leader)
+    await maintenance.stop()
+    async with connect(url) as connection:
+        assert await read_leader(connection) is None, "it has resigned"

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from secrets import SystemRandom
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from interlock.config import FOREVER
+from interlock.errors import DisconnectedError
 from interlock.model.backoff import Backoff
 from interlock.postgres.connection import connect
 from interlock.postgres.retry import RetryState, retry
@@ -28,7 +30,7 @@ from interlock.worker.maintenance.webhooks import WebhooksDuty, WebhookSettings
 from interlock.workflow.fire_schedules import fire_due_schedules
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
     from datetime import datetime, timedelta
 
@@ -39,9 +41,11 @@ SWEEP_INTERVAL_S = 5.0
 SCHEDULE_POLL_INTERVAL_S = 30.0  # finds schedules that were written without a hint
 KEEP_CONNECTION_S = SWEEP_INTERVAL_S  # a duty that rests longer closes its connection meanwhile
 RESIGN_TIMEOUT_S = 1.0
+LEND_TIMEOUT_S = RESIGN_TIMEOUT_S / 2  # then the election opens a connection of its own
 RETRY_BASE_S = 0.5
 DUTY_BACKOFF = Backoff.exponential(RETRY_BASE_S, cap=60.0, jitter=0.5)
 _random = SystemRandom()
+T = TypeVar("T")
 
 
 class Duty(Protocol):
@@ -142,7 +146,7 @@ class Maintenance(BackgroundService):
     ) -> None:
         super().__init__("maintenance")
         self._url = url
-        self._lend = lend or (lambda: connect(url))  # a connection for the election
+        self._lend = lend  # lends a connection for the election
         self._actor = actor
         self._settings = settings or (MaintenanceSettings() if config is None else MaintenanceSettings.of(config))
         self._hints = {
@@ -180,8 +184,10 @@ class Maintenance(BackgroundService):
         third_s = self._settings.lease.total_seconds() / 3
         try:
             while not self.stopping.is_set():
-                async with asyncio.timeout(third_s), self._lend() as connection:
-                    leads = await acquire_leadership(connection, self._actor, lease=self._settings.lease)
+                async with asyncio.timeout(third_s):
+                    leads = await self._run_election(
+                        lambda connection: acquire_leadership(connection, self._actor, lease=self._settings.lease)
+                    )
                 self._retries.reset()
                 if leads and not self.is_leader:
                     self._start_duties()
@@ -190,10 +196,19 @@ class Maintenance(BackgroundService):
                 await self._wait("leader", third_s if leads else third_s * _random.uniform(1, 1.3))
             if self.is_leader:
                 await self._stop_duties("leader_resigned")
-                async with asyncio.timeout(third_s), self._lend() as connection:
-                    await resign_leadership(connection, self._actor)
+                async with asyncio.timeout(third_s):
+                    await self._run_election(lambda connection: resign_leadership(connection, self._actor))
         finally:
             await self._stop_duties("leader_lost")
+
+    async def _run_election(self, statement: Callable[[Connection], Awaitable[T]]) -> T:
+        """Run a statement over the lent connection; over one of its own while that is lost, or in use for long."""
+        if self._lend is not None:
+            with suppress(DisconnectedError, TimeoutError):
+                async with asyncio.timeout(LEND_TIMEOUT_S), self._lend() as connection:
+                    return await statement(connection)
+        async with connect(self._url) as connection:
+            return await statement(connection)
 
     def _on_election_failed(self, error: Exception, _: float) -> None:
         log.warning("election_failed", worker_id=self._actor, error=str(error) or type(error).__name__)
