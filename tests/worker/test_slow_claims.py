@@ -11,6 +11,7 @@ import interlock.worker.fetcher as fetcher_module
 from factories import enqueue
 from interlock.lifecycle import TaskRowEvent, WorkerState
 from interlock.postgres.notifier import WakeMode
+from interlock.store.limits import pause_namespace
 from interlock.store.task_admin import hold_pending_tasks, release_waiting_tasks
 from interlock.store.tasks import Outcome, claim_pending_tasks, notify_tasks, settle_running_tasks
 from interlock.worker.fetcher import Fetcher
@@ -103,3 +104,16 @@ async def test_an_idle_worker_starts_returned_and_released_tasks_at_once(
         await until(lambda: worker.context.tasks_processed == 1)
         await release_waiting_tasks(database, [held], actor="me")
         await until(lambda: worker.context.tasks_processed == 2)
+
+
+@pytest.mark.usefixtures("slow_looks")
+async def test_a_worker_whose_namespaces_are_paused_rests(database: Connection) -> None:
+    fetcher = Fetcher("w", WorkerSettings(), ["add"])
+    for _ in range(fetcher_module.SLOW_LOOKS):
+        assert await fetcher.claim(database, 5) == []
+    await pause_namespace(database, "default", None, "ada")
+    fetcher.reread_paused_namespaces()
+    await fetcher.recover(database)
+    assert await fetcher.claim(database, 5) == []
+    fetcher.expect_older_tasks()
+    assert await fetcher.seconds_until_due(database, 30.0) == 30.0, "no claim would look at any task"

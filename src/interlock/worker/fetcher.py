@@ -249,6 +249,8 @@ class Fetcher:
         self._server_clock_lead_s = server_time.timestamp() - time.time()
         rest_s = limit if remaining is None else min(limit, max(remaining.total_seconds(), MIN_REST_S))
         due_at = min(self._limited_due_at, self._full_look_at if self._slow_looks >= SLOW_LOOKS else math.inf)
+        if not self._unpaused():
+            due_at = math.inf  # nothing is looked at
         return min(rest_s, max(due_at - time.monotonic(), MIN_REST_S))
 
     def seconds_until(self, due: float) -> float:

@@ -300,6 +300,7 @@ class Runner:
         if transaction is not None:
             with suppress(Exception):
                 await _roll_back(transaction)
+        self._vacate(attempt)  # also if the same task was claimed again and has its place in `active`
         if self._context.active.get(attempt.slot_key) is attempt:
             self._release(attempt)
 
