@@ -254,3 +254,22 @@ async def test_a_lost_connection_fails_the_calls_of_its_statement(
     assert all(isinstance(outcome, DisconnectedError) for outcome in outcomes)
     assert (await note.enqueue(4)).created
     assert [row["number"] for row in await stored(database)] == [4]
+
+
+async def test_of_calls_with_one_id_only_the_one_that_stored_its_task_created_it(
+    url: str, note: AsyncTask[[int], None], database: Connection
+) -> None:
+    id_ = uuid4()
+    async with inserts_blocked(url) as wait_for_insert:
+        first = asyncio.create_task(note.options(unique_key="first").enqueue(0))
+        await wait_for_insert()
+        rest = [
+            asyncio.create_task(note.options(task_id=id_, unique_key=key).enqueue(number))
+            for number, key in enumerate(["z", "a"], 1)
+        ]
+        await asyncio.sleep(0)
+    handles = await asyncio.gather(*rest)
+    await first
+    created = [number for number, handle in enumerate(handles, 1) if handle.created]
+    rows = [row for row in await stored(database) if row["id"] == id_]
+    assert [row["number"] for row in rows] == created, "not the one whose key comes first"

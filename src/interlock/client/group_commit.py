@@ -21,6 +21,7 @@ from interlock.store.enqueue import Enqueued, enqueue_task, insert_tasks
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
+    from uuid import UUID
 
     from interlock.model.options import NewTask
     from interlock.postgres.connection import Connection
@@ -132,14 +133,18 @@ class _Lane:
             self._queue.clear()
 
     def _next_batch(self) -> list[_QueuedTask]:
-        """Take queued calls of one actor, without canceled ones."""
+        """Take queued calls of one actor, without canceled ones; no id twice, because it tells what was stored."""
         batch: list[_QueuedTask] = []
+        ids: set[UUID] = set()
         while self._queue and len(batch) < MAX_BATCH_SIZE:
-            if batch and self._queue[0].actor != batch[0].actor:
+            task_id = self._queue[0].task.task_id
+            if batch and (self._queue[0].actor != batch[0].actor or task_id in ids):
                 break
             queued = self._queue.popleft()
             if not queued.answer.done():
                 batch.append(queued)
+                if task_id is not None:
+                    ids.add(task_id)
         return batch
 
     async def _store_batch(self, batch: list[_QueuedTask]) -> None:
