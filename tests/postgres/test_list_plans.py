@@ -38,6 +38,7 @@ pytestmark = pytest.mark.store
 TASKS = 1_000_000
 JOBS = 100_000
 RECORDS = 100_000  # of the moves of tasks, spread over this month, and as many more of its latest moment
+LATEST = "(now() - interval '2 minutes')"  # moment of the latest records: before the time that live pages look at
 START = datetime(2026, 1, 1, tzinfo=UTC)  # of the first task; one follows each second
 # Of a million tasks, all but a few are done; the newest ones are not of the rare type, tag, namespace and worker.
 FILL = f"""
@@ -82,10 +83,10 @@ from generate_series(0, {JOBS - 1}) as n;
 alter table interlock.audit_logs disable trigger user;
 insert into interlock.audit_logs (task_id, to_state, event, actor, database_role, attempt, recorded_at)
 select pg_temp.id_at(n), 'pending', 'create', 'fill', 'fill', 0,
-    date_trunc('month', now()) + (now() - date_trunc('month', now())) * (n / {RECORDS}.0)
+    date_trunc('month', {LATEST}) + ({LATEST} - date_trunc('month', {LATEST})) * (n / {RECORDS}.0)
 from generate_series(0, {RECORDS - 1}) as n;
 insert into interlock.audit_logs (task_id, from_state, to_state, event, actor, database_role, attempt, recorded_at)
-select pg_temp.id_at(n), 'pending', 'running', 'claim', 'fill', 'fill', 1, now()
+select pg_temp.id_at(n), 'pending', 'running', 'claim', 'fill', 'fill', 1, {LATEST}
 from generate_series(0, {RECORDS - 1}) as n;
 """
 
@@ -457,8 +458,8 @@ HOT: dict[str, tuple[Statement, dict[str, str]]] = {
     **{
         name: (STATUS[name], {"most": "1000", "pairs": "1000"})
         for name in (
-            "count_unfinished_tasks", "count_ended_tasks", "count_unfinished_jobs", "count_unsuccessful_jobs",
-            "list_limits",
+            "count_pending_by_namespace", "count_running_and_waiting_tasks", "count_ended_tasks",
+            "count_unfinished_jobs", "count_unsuccessful_jobs", "list_limits",
         )
     },
     "read_due_types": (DOCTOR["read_due_types"], {"each": "1000"}),

@@ -33,6 +33,8 @@ NAMED_BY_EXPRESSION = {
     "count_worker_moves": "count_{machine}_moves",
     "read_explained_jobs": "read_explained_{kind}s",
     "read_explained_tasks": "read_explained_{kind}s",
+    "sample_jobs": "sample_{self._table}",
+    "sample_tasks": "sample_{self._table}",
 }
 
 

@@ -179,13 +179,14 @@ async def count_unfinished_tasks(connection: Connection, *, now: datetime | None
     """Count unfinished tasks by namespace and state from partial indexes; of many namespaces, some together."""
     async with transaction(connection):
         sample = _Sample(connection, "tasks", "state", await _pages(connection, "tasks"))
-        return await _count_unfinished_tasks(connection, sample, now)
+        return sorted(await _count_unfinished_tasks(connection, sample, now))
 
 
 async def _count_unfinished_tasks(connection: Connection, sample: _Sample, now: datetime | None) -> list[StateCount]:
     parameters = {"most": MAX_COUNTED, "pairs": MAX_PAIRS, "now": now}
-    rows = await run(connection, STATUS["count_unfinished_tasks"], parameters)
-    counts = [await _state_count(row, sample) for row in rows]
+    rows = await run(connection, STATUS["count_pending_by_namespace"], parameters)
+    others = await run(connection, STATUS["count_running_and_waiting_tasks"], {"most": MAX_COUNTED})
+    counts = [await _state_count(row, sample) for row in (*rows, *others)]
     if rows and rows[0]["is_cut"]:
         pending = sum(count.tasks for count in counts if count.state == TaskRowState.PENDING)
         sampled = sum(tasks for (_, state), tasks in (await sample.read()).items() if state == TaskRowState.PENDING)

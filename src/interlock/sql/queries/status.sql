@@ -12,9 +12,8 @@ from interlock.tasks
 group by namespace, state
 order by namespace, state
 
--- name: count_unfinished_tasks
--- Each part reads its own index, and at most `most` entries of it for each namespace, or for all namespaces where the
--- index does not begin with them; ended tasks are not read. `is_bound`: there may be more.
+-- name: count_pending_by_namespace
+-- Each part reads its own index, and at most `most` entries of it for each namespace. `is_bound`: there may be more.
 -- The namespaces and types of pending tasks are found by one look-up for each pair, and the oldest due task by two for
 -- each priority. `is_cut`: there may be more than `pairs` pairs; tasks of others are not counted.
 with recursive pairs as (
@@ -109,7 +108,7 @@ with recursive pairs as (
             limit 1
         ) as next_level
 ), bounded as (
-    select namespace, 'pending' as state, counted.tasks, counted.tasks >= %(most)s as is_bound
+    select namespace, counted.tasks, counted.tasks >= %(most)s as is_bound
     from (select distinct namespace from known_pairs) as spaces
         cross join lateral (
             select count(*) as tasks
@@ -120,7 +119,7 @@ with recursive pairs as (
             ) as found
         ) as counted
     union all
-    select namespace, 'pending', counted.tasks, counted.tasks >= %(most)s
+    select namespace, counted.tasks, counted.tasks >= %(most)s
     from known_limited_spaces as limited_spaces
         cross join lateral (
             select count(*) as tasks
@@ -130,17 +129,9 @@ with recursive pairs as (
                 limit %(most)s
             ) as found
         ) as counted
-    union all
-    select namespace, 'running', count(*), sum(count(*)) over () >= %(most)s
-    from (select namespace from interlock.tasks where lease_expires_at is not null limit %(most)s) as running
-    group by namespace
-    union all
-    select namespace, 'waiting', count(*), sum(count(*)) over () >= %(most)s
-    from (select namespace from interlock.tasks where state = 'waiting' order by id desc limit %(most)s) as waiting
-    group by namespace
 )
-select bounded.namespace, state, sum(tasks)::bigint as tasks, bool_or(is_bound) as is_bound,
-    case when state = 'pending' then min(due.oldest_at) end as oldest_due_at,
+select bounded.namespace, 'pending' as state, sum(tasks)::bigint as tasks, bool_or(is_bound) as is_bound,
+    min(due.oldest_at) as oldest_due_at,
     (select count(*) from known_pairs) >= %(pairs)s as is_cut
 from bounded
     left join (
@@ -152,8 +143,19 @@ from bounded
         ) as first_of_levels
         group by namespace
     ) as due on due.namespace = bounded.namespace
-group by bounded.namespace, state
-order by bounded.namespace, state
+group by bounded.namespace
+order by bounded.namespace
+
+-- name: count_running_and_waiting_tasks
+-- By a partial index each, at most `most` entries of it. `is_bound`: there may be more.
+select namespace, 'running' as state, count(*) as tasks, sum(count(*)) over () >= %(most)s as is_bound
+from (select namespace from interlock.tasks where lease_expires_at is not null limit %(most)s) as running
+group by namespace
+union all
+select namespace, 'waiting', count(*), sum(count(*)) over () >= %(most)s
+from (select namespace from interlock.tasks where state = 'waiting' order by id desc limit %(most)s) as waiting
+group by namespace
+order by namespace, state
 
 -- name: count_ended_tasks
 -- Those in states that have an index, at most `most` of each.
