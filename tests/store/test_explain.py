@@ -102,7 +102,7 @@ async def test_a_pending_task_says_what_those_do_who_could_run_it(app: Interlock
     assert "is about to be claimed: worker-1" in texts(await app.explain(first))[0]
     await claim_pending_tasks(database, actor="worker-1", types=["add"], limit=1)
     second = await enqueue_by_sql(database, type="add")
-    assert texts(await app.explain(second)) == ("it waits for its turn at a worker: worker-1 runs 1",)
+    assert texts(await app.explain(second)) == ("it waits for its turn at a worker: worker-1 holds 1",)
     await database.execute("update interlock.workers set status = 'PAUSED', event = 'pause'")
     assert texts(await app.explain(second)) == ("the workers that could run it are paused: worker-1",)
     later = await enqueue_by_sql(database, type="add", run_at=datetime(2999, 1, 1, tzinfo=UTC))
@@ -395,7 +395,7 @@ async def test_a_supervised_worker_that_runs_tasks_is_not_idle(app: Interlock, d
     await enqueue_by_sql(database, type="add")
     await claim_pending_tasks(database, actor="host-1-abc", types=["add"], limit=1)
     second = await enqueue_by_sql(database, type="add")
-    assert texts(await app.explain(second)) == ("it waits for its turn at a worker: w_1 runs 1",)
+    assert texts(await app.explain(second)) == ("it waits for its turn at a worker: w_1 holds 1",)
     held = fact_of(await app.explain("w_1"), "tasks_in_hand")
     assert held.text == "it runs 1 task"
 

@@ -123,7 +123,7 @@ SUMMARIES = {
     "webhooks": "List, retry and discard dead letters: webhooks that were given up after repeated failures.",
     "token": "Create, list and revoke tokens of the API; print the local one.",
     "db": "Control the embedded PostgreSQL server. Other commands start and stop it by themselves.",
-    "sort": "Sort records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
+    "sort": "Sort lines or records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
 }
 
 

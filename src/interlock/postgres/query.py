@@ -25,7 +25,7 @@ from psycopg.errors import error_from_result
 from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.types.json import Jsonb
 
-from interlock.postgres.connection import Connection, translated
+from interlock.postgres.connection import Connection, transaction, translated
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -194,7 +194,7 @@ async def pipelined_transaction(
         return await connection.execute(statement.sql, parameters)
 
     with translated(connection):
-        async with connection.pipeline(), connection.transaction():
+        async with connection.pipeline(), transaction(connection):
             yield send
 
 

@@ -52,7 +52,7 @@ def _capable_workers(namespace: str, able: Sequence[LiveProcess], running: Mappi
     if free:
         text = f"it is about to be claimed: {list_names(free)} could run it, and has a free slot"
         return Fact(code=FactCode.ABOUT_TO_BE_CLAIMED, text=text, evidence=_workers(active))
-    busy = [f"{process.id} runs {running[process.id]}{_of_slots(process)}" for process in active]
+    busy = [f"{process.id} holds {running[process.id]}{_of_slots(process)}" for process in active]
     return Fact(
         code=FactCode.WORKERS_BUSY,
         text=f"it waits for its turn at a worker: {list_names(busy)}",

@@ -69,9 +69,9 @@ $$;
 -- Summarizes the ranges of the BRIN indexes of records that are full and not summarized yet; returns how many. A scan
 -- reads such ranges whole. The leader calls it every few seconds: autovacuum summarizes them as well, but drops requests
 -- that come faster than it works, until it vacuums the whole table. Runs as the owner, as it must be. It gives way to a
--- vacuum, which would be canceled if it had to wait for longer than deadlock_timeout.
+-- vacuum within 100 ms: after deadlock_timeout the vacuum would be canceled.
 create or replace function interlock.summarize_records() returns int language plpgsql
-    security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+    security definer set search_path = pg_catalog, pg_temp set lock_timeout = 100 as $$
 declare
     ranges regclass;
     made int := 0;
