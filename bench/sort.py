@@ -30,7 +30,7 @@ from interlock.sort.data.line_order import parse_line_order
 from interlock.sort.data.records import RecordFormat
 from interlock.sort.data.validate import validate
 from interlock.sort.io.direct_io import MAX_IO_BYTES, DirectReader, DirectWriter, io_buffer
-from interlock.sort.settings import Distribution, parse_size
+from interlock.sort.settings import parse_size
 from machine import described
 from report import asked
 
@@ -196,7 +196,7 @@ class Workspace:
                 write_lines(path, size // INPUT_FILES, number)
                 sync(path)
         elif not source.exists():
-            recipe = Recipe(size // 100, 1, Distribution.UNIFORM, RecordFormat(ascii=True))
+            recipe = Recipe(size // 100, 1, RecordFormat(ascii=True))
             generate(source, recipe, files=INPUT_FILES, threads=os.cpu_count() or 1)
             for path in source.iterdir():
                 sync(path)

@@ -7,13 +7,12 @@ from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import open_source
 from interlock.sort.data.validate import validate
 from interlock.sort.engines.local import run_local
-from interlock.sort.settings import Distribution
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         source, output = Path(place, "in"), Path(place, "out")
-        generate(source, Recipe(50_000, seed=7, distribution=Distribution.SKEWED), files=3)
+        generate(source, Recipe(50_000, seed=7), files=3)
         report = run_local(open_source([source]), output, workers=2)
         for name, seconds in report.phases.items():
             print(f"{name:10} {seconds:.2f} s")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import RecordFormat
-from interlock.sort.settings import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +25,7 @@ TIMEOUT_S = 60.0
 
 def make_input(place: Path, records: int = 20_000, *, seed: int = 1, files: int = 2, is_ascii: bool = False) -> Path:
     """Generate records to sort."""
-    generate(place, Recipe(records, seed, Distribution.UNIFORM, RecordFormat(ascii=is_ascii)), files=files)
+    generate(place, Recipe(records, seed, RecordFormat(ascii=is_ascii)), files=files)
     return place
 
 

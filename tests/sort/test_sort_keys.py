@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from interlock.sort.data.keys import Boundary, find_boundaries, gather_rows, sort_rows, word_offsets
+from sort_distributions import DISTRIBUTIONS, DUPLICATE_KEYS, distributed_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -62,25 +64,33 @@ def test_a_boundary_is_found_by_key_and_position(table: tuple[NDArray[np.uint8],
     assert find_boundaries(rows, index, first, key_length, boundaries) == counts
 
 
-@pytest.mark.parametrize("likeness", ["uniform", "same head", "few keys", "one key", "long shared head", "presorted"])
+@pytest.mark.parametrize("likeness", [*DISTRIBUTIONS, "same head", "long shared head"])
 def test_large_blocks_of_any_distribution_are_sorted(likeness: str) -> None:
-    rng = np.random.default_rng(5)
-    rows = rng.integers(0, 256, (70_000, 100), dtype=np.uint8)
+    rows = distributed_rows(likeness if likeness in DISTRIBUTIONS else "uniform", 70_000)
     if likeness == "same head":
-        rows[:, :6] = rng.integers(0, 2, (len(rows), 6), dtype=np.uint8)
-    elif likeness == "few keys":
-        rows[:, :10] = rng.integers(0, 256, (50, 10), dtype=np.uint8)[rng.integers(0, 50, len(rows))]
-    elif likeness == "one key":
-        rows[:, :10] = 65
+        rows[:, :6] &= 1
     elif likeness == "long shared head":
         rows[:, :8] = 65
-    elif likeness == "presorted":
-        rows[:] = rows[np.lexsort(rows[:, 9::-1].T)]
     index = sort_rows(rows, 10)
     assert index.tolist() == expected(rows, 10)
     into = np.empty_like(rows)
     gather_rows(rows, index, into)
     assert (into == rows[index]).all()
+
+
+def test_the_distributions_are_what_their_names_say() -> None:
+    count = 20_000
+    found = {name: [bytes(key) for key in distributed_rows(name, count)[:, :10]] for name in DISTRIBUTIONS}
+    distinct = {name: len(set(keys)) for name, keys in found.items()}
+    assert distinct["uniform"] == distinct["presorted"] == distinct["reversed"] == count
+    assert (distinct["duplicates"], distinct["constant"]) == (DUPLICATE_KEYS, 1)
+    assert found["uniform"] != found["presorted"] == sorted(found["uniform"])
+    assert found["reversed"] == found["presorted"][::-1]
+    for name in ("skewed", "skewed with small keys"):
+        ((_, hottest),) = Counter(found[name]).most_common(1)
+        assert 0.1 < hottest / count < 0.3
+        assert distinct[name] > count / 20
+    assert max(found["skewed with small keys"]) < bytes([1]) < max(found["skewed"])
 
 
 def test_the_words_of_a_key_cover_all_of_it_in_order() -> None:

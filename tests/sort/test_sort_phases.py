@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from interlock.errors import SortError, SortInputError
@@ -22,39 +21,19 @@ from interlock.sort.master.master import run_master
 from interlock.sort.settings import MIN_WORKER_MEMORY, Settings
 from interlock.sort.worker.worker import run_worker
 from sort_cluster import SortCluster, output_bytes, random_rows, sorted_bytes, write_source
+from sort_distributions import DISTRIBUTIONS, distributed_rows
 from sort_threads import sort_in_threads
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from interlock.sort.settings import Progress
 
 pytestmark = pytest.mark.flow
 
 
-def rows_of(kind: str) -> NDArray[np.uint8]:
-    rng = np.random.default_rng(3)
-    rows = random_rows(3, 3_000)
-    if kind == "zipf":
-        rows[:, :10] = (
-            np.minimum(rng.zipf(1.2, len(rows)), 2**40)
-            .astype(">u8")
-            .view(np.uint8)
-            .reshape(-1, 8)[:, [0, 1, 2, 3, 4, 5, 6, 7, 7, 7]]
-        )
-    elif kind == "constant":
-        rows[:, :10] = 7
-    elif kind == "presorted":
-        rows[:] = rows[np.lexsort(rows[:, 9::-1].T)]
-    elif kind == "reversed":
-        rows[:] = rows[np.lexsort(rows[:, 9::-1].T)][::-1]
-    return rows
-
-
-@pytest.mark.parametrize("kind", ["uniform", "zipf", "constant", "presorted", "reversed"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("resident_share", [0.0, 0.5, 1.0])
-def test_the_output_is_the_input_in_order_and_even(tmp_path: Path, kind: str, resident_share: float) -> None:
-    rows = rows_of(kind)
+def test_the_output_is_the_input_in_order_and_even(tmp_path: Path, distribution: str, resident_share: float) -> None:
+    rows = distributed_rows(distribution, 3_000)
     report = sort_in_threads(write_source(tmp_path / "in", rows), tmp_path, resident_share=resident_share, partitions=3)
     assert output_bytes(tmp_path / "out-0", tmp_path / "out-1") == sorted_bytes(rows)
     assert report.records == len(rows)
@@ -95,7 +74,7 @@ def test_progress_durations_and_history_are_reported(tmp_path: Path) -> None:
 
 
 def test_a_local_run_sorts_in_processes_of_its_own_and_leaves_only_its_output(tmp_path: Path) -> None:
-    rows = random_rows(4, 5_000)
+    rows = distributed_rows("skewed", 5_000)
     report = run_local(write_source(tmp_path / "in", rows), tmp_path / "out", workers=2)
     assert output_bytes(tmp_path / "out") == sorted_bytes(rows)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["partition.0", "partition.1"]

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from interlock.errors import SortInputError
-from interlock.sort.data.generate import Recipe, generate
-from interlock.sort.data.records import RecordFormat
 from interlock.sort.data.validate import Validation, validate
-from interlock.sort.settings import Distribution
+from sort_distributions import distributed_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.unit
 
 RECORDS = 60_000  # more than one block
 
 
-def spread(tmp_path: Path, distribution: Distribution = Distribution.UNIFORM, partitions: int = 3) -> list[np.ndarray]:
-    """Generate an input, sort it in memory, and write the partitions."""
-    recipe = Recipe(RECORDS, 4, distribution)
-    generate(tmp_path / "in", recipe, files=2)
-    content = b"".join(path.read_bytes() for path in sorted((tmp_path / "in").iterdir()))
-    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, 100)
-    sort_rows = np.argsort(rows[:, :10].copy().view("S10").reshape(-1), kind="stable")
-    if distribution is Distribution.UNIFORM:  # S10 drops trailing zeros, which only matters where keys are equal
-        rows = rows[sort_rows]
-    parts = np.array_split(rows, partitions)
+def spread(tmp_path: Path, distribution: str = "uniform", partitions: int = 3) -> list[np.ndarray]:
+    """Write an input of two files, sort it in memory, and write the partitions."""
+    rows = distributed_rows(distribution, RECORDS, seed=4)
+    (tmp_path / "in").mkdir()
+    for number, half in enumerate(np.array_split(rows, 2)):
+        (tmp_path / "in" / f"part-{number:05}").write_bytes(half.tobytes())
+    keys = rows[:, :10].copy().view("S10").reshape(-1)  # drops trailing zeros, which changes no order here
+    parts = np.array_split(rows[np.argsort(keys, kind="stable")], partitions)
     write(tmp_path, parts)
     return parts
 
@@ -57,7 +56,7 @@ def test_a_sorted_output_is_valid_and_described(tmp_path: Path) -> None:
 
 
 def test_equal_keys_are_counted_within_and_across_partitions(tmp_path: Path) -> None:
-    spread(tmp_path, Distribution.CONSTANT)
+    spread(tmp_path, "constant")
     found = check(tmp_path)
     assert (found.problems, found.duplicates) == ([], RECORDS - 1)
 
@@ -142,9 +141,7 @@ def test_nothing_to_validate_is_an_error(tmp_path: Path) -> None:
 
 
 def test_other_lengths_and_long_keys_are_compared_in_full(tmp_path: Path) -> None:
-    used = RecordFormat(40, 20)
-    made = generate(tmp_path / "in", Recipe(1_000, 1, Distribution.CONSTANT, used))
-    rows = np.frombuffer(Path(made.paths[0]).read_bytes(), dtype=np.uint8).reshape(-1, 40).copy()
+    rows = distributed_rows("constant", 1_000, length=40, key_length=20)
     rows[:, 19] = np.arange(1_000) // 4
     write(tmp_path, [rows])
     found = validate([tmp_path / "out"], record_length=40, key_length=20)

@@ -49,17 +49,6 @@ class Compression(StrEnum):
         return {"gzip": ".gz", "zstd": ".zst"}[self]
 
 
-class Distribution(StrEnum):
-    """The distribution of the keys of generated records."""
-
-    UNIFORM = "uniform"
-    SKEWED = "skewed"
-    DUPLICATES = "duplicates"
-    PRESORTED = "presorted"
-    REVERSED = "reversed"
-    CONSTANT = "constant"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How a sort runs; durations in seconds, memory in bytes.

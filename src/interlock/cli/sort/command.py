@@ -25,7 +25,7 @@ from interlock.cli.main import (
 )
 from interlock.config import Config
 from interlock.errors import ConfigError
-from interlock.sort.settings import Compression, Distribution, Engine
+from interlock.sort.settings import Compression, Engine
 
 app = typer.Typer(
     help="Sort lines or records spread over many files: sample, sort, shuffle and merge, on one machine or on many.",
@@ -161,16 +161,13 @@ def generate(
     size: Annotated[str | None, typer.Option(help="Total size instead of --records: 1GB.")] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same records, in any number of files.", min=0)] = 0,
     files: Annotated[int, typer.Option(help="Number of files.", min=1, metavar="N")] = 1,
-    distribution: Annotated[
-        Distribution, typer.Option(help="Distribution of the keys; skewed is a Zipf law, duplicates has 1,000 keys.")
-    ] = Distribution.UNIFORM,
     record_length: RecordLength = None,
     key_length: KeyLength = None,
     ascii_: Annotated[bool, typer.Option("--ascii", help="Lines of printable characters that end in CR LF.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Generate records to sort. The same seed gives the same records.
+    """Generate random records to sort. The same seed gives the same records.
 
     Example: interlock sort generate data --size 1GB --files 8
     """
@@ -180,7 +177,6 @@ def generate(
         size=size,
         seed=seed,
         files=files,
-        distribution=distribution,
         lengths=(record_length, key_length),
         is_ascii=ascii_,
         quiet=quiet,

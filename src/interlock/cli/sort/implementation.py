@@ -49,7 +49,6 @@ from interlock.sort.prepare import InputFormat, prepared, remove_other_partition
 from interlock.sort.security import Security
 from interlock.sort.settings import (
     WORK_DIRECTORY,
-    Distribution,
     Engine,
     Progress,
     Report,
@@ -241,7 +240,6 @@ def generate(
     size: str | None,
     seed: int,
     files: int,
-    distribution: Distribution,
     lengths: tuple[int | None, int | None],
     is_ascii: bool,
     quiet: bool,
@@ -252,7 +250,7 @@ def generate(
     if (records is None) == (size is None):
         raise SortInputError("the number of records is missing or ambiguous. Give either --records or --size")
     count = records if records is not None else parse_size("--size", size or "") // record_format.record_length
-    recipe = Recipe(count, seed, distribution, record_format)
+    recipe = Recipe(count, seed, record_format)
     began = time.monotonic()
     with _progress_bar("generating", count * record_format.record_length, quiet=quiet) as advance:
         made = generate_records(output, recipe, files=files, threads=os.cpu_count() or 1, on_written=advance)

@@ -1,7 +1,7 @@
-"""Generator of records: the same seed gives the same bytes, for any number of files and threads.
+"""Generator of random records: the same seed gives the same bytes, for any number of files and threads.
 
-Invariant: record i of n depends only on the seed, the distribution, the format and n. It contains its own number after
-the key if it is long enough, so that the order of equal keys can be checked.
+Invariant: record i depends only on the seed and the format. It contains its own number after the key if it is long
+enough, so that the order of equal keys can be checked.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interlock.errors import SortError, SortInputError
-from interlock.sort.data.checksum import combine_checksums, compute_checksum, mix_bits
+from interlock.sort.data.checksum import combine_checksums, compute_checksum
 from interlock.sort.data.records import LINE_END, RecordFormat
 from interlock.sort.io.direct_io import write_fully
-from interlock.sort.settings import Distribution
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     Numbers = NDArray[np.uint64]
 
 CHUNK_RECORDS = 32_768  # generated at once
-DUPLICATE_KEYS = 1_000  # distinct keys of the distribution `duplicates`
-SKEWED_KEYS = 1 << 20  # distinct keys of the distribution `skewed`
-ZIPF_EXPONENT = 1.1  # of `skewed`: the most frequent key has about a tenth of all records
 PRINTABLE_BYTES = np.arange(0x20, 0x7F, dtype=np.uint8)
 TO_PRINTABLE = PRINTABLE_BYTES[np.arange(256) % len(PRINTABLE_BYTES)]  # maps any byte to a printable one
 HEX_DIGITS = np.frombuffer(b"0123456789abcdef", dtype=np.uint8)
@@ -41,11 +37,10 @@ NUMBER_BYTES = 8  # of the record's own number; twice as many as hexadecimal dig
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The records to generate."""
+    """The records to generate; their keys are uniformly distributed."""
 
     records: int
     seed: int = 0
-    distribution: Distribution = Distribution.UNIFORM
     format: RecordFormat = DEFAULT_FORMAT
 
     def rows(self, first: int, records: int) -> Rows:
@@ -55,52 +50,11 @@ class Recipe:
         words = random.integers(0, 1 << 64, -(-size // 8), dtype=np.uint64).astype("<u8", copy=False)
         rows = words.view(np.uint8)[:size].reshape(records, self.format.record_length)
         numbers = np.arange(first, first + records, dtype=np.uint64)
-        draws = random.random(records)
         if self.format.ascii:
             rows = TO_PRINTABLE[rows]
             rows[:, -2:] = np.frombuffer(LINE_END, dtype=np.uint8)
         _put_numbers(rows, numbers, self.format)
-        keys = self._keys(numbers, draws)
-        if keys is not None:
-            rows[:, : self.format.key_length] = keys
         return rows
-
-    def _keys(self, numbers: Numbers, draws: NDArray[np.float64]) -> Rows | None:
-        """Generate the keys of some records; None keeps the random bytes of the rows."""
-        match self.distribution:
-            case Distribution.UNIFORM:
-                return None
-            case Distribution.SKEWED:
-                top = SKEWED_KEYS ** (1 - ZIPF_EXPONENT)
-                ranks = ((top - 1) * draws + 1) ** (1 / (1 - ZIPF_EXPONENT))
-                return self._random_keys(ranks.astype(np.uint64))
-            case Distribution.DUPLICATES:
-                return self._random_keys((draws * DUPLICATE_KEYS).astype(np.uint64))
-            case Distribution.CONSTANT:
-                return self._random_keys(np.zeros(len(numbers), dtype=np.uint64))
-            case Distribution.PRESORTED:
-                return self._ascending_keys(numbers)
-            case Distribution.REVERSED:
-                return self._ascending_keys(np.uint64(self.records - 1) - numbers)
-
-    def _random_keys(self, numbers: Numbers) -> Rows:
-        """Map every number to a key of its own that looks random."""
-        start = mix_bits(numbers + np.uint64(self.seed % (1 << 32)) * np.uint64(SKEWED_KEYS))
-        words = [mix_bits(start + np.uint64(place)) for place in range(-(-self.format.key_length // 8))]
-        keys = np.stack(words, axis=1).view(np.uint8)[:, : self.format.key_length]
-        return TO_PRINTABLE[keys] if self.format.ascii else keys
-
-    def _ascending_keys(self, numbers: Numbers) -> Rows:
-        """Map numbers to keys that grow with them, evenly over the whole range of keys."""
-        width = self.format.key_length
-        base, digits = (len(PRINTABLE_BYTES), 9) if self.format.ascii else (256, 8)
-        highest = min(base**digits, (1 << 64) - 1)
-        left = numbers * np.uint64(highest // max(self.records, 1))
-        keys = np.zeros((len(numbers), max(width, digits)), dtype=np.uint8)
-        for place in reversed(range(digits)):
-            keys[:, place] = left % np.uint64(base)
-            left = left // np.uint64(base)
-        return PRINTABLE_BYTES[keys[:, :width]] if self.format.ascii else keys[:, :width]
 
 
 @dataclass(frozen=True, slots=True)
