@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.flow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sort_and_load.py"
 STATES = [str(state) for state in SORT_MASTER.states if state is not SortMasterState.FAILED]
+MARK = "SORT_OF_TEST"  # an environment variable that the processes of a sort inherit
 
 
 def write_lines(path: Path, count: int = 5_000) -> list[bytes]:
@@ -97,7 +99,20 @@ async def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: 
         _ = interlock.sort.sorted
 
 
-async def test_a_cancelled_sort_ends_its_processes_and_leaves_no_partition(tmp_path: Path) -> None:
+def marked_processes(mark: str) -> list[int]:
+    """List the running processes that inherited a mark in their environment."""
+    found = []
+    for pid in members(os.getsid(0)):
+        with suppress(OSError):  # it has ended
+            if f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+async def test_a_cancelled_sort_ends_its_processes_and_leaves_no_partition(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARK, str(tmp_path))
     make_input(tmp_path / "in", 300_000)
     begun = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -106,13 +121,13 @@ async def test_a_cancelled_sort_ends_its_processes_and_leaves_no_partition(tmp_p
         if progress.state != SortMasterState.REGISTERING:
             loop.call_soon_threadsafe(begun.set)
 
-    before = set(members(os.getsid(0)))
     task = asyncio.create_task(sort(tmp_path / "in", tmp_path / "out", workers=1, on_progress=show))
     await asyncio.wait_for(begun.wait(), 60)
+    assert len(marked_processes(str(tmp_path))) == 1
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert set(members(os.getsid(0))) <= before
+    assert marked_processes(str(tmp_path)) == []
     assert names(tmp_path / "out") == []
 
 
