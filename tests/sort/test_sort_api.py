@@ -84,6 +84,19 @@ async def test_records_are_sorted_with_lengths_and_packed(tmp_path: Path) -> Non
     assert Path(report.partitions[0].path).name == "partition.0.gz"
 
 
+async def test_the_directory_for_temporary_files_keeps_those_of_others(tmp_path: Path) -> None:
+    expected = write_lines(tmp_path / "in")
+    temp = tmp_path / "t"
+    (temp / "worker-x").mkdir(parents=True)
+    foreign = ["state.json", "sort", "token", "worker-x/results"]
+    for name in foreign:
+        (temp / name).write_text("of another program")
+    report = await sort(tmp_path / "in", tmp_path / "out", key="1,1n", separator=",", workers=1, temp=temp)
+    assert content(report.partitions) == b"".join(expected)
+    assert names(temp) == ["sort", "state.json", "token", "worker-x"]
+    assert {(temp / name).read_text() for name in foreign} == {"of another program"}
+
+
 async def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     write_lines(tmp_path / "in")
     wrong: list[tuple[dict[str, Any], str]] = [

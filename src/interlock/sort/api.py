@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.sort.data.line_order import parse_line_order
 from interlock.sort.engines.local import run_local
 from interlock.sort.engines.prefork import default_worker_count
-from interlock.sort.prepare import InputFormat, prepared, remove_other_partitions
+from interlock.sort.prepare import InputFormat, own_work_dir, prepared, remove_other_partitions
 from interlock.sort.settings import Compression, Settings, parse_size
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def sort(
         _run,
         _paths(inputs),
         Path(output),
-        None if temp is None else Path(temp),
+        own_work_dir(None if temp is None else Path(temp), Path(output)),
         input_format,
         settings,
         workers or default_worker_count(),

@@ -5,8 +5,10 @@ Invariant: all checks come before the first write.
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from interlock.sort.data.records import STANDARD_INPUT, list_files, open_source
@@ -45,6 +47,12 @@ class InputFormat:
         return open_source(
             paths, record_length=self.record_length, key_length=self.key_length, ascii=self.ascii, lines=self.lines
         )
+
+
+def own_work_dir(work_dir: Path | None, output: Path) -> Path | None:
+    """Return a subdirectory for this output only: it is removed with its whole content."""
+    name = blake2b(os.fsencode(output.resolve()), digest_size=6).hexdigest()
+    return None if work_dir is None else work_dir / f"{WORK_DIRECTORY}-{name}"
 
 
 @contextmanager

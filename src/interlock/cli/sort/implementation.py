@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
-from hashlib import blake2b
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -45,10 +44,9 @@ from interlock.sort.io.compression import COPY_BYTES, unpacked_for_validation
 from interlock.sort.logging import stop_on_interrupt
 from interlock.sort.master.master import run_master
 from interlock.sort.memory_plan import check_worker_memory
-from interlock.sort.prepare import InputFormat, prepared, remove_other_partitions
+from interlock.sort.prepare import InputFormat, own_work_dir, prepared, remove_other_partitions
 from interlock.sort.security import Security
 from interlock.sort.settings import (
-    WORK_DIRECTORY,
     Engine,
     Progress,
     Report,
@@ -113,7 +111,7 @@ def run(
             place = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-sort-", dir=work_dir)), "out"
             )
-        work_dir = None if output == STANDARD_OUTPUT else _own_work_dir(work_dir, output)
+        work_dir = None if output == STANDARD_OUTPUT else own_work_dir(work_dir, output)
         preparation = _prepared(
             inputs, place, work_dir, input_format, check_memory, overwrite=overwrite, quiet=display.quiet
         )
@@ -201,7 +199,7 @@ def worker(
     if not ADDRESS.fullmatch(address) or not 0 < int(address.rpartition(":")[2]) <= MAX_PORT:
         raise SortInputError(f"{address!r} is not the address of a master; write HOST:PORT, as in 10.0.0.1:40123")
     security.check_host(host)
-    work_dir = _own_work_dir(work_dir, output)
+    work_dir = own_work_dir(work_dir, output)
 
     def check_memory(source: Source) -> None:
         check_worker_memory(parsed, source.records, source.format.record_length, index_bytes(source))
@@ -304,12 +302,6 @@ def _check_report_path(path: Path | None) -> None:
         raise SortInputError(f"the report cannot be written to {path}, which is a directory: name a file")
     if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
         raise SortInputError(f"the report cannot be written to {path}: its directory does not exist or is not writable")
-
-
-def _own_work_dir(work_dir: Path | None, output: Path) -> Path | None:
-    """Return a subdirectory for this output only: it is removed with its whole content."""
-    name = blake2b(os.fsencode(output.resolve()), digest_size=6).hexdigest()
-    return None if work_dir is None else work_dir / f"{WORK_DIRECTORY}-{name}"
 
 
 @contextmanager
