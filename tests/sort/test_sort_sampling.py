@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
 from interlock.sort.data.keys import find_boundaries, sort_rows
+from interlock.sort.data.line_order import LineOrder
 from interlock.sort.data.plan import (
     MAX_SAMPLE_BYTES,
+    POSITION_BYTES,
     SAMPLES_PER_PARTITION,
     Sample,
     choose_boundaries,
@@ -22,6 +25,8 @@ from interlock.sort.data.plan import (
 )
 from interlock.sort.data.records import Extent, RecordFormat, Source
 from interlock.sort.rpc import MAX_MESSAGE_BYTES
+from interlock.sort.settings import Settings
+from interlock.sort.worker.phases import PhaseRunner
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,6 +106,18 @@ def test_samples_and_reads_are_bounded() -> None:
         assert wanted >= 1
         assert workers * wanted * (key_length + 8) <= MAX_SAMPLE_BYTES < MAX_MESSAGE_BYTES
     assert [max_reads(size) for size in (0, 10**9, 10**12)] == [2_000, 7_629, 32_000]
+
+
+@pytest.mark.parametrize("partitions", [16, 256])
+def test_the_sample_of_a_large_input_of_long_lines_fits_its_message(partitions: int, tmp_path: Path) -> None:
+    line = b"%07d," + b"x" * 991 + b"\n"
+    (tmp_path / "in").write_bytes(b"".join(line % (number * 7919 % 1_000) for number in range(1_000)))
+    extents = (Extent(str(tmp_path / "in"), 0, 1_000_000),) * 2_000  # as 2 GB in many files
+    source = Source(RecordFormat.of_lines(LineOrder()), extents, line_length=1_000)
+    runner = PhaseRunner(source, tmp_path, tmp_path, Settings(memory=1 << 30), threading.Condition(), print, print)
+    sample = runner.sample(0, 1, partitions)
+    assert len(sample.positions) > 1_000 * 16
+    assert len(sample.keys) + POSITION_BYTES * len(sample.positions) <= MAX_SAMPLE_BYTES * 9 // 8 < MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("partitions", [8, 64, 256])

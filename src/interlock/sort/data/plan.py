@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -253,6 +253,11 @@ class Sample:
         self.records = records
 
 
+def sampled_key_bytes(source: Source) -> int:
+    """Return the bytes of a sampled key: of a line, those that are kept, by the estimated length of lines."""
+    return max(source.format.key_length, min(source.line_length, MAX_DIVIDER_BYTES))
+
+
 def sample_size(records: int, window_records: int, key_length: int, partitions: int, workers: int) -> int:
     """Return how many keys one worker samples: enough for its share of the partitions, and for its windows."""
     wanted = max(SAMPLES_PER_PARTITION * partitions // workers, SAMPLES_PER_WINDOW * records // window_records)
@@ -287,8 +292,9 @@ def _take_sample_of_lines(source: Source, first: int, size: int) -> Sample:
         pieces = list(readers.map(lambda batch: source.read_many(batch, read).reshape(-1, read), batches))
     lines: list[bytes] = []
     positions: list[int] = []
+    rows = chain.from_iterable(pieces)
     wanted = -(-size // len(starts))
-    for start, row in zip(starts.tolist(), np.concatenate(pieces), strict=True):
+    for start, row in zip(starts.tolist(), rows, strict=True):
         text = row.tobytes()
         begin = 0 if not start else text.find(b"\n") + 1
         for _ in range(wanted if begin or not start else 0):

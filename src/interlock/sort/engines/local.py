@@ -15,11 +15,11 @@ import orjson
 from interlock.errors import SortError
 from interlock.process_groups import describe_exit, wait_or_kill
 from interlock.sort.data.plan import (
-    MAX_DIVIDER_BYTES,
     MAX_SAMPLE_BYTES,
     POSITION_BYTES,
     SAMPLES_PER_PARTITION,
     index_bytes,
+    sampled_key_bytes,
 )
 from interlock.sort.engines import prefork
 from interlock.sort.logging import log, log_settings, stop_on_interrupt
@@ -89,11 +89,7 @@ def worker_settings(settings: Settings, workers: int, source: Source) -> Setting
     """Return the settings of one of several workers that share the memory; raise if it is too little."""
     record_format = source.format
     partitions = settings.partitions or workers
-    sample = (
-        partitions
-        * SAMPLES_PER_PARTITION
-        * (max(record_format.key_length, min(source.line_length, MAX_DIVIDER_BYTES)) + POSITION_BYTES)
-    )
+    sample = partitions * SAMPLES_PER_PARTITION * (sampled_key_bytes(source) + POSITION_BYTES)
     memory = divide_memory(
         settings,
         workers,

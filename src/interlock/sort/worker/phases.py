@@ -22,6 +22,7 @@ from interlock.sort.data.plan import (
     first_position,
     index_bytes,
     sample_size,
+    sampled_key_bytes,
     take_sample,
 )
 from interlock.sort.io.buffers import BufferPool
@@ -96,7 +97,7 @@ class PhaseRunner:
     def sample(self, worker: int, workers: int, partitions: int) -> Sample:
         """Sample the keys of this worker's input."""
         source = self.source
-        size = sample_size(source.records, self.window_records, source.format.key_length, partitions, workers)
+        size = sample_size(source.records, self.window_records, sampled_key_bytes(source), partitions, workers)
         return take_sample(self.source, first_position(worker), size)
 
     def accept(self, plan: Plan, worker: int) -> None:
