@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from interlock.sort.data.plan import (
     choose_window_records,
     first_position,
     is_resident,
+    overhead_bytes,
     take_sample,
     window_count,
 )
@@ -35,7 +37,7 @@ from interlock.sort.io.memory import MemoryReleased, PooledRows, RowPool
 from interlock.sort.io.merge import Merger, Slice, list_windows, plan_windows, split_window, verify_output
 from interlock.sort.io.runs import BlockSorter, ResidentShares, Run
 from interlock.sort.io.shuffle_receiver import ShuffleReceiver, SliceId
-from interlock.sort.settings import Settings
+from interlock.sort.settings import Compression, Settings
 from interlock.sort.wire_pb2 import ShuffleDataChunk
 from interlock.sort.worker.phases import PhaseRunner
 from sort_cluster import sorted_bytes, write_source
@@ -221,6 +223,26 @@ def test_resident_shares_depend_on_memory_and_favour_rows_for_others(
     assert own[0] <= runner.shares.own <= own[1]
     kept = sum(is_resident(block, runner.shares.sent) for block in range(members[0].blocks))
     assert kept == int(members[0].blocks * runner.shares.sent)
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+def test_the_packed_copy_of_a_window_is_in_the_memory_plan(tmp_path: Path, compression: Compression) -> None:
+    rows = rows_of(1, 100_000, 256)  # which do not become smaller
+    slices = [Slice(kept(rows), [0, len(rows)])]
+    buffers = BufferPool(1, len(rows), 100)
+    merger = Merger(RecordFormat(), buffers, 1, compression)
+    with buffers.borrow():  # allocates the buffer
+        pass
+    source = Source(RecordFormat(), (Extent("of a gigabyte", 0, 10_000_000),))
+    plain, packed = (Settings(memory=150_000_000, compression=one) for one in (None, compression))
+    tracemalloc.start()
+    try:
+        merger.merge(slices, tmp_path / "partition.0", lambda _: None)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rows.nbytes < peak < len(rows) * overhead_bytes(source, packed) + (1 << 20)
+    assert choose_block_records(source, packed) < choose_block_records(source, plain)
 
 
 def test_a_small_input_allocates_little_memory(tmp_path: Path) -> None:

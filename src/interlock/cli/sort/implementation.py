@@ -32,7 +32,7 @@ from interlock.sort.data.checksum import format_checksum
 from interlock.sort.data.generate import Recipe
 from interlock.sort.data.generate import generate as generate_records
 from interlock.sort.data.line_order import parse_line_order
-from interlock.sort.data.plan import index_bytes
+from interlock.sort.data.plan import overhead_bytes
 from interlock.sort.data.records import KEY_LENGTH, RECORD_LENGTH, RecordFormat, Source
 from interlock.sort.data.validate import Validation
 from interlock.sort.data.validate import validate as validate_output
@@ -202,7 +202,7 @@ def worker(
     work_dir = own_work_dir(work_dir, output)
 
     def check_memory(source: Source) -> None:
-        check_worker_memory(parsed, source.records, source.format.record_length, index_bytes(source))
+        check_worker_memory(parsed, source.records, source.format.record_length, overhead_bytes(source, parsed))
 
     input_format = _input_format(lengths, is_ascii, line_options)
     preparation = _prepared(

@@ -49,6 +49,7 @@ TARGET_BLOCKS = 48  # per worker, at most
 MEMORY_DIVISOR = 12  # a block, and a window, takes at most this fraction of the memory
 MAX_BLOCK_RECORDS = 1 << 24
 INDEX_BYTES_PER_LINE = 96  # to sort a line, beside the line itself
+PACKED_SHARE = 1.25  # of the rows, for a packed copy of rows that do not become smaller and its spare room
 LONG_LINE_BYTES = 96  # lines from this length on are sorted in blocks as large as those of records
 MAX_LINE_BYTES = 1 << 30  # by which a block of lines may be larger than planned
 
@@ -209,7 +210,9 @@ def _max_records(source: Source, settings: Settings) -> int:
     """Return how many records a block may have, as the memory allows."""
     by_memory = int(settings.memory / MEMORY_DIVISOR / row_cost(source))
     length = source.format.record_length
-    return min(by_memory, max_buffer_records(settings.memory, settings.workers, length, index_bytes(source)))
+    return min(
+        by_memory, max_buffer_records(settings.memory, settings.workers, length, overhead_bytes(source, settings))
+    )
 
 
 def index_bytes(source: Source) -> float:
@@ -217,6 +220,12 @@ def index_bytes(source: Source) -> float:
     if source.format.lines is None:
         return INDEX_BYTES_PER_ROW
     return INDEX_BYTES_PER_LINE / max(source.line_length, 1)
+
+
+def overhead_bytes(source: Source, settings: Settings) -> float:
+    """Return the bytes of a buffer for each row beside the row: its index, and its packed copy if any."""
+    packed = 0 if settings.compression is None else PACKED_SHARE * source.format.record_length
+    return index_bytes(source) + packed
 
 
 def row_cost(source: Source) -> float:

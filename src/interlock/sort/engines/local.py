@@ -18,7 +18,7 @@ from interlock.sort.data.plan import (
     MAX_SAMPLE_BYTES,
     POSITION_BYTES,
     SAMPLES_PER_PARTITION,
-    index_bytes,
+    overhead_bytes,
     sampled_key_bytes,
 )
 from interlock.sort.engines import prefork
@@ -96,7 +96,7 @@ def worker_settings(settings: Settings, workers: int, source: Source) -> Setting
         source.records,
         record_format.record_length,
         min(sample, MAX_SAMPLE_BYTES),
-        index_bytes(source),
+        overhead_bytes(source, settings),
     )
     return replace(settings, memory=memory, workers=workers)
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from interlock.sort.settings import Compression
 
 
+PACKED_PIECE_BYTES = 256 << 10  # of rows, compressed at once
 LINE_READ_BYTES = 4096  # read at once on each side of an offset to find a line
 
 
@@ -174,21 +175,22 @@ class Merger:
             return WrittenWindow(ordered.count, ordered.lines, size, checksum)
 
 
-def _compress(rows: SortedRows, compression: Compression) -> bytes:
+def _compress(rows: SortedRows, compression: Compression) -> bytearray:
     """Compress rows in order, as one member of a gzip file or frame of a zstd file."""
     compressor = make_compressor(compression)
     packed = bytearray()
     with io_buffer() as buffer:
-        step = max(1, len(buffer) // rows.unit)
+        step = max(1, PACKED_PIECE_BYTES // rows.unit)
         for low in range(0, rows.count, step):
             high = min(low + step, rows.count)
             piece = buffer[: (high - low) * rows.unit]
             rows.gather(low, high, piece)
             packed += compressor.compress(piece.data)
-    return bytes(packed + compressor.flush())
+    packed += compressor.flush()
+    return packed
 
 
-def _write_bytes(file: DirectWriter, data: bytes, offset: int) -> WrittenWindow:
+def _write_bytes(file: DirectWriter, data: bytes | bytearray, offset: int) -> WrittenWindow:
     file.write(memoryview(data), offset)
     return WrittenWindow(0, 0, len(data), xxhash.xxh3_64_hexdigest(data))
 

@@ -20,7 +20,7 @@ from interlock.sort.data.plan import (
     choose_block_records,
     choose_window_records,
     first_position,
-    index_bytes,
+    overhead_bytes,
     sample_size,
     sampled_key_bytes,
     take_sample,
@@ -74,7 +74,7 @@ class PhaseRunner:
         self.output = output
         self.work_dir = work_dir
         self.settings = settings
-        check_worker_memory(settings, source.records, source.format.record_length, index_bytes(source))
+        check_worker_memory(settings, source.records, source.format.record_length, overhead_bytes(source, settings))
         self.block_records = choose_block_records(source, settings)
         self.window_records = choose_window_records(source, settings)
         self._buffer_records = max(self.block_records, self.window_records * 5 // 4)  # windows differ from the plan
@@ -232,7 +232,7 @@ class PhaseRunner:
     @property
     def row_memory(self) -> int:
         """The bytes of memory that are left for rows between the phases."""
-        buffers = int(THREADS * self._buffer_records * (self._length + index_bytes(self.source)))
+        buffers = int(THREADS * self._buffer_records * (self._length + overhead_bytes(self.source, self.settings)))
         edges = edges_bytes(self.settings.workers, self.source.records, min(self.block_records, self.window_records))
         return max(0, self.settings.memory - fixed_bytes(self.settings.workers) - buffers - edges)
 
