@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import orjson
 import pytest
 import xxhash
 
@@ -20,6 +21,7 @@ from interlock.lifecycle import SORT_MASTER, SORT_WORKER, SortMasterState, SortW
 from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.keys import Boundary
+from interlock.sort.data.line_order import LineOrder, parse_line_order
 from interlock.sort.data.plan import Member, Plan, Roster
 from interlock.sort.master.master import Master, run_master
 from interlock.sort.rpc import MASTER, METHODS, PROTOCOL_VERSION, WORKER, Peer, Server
@@ -132,6 +134,37 @@ def test_the_master_checks_its_state_at_every_call(state: SortMasterState, monke
                 assert [one.report for one in master.workers.values()] == [None]
                 assert master.failure in {"", "worker 1 is lost"}
     assert called == set(METHODS[MASTER])
+
+
+def test_a_registration_with_a_wrong_order_of_lines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = parse_line_order(["2,2n", "1.3,1.5r"], separator=",", unique=True).json()
+    key = good["keys"][0]
+    wrong = [
+        b"{", b"[]", b"7", b"null", b'"keys"', b"{}", b'{"keys": 7}', b'{"keys": [7]}',
+        *(orjson.dumps({**good, **changes}) for changes in (
+            {"other": 1}, {"separator": "x"}, {"separator": 10}, {"separator": 256}, {"unique": None}, {"keys": ["x"]},
+            {"reverse": 1},
+        )),
+        *(orjson.dumps({**good, "keys": [{**key, **changes}]}) for changes in (
+            {"first_field": -1}, {"first_field": "1"}, {"last_field": ""}, {"last_characters": 1 << 40},
+            {"numeric": "yes"}, {"first_character": 1.5}, {"other": 1},
+        )),
+    ]  # fmt: skip
+    lengths = {"record_length": 1, "key_length": 1}
+    with master_in(M.REGISTERING, monkeypatch) as (master, peer):
+        for identity in ("a", "new"):  # a worker that was restarted, and another one
+            for lines in wrong:
+                message = registration(identity=identity, index=1, lines=lines.decode(), incarnation=2, **lengths)
+                answer = peer.call_once("RegisterWorker", message)
+                assert (answer.success, answer.message) == (False, "its registration is inconsistent"), lines
+            records = registration(identity=identity, index=1, lines=orjson.dumps(good).decode(), incarnation=2)
+            assert peer.call_once("RegisterWorker", records).message == "its registration is inconsistent"
+        restarted = registration(lines=orjson.dumps(good).decode(), incarnation=2, **lengths)
+        assert "other keys of lines" in peer.call_once("RegisterWorker", restarted).message
+        assert [worker.incarnation for worker in master.workers.values()] == [1]
+        master.workers.clear()
+        assert peer.call_once("RegisterWorker", restarted).success
+        assert master.workers[0].line_order == LineOrder.from_json(good)
 
 
 # The states of a worker in which each call of the master or another worker is accepted.

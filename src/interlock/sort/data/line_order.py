@@ -9,6 +9,8 @@ import re
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from interlock.errors import SortInputError
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 KEY = re.compile(r"(\d+)(?:\.(\d+))?([a-zA-Z]*)(?:,(\d+)(?:\.(\d+))?([a-zA-Z]*))?")
 OPTIONS = "bfnr"
 MAX_FIELD = 1 << 31  # a larger number of a field or character means the same: none has so many
+SEPARATORS = frozenset(range(256)) - {ord("\n")}
 SEPARATOR_NAMES = {"\\0": 0, "\\t": 9}
 
 
@@ -55,6 +58,16 @@ class LineKey:
         return f"{begin},{self.last_field + 1}.{self.last_characters}" + "b" * self.skips_blanks_at_end
 
     @property
+    def is_valid(self) -> bool:
+        """Whether all values have their types and ranges."""
+        last_field = 0 if self.last_field is None else self.last_field
+        numbers = (self.first_field, self.first_character, last_field, self.last_characters)
+        flags = (self.skips_blanks, self.skips_blanks_at_end, self.numeric, self.folded, self.reverse)
+        return all(type(number) is int and 0 <= number <= MAX_FIELD for number in numbers) and all(
+            type(flag) is bool for flag in flags
+        )
+
+    @property
     def is_plain(self) -> bool:
         """Whether the key has no options of its own, and so takes those of all keys."""
         return not (self.skips_blanks or self.skips_blanks_at_end or self.numeric or self.folded or self.reverse)
@@ -85,6 +98,19 @@ class LineOrder:
     def from_json(cls, document: dict[str, Any]) -> LineOrder:
         """Read the order from its JSON document."""
         return cls(**{**document, "keys": tuple(LineKey(**key) for key in document["keys"])})
+
+    @classmethod
+    def from_text(cls, text: str) -> LineOrder:
+        """Read the order from JSON text of another process; ValueError if it is not one that can be sorted by."""
+        try:
+            order = cls.from_json(orjson.loads(text))
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not an order of lines: {error}") from error
+        is_separator = order.separator is None or (type(order.separator) is int and order.separator in SEPARATORS)
+        are_flags = all(type(flag) is bool for flag in (order.reverse, order.unique, order.stable))
+        if not (is_separator and are_flags and all(key.is_valid for key in order.keys)):
+            raise ValueError("not an order of lines: it has a value that no option gives")
+        return order
 
     def __str__(self) -> str:
         options = [f"-k {key}" for key in self.keys]

@@ -10,8 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import orjson
-
 from interlock.errors import SortError
 from interlock.lifecycle import SORT_WORKER, SortWorkerState
 from interlock.sort.data.line_order import LineOrder
@@ -102,16 +100,17 @@ class RegisteredWorker:
         """Describe the arguments of a restarted worker that differ from before; empty if none does."""
         named = {"records": "records", "record_length": "bytes a record", "key_length": "bytes a key",
                  "block_records": "records a block, which follow from --memory"}  # fmt: skip
-        return "; ".join(
+        changes = [
             f"{getattr(request, name):,} instead of {getattr(self, name):,} {words}"
             for name, words in named.items()
             if getattr(request, name) != getattr(self, name)
-        )
+        ]
+        return "; ".join([*changes, *(["other keys of lines"] if request.lines != self.lines else [])])
 
     @property
     def line_order(self) -> LineOrder | None:
         """The order of lines; None for records of one length."""
-        return LineOrder.from_json(orjson.loads(self.lines)) if self.lines else None
+        return LineOrder.from_text(self.lines) if self.lines else None
 
     def rejoin(self, request: wire.Registration, *, is_over: bool = False) -> None:
         """Register a worker that was restarted; a repeated call changes nothing.

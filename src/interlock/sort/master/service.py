@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import orjson
 
 from interlock.lifecycle import SORT_MASTER, SortMasterState, SortWorkerState
 from interlock.sort import wire_pb2 as wire
@@ -39,7 +38,20 @@ COMPLETION_WAIT_S = 5.0  # for the other workers, before a completed worker gets
 
 def describe_lines(order: str) -> str:
     """Describe the order of lines of a registration, or that it has none."""
-    return str(LineOrder.from_json(orjson.loads(order))) if order else "records of one length"
+    return str(LineOrder.from_text(order)) if order else "records of one length"
+
+
+def is_consistent(request: wire.Registration) -> bool:
+    """Return whether the numbers and the order of a registration are such as a worker has."""
+    if not 0 < request.key_length <= request.record_length or not (request.block_records and request.window_records):
+        return False
+    if not request.lines:
+        return True
+    try:
+        LineOrder.from_text(request.lines)
+    except ValueError:
+        return False
+    return bool(request.key_length == request.record_length == 1)
 
 
 class MasterService:
@@ -176,7 +188,7 @@ class MasterService:
             return f"{request.state!r} is not a state of a worker"
         if request.state != SortWorkerState.INITIALIZING:
             return f"Cannot register a worker that is in state {request.state}"
-        return ""
+        return "" if is_consistent(request) else "its registration is inconsistent"
 
     def _find_completion_problem(self, worker: RegisteredWorker) -> str:
         """Return why a worker cannot have completed; empty if it can."""
@@ -200,8 +212,6 @@ class MasterService:
             f"index {request.index} is too large for a sort of {master.worker_count} workers": request.index
             >= master.worker_count,
             f"another worker has the index {request.index}": request.index in master.workers,
-            "its registration is inconsistent": not 0 < request.key_length <= request.record_length
-            or not (request.block_records and request.window_records),
             f"keys of {request.key_length:,} bytes allow for {limit:,} partitions at most": master.partitions > limit,
             f"its records have {lengths[0]} bytes and keys of {lengths[1]}, unlike those of the worker before it": other
             is not None
