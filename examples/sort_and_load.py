@@ -15,8 +15,9 @@ wf = app.workflow("load_measurements")
 
 @wf.step(max_tries=3)
 async def ordered(source: str, place: str, ctx: StepContext) -> list[str]:
-    """Sort the lines; the step has the progress and the history of the sort, and a retry resumes it."""
-    report = await sort(source, Path(place, "sorted"), key=["1,1", "2,2n"], separator=",", memory="512MB", context=ctx)
+    """Sort the lines; the step has the progress and the history of the sort, and a retry resumes or replaces it."""
+    output = Path(place, "sorted")
+    report = await sort(source, output, key=["1,1", "2,2n"], separator=",", memory="512MB", overwrite=True, context=ctx)
     return [partition.path for partition in report.partitions]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import subprocess
 import sys
 from contextlib import suppress
@@ -172,6 +173,17 @@ async def test_a_step_of_a_workflow_has_progress_history_and_a_retry_that_resume
     assert second is not None
     assert second["state"] == "Completed"
     assert [move["to_state"] for move in second["history"]] == STATES[1:]
+
+
+async def test_the_step_of_the_example_can_be_retried_after_its_sort(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INTERLOCK_DATABASE_URL", url)
+    example = runpy.run_path(str(EXAMPLE))
+    example["measure"](tmp_path / "in")
+    first, again = [await example["ordered"].function(str(tmp_path / "in"), str(tmp_path), ctx=None) for _ in range(2)]
+    assert first == again
+    assert content(again).count(b"\n") == 20_000
 
 
 def test_the_example_sorts_and_loads(url: str) -> None:
