@@ -1,7 +1,7 @@
 """Every RPC of both services in every state: accepted or refused as the protocol says, and no call breaks a barrier.
 
 The tables are written from the state diagrams and phases of the sort, not from the code: a worker does nothing that its
-state does not allow, and the master believes nothing that its phase does not allow.
+state does not allow, and the master accepts no report that its phase does not allow.
 """
 
 from __future__ import annotations
@@ -288,7 +288,7 @@ def test_calls_with_wrong_content_are_refused_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x08\x80", b"\xff" * 50, b"\x4a\xff\xff\xff\x0f"])
-def test_a_malformed_message_is_refused_and_harms_nobody(tmp_path: Path, data: bytes) -> None:
+def test_a_malformed_message_is_refused_and_changes_nothing(tmp_path: Path, data: bytes) -> None:
     source = write_source(tmp_path / "in", random_rows(1, 1_000))
     with (
         worker_in(tmp_path / "a", source, W.SHUFFLING) as (worker, peer, plan),

@@ -502,7 +502,7 @@ def run_lengths(data: Bytes, begins: Index, ends: Index, flags: Callable[[Words]
         highest = (found.astype(np.float64).view(np.int64) >> 52) - 1023
         lengths[active] += np.where(found == 0, WORD_BYTES, (63 - highest) >> 3)
         active = active[(found == 0) & (begins[active] + lengths[active] < ends[active])]
-    for at in active.tolist():  # longer than all but nonsense
+    for at in active.tolist():  # runs longer than MAX_WORD_ROUNDS words
         begin = int(begins[at] + lengths[at])
         text = data[begin : int(ends[at])].tobytes()
         lengths[at] += len(text) - len(text.lstrip(characters))
