@@ -105,6 +105,8 @@ def test_stamps_tell_what_changed(tmp_path: Path) -> None:
     before = take_stamps(source)
     assert describe_change(before, take_stamps(source)) == ""
     assert describe_change({"elsewhere": [1, 2, 3]}, before) == ""
+    copy = str(tmp_path / ".interlock-sort-input" / "00000000")
+    assert describe_change({copy: [1, 2, 3]}, {copy: [1, 5, 6]}) == "", "a restarted sort unpacks its input again"
     with (tmp_path / "in").open("ab") as file:
         file.write(bytes(100))
     assert "its size was 300,000 and is 300,100, its modification time" in describe_change(before, take_stamps(source))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import subprocess
 import zlib
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import pytest
 import zstandard
 
+from interlock.errors import SortInputError
 from interlock.sort.io.compression import compression_of, make_compressor, unpacked
 from interlock.sort.settings import Compression
 from sort_cli import ENVIRONMENT, OWN_PROGRAM, names, sort
@@ -112,3 +114,34 @@ def test_packed_bytes_are_those_of_the_common_tools(tmp_path: Path) -> None:
             assert zstandard.ZstdDecompressor().decompressobj().decompress(whole) == TEXT
         assert compression_of(tmp_path / f"x{compression.suffix}") is compression
     assert compression_of(tmp_path / "gz") is None
+
+
+@pytest.mark.unit
+def test_a_change_of_a_packed_file_while_it_is_unpacked_is_noticed(
+    tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = shutil.copyfileobj
+
+    def copy_and_change(content: IO[bytes], file: IO[bytes], size: int) -> None:
+        copy(content, file, size)
+        with (packed / "b.gz").open("ab") as original:
+            original.write(gzip.compress(b"more\n"))
+
+    monkeypatch.setattr(shutil, "copyfileobj", copy_and_change)
+    with (
+        pytest.raises(SortInputError, match=r"b\.gz changed: its size was .* while it was unpacked"),
+        unpacked([packed / "a", packed / "b.gz"], tmp_path / "copies"),
+    ):
+        pass
+    assert names(tmp_path) == ["in"]
+
+
+@pytest.mark.flow
+def test_copies_that_a_killed_sort_left_are_removed(tmp_path: Path, packed: Path) -> None:
+    left = tmp_path / "out" / ".interlock-sort-input"
+    for source in (packed / "a", packed):
+        left.mkdir(parents=True, exist_ok=True)
+        (left / "00000007").write_bytes(TEXT)
+        done = sort("run", source, "-O", tmp_path / "out", *OPTIONS, "-q", "-w", 1, "--overwrite")
+        assert done.returncode == 0, done.stderr
+        assert names(tmp_path / "out") == ["partition.0"]

@@ -6,6 +6,7 @@ Invariant: all checks come before the first write.
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from interlock.sort.data.records import STANDARD_INPUT, list_files, open_source
 from interlock.sort.io.compression import needs_unpacking, unpacked
-from interlock.sort.settings import WORK_DIRECTORY
+from interlock.sort.settings import UNPACKED_DIRECTORY, WORK_DIRECTORY
 from interlock.sort.workdir import (
     check_directories,
     is_resumable,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
     from interlock.sort.data.line_order import LineOrder
     from interlock.sort.data.records import Source
-
-UNPACKED_DIRECTORY = ".interlock-sort-input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +77,10 @@ def prepared(
     if work_dir is not None:
         make_directory("temporary", work_dir)
     with lock_output(output), ExitStack() as stack:
+        directory = (work_dir or output) / UNPACKED_DIRECTORY
+        shutil.rmtree(directory, ignore_errors=True)  # of a sort that was killed
         if source is None:  # a killed sort of such an input starts over
             on_note(f"unpacking {len(packed):,} of {len(list_files(inputs)):,} inputs")
-            directory = (work_dir or output) / UNPACKED_DIRECTORY
             source = input_format.open(stack.enter_context(unpacked(list_files(inputs), directory)))
             check(source)
         yield source, has_state and not packed

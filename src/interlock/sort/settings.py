@@ -23,6 +23,7 @@ SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 UNIT_EXPONENTS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # States in which work is done, of master and workers alike; their durations are reported.
 PHASES = (SortWorkerState.SAMPLING, SortWorkerState.SORTING, SortWorkerState.SHUFFLING, SortWorkerState.MERGING)
+UNPACKED_DIRECTORY = ".interlock-sort-input"  # copies of compressed inputs and of standard input
 WORK_DIRECTORY = ".interlock-sort"  # default name of the work directory, inside the output directory
 TOKEN_FILE = "token"  # noqa: S105 - the name of a file in the work directory, for workers that an engine places
 EXIT_FAILURE_REPORTED = 3  # exit code of a worker process that reported its failure to the master

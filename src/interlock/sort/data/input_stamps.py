@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from interlock.errors import SortInputError
+from interlock.sort.settings import UNPACKED_DIRECTORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,13 +20,18 @@ NAMES = ("size", "modification time", "inode")
 
 def take_stamps(source: Source) -> Stamps:
     """Return size, modification time and inode of every file of a source, by its path."""
-    return {path: _take(path) for path in dict.fromkeys(extent.path for extent in source.extents if extent.path)}
+    return {path: take_stamp(path) for path in dict.fromkeys(extent.path for extent in source.extents if extent.path)}
 
 
 def describe_change(before: Stamps, now: Stamps) -> str:
-    """Describe the first file that changed; empty if none did, or the stamps are of other files."""
+    """Describe the first file that changed; empty if none did, or the stamps are of other files.
+
+    Unpacked copies count as other files: every process that unpacks an input makes new ones.
+    """
     for path, stamp in before.items():
         current = now.get(path)
+        if Path(path).parent.name == UNPACKED_DIRECTORY:
+            continue
         if current is not None and list(stamp) != list(current):
             changes = [
                 f"its {name} was {old:,} and is {new:,}" if name == "size" else f"its {name} is another one"
@@ -36,7 +42,8 @@ def describe_change(before: Stamps, now: Stamps) -> str:
     return ""
 
 
-def _take(path: str) -> list[int]:
+def take_stamp(path: str | Path) -> list[int]:
+    """Return size, modification time and inode of a file."""
     try:
         status = Path(path).stat()
     except OSError as error:

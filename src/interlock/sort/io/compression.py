@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self, cast
 
 from interlock.errors import ConfigError, SortError, SortInputError
+from interlock.sort.data.input_stamps import describe_change, take_stamp
 from interlock.sort.data.records import STANDARD_INPUT, list_files
 from interlock.sort.settings import Compression
 
@@ -67,7 +68,6 @@ def needs_unpacking(path: Path) -> bool:
 @contextmanager
 def unpacked(paths: Sequence[Path], directory: Path) -> Iterator[list[Path]]:
     """Unpack those files that need it into a new directory; yield all in order, and remove the directory at the end."""
-    shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
 
     def unpack(number: int) -> Path:
@@ -115,12 +115,16 @@ def _unpack(path: Path, target: Path) -> None:
             if path == STANDARD_INPUT:
                 shutil.copyfileobj(sys.stdin.buffer, file, COPY_BYTES)
                 return
+            before = take_stamp(path)
             with path.open("rb") as packed, _open_packed(path, packed) as content:
                 shutil.copyfileobj(content, file, COPY_BYTES)
     except (gzip.BadGzipFile, zlib.error, EOFError, _DamagedFrame) as error:
         raise SortInputError(f"input {path} is not a whole {compression_of(path)} file: {error}") from error
     except OSError as error:
         raise SortError(f"input {path} cannot be unpacked to {target.parent}: {error.strerror or error}") from error
+    change = describe_change({str(path): before}, {str(path): take_stamp(path)})
+    if change:
+        raise SortInputError(f"{change} while it was unpacked; start a new sort")
 
 
 def _open_packed(path: Path, packed: IO[bytes]) -> IO[bytes]:
