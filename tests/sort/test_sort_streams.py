@@ -6,7 +6,8 @@ import gzip
 import shutil
 import subprocess
 import zlib
-from typing import IO, TYPE_CHECKING
+from pathlib import Path
+from typing import IO
 
 import pytest
 import zstandard
@@ -15,9 +16,6 @@ from interlock.errors import SortInputError
 from interlock.sort.io.compression import compression_of, make_compressor, unpacked
 from interlock.sort.settings import Compression
 from sort_cli import ENVIRONMENT, OWN_PROGRAM, names, sort
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LINES = [b"%d,%d" % (number * 7919 % 5000, number % 17) for number in range(5000)]
 TEXT = b"".join(line + b"\n" for line in LINES)
@@ -145,3 +143,20 @@ def test_copies_that_a_killed_sort_left_are_removed(tmp_path: Path, packed: Path
         done = sort("run", source, "-O", tmp_path / "out", *OPTIONS, "-q", "-w", 1, "--overwrite")
         assert done.returncode == 0, done.stderr
         assert names(tmp_path / "out") == ["partition.0"]
+
+
+@pytest.mark.flow
+def test_a_standard_output_that_takes_nothing_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(TEXT)
+    command = [*OWN_PROGRAM, "run", str(tmp_path / "in"), "-O", "-", "-q", "--temp", str(tmp_path / "temp")]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=60, check=False)
+    assert done.returncode == 1
+    assert b"cannot be written to standard output: No space left on device" in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert names(tmp_path / "temp") == []
+    (tmp_path / "file").touch()
+    refused = sort("run", tmp_path / "in", "-O", "-", "-q", "--temp", tmp_path / "file" / "temp")
+    assert refused.returncode == 2
+    assert "the temporary directory" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -108,6 +108,8 @@ def run(
     with ExitStack() as stack:
         place = output
         if output == STANDARD_OUTPUT:
+            if work_dir is not None:
+                make_directory("temporary", work_dir)
             place = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-sort-", dir=work_dir)), "out"
             )
@@ -137,9 +139,11 @@ def _write_to_stdout(partitions: Sequence[Path]) -> None:
                 shutil.copyfileobj(file, sys.stdout.buffer, COPY_BYTES)
             path.unlink()
         sys.stdout.flush()
-    except BrokenPipeError as error:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
-        raise SortError("the reader of standard output has ended") from error
+        is_pipe = isinstance(error, BrokenPipeError)
+        reason = "its reader has ended" if is_pipe else error.strerror or str(error)
+        raise SortError(f"the sorted lines or records cannot be written to standard output: {reason}") from error
 
 
 def master(
