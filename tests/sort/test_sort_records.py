@@ -102,6 +102,21 @@ def test_lines_of_another_length_are_refused_as_records_with_the_right_length(tm
         open_source([path], key_length=10)
 
 
+def test_the_heads_of_all_files_decide_whether_there_are_lines(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", (b"x" * 99 + b"\n") * 200)
+    write(tmp_path / "b", b"")
+    later = write(tmp_path / "c", b"one\ntwo and three\n" * 50)
+    with pytest.raises(SortInputError, match=r"c holds lines of other lengths than 100 bytes, and .*a before it does"):
+        open_source([tmp_path])
+    with pytest.raises(SortInputError, match=r"c does not hold records of 100 bytes but lines of 4 to 14 bytes"):
+        open_source([tmp_path], record_length=100)
+    assert open_source([tmp_path], lines=LineOrder()).records == 20_000 + 900
+    assert open_source([later, first]).format.lines == LineOrder()
+    assert open_source([first, write(tmp_path / "d", bytes(100))]).format == RecordFormat()
+    write(later, b"one\ntwo and three\n" * 50 + bytes(100))
+    assert open_source([first, later], ascii=False, record_length=50, key_length=10).records == 400 + 20
+
+
 @pytest.mark.parametrize(
     "text",
     [

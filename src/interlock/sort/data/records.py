@@ -228,7 +228,7 @@ class Source:
         if wrong.any():
             raise SortInputError(
                 f"{self.describe_position(int(wrong.argmax()))}: this line of {length} bytes does not end in CR LF; "
-                "--binary sorts records without line ends"
+                "--lines sorts lines of any length, and --binary records without line ends"
             )
 
 
@@ -347,21 +347,29 @@ def _check_readable(path: Path) -> int:
 
 def _detect_format(sizes: dict[Path, int], record_length: int, *, has_lengths: bool) -> tuple[LineOrder | None, bool]:
     """Return the order of lines if the input has lines of any length, and whether it has lines of one length."""
-    path, head = _read_head(sizes, record_length)
-    if not _has_other_lines(head, record_length):
-        return None, _has_ascii_records(head, record_length)
-    if has_lengths:
-        _refuse_other_lines(path, head, record_length)
-    return LineOrder(), False
+    first, is_ascii = None, False
+    for path, head in _read_heads(sizes, record_length):
+        if first is None:
+            first, is_ascii = path, _has_ascii_records(head, record_length)
+        if not _has_other_lines(head, record_length):
+            continue
+        if has_lengths:
+            _refuse_other_lines(path, head, record_length)
+        if path == first:
+            return LineOrder(), False
+        raise SortInputError(
+            f"{path} holds lines of other lengths than {record_length} bytes, and {first} before it does not: sort "
+            "lines of any length with --lines, or records with --binary"
+        )
+    return None, is_ascii
 
 
-def _read_head(sizes: dict[Path, int], record_length: int) -> tuple[Path, bytes]:
-    """Read the head of the first non-empty file, by which the format of all is detected."""
-    first = next((path for path, size in sizes.items() if size), None)
-    if first is None:
-        return Path(), b""
-    with first.open("rb", buffering=0) as file:
-        return first, file.read(record_length * DETECTION_RECORDS)
+def _read_heads(sizes: dict[Path, int], record_length: int) -> Iterator[tuple[Path, bytes]]:
+    """Read the heads of all files that are not empty, by which the format is detected."""
+    for path, size in sizes.items():
+        if size:
+            with path.open("rb", buffering=0) as file:
+                yield path, file.read(record_length * DETECTION_RECORDS)
 
 
 def _rows_of_head(head: bytes, record_length: int) -> NDArray[np.uint8]:
