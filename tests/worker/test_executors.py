@@ -208,13 +208,14 @@ async def test_concurrency_is_the_number_of_threads_and_threads_are_reused() -> 
 
 def test_a_thread_may_return_after_its_loop_has_closed() -> None:
     stuck = Stuck()
+    before = set(threading.enumerate())  # threads of other tests among them
 
     async def give_up() -> None:
         async with opened() as executors:
             await given_up(await stuck.start(executors))
 
     asyncio.run(give_up())
-    thread = next(it for it in threading.enumerate() if it.name.startswith("interlock-handler"))
+    (thread,) = (it for it in set(threading.enumerate()) - before if it.name.startswith("interlock-handler"))
     stuck.let_go()
     thread.join(60)
     assert not thread.is_alive()

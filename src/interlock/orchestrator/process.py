@@ -175,12 +175,13 @@ class Orchestrator:
     @asynccontextmanager
     async def _between_batches(self) -> AsyncIterator[Connection]:
         """Lend the connection of the advancing loop; a new one while that loop has none, or has batch after batch."""
-        if self._connection is None or self._has_more_messages:
-            async with connect(self.url) as connection:
-                yield connection
-        else:
+        if self._connection is not None and not self._has_more_messages:
             async with self._in_use:
-                yield self._connection
+                if self._connection is not None:  # the loop may have ended meanwhile
+                    yield self._connection
+                    return
+        async with connect(self.url) as connection:
+            yield connection
 
     # --- advancing
 
@@ -192,7 +193,8 @@ class Orchestrator:
                     await self._advance(connection, work_loop.stopping)
                     work_loop.retries.reset()
             finally:
-                self._connection = None
+                async with self._in_use:  # before it is closed, those that use it between batches end
+                    self._connection = None
 
     async def _advance(self, connection: Connection, stopping: asyncio.Event) -> None:
         """Wait for messages and advance the jobs of one batch."""
