@@ -222,7 +222,7 @@ class Chaos:
         found = [each for each in self._running if each.role == role and (arrived is None or each.name in arrived)]
         if role == WORKER and arrived is not None:
             busy = await self._busy_workers(connection)
-            found = [each for each in found if each.name in busy] or found
+            found = [each for each in found if each.name in busy]
         return self._random.choice(found) if found else None
 
     async def _busy_workers(self, connection: Connection) -> set[str]:
