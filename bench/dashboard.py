@@ -98,7 +98,7 @@ order by 1, 2
 
 
 class Cost(NamedTuple):
-    """What the supervisor used in a time."""
+    """Processor time and bytes of the supervisor within an interval."""
 
     core: float  # part of a core
     live: float  # live statements a second

@@ -1,4 +1,4 @@
-"""What a page keeps at any width: no column is cut off, every word fits its box, and axe-core finds nothing."""
+"""Pages at any width: no column is cut off, every word fits its box, and axe-core has no finding."""
 
 from __future__ import annotations
 
