@@ -459,6 +459,20 @@ async def test_requests_that_bring_a_new_token_together_wait_for_its_first_check
     assert await asyncio.gather(*requests) == [200] * 20
 
 
+async def test_requests_of_one_token_that_begin_together_are_checked_in_turn_and_none_is_refused() -> None:
+    guarded = Guarded(max_concurrent=6, max_of_client=4)
+    assert await guarded.send("/api/tasks", "a") == 200
+    guarded.slow.add("a")
+    requests = [asyncio.create_task(guarded.send("/api/missing", "a")) for _ in range(12)]
+    async with asyncio.timeout(5):
+        while guarded.checking < 4:
+            await asyncio.sleep(0)
+    assert await guarded.send("/api/tasks", "b", OTHER) == 200
+    assert guarded.checking == 4
+    guarded.release.set()
+    assert await asyncio.gather(*requests) == [200] * 12
+
+
 async def test_bodies_without_a_token_take_no_memory_of_those_with_one() -> None:
     guarded = Guarded(max_unauthenticated_bytes=2000)
     async with AsyncExitStack() as stack:

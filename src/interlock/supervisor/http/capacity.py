@@ -1,4 +1,4 @@
-"""Shares of what clients use at once: concurrent requests, streams, memory for bodies, checks of unknown tokens.
+"""Shares of what clients use at once: concurrent requests, streams, memory for bodies, checks of tokens.
 
 Invariant: no client takes more than its share of a limit, so that one client alone never makes the server refuse the
 others. A client is a token, or the address of a caller without a valid one.
@@ -84,7 +84,7 @@ class BodyBuffer:
 
 
 class CheckQueue:
-    """The queue for checks of tokens that are not known to be good: so many at once, the others wait for a while."""
+    """A queue for checks of tokens: so many at once, of one client so many, and the others wait for a while."""
 
     def __init__(self, total: int, per_client: int, wait_s: float) -> None:
         self._all = asyncio.Semaphore(total)
@@ -105,7 +105,7 @@ class CheckQueue:
         except TimeoutError:
             if not waiting.expired():
                 raise
-            raise too_many("too many unknown tokens are being checked; try again in a moment") from None
+            raise too_many("too many tokens are being checked; try again in a moment") from None
         finally:
             _, present = self._clients[client]
             if present == 1:

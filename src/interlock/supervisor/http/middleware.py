@@ -114,6 +114,7 @@ class RequestLimitsMiddleware:
         self._streams = Shares(limits.max_streams, limits.max_streams_of_client, "open streams")
         self._bodies = _body_shares(limits.max_buffered_bytes)
         self._unauthenticated_bodies = _body_shares(limits.max_unauthenticated_bytes)
+        self._token_checks = CheckQueue(limits.max_concurrent, limits.max_of_client, TOKEN_CHECK_WAIT_S)
         self._unknown_tokens = CheckQueue(MAX_TOKEN_CHECKS, MAX_CLIENT_TOKEN_CHECKS, TOKEN_CHECK_WAIT_S)
         self._known_tokens = KnownTokens()
 
@@ -207,7 +208,8 @@ class RequestLimitsMiddleware:
                 if self._known_tokens.find(credentials) is None:
                     await self._look_up_token(authenticate, request, credentials)
                     return
-        with self._places.take(self._known_tokens.find(credentials) or exchange.client_key):
+        # many requests that begin together wait here for the database; none of them is refused for the others
+        async with self._token_checks.enter(self._known_tokens.find(credentials) or exchange.client_key):
             await self._look_up_token(authenticate, request, credentials)
 
     async def _look_up_token(
