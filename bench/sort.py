@@ -76,17 +76,19 @@ class Sorter:
             return None
 
     def command(
-        self, source: Path, output: Path, temp: Path, memory: int, workers: int, *, has_lines: bool
+        self, source: Path, output: Path, temp: Path, memory: int, workers: int | None, *, has_lines: bool
     ) -> list[str]:
-        """Return the command line of one run."""
+        """Return the command line of one run. Without `workers`: the default, and all processors for a peer."""
         if self.name == "interlock":
-            options = ["--workers", str(workers), "--memory", str(memory), "--temp", str(temp), "--quiet", "--json"]
+            options = ["--memory", str(memory), "--temp", str(temp), "--quiet", "--json"]
+            options += [] if workers is None else ["--workers", str(workers)]
             options += ["--field-separator", SEPARATOR, "--key", KEY] if has_lines else []
             program = [sys.executable, "-m", "interlock.cli.sort.main"]  # interlock-sort
             return [*program, "run", str(source), "--output", str(output), *options]
         script = PEERS / f"sort_{self.name}.py"
         kind = "lines" if has_lines else "records"
-        return [sys.executable, str(script), str(source), str(output), str(temp), str(memory), str(workers), kind]
+        threads = workers or os.cpu_count() or 1
+        return [sys.executable, str(script), str(source), str(output), str(temp), str(memory), str(threads), kind]
 
 
 SORTERS = {
@@ -111,7 +113,7 @@ class Sample:
     name: str
     size: int
     memory: int
-    workers: int
+    workers: int | None
     seconds: float
     processor: float
     peak: int
@@ -202,7 +204,7 @@ class Workspace:
                 sync(path)
         return source
 
-    def run(self, sorter: Sorter, size: int, memory: int, workers: int) -> Sample:
+    def run(self, sorter: Sorter, size: int, memory: int, workers: int | None) -> Sample:
         """Run one program and validate its output."""
         source, output, temp = self.source(size), self._directory / "out", self._directory / "temp"
         for directory in (output, temp):
@@ -322,9 +324,8 @@ def compare(workspace: Workspace, peers: list[Sorter], options: argparse.Namespa
     """Run all programs in paired rounds; print times, ratios and the lower bound."""
     size, memory = options.size, options.memory
     kind = "lines with a key column, " if options.lines else ""
-    print(
-        f"\n{kind}{size / GIGA:g} GB, memory {memory / GIGA:g} GB, {options.workers} workers, {options.rounds} rounds"
-    )
+    workers = options.workers or "the default of"
+    print(f"\n{kind}{size / GIGA:g} GB, memory {memory / GIGA:g} GB, {workers} workers, {options.rounds} rounds")
     limits: list[float] = []
     rounds: dict[str, list[Sample]] = {sorter.name: [] for sorter in (OURS, *peers)}
     for _ in range(options.rounds):
@@ -401,7 +402,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--memory", type=lambda text: parse_size("--memory", text), default=2 * GIGA, help="default 2GB"
     )
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--workers", type=int, help="of Interlock, and threads of a peer; by default as each chooses")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["field", "growth", "workers"])
     parser.add_argument("--lines", action="store_true", help="lines of 20 to 200 bytes with a key column")
