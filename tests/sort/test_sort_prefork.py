@@ -30,6 +30,15 @@ def test_the_worker_count_is_predicted_from_the_arguments(arguments: list[str], 
     assert prefork.predict_worker_count(arguments) == expected
 
 
+def test_the_pipes_of_a_worker_that_did_not_read_its_instructions_are_closed() -> None:
+    process = subprocess.Popen(["/bin/true"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.write(b"instructions")  # kept in the buffer of the pipe
+    prefork.close_pipes(process)
+    assert process.stdin.closed
+
+
 FORKED = """
 import os, signal, subprocess, sys
 from interlock.sort.engines import prefork

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,8 @@ class SortWorkerProcesses:
             self._closing = True
             for process in self._processes.values():
                 if process.stdin is not None:
-                    process.stdin.close()
+                    with suppress(BrokenPipeError):
+                        process.stdin.close()
         for process in self._processes.values():
             wait_or_kill(process, EXIT_TIMEOUT_S)
         for thread in self._threads:
@@ -161,7 +163,9 @@ class SortWorkerProcesses:
             for index in self._processes:
                 self._send_instructions(index)
         for index in range(len(self._instructions)):
-            thread = threading.Thread(target=self._watch, args=(index,), name=f"interlock-sort-{index}", daemon=True)
+            thread = threading.Thread(
+                target=self._watch_or_fail, args=(index,), name=f"interlock-sort-{index}", daemon=True
+            )
             self._threads.append(thread)
             thread.start()
 
@@ -178,6 +182,14 @@ class SortWorkerProcesses:
                 pipe.flush()
             except BrokenPipeError:
                 return  # it has exited, which its watching thread handles
+
+    def _watch_or_fail(self, index: int) -> None:
+        """Watch a worker; an error of this process fails the sort, which would wait for the worker otherwise."""
+        try:
+            self._watch(index)
+        except Exception as error:  # noqa: BLE001 - reported as the failure of the sort
+            self.failure = self.failure or f"worker {index} cannot be restarted: {error}"
+            self.failed.set()
 
     def _watch(self, index: int) -> None:
         """Restart a worker that was killed; fail the sort when it exits with an error."""

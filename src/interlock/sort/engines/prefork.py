@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn
 
@@ -109,7 +109,8 @@ def close_pipes(process: Process) -> None:
     """Close the pipes to and from a worker; one that still runs exits."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            pipe.close()
+            with suppress(BrokenPipeError):  # one that was killed has not read all that was written; it is closed
+                pipe.close()
 
 
 def _fork_workers(count: int) -> None:
