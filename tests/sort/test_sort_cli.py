@@ -173,3 +173,22 @@ def test_without_the_extra_the_error_names_the_package_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().endswith("the sort needs numpy: pip install 'interlock[sort]'")
+
+
+def test_text_whose_head_looks_like_records_is_sorted_as_lines_or_refused(tmp_path: Path) -> None:
+    head = [b"%099d" % (7919 * number % 101) for number in range(70)]
+    later = [b"%049d" % number for number in range(20)]  # two of them have 100 bytes
+    (tmp_path / "lf").write_bytes(b"".join(line + b"\n" for line in [*head, *later]))
+    done = sort("run", tmp_path / "lf", "-O", tmp_path / "out", "-w", 1)
+    assert done.returncode == 0, done.stderr
+    assert "sorting lines, " in done.stderr
+    assert (tmp_path / "out" / "partition.0").read_bytes() == b"".join(line + b"\n" for line in sorted([*head, *later]))
+    crlf = [line[:-1] + b"\r" for line in [*head, *later]]
+    (tmp_path / "crlf").write_bytes(b"".join(line + b"\n" for line in crlf))
+    done = sort("run", tmp_path / "crlf", "-O", tmp_path / "not", "-w", 1)
+    assert done.returncode in {1, 2}
+    assert "crlf, byte 7,000: this line of 100 bytes has a line feed before its end" in done.stderr
+    assert "--lines" in done.stderr
+    assert names(tmp_path / "not") == []
+    assert sort("run", tmp_path / "crlf", "-O", tmp_path / "not", "-w", 1, "--lines").returncode == 0
+    assert (tmp_path / "not" / "partition.0").read_bytes() == b"".join(line + b"\n" for line in sorted(crlf))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ def test_a_source_may_be_empty(tmp_path: Path) -> None:
         (b"".join(LINE % number for number in range(3)), True),
         (b"\x00" + LINE % 1 + b"x" * 99, False),
         (b"\x00" * 98 + b"\r\n", False),
-        (b"A" * 300, False),
+        (b"\x00" * 300, False),
     ],
 )
 def test_lines_are_detected_unless_the_format_is_given(tmp_path: Path, written: bytes, is_ascii: bool) -> None:  # noqa: FBT001 - a parameter
@@ -103,16 +104,21 @@ def test_lines_of_another_length_are_refused_as_records_with_the_right_length(tm
 
 
 def test_the_heads_of_all_files_decide_whether_there_are_lines(tmp_path: Path) -> None:
-    first = write(tmp_path / "a", (b"x" * 99 + b"\n") * 200)
+    first = write(tmp_path / "a", bytes(99 * 200 + 200))
     write(tmp_path / "b", b"")
     later = write(tmp_path / "c", b"one\ntwo and three\n" * 50)
-    with pytest.raises(SortInputError, match=r"c holds lines of other lengths than 100 bytes, and .*a before it does"):
+    with pytest.raises(SortInputError, match=r"c holds lines of other lengths.*a before it holds other bytes"):
         open_source([tmp_path])
     with pytest.raises(SortInputError, match=r"c does not hold records of 100 bytes but lines of 4 to 14 bytes"):
         open_source([tmp_path], record_length=100)
-    assert open_source([tmp_path], lines=LineOrder()).records == 20_000 + 900
+    assert open_source([first, later], lines=LineOrder()).records == 20_000 + 1 + 900
     assert open_source([later, first]).format.lines == LineOrder()
-    assert open_source([first, write(tmp_path / "d", bytes(100))]).format == RecordFormat()
+    text = write(tmp_path / "d", b"x" * 200)
+    assert open_source([first, text]).format == RecordFormat()
+    assert open_source([text, first]).format == RecordFormat()
+    crlf = write(tmp_path / "e", LINE % 1 * 2)
+    with pytest.raises(SortInputError, match=r"e holds lines of 100 bytes that end in CR LF, and .*d before it"):
+        open_source([text, crlf])
     write(later, b"one\ntwo and three\n" * 50 + bytes(100))
     assert open_source([first, later], ascii=False, record_length=50, key_length=10).records == 400 + 20
 
@@ -125,8 +131,10 @@ def test_the_heads_of_all_files_decide_whether_there_are_lines(tmp_path: Path) -
         b"a\tb\n\n" * 20,
         b"x" * 98 + b"\n\n",
         b"only one\n",
+        (b"x" * 99 + b"\n") * 70,
+        b"\x1b[31mred\x1b[0m\n" * 20,
     ],
-    ids=["LF", "CR LF", "empty lines", "an end in the record", "one line"],
+    ids=["LF", "CR LF", "empty lines", "an end in the record", "one line", "LF after 100 bytes", "with colours"],
 )
 def test_text_of_other_lines_is_sorted_as_lines_even_if_its_size_fits(tmp_path: Path, text: bytes) -> None:
     path = write(tmp_path / "file", text)
@@ -134,9 +142,42 @@ def test_text_of_other_lines_is_sorted_as_lines_even_if_its_size_fits(tmp_path: 
     assert open_source([path], record_length=len(text), key_length=1, ascii=False).records == 1
 
 
-@pytest.mark.parametrize("data", [b"\x00\x01\n\x02" * 25, b"x" * 99 + b"\n", b"x" * 100, b""])
+@pytest.mark.parametrize("data", [b"\x00\x01\n\x02" * 25, b"x" * 99 + b"\0", b"x" * 100, b""])
 def test_other_data_is_sorted_as_records(tmp_path: Path, data: bytes) -> None:
-    assert open_source([write(tmp_path / "file", data)]).format == RecordFormat()
+    found = open_source([write(tmp_path / "file", data)]).format
+    assert (found.record_length, found.key_length, found.lines, found.ascii) == (100, 10, None, False)
+
+
+HEAD = 64  # records, by which the content is detected
+
+
+@pytest.mark.parametrize(
+    ("head", "later", "lengths", "message"),
+    [
+        (
+            LINE % 1,
+            b"y" * 49 + b"\n" + b"y" * 48 + b"\r\n",
+            {},
+            "this line of 100 bytes has a line feed before its end",
+        ),
+        (LINE % 1, b"y" * 99 + b"\n", {}, "this line of 100 bytes does not end in CR LF"),
+        (b"\xc3\xa4" * 49 + b"\r\n", b"y" * 100, {}, "this line of 100 bytes does not end in CR LF"),
+        (b"x" * 100, b"y" * 49 + b"\n" + b"y" * 49 + b"\n", {}, "this record of 100 bytes has a line feed"),
+        (b"x" * 24 + b"\n", b"y" * 50, {"record_length": 25}, "this line of 25 bytes does not end in a line feed"),
+        (b"x" * 24 + b"\n", b"\n" * 25, {"record_length": 25}, "this line of 25 bytes has a line feed before its end"),
+    ],
+    ids=["CR LF", "CR LF then LF", "CR LF in UTF-8", "no line feed", "LF as given", "LF as given and more"],
+)
+def test_text_that_only_begins_as_records_is_never_cut(
+    tmp_path: Path, head: bytes, later: bytes, lengths: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path / "file", head * (HEAD + 6) + later + head)
+    source = open_source([path], **lengths)
+    place = f"{len(head) * (HEAD + 6):,}"
+    with pytest.raises(SortInputError, match=rf"file, byte {place}: {message}.*--lines .*--binary"):
+        content(source)
+    assert content(open_source([path], **lengths, ascii=False)) == path.read_bytes()
+    assert content(open_source([path], lines=LineOrder())) == path.read_bytes() + b"\n" * (head[-1:] != b"\n")
 
 
 def test_shares_and_blocks_of_lines_are_whole_lines_of_all_files(tmp_path: Path) -> None:

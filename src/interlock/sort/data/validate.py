@@ -103,7 +103,7 @@ def validate(
     result = Validation()
     paths = _find_partitions(outputs, result)
     if lines is None and (record_length, key_length) == (None, None):
-        lines = open_source([path for _, path in paths if path.is_file()], check_sizes=False).format.lines
+        lines = _detect_lines(inputs, [path for _, path in paths])
     if lines is not None:
         _validate_lines(result, paths, inputs, lines, on_read)
         return result
@@ -122,6 +122,12 @@ def validate(
             source = open_source(inputs, record_length=record_length, key_length=key_length, ascii=False)
             _compare(result, _summarize(pool, source, on_read, check_order=False))
     return result
+
+
+def _detect_lines(inputs: Sequence[Path], partitions: Sequence[Path]) -> LineOrder | None:
+    """Return the order of lines if the input has lines, as the sort detects it, or else the first partition."""
+    filled = [path for path in partitions if path.is_file() and path.stat().st_size]
+    return open_source(inputs or filled[:1], check_sizes=False).format.lines if inputs or filled else None
 
 
 def _validate_lines(
