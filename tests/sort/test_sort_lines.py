@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,8 +16,8 @@ import pytest
 from interlock.errors import SortInputError
 from interlock.sort.data.keys import Boundary
 from interlock.sort.data.line_order import LineOrder, parse_line_order
-from interlock.sort.data.lines import PADDING_BYTES, assigns_in_order, gather_lines, sorted_lines
-from interlock.sort.data.plan import Member, Plan, Roster, choose_boundaries, first_position, take_sample
+from interlock.sort.data.lines import PADDING_BYTES, SCAN_BYTES, assigns_in_order, gather_lines, sorted_lines
+from interlock.sort.data.plan import Member, Plan, Roster, choose_boundaries, first_position, index_bytes, take_sample
 from interlock.sort.data.records import open_source
 from interlock.sort.data.validate import validate
 from interlock.sort.io.buffers import BufferPool
@@ -122,6 +123,34 @@ def test_lines_have_the_order_of_gnu_sort_for_random_options(seed: int) -> None:
         whole = text if text.endswith(b"\n") or not text else text + b"\n"
         found = in_order(whole, parse_line_order(keys, separator=separator, **options))
         assert found == gnu_sort(text, keys, separator, options), (seed, number, keys, separator, options)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    "keys", [(), ("2,2",), ("2,2n",), ("1,1", "2,2n"), ("1,1n", "2,2n", "3"), ("1.2,1.4f",), ("1b",)], ids=" ".join
+)
+@pytest.mark.parametrize("line", [b"same,%d,x", b"%d.5,%d", b"%x,a", b"%d, long,,, %d ............................"])
+def test_the_memory_to_sort_lines_is_at_most_that_of_the_plan(
+    line: bytes, keys: tuple[str, ...], tmp_path: Path
+) -> None:
+    made = seeded(3)
+    count = 30_000
+    numbers = [made.randrange(10**7) for _ in range(2 * count)]
+    width = line.count(b"%")
+    (tmp_path / "in").write_bytes(
+        b"".join(line % tuple(numbers[at : at + width]) + b"\n" for at in range(0, width * count, width))
+    )
+    order = parse_line_order(keys, separator=",")
+    source = open_source([tmp_path / "in"], lines=order)
+    text = (tmp_path / "in").read_bytes()
+    buffer = buffer_of(text)
+    tracemalloc.start()
+    try:
+        sorted_lines(buffer, 0, len(text), order)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(text) * index_bytes(source) + SCAN_BYTES
 
 
 @pytest.mark.unit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import signal
@@ -13,10 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from interlock.errors import SortError, SortInputError
-from interlock.sort.data.validate import validate
 from interlock.sort.engines.local import run_local
 from interlock.sort.io.direct_io import IO_BUFFER_BYTES
 from interlock.sort.memory_plan import (
@@ -30,7 +31,7 @@ from interlock.sort.memory_plan import (
 )
 from interlock.sort.settings import Settings
 from interlock.sort.worker.worker import run_worker
-from sort_cli import ENVIRONMENT, OWN_PROGRAM, make_input, members, sort
+from sort_cli import ENVIRONMENT, OWN_PROGRAM, make_input, members, names, sort
 from sort_cluster import random_rows, write_source
 
 if TYPE_CHECKING:
@@ -106,13 +107,38 @@ def least_memory(*arguments: object) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_a_sort_keeps_the_least_memory_that_its_refusal_names(tmp_path: Path, workers: int) -> None:
+def make_lines(place: Path, count: int, *, packed: bool = False) -> None:
+    """Write short lines, whose index takes more memory than they themselves."""
+    place.mkdir()
+    for number in range(2):
+        numbers = np.random.default_rng(number).integers(0, 1 << 30, count // 2)
+        text = b"".join(b"%x,%d\n" % (one % 9973, one) for one in numbers.tolist())
+        (place / f"{number}{'.gz' if packed else ''}").write_bytes(gzip.compress(text, 1) if packed else text)
+
+
+@pytest.mark.parametrize(
+    ("workers", "form", "options"),
+    [
+        (1, "records", ()),
+        (4, "records", ()),
+        (1, "records", ("--compress", "zstd")),
+        (2, "lines", ("-t", ",", "-k", "2,2n")),
+        (1, "lines", ("-t", ",", "-k", "1,1", "-k", "2,2n", "-u", "--compress", "gzip")),
+        (1, "packed lines", ("-r",)),
+    ],
+    ids=lambda value: "" if value == () else str(value),
+)
+def test_a_sort_keeps_the_least_memory_that_its_refusal_names(
+    tmp_path: Path, workers: int, form: str, options: tuple[str, ...]
+) -> None:
     """In a control group with this limit no process is killed; without one, the memory measured stays below it."""
-    make_input(tmp_path / "in", 3_000_000)
-    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", workers, "--quiet")
+    if form == "records":
+        make_input(tmp_path / "in", 3_000_000 if not options else 1_000_000)
+    else:
+        make_lines(tmp_path / "in", 600_000, packed=form == "packed lines")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", workers, "--quiet", *options)
     least = least_memory(*arguments)
-    assert not (tmp_path / "out").exists()
+    assert names(tmp_path / "out") == [] if form == "packed lines" else not (tmp_path / "out").exists()
     size = int(least.removesuffix("MB")) * 1_000_000
     with limited_to(size) as group:
         program = [*OWN_PROGRAM, *map(str, arguments), "--memory", least]
@@ -138,7 +164,9 @@ def test_a_sort_keeps_the_least_memory_that_its_refusal_names(tmp_path: Path, wo
         if group is not None:
             assert count_kills(group) == 0
     assert peak < size
-    assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
+    order = options[: options.index("--compress")] if "--compress" in options else options
+    checked = sort("validate", tmp_path / "out", "-I", tmp_path / "in", *order)
+    assert checked.returncode == 0, checked.stdout
 
 
 def test_the_plan_counts_everything() -> None:

@@ -48,7 +48,9 @@ CACHED_BYTES = 13_107_200  # 131,072 records of 100 bytes, which stay in the pro
 TARGET_BLOCKS = 48  # per worker, at most
 MEMORY_DIVISOR = 12  # a block, and a window, takes at most this fraction of the memory
 MAX_BLOCK_RECORDS = 1 << 24
-INDEX_BYTES_PER_LINE = 96  # to sort a line, beside the line itself
+BLOCK_COST_PER_LINE = 96  # bytes by which blocks of short lines are smaller: their index should fit the cache
+BYTES_KEY_INDEX_BYTES = 168  # to sort a line, beside the line itself, at the most; measured for keys of bytes
+NUMBER_KEY_INDEX_BYTES = 208  # and for numeric keys
 PACKED_SHARE = 1.25  # of the rows, for a packed copy of rows that do not become smaller and its spare room
 LONG_LINE_BYTES = 96  # lines from this length on are sorted in blocks as large as those of records
 MAX_LINE_BYTES = 1 << 30  # by which a block of lines may be larger than planned
@@ -219,7 +221,8 @@ def index_bytes(source: Source) -> float:
     """Return the bytes that it takes to sort a row, beside the row itself."""
     if source.format.lines is None:
         return INDEX_BYTES_PER_ROW
-    return INDEX_BYTES_PER_LINE / max(source.line_length, 1)
+    has_numbers = any(key.numeric for key in source.format.lines.comparisons)
+    return (NUMBER_KEY_INDEX_BYTES if has_numbers else BYTES_KEY_INDEX_BYTES) / max(source.line_length, 1)
 
 
 def overhead_bytes(source: Source, settings: Settings) -> float:
@@ -232,7 +235,8 @@ def row_cost(source: Source) -> float:
     """Return the bytes by which blocks are measured for each row: the index of short lines counts too."""
     if source.format.lines is None:
         return source.format.record_length
-    return max(1.0, (1 + index_bytes(source)) / (1 + INDEX_BYTES_PER_LINE / LONG_LINE_BYTES))
+    cost = BLOCK_COST_PER_LINE / max(source.line_length, 1)
+    return max(1.0, (1 + cost) / (1 + BLOCK_COST_PER_LINE / LONG_LINE_BYTES))
 
 
 def is_resident(block: int, share: float) -> bool:
