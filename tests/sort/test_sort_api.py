@@ -104,10 +104,11 @@ async def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: 
         ({"key": "0"}, "numbered from 1"),
         ({"memory": "much"}, "is not a size"),
         ({"memory": 5}, "memory"),
+        ({"memory": "100MB", "temp": tmp_path / "temp"}, r"too few for 1 workers and this input: they need \d+MB"),
     ]
     for options, message in wrong:
         with pytest.raises(SortInputError, match=message):
-            await sort(tmp_path / "in", tmp_path / "out", **options)
+            await sort(tmp_path / "in", tmp_path / "out", workers=1, **options)
     assert names(tmp_path) == ["in"]
     with pytest.raises(AttributeError, match="no attribute 'sorted'"):
         _ = interlock.sort.sorted

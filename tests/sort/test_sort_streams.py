@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import gzip
-import shutil
+import os
+import signal
 import subprocess
+import threading
+import tracemalloc
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
 
 import pytest
 import zstandard
 
-from interlock.errors import SortInputError
+from interlock.errors import SortError, SortInputError
 from interlock.sort.io.compression import compression_of, make_compressor, unpacked
 from interlock.sort.settings import Compression
-from sort_cli import ENVIRONMENT, OWN_PROGRAM, names, sort
+from processes import eventually
+from sort_cli import ENVIRONMENT, OWN_PROGRAM, make_input, names, sort
 
 LINES = [b"%d,%d" % (number * 7919 % 5000, number % 17) for number in range(5000)]
 TEXT = b"".join(line + b"\n" for line in LINES)
@@ -114,18 +118,134 @@ def test_packed_bytes_are_those_of_the_common_tools(tmp_path: Path) -> None:
     assert compression_of(tmp_path / "gz") is None
 
 
+def make_huge(path: Path) -> Path:
+    """Write a small gzip file of many gigabytes, which take minutes to unpack."""
+    path.write_bytes(gzip.compress(b"line\n" * 12_000_000, 1) * 400)
+    return path
+
+
+@pytest.mark.flow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("source", ["standard input", "gzip"])
+@pytest.mark.parametrize("output", ["directory", "-"])
+def test_an_interrupt_while_input_is_unpacked_ends_the_command_and_leaves_nothing(
+    tmp_path: Path, number: signal.Signals, source: str, output: str
+) -> None:
+    given = make_huge(tmp_path / "in.gz") if source == "gzip" else "-"
+    target = "-" if output == "-" else tmp_path / "out"
+    temp = tmp_path / "temp"
+    command = [*OWN_PROGRAM, "run", str(given), "-O", str(target), "--lines", "--temp", str(temp)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"the first line\n")  # and the pipe stays open
+        process.stdin.flush()
+        eventually(lambda: list(temp.rglob("00000000")))
+        process.send_signal(number)
+        assert process.stderr is not None
+        errors = process.stderr.read()
+        assert process.wait(60) == 130, errors
+    assert b"Traceback" not in errors
+    assert errors.endswith(b"interrupted\n")
+    assert names(temp) == []
+    assert target == "-" or names(tmp_path / "out") == []
+
+
+@pytest.mark.flow
+def test_sigterm_leaves_nothing_of_a_sort_to_standard_output(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 600_000)
+    command = [*OWN_PROGRAM, "run", str(tmp_path / "in"), "-O", "-", "--temp", str(tmp_path / "temp")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as process:
+        assert process.stderr is not None
+        while b"Sorting" not in (line := process.stderr.readline()):
+            assert line, "it ended before the signal"
+        process.terminate()
+        output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (130, b""), errors
+    assert b"Traceback" not in errors
+    assert names(tmp_path / "temp") == []
+
+
+@pytest.mark.unit
+def test_a_stopped_copy_ends_before_its_input(tmp_path: Path) -> None:
+    stop = threading.Event()
+    place = tmp_path / "copies"
+    path = make_huge(tmp_path / "in.gz")
+
+    def stop_when_begun() -> None:
+        eventually((place / "00000000").exists)
+        stop.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        stopping = pool.submit(stop_when_begun)
+        with pytest.raises(SortError, match="stopped while its input was unpacked"), unpacked([path], place, stop):
+            pass
+        stopping.result()
+    assert names(tmp_path) == ["in.gz"]
+
+
+@pytest.mark.unit
+def test_the_error_of_one_file_stops_the_copies_of_the_others(tmp_path: Path) -> None:
+    paths = [make_huge(tmp_path / "a.gz"), tmp_path / "b.gz"]
+    paths[1].write_bytes(b"damaged")
+    with pytest.raises(SortInputError, match=r"b\.gz is not a whole gzip file"), unpacked(paths, tmp_path / "copies"):
+        pass
+
+
+@pytest.mark.unit
+def test_a_small_zstd_file_of_many_lines_is_unpacked_in_little_memory(tmp_path: Path) -> None:
+    compressor = zstandard.ZstdCompressor().compressobj()
+    text = b"the same line\n" * 700_000
+    path = tmp_path / "in.zst"
+    path.write_bytes(b"".join(compressor.compress(text) for _ in range(40)) + compressor.flush())
+    tracemalloc.start()
+    try:
+        with unpacked([path], tmp_path / "copies") as (copy,):
+            assert copy.stat().st_size == 40 * len(text)
+        assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.flow
+def test_a_packed_input_that_is_no_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "in.gz")
+    done = sort("run", tmp_path / "in.gz", "-O", tmp_path / "out")
+    assert done.returncode == 2
+    assert "in.gz is neither a file nor a directory" in done.stderr
+    assert names(tmp_path) == ["in.gz"]
+
+
+@pytest.mark.flow
+def test_a_killed_sort_of_packed_input_is_cleaned_by_the_next_one(tmp_path: Path, packed: Path) -> None:
+    huge = make_huge(tmp_path / "in.gz")
+    for place in (("--temp", str(tmp_path / "temp")), ()):
+        command = [*OWN_PROGRAM, "run", str(huge), "-O", str(tmp_path / "out"), "-q", "-w", "1", "--overwrite", *place]
+        with subprocess.Popen(command, env=ENVIRONMENT) as process:
+            eventually(lambda: list(tmp_path.rglob("00000000")))
+            process.kill()
+        assert list(tmp_path.rglob("00000000"))
+        done = sort("run", packed, "-O", tmp_path / "out", *OPTIONS, "-q", "-w", 1, "--overwrite", *place)
+        assert done.returncode == 0, done.stderr
+        assert names(tmp_path / "out") == ["partition.0"]
+        assert not place or names(tmp_path / "temp") == []
+
+
 @pytest.mark.unit
 def test_a_change_of_a_packed_file_while_it_is_unpacked_is_noticed(
     tmp_path: Path, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = shutil.copyfileobj
+    read = gzip.GzipFile.read
 
-    def copy_and_change(content: IO[bytes], file: IO[bytes], size: int) -> None:
-        copy(content, file, size)
-        with (packed / "b.gz").open("ab") as original:
-            original.write(gzip.compress(b"more\n"))
+    def read_and_change(self: gzip.GzipFile, size: int | None = -1) -> bytes:
+        found = read(self, size)
+        if not found:
+            with (packed / "b.gz").open("ab") as original:
+                original.write(gzip.compress(b"more\n"))
+        return found
 
-    monkeypatch.setattr(shutil, "copyfileobj", copy_and_change)
+    monkeypatch.setattr(gzip.GzipFile, "read", read_and_change)
     with (
         pytest.raises(SortInputError, match=r"b\.gz changed: its size was .* while it was unpacked"),
         unpacked([packed / "a", packed / "b.gz"], tmp_path / "copies"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from interlock.sort.data.line_order import parse_line_order
-from interlock.sort.engines.local import run_local
+from interlock.sort.engines.local import run_local, worker_settings
 from interlock.sort.engines.prefork import default_worker_count
 from interlock.sort.prepare import InputFormat, own_work_dir, prepared, remove_other_partitions
 from interlock.sort.settings import Compression, Settings, parse_size
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from interlock.client.context import TaskContext
+    from interlock.sort.data.records import Source
     from interlock.sort.settings import Progress, ProgressCallback, Report
 
 DEFAULT_MEMORY = "2GB"
@@ -150,7 +151,13 @@ def _run(
     overwrite: bool,  # noqa: FBT001 - called by partial only
     reporter: _Reporter,
 ) -> Report:
-    with prepared(inputs, output, work_dir, input_format, overwrite=overwrite) as (source, _):
+    def check_memory(source: Source) -> None:
+        worker_settings(settings, workers, source)
+
+    preparation = prepared(
+        inputs, output, work_dir, input_format, overwrite=overwrite, check=check_memory, stop=reporter.stop
+    )
+    with preparation as (source, _):
         report = run_local(
             source,
             output,

@@ -1,4 +1,4 @@
-"""Logging of the processes of a sort, and Ctrl-C.
+"""Logging of the processes of a sort, Ctrl-C and SIGTERM.
 
 State transitions are logged at info, refused calls at warning or error. The standard library is used, because
 structlog, with which the engine logs, takes longer to import than a small sort to run.
@@ -88,3 +88,16 @@ def stop_on_interrupt(stop: threading.Event) -> Iterator[None]:
         raise
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Handle SIGTERM like Ctrl-C while the block runs, where nothing that a kill leaves can be resumed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -41,7 +41,7 @@ from interlock.sort.engines.base import get_engine
 from interlock.sort.engines.local import worker_settings
 from interlock.sort.engines.prefork import default_worker_count
 from interlock.sort.io.compression import COPY_BYTES, unpacked_for_validation
-from interlock.sort.logging import stop_on_interrupt
+from interlock.sort.logging import sigterm_as_interrupt, stop_on_interrupt
 from interlock.sort.master.master import run_master
 from interlock.sort.memory_plan import check_worker_memory
 from interlock.sort.prepare import InputFormat, own_work_dir, prepared, remove_other_partitions
@@ -110,6 +110,7 @@ def run(
         if output == STANDARD_OUTPUT:
             if work_dir is not None:
                 make_directory("temporary", work_dir)
+            stack.enter_context(sigterm_as_interrupt())  # nothing in a directory of this run alone can be resumed
             place = Path(
                 stack.enter_context(tempfile.TemporaryDirectory(prefix="interlock-sort-", dir=work_dir)), "out"
             )

@@ -287,7 +287,7 @@ def open_source(
     record_length = RECORD_LENGTH if record_length is None else record_length
     key_length = KEY_LENGTH if key_length is None else key_length
     RecordFormat(record_length, key_length)
-    sizes = {path: _check_readable(path) for path in list_files(inputs)}
+    sizes = {path: check_readable(path) for path in list_files(inputs)}
     content = Content.BINARY
     if lines is None and ascii is None:
         content = _detect_content(sizes, record_length, has_lengths=has_lengths)
@@ -374,7 +374,7 @@ def _raise_unreadable(error: OSError) -> None:
     raise SortInputError(f"input {error.filename} cannot be read: {error.strerror}") from error
 
 
-def _check_readable(path: Path) -> int:
+def check_readable(path: Path) -> int:
     """Open a file to check that it can be read; return its size."""
     if path.exists() and not path.is_file():
         raise SortInputError(f"input {path} is neither a file nor a directory")

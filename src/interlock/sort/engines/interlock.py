@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import signal
 import threading
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +24,7 @@ from interlock.postgres.connection import database_url
 from interlock.sort.data.records import Source
 from interlock.sort.engines.base import MasterThread
 from interlock.sort.engines.local import worker_settings
+from interlock.sort.logging import sigterm_as_interrupt
 from interlock.sort.security import Security, write_token
 from interlock.sort.settings import TOKEN_FILE, Progress, Report, Settings
 from interlock.sort.workdir import open_work_directory
@@ -35,7 +34,7 @@ from interlock.worker.run import serving
 from interlock.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from interlock.client.job_handle import JobHandle
     from interlock.config import Config
@@ -122,21 +121,8 @@ def run_as_job(
         database_url(config, report_progress) as url,
     ):
         app.config = replace(config, database_url=url)
-        with _sigterm_as_interrupt():
+        with sigterm_as_interrupt():
             return asyncio.run(_run(source, output.absolute(), workers, settings, directory.absolute(), on_progress))
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C, so that the job is canceled."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _identify_command() -> dict[str, Any]:

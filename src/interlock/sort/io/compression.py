@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import gzip
 import os
+import select
 import shutil
 import sys
 import tempfile
+import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -20,12 +22,17 @@ from typing import IO, TYPE_CHECKING, Any, Protocol, Self, cast
 from interlock.errors import ConfigError, SortError, SortInputError
 from interlock.sort.data.input_stamps import describe_change, take_stamp
 from interlock.sort.data.records import STANDARD_INPUT, list_files
+from interlock.sort.logging import stop_on_interrupt
 from interlock.sort.settings import Compression
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
 COPY_BYTES = 1 << 20
+ZSTD_PIECE_BYTES = 1024  # decompressed at once, to at most 32 MiB, if lines repeat
+STDIN = 0
+STOP_CHECK_INTERVAL_MS = 100  # while standard input has nothing to read
 GZIP_LEVEL, ZSTD_LEVEL = 1, 3
 GZIP_HEADER = 16  # added to the window bits of zlib: with the header and the checksum of gzip
 
@@ -66,21 +73,34 @@ def needs_unpacking(path: Path) -> bool:
 
 
 @contextmanager
-def unpacked(paths: Sequence[Path], directory: Path) -> Iterator[list[Path]]:
-    """Unpack those files that need it into a new directory; yield all in order, and remove the directory at the end."""
+def unpacked(paths: Sequence[Path], directory: Path, stop: threading.Event | None = None) -> Iterator[list[Path]]:
+    """Unpack those files that need it into a new directory; yield all in order, and remove the directory at the end.
+
+    Setting `stop` ends the copies with SortError.
+    """
     directory.mkdir(parents=True)
+    stop, failed = stop or threading.Event(), threading.Event()
+
+    def is_stopped() -> bool:
+        return stop.is_set() or failed.is_set()
 
     def unpack(number: int) -> Path:
         path = paths[number]
         if not needs_unpacking(path):
             return path
         target = directory / f"{number:08}"
-        _unpack(path, target)
+        try:
+            _unpack(path, target, is_stopped)
+        except BaseException:
+            failed.set()  # the other copies would be made for nothing
+            raise
         return target
 
     try:
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            yield list(pool.map(unpack, range(len(paths))))
+        with stop_on_interrupt(stop), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            copies = [pool.submit(unpack, number) for number in range(len(paths))]
+            found = _first_failure_or_all(copies)
+        yield found
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -108,16 +128,28 @@ def unpacked_for_validation(
         yield places, stack.enter_context(unpacked(files, Path(name, "inputs")))
 
 
-def _unpack(path: Path, target: Path) -> None:
+class _Stopped(SortError):  # noqa: N818 - a named outcome
+    """A copy was stopped before its end."""
+
+
+def _first_failure_or_all(copies: Sequence[Future[Path]]) -> list[Path]:
+    """Return the paths of all copies, or raise the failure that stopped the others."""
+    errors = [error for copy in copies if (error := copy.exception()) is not None]
+    for error in sorted(errors, key=lambda one: isinstance(one, _Stopped)):
+        raise error
+    return [copy.result() for copy in copies]
+
+
+def _unpack(path: Path, target: Path, is_stopped: Callable[[], bool]) -> None:
     """Write the content of one file to another one."""
     try:
         with target.open("wb") as file:
             if path == STANDARD_INPUT:
-                shutil.copyfileobj(sys.stdin.buffer, file, COPY_BYTES)
+                _copy(lambda: _read_stdin(is_stopped), file, is_stopped)
                 return
             before = take_stamp(path)
             with path.open("rb") as packed, _open_packed(path, packed) as content:
-                shutil.copyfileobj(content, file, COPY_BYTES)
+                _copy(lambda: content.read(COPY_BYTES), file, is_stopped)
     except (gzip.BadGzipFile, zlib.error, EOFError, _DamagedFrame) as error:
         raise SortInputError(f"input {path} is not a whole {compression_of(path)} file: {error}") from error
     except OSError as error:
@@ -125,6 +157,29 @@ def _unpack(path: Path, target: Path) -> None:
     change = describe_change({str(path): before}, {str(path): take_stamp(path)})
     if change:
         raise SortInputError(f"{change} while it was unpacked; start a new sort")
+
+
+def _copy(read: Callable[[], bytes], file: IO[bytes], is_stopped: Callable[[], bool]) -> None:
+    """Write all that is read to a file."""
+    while True:
+        data = read()
+        if is_stopped():
+            raise _Stopped("the sort was stopped while its input was unpacked")
+        if not data:
+            return
+        file.write(data)
+
+
+def _read_stdin(is_stopped: Callable[[], bool]) -> bytes:
+    """Read from standard input as soon as it has anything; return nothing at its end, or when the sort is stopped."""
+    if sys.stdin is None:
+        raise SortInputError("standard input is closed: give files, or a pipe")
+    poll = select.poll()
+    poll.register(STDIN, select.POLLIN)
+    while not is_stopped():
+        if poll.poll(STOP_CHECK_INTERVAL_MS):
+            return os.read(STDIN, COPY_BYTES)
+    return b""
 
 
 def _open_packed(path: Path, packed: IO[bytes]) -> IO[bytes]:
@@ -147,7 +202,7 @@ class _WholeFrames:
         self._decompressor = library.ZstdDecompressor()
         self._frame = self._decompressor.decompressobj()
         self._has_begun = False
-        self._rest = b""
+        self._rest = memoryview(b"")
 
     def __enter__(self) -> Self:
         return self
@@ -158,19 +213,19 @@ class _WholeFrames:
     def read(self, size: int) -> bytes:
         """Return some bytes of the content; none at the end."""
         while True:
-            data = self._rest or self._packed.read(size)
-            self._rest = b""
-            if not data:
+            self._rest = self._rest or memoryview(self._packed.read(size))
+            piece, self._rest = self._rest[:ZSTD_PIECE_BYTES], self._rest[ZSTD_PIECE_BYTES:]
+            if not piece:
                 if self._has_begun:
                     raise EOFError("its last frame is cut off")
                 return b""
             self._has_begun = True
             try:
-                found: bytes = self._frame.decompress(data)
+                found: bytes = self._frame.decompress(piece)
             except self._error as error:
                 raise _DamagedFrame(str(error)) from error
             if self._frame.eof:
-                self._rest = self._frame.unused_data
+                self._rest = memoryview(self._frame.unused_data + bytes(self._rest))
                 self._frame, self._has_begun = self._decompressor.decompressobj(), False
             if found:
                 return found
