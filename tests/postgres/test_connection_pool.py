@@ -1,4 +1,4 @@
-"""The pool of an app: cancellations while a task waits for a connection."""
+"""The pool of an app: cancellations while a task waits for a connection, and the connection that is kept at hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from interlock.postgres.connection import ConnectionPool
+from interlock.postgres.connection import ConnectionPool, connect
 
 pytestmark = pytest.mark.flow
 
@@ -61,3 +61,76 @@ async def test_cleanup_code_of_a_cancelled_task_gets_a_connection(url: str) -> N
         await pool.close()
     assert worker.cancelled()
     assert cleaned_up == [{"one": 1}]
+
+
+async def pid_of(pool: ConnectionPool) -> int:
+    """Return the server process of the connection that the pool hands out."""
+    async with pool.connection() as connection:
+        return connection.info.backend_pid
+
+
+@pytest.mark.usefixtures("database")
+async def test_a_caller_gets_the_connection_that_was_used_last(url: str) -> None:
+    pool = ConnectionPool(url)
+    await pool.open()
+    try:
+        async with asyncio.timeout(60), pool.connection() as first, pool.connection() as second:
+            used = [second.info.backend_pid, first.info.backend_pid]
+        assert used[0] != used[1]
+        assert {await pid_of(pool) for _ in range(5)} == {used[0]}
+    finally:
+        await pool.close()
+
+
+@pytest.mark.usefixtures("database")
+async def test_nobody_waits_for_the_pool_while_a_connection_is_kept_at_hand(url: str) -> None:
+    pool = ConnectionPool(url, max_size=2)
+    await pool.open()
+    try:
+        async with asyncio.timeout(60):
+            assert await asyncio.gather(*(pid_of(pool) for _ in range(50)))
+            async with pool.connection(), pool.connection():  # the one at hand is one of the two
+                pass
+    finally:
+        await pool.close()
+
+
+@pytest.mark.usefixtures("database")
+async def test_an_open_transaction_is_not_kept_at_hand(url: str) -> None:
+    pool = ConnectionPool(url, max_size=1)
+    await pool.open()
+    try:
+        async with asyncio.timeout(60):
+            async with pool.connection() as connection:
+                await connection.execute("begin")
+            async with pool.connection() as connection:
+                rows = await (await connection.execute("select pg_current_xact_id_if_assigned() as id")).fetchall()
+                assert rows == [{"id": None}]
+                assert connection.info.transaction_status.name == "IDLE"
+    finally:
+        await pool.close()
+
+
+@pytest.mark.usefixtures("database")
+async def test_a_connection_at_hand_goes_back_to_the_pool_when_it_is_idle_and_when_the_pool_closes(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.postgres.connection.CHECK_AFTER_IDLE_S", 0.01)
+    monkeypatch.setattr("interlock.postgres.connection.KEEP_IDLE_S", 0.01)  # of the pool itself
+    async with connect(url) as observer:
+
+        async def gone(pid: int) -> None:
+            query = "select exists (select from pg_stat_activity where pid = %s) as alive"
+            while (await (await observer.execute(query, [pid])).fetchall())[0]["alive"]:
+                await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(60):
+            pool = ConnectionPool(url, keep_one=False)
+            await pool.open()
+            await gone(await pid_of(pool))
+            await pool.close()
+            pool = ConnectionPool(url)
+            await pool.open()
+            pid = await pid_of(pool)
+            await pool.close()
+            await gone(pid)

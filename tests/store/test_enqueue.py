@@ -102,12 +102,25 @@ async def test_every_way_stores_the_same_row(mail: Any, url: str, database: Conn
 async def test_a_copy_stores_what_a_statement_does(mail: Any, database: Connection, options: dict[str, Any]) -> None:
     await mail.options(**options).enqueue_many([{"to": "x"}])
     await mail.options(**options).enqueue_many([{"to": "x"}] * 50)
+    await mail.options(**options).enqueue(to="x")  # without options, by a statement of its own
     stored = await rows(database)
+    assert len(stored) == 52
     for row in stored:
         for varying in ("id", "created_at", "updated_at", *({"run_at"} - options.keys())):
             row.pop(varying)
     assert all(row == stored[0] for row in stored)
     assert stored[0]["tags"] == options.get("tags")
+
+
+async def test_a_single_task_of_a_paused_namespace_waits(app: Interlock, mail: Any, database: Connection) -> None:
+    await app.pause("default", reason="moving")
+    handle = await mail.enqueue(to="x")
+    (row,) = await rows(database)
+    assert handle.created
+    assert (row["id"], row["state"], row["held_by"]) == (handle.id, "waiting", "namespace")
+    assert "moving" in row["reason"]
+    await app.resume("default")
+    assert (await handle.status()).state == "pending"
 
 
 @pytest.mark.parametrize("style", PARAMSTYLES)

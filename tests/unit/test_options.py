@@ -162,6 +162,12 @@ def test_calls_of_the_function_pass_every_option(statement: str) -> None:
     assert arguments_of(statement) == {*BASE, *COLUMNS, "actor"}
 
 
+def test_the_statement_of_a_plain_task_takes_every_option_that_is_never_null() -> None:
+    never_null = {field.name for field in fields(NewTask) if field.default is not None} & COLUMNS.keys()
+    parameters = set(re.findall(r"%\((\w+)\)s", ENQUEUE["insert_plain_task"].sql))
+    assert parameters == {*BASE, *never_null, "actor", "whole", "task_id"}
+
+
 def test_the_copy_has_a_column_for_each_option_that_can_be_copied() -> None:
     copied = [option.column for option in options_in(Scope.COPY) if option.type is not DELAY]
     assert list(columns_of("copy_tasks", "interlock.tasks (")) == ["id", "type", "input", *copied]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from interlock.errors import DisconnectedError, StatementError, StoreError
 from interlock.postgres.connection import LOCK_NOT_AVAILABLE
-from interlock.store.enqueue import Enqueued, enqueue_task, insert_tasks
+from interlock.store.enqueue import Enqueued, enqueue_task, insert_task, insert_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,12 +107,11 @@ class _Lane:
         limit = self._lock_timeout
         try:
             async with self._connection() as connection:
-                (stored,) = await insert_tasks(connection, [task], actor=actor, lock_timeout=limit, whole=whole)
+                return await insert_task(connection, task, actor=actor, lock_timeout=limit, whole=whole)
         except StatementError as error:
             if error.sqlstate != LOCK_NOT_AVAILABLE:
                 raise
             return None
-        return stored
 
     def _flush_queue(self) -> None:
         if self._queue:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -37,6 +38,7 @@ from interlock.postgres.embedded.server import EmbeddedServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from psycopg.abc import Buffer, DumperKey
     from psycopg.adapt import PyFormat
@@ -54,6 +56,7 @@ CONNECT_TIMEOUT_S = 10
 PREPARE_THRESHOLD = 5  # runs of a statement over a cursor, after which psycopg prepares it
 POOL_TIMEOUT_S = 30.0  # to wait for a free connection
 KEEP_IDLE_S = 60.0  # pooled connections beyond the first, which an app that only runs workers does not keep either
+KEEP_AT_HAND_S = 10.0  # that a connection stays out of the pool, which ends its life some time
 CHECK_AFTER_IDLE_S = 1.0  # a pooled connection that was idle for longer is checked before use
 
 # SQLSTATEs that callers handle
@@ -216,9 +219,14 @@ async def read_committed_transaction(connection: psycopg.AsyncConnection[Any]) -
         yield
 
 
+def is_idle(connection: Connection) -> bool:
+    """Tell whether a connection is open, in no transaction and runs no statement."""
+    return connection.pgconn.transaction_status == psycopg.pq.TransactionStatus.IDLE
+
+
 def is_in_transaction(connection: Connection) -> bool:
     """Tell whether a transaction is open on a connection."""
-    return connection.info.transaction_status is not psycopg.pq.TransactionStatus.IDLE
+    return not is_idle(connection)
 
 
 # --- errors
@@ -348,10 +356,39 @@ _PLAIN_TYPES = frozenset({UUID, int})
 # --- the pool of an app
 
 
+@dataclass(slots=True)
+class _Borrowed:
+    """A connection that is out of the pool since a time, and when it was last used."""
+
+    connection: Connection
+    since: float
+    used_at: float = 0.0
+
+
+class _Loan:
+    """The context in which a caller has a connection of the pool."""
+
+    __slots__ = ("_borrowed", "_pool")
+
+    def __init__(self, pool: ConnectionPool) -> None:
+        self._pool = pool
+
+    async def __aenter__(self) -> Connection:
+        self._borrowed = await self._pool.borrow()
+        return self._borrowed.connection
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._pool.give_back(self._borrowed)
+
+
 class ConnectionPool:
     """The connections of one app: opened as needed, returned after use, replaced when they died while idle.
 
-    Invariant: a connection that is handed out was alive within the last second and is in no transaction.
+    The one that was used last is kept at hand for a second, because the pool's way to hand it out takes longer than the
+    round trip of a small statement.
+
+    Invariant: a connection that is handed out was alive within the last second and is in no transaction. No caller
+    waits for the pool while a connection is kept at hand.
     """
 
     def __init__(
@@ -359,6 +396,11 @@ class ConnectionPool:
     ) -> None:
         self._used_at: WeakKeyDictionary[psycopg.AsyncConnection[Any], float] = WeakKeyDictionary()
         self._timeout_s = timeout_s
+        self._spare: _Borrowed | None = None
+        self._waiting = 0  # callers that wait for the pool
+        self._is_open = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._returning: asyncio.Task[None] | None = None
         arguments = connection_arguments(url)
         self._pool: AsyncConnectionPool[psycopg.AsyncConnection[DictRow]] = AsyncConnectionPool(
             arguments.pop("conninfo"),
@@ -380,25 +422,75 @@ class ConnectionPool:
 
     async def close(self) -> None:
         """Close all connections."""
+        self._is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._return_spare()
+        if self._returning is not None:
+            await self._returning
         await self._pool.close()
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
         """Hand out an autocommit connection for the time of the context."""
+        return _Loan(self)
+
+    async def borrow(self) -> _Borrowed:
+        """Take the connection that is kept at hand if there is one, else one of the pool."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            if time.monotonic() - spare.used_at < CHECK_AFTER_IDLE_S:
+                return spare
+            await self._put_back(spare)
         cancellations = _count_cancellations()
+        self._waiting += 1
         try:
             connection = await self._pool.getconn()
         except PoolTimeout:
             raise DisconnectedError(f"no connection to the database could be had in {self._timeout_s:g} s") from None
-        try:
-            # psycopg_pool swallows a cancellation that arrives together with the connection. Cleanup code may run in a
-            # task that was cancelled before.
-            if _count_cancellations() > cancellations:
-                raise asyncio.CancelledError
-            yield connection
         finally:
-            self._used_at[connection] = time.monotonic()
-            await self._pool.putconn(connection)
+            self._waiting -= 1
+        borrowed = _Borrowed(connection, time.monotonic())
+        # psycopg_pool swallows a cancellation that arrives together with the connection. Cleanup code may run in a
+        # task that was cancelled before.
+        if _count_cancellations() > cancellations:
+            await self._put_back(borrowed)
+            raise asyncio.CancelledError
+        return borrowed
+
+    async def give_back(self, borrowed: _Borrowed) -> None:
+        """Keep a connection at hand for the next caller, unless one waits; the pool gets it back now and then."""
+        borrowed.used_at = now = time.monotonic()
+        if (
+            self._spare is not None
+            or self._waiting
+            or not self._is_open
+            or now - borrowed.since > KEEP_AT_HAND_S
+            or not is_idle(borrowed.connection)
+        ):
+            await self._put_back(borrowed)
+            return
+        self._spare = borrowed
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_AFTER_IDLE_S, self._return_if_idle)
+
+    def _return_if_idle(self) -> None:
+        self._timer = None
+        if self._spare is None:
+            return
+        idle_s = time.monotonic() - self._spare.used_at
+        if idle_s >= CHECK_AFTER_IDLE_S:
+            self._return_spare()
+        else:
+            self._timer = asyncio.get_running_loop().call_later(CHECK_AFTER_IDLE_S - idle_s, self._return_if_idle)
+
+    def _return_spare(self) -> None:
+        if self._spare is not None:
+            self._returning = asyncio.create_task(self._put_back(self._spare), name="interlock return connection")
+            self._spare = None
+
+    async def _put_back(self, borrowed: _Borrowed) -> None:
+        self._used_at[borrowed.connection] = borrowed.used_at
+        await self._pool.putconn(borrowed.connection)
 
     async def _check_if_idle(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Check a connection that was idle, so that a restart of the server meanwhile is not the caller's error."""

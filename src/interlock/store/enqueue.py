@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from struct import Struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -157,6 +157,28 @@ def enqueue_tasks_blocking(connection: SyncConnection, tasks: Sequence[NewTask],
                 statement, parameters = queries.send(cursor.fetchall())
             except StopIteration as end:
                 return list(end.value)
+
+
+async def insert_task(
+    connection: Connection, task: NewTask, *, actor: str, lock_timeout: str | None = None, whole: bool = False
+) -> InsertedTask | None:
+    """Store one task if it is new, as `insert_tasks` does; most tasks have no option that can be null."""
+    if _nullable_values(task) != _ALL_NULL:
+        (inserted,) = await insert_tasks(connection, [task], actor=actor, lock_timeout=lock_timeout, whole=whole)
+        return inserted
+    number = next(new_numbers(1))
+    parameters = {
+        "task_id": f"{number:032x}",
+        "namespace": task.namespace,
+        "type": task.type,
+        "priority": task.priority,
+        "max_tries": task.max_tries,
+        "input": orjson.dumps(task.input).decode(),
+        "actor": actor,
+        "whole": whole,
+    }
+    rows = await run_prepared(connection, ENQUEUE["insert_plain_task"], parameters, itemgetter(0))
+    return InsertedTask(as_id(number), rows[0]) if rows else None
 
 
 async def insert_tasks(

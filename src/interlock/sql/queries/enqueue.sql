@@ -25,6 +25,17 @@ copy interlock.tasks (id, type, input, namespace, priority, run_at, max_tries, t
     tags, callback_url, traceparent)
 from stdin (format binary)
 
+-- name: insert_plain_task
+-- The same as `insert_tasks` for one task that has only the options that are never null: a third of its cost to the server.
+-- No row if the namespace is paused or the input too large: the function decides on such a task.
+insert into interlock.tasks (id, namespace, type, priority, run_at, max_tries, input)
+select %(task_id)s::uuid, %(namespace)s::text, %(type)s::text, %(priority)s::smallint, now(), %(max_tries)s::int,
+    %(input)s::jsonb
+where (select set_config('interlock.actor', %(actor)s, true)) is not null
+    and not exists (select from interlock.namespaces where name = %(namespace)s::text and paused_at is not null)
+    and (pg_column_size(%(input)s::jsonb) > nullif(current_setting('interlock.largest_input', true), '')::bigint) is not true
+returning case when %(whole)s::boolean then to_jsonb(tasks) end as document
+
 -- name: insert_tasks
 -- The rules of the function interlock.enqueue for a set of tasks. Tasks missing from the result existed already, by id,
 -- unique key or request id, or are too large; the function decides on them. Sorted, so that two clients that enqueue the
