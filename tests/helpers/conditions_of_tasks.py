@@ -65,11 +65,25 @@ TABLE = (
                 "crashes >= %(least_crashes)s",
                 "a worker that runs one task alone claims one that is not suspected of killing workers",
                 call={"least_crashes": 1, "most_crashes": 9},
+                along_with=("crashes >= %(least_crashes)s [2]",),
+            ),
+            Needed(
+                "crashes >= %(least_crashes)s [2]",
+                "the same, if it was claimed and put back after the scan",
+                call={"least_crashes": 1, "most_crashes": 9},
+                along_with=("crashes >= %(least_crashes)s",),
             ),
             Needed(
                 "crashes <= %(most_crashes)s",
                 "a task that is suspected of killing its worker runs beside others",
                 row=task("pending", crashes=1),
+                along_with=("crashes <= %(most_crashes)s [2]",),
+            ),
+            Needed(
+                "crashes <= %(most_crashes)s [2]",
+                "the same, if its worker died after the scan",
+                row=task("pending", crashes=1),
+                along_with=("crashes <= %(most_crashes)s",),
             ),
             Needed(
                 "state = 'pending'",
@@ -101,7 +115,18 @@ TABLE = (
                 "a worker runs tasks of a namespace that it does not serve",
                 row=task("pending", namespace="elsewhere"),
             ),
-            Needed("run_at <= now", "a delayed task starts at once", row=task("pending", run_at=NOW + SECOND)),
+            Needed(
+                "run_at <= now",
+                "a delayed task starts at once",
+                row=task("pending", run_at=NOW + SECOND),
+                along_with=("run_at <= now [2]",),
+            ),
+            Needed(
+                "run_at <= now [2]",
+                "a retry that was stored after the scan starts before its backoff",
+                row=task("pending", run_at=NOW + SECOND),
+                along_with=("run_at <= now",),
+            ),
             Needed(
                 "type = (%(types)s)[1]",
                 "a worker claims tasks that it has no handler for",

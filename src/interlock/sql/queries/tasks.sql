@@ -27,7 +27,8 @@ returning id
 -- Each namespace gives at most `each` tasks, so that none starves the others. Of each type the index `tasks_claim` gives
 -- the tasks in the order of the claim; the scans of a worker with several types are merged in this order, row by row:
 -- store/tasks.py repeats the innermost SELECT for each type. A task is locked only when its turn has come, and tasks that
--- others have locked are passed over. The array, instead of a join, makes the planner find the rows by the primary key,
+-- others have locked are passed over; its conditions are checked again on the version that is locked, because it may have
+-- been claimed and put back for later since the scan. The array, instead of a join, makes the planner find the rows by the primary key,
 -- however small it estimates the table. `least_crashes` and `most_crashes` are both 0 for tasks that may run beside others;
 -- a worker that runs nothing else claims one that is suspected of killing workers. With `recent`, tasks that became due
 -- earlier than that are not looked at: their index entries may be dead, while an old snapshot is held open.
@@ -57,6 +58,8 @@ with picked as materialized (
                     select id
                     from interlock.tasks
                     where ctid = next.place and state = 'pending'
+                        and crashes >= %(least_crashes)s and crashes <= %(most_crashes)s
+                        and run_at <= coalesce(%(now)s, now())
                     for update skip locked
                 ) as locked
             limit %(each)s
@@ -66,8 +69,7 @@ with picked as materialized (
 update interlock.tasks
 set state = 'running', event = 'claim', reason = null, attempt = attempt + 1, tries = tries + 1,
     worker_id = %(actor)s, lease_expires_at = coalesce(%(now)s::timestamptz, now()) + %(lease)s::interval,
-    started_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
-    updated_at = coalesce(%(now)s::timestamptz, clock_timestamp()),
+    started_at = coalesce(%(now)s, clock_timestamp()), updated_at = coalesce(%(now)s, clock_timestamp()),
     -- Steps are created without an app: one without a webhook URL takes that of the app of the first worker.
     callback_url = coalesce(callback_url, case when job_id is not null then %(callback_url)s::text end)
 where tasks.id = any (array(select id from picked) || array(
