@@ -98,3 +98,25 @@ async def test_a_blocked_loop_does_not_stop_the_heartbeat(url: str, database: Co
             while after == before:
                 await asyncio.sleep(0.01)
                 _, after = await held(database)
+
+
+async def test_an_orchestrator_keeps_its_connection_open_while_it_is_lent_and_lends_none_that_is_gone(url: str) -> None:
+    orchestrator = Orchestrator(app_of_its_own(url))
+
+    async def borrow() -> int:
+        async with orchestrator.between_batches() as connection:
+            (row,) = await (await connection.execute("select 1 as one")).fetchall()
+            one: int = row["one"]
+            return one
+
+    await orchestrator.start()
+    # until the first batch has ended, a new connection is lent
+    await until(lambda: orchestrator._connection and not orchestrator._has_more_messages)  # noqa: SLF001
+    async with orchestrator.between_batches() as lent:
+        stopping = asyncio.create_task(orchestrator.stop())
+        for _ in range(20):  # round trips, in which the loop that owns the connection reaches its end
+            await lent.execute("select")
+        waiting = asyncio.create_task(borrow())
+        await lent.execute("select")
+    assert await waiting == 1
+    await stopping

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fault_injection import until_no_transaction_is_open
+from fault_injection import gated_app, until_no_transaction_is_open
 from interlock import Interlock, TaskContext, WorkerSettings, serving
 from interlock.config import Config
 from interlock.errors import TaskFailedError
 from interlock.lifecycle import TaskState
+from interlock.postgres.notifier import WakeMode
 from interlock.testing import drain
 from worker_support import until
 
@@ -177,6 +178,31 @@ async def test_whatever_breaks_around_an_attempt_its_slot_comes_back(url: str, m
         assert not worker.context.active
         assert (await handle.status()).state == "running", "until its lease runs out"
         assert await (await app.tasks["fine"].enqueue()).result(timeout=60) == "fine"
+
+
+async def test_a_slot_comes_back_when_an_attempt_is_given_up_whose_task_was_claimed_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise OSError("nothing goes")
+
+    app, gate = gated_app(url)
+    settings = WorkerSettings(  # without notifications, it finds out only by its next claim that it has lost the task
+        duties=False, concurrency=2, lease=3600, mode=WakeMode.POLLING, poll_base=0.01, poll_cap=0.05
+    )
+    async with app, serving(app, settings) as worker:
+        handle = await app.tasks["gated"].enqueue()
+        await gate.entered[1].wait()
+        with monkeypatch.context() as patch:
+            patch.setattr(worker.components.runner, "abandon", broken)
+            await handle.cancel(force=True)
+            await handle.requeue()
+            await gate.entered[2].wait()
+            await until(lambda: worker.context.occupied == 1)
+        gate.opened[2].set()
+        assert await handle.result(timeout=60) == 2
+        await until(lambda: not worker.context.active)
+        assert worker.context.occupied == 0
 
 
 async def test_a_forced_cancellation_reaches_the_handler_at_once(url: str) -> None:

@@ -173,7 +173,7 @@ class Orchestrator:
         return self._app.url
 
     @asynccontextmanager
-    async def _between_batches(self) -> AsyncIterator[Connection]:
+    async def between_batches(self) -> AsyncIterator[Connection]:
         """Lend the connection of the advancing loop; a new one while that loop has none, or has batch after batch."""
         if self._connection is not None and not self._has_more_messages:
             async with self._in_use:
@@ -262,7 +262,7 @@ class Orchestrator:
         self._maintenance_in_s = 0.0  # unless this round succeeds
         if stopping.is_set():
             return
-        async with self._between_batches() as connection:
+        async with self.between_batches() as connection:
             if time.monotonic() - self._heartbeat_at >= heartbeat_interval_s:
                 await self._send_heartbeat(connection)
             due_in_s = await self._maintenance.run(connection, self._app.now()) if self.is_working else math.inf
@@ -286,7 +286,7 @@ class Orchestrator:
             self.request_stop()
 
     async def _leave(self) -> None:
-        async with asyncio.timeout(LEAVE_TIMEOUT_S), self._between_batches() as connection:
+        async with asyncio.timeout(LEAVE_TIMEOUT_S), self.between_batches() as connection:
             await deregister_worker(connection, self.id, now=self._app.now())
         self._heartbeat_at = NEVER
 
