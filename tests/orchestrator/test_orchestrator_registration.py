@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from interlock.postgres.connection import connect, transaction
 from interlock.postgres.query import run
+from interlock.service import cancel_and_wait
+from interlock.store.figures import Figure
 from interlock.store.workers import (
     WORKERS,
     RegisteredProcess,
@@ -24,8 +27,9 @@ from notifier_support import notifier_at, record
 from worker_support import until
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from interlock.postgres.connection import Connection
-    from interlock.store.figures import Figure
 
 pytestmark = pytest.mark.store
 
@@ -124,6 +128,42 @@ async def test_a_worker_keeps_its_row_until_it_stops(url: str, database: Connect
     await run(database, WORKERS["resume_paused_worker"], {"id": "w1", "reason": "x", "actor": "ada", "now": None})
     await heartbeat.stop()
     assert await read_worker_status(database, "w1") == "COMPLETED"
+
+
+async def test_figures_of_a_heartbeat_that_is_cut_short_are_written_by_the_next_one(
+    url: str, database: Connection
+) -> None:
+    """A beat over the worker's own connection is canceled when that is not free in time, and goes over a new one."""
+    left = [[Figure("run", "task", 3, "default", "add", positions=[1], counts=[3])]]
+
+    class Counting(Owner):
+        def take_figures(self) -> list[Figure]:
+            return left.pop() if left else []
+
+    cut = asyncio.Event()
+    async with connect(url) as own, connect(url) as other:
+
+        async def lend(work: Callable[[Connection], Awaitable[None]]) -> None:
+            beat = asyncio.ensure_future(work(own))
+            while left and not beat.done():
+                await asyncio.sleep(0.01)
+            if not beat.done():
+                await cancel_and_wait([beat])
+                cut.set()
+                raise TimeoutError
+            await beat
+
+        heartbeat = Heartbeat(url, WORKER, Counting(), lease=timedelta(seconds=30), lend=lend)
+        async with transaction(other):
+            await other.execute("lock table interlock.figures")
+            await heartbeat.start()
+            while not cut.is_set():
+                heartbeat.beat_now()
+                await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while not await (await database.execute("select from interlock.figures where total = 3")).fetchall():
+                await asyncio.sleep(0.01)
+        await heartbeat.stop()
 
 
 async def test_a_worker_whose_connection_dies_registers_again(url: str, database: Connection) -> None:

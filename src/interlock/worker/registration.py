@@ -104,6 +104,7 @@ class Heartbeat(BackgroundService):
         self._beat_requested = asyncio.Event()
         self._retries = RetryState()
         self._beats = 0
+        self._unwritten: Sequence[Figure] = ()  # taken for a heartbeat that was cut short
         self.status: str | None = None  # of the row, as the last heartbeat found it
 
     def serve(self, namespaces: tuple[str, ...]) -> None:
@@ -171,16 +172,22 @@ class Heartbeat(BackgroundService):
         self._owner.on_status(status)
 
     async def _write_figures(self, connection: Connection) -> None:
-        """Add the process's sums to the history every second heartbeat; sums that cannot be written are lost."""
+        """Add the process's sums to the history every second heartbeat, and those of one that was cut short.
+
+        Sums that the database refuses, or that a lost connection takes along, are lost.
+        """
         self._beats += 1
-        if self._beats % BEATS_PER_FIGURES:
+        if self._beats % BEATS_PER_FIGURES and not self._unwritten:
             return
-        figures = self._owner.take_figures()
+        figures, self._unwritten = self._unwritten or self._owner.take_figures(), ()
         try:
             async with asyncio.timeout(self._lease.total_seconds()):
                 await add_figures(connection, figures, now=self._owner.now())
         except StatementError as error:
             log.warning("figures_not_written", worker_id=self.process.id, error=str(error))
+        except (TimeoutError, asyncio.CancelledError):
+            self._unwritten = figures
+            raise
 
     def _on_failure(self, error: Exception, _: float) -> None:
         log.warning("heartbeat_failed", worker_id=self.process.id, error=str(error) or type(error).__name__)
