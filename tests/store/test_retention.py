@@ -98,22 +98,36 @@ async def run_walks(duty: RetentionDuty, connection: Connection, now: datetime) 
     return batches
 
 
-async def test_the_duty_walks_in_stretches_and_then_only_over_what_came_of_age(
-    database: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walked: list[int] = []
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Collect the number of tasks that each batch looks at."""
+    numbers: list[int] = []
 
     async def delete_batch(*arguments: Any, **options: Any) -> Any:
         batch = await delete_ended_tasks(*arguments, **options)
-        walked.append(batch.walked)
+        numbers.append(batch.walked)
         return batch
 
     monkeypatch.setitem(duty_module.TABLES, "tasks", delete_batch)
+    return numbers
+
+
+async def test_a_new_leader_walks_over_the_table_once(database: Connection, walked: list[int]) -> None:
+    failed = {await ended(database, "error", 20 * DAY) for _ in range(5)}
+    gone = {await ended(database, "done", 20 * DAY) for _ in range(2)}
+    await run_walks(RetentionDuty(Retention()), database, NOW)
+    assert sum(walked) == len(failed | gone)
+    assert await tasks(database) == failed
+
+
+async def test_the_duty_walks_in_stretches_and_then_only_over_what_came_of_age(
+    database: Connection, monkeypatch: pytest.MonkeyPatch, walked: list[int]
+) -> None:
     monkeypatch.setattr(duty_module, "FOLLOW_INTERVAL_S", 0.0)
     old = [await ended(database, "done", 10 * DAY + number * timedelta(hours=1)) for number in range(5)]
     young = {await ended(database, "done", DAY) for _ in range(4)}
     duty = RetentionDuty(Retention(), batch_size=3)
-    assert await run_walks(duty, database, NOW) == 3, "two full batches, of old and of all, and the rest"
+    assert await run_walks(duty, database, NOW) == 4, "three full batches, and the rest"
     assert await tasks(database) == young
     assert sum(walked) == len(old) + len(young), "the first walk goes over everything"
     walked.clear()

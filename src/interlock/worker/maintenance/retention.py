@@ -173,18 +173,16 @@ class RetentionDuty:
         return max(due - time.monotonic(), 0.0)
 
     async def _plan(self, connection: Connection, now: datetime | None) -> None:
-        """Add the walks that are due: those after the clock go first."""
+        """Add the walks that are due: those after the clock go first.
+
+        The first one of each only remembers its end: the first sweep, which is due then too, goes over all rows.
+        """
         moment = time.monotonic()
         clock = await read_clock(connection, now=now)
         followers = [follower for follower, due in self.followers.items() if moment >= due]
+        ends = {follower: _first_id_of_age(clock, follower.age + follower.distance) for follower in followers}
         self.walks[:0] = [
-            Walk(
-                follower.table,
-                self.followed.get(follower),
-                _first_id_of_age(clock, follower.age + follower.distance),
-                follower,
-            )
-            for follower in followers
+            Walk(follower.table, self.followed.get(follower, end), end, follower) for follower, end in ends.items()
         ]
         self.followers.update((follower, FOREVER_S) for follower in followers)  # until the walk has ended
         if moment >= self.next_sweep:
