@@ -140,3 +140,23 @@ async def test_concurrent_handlers_have_sessions_of_their_own(url: str, database
         await until(lambda: worker.context.tasks_processed == 6)
     assert len(set(pids[:3])) == len(set(pids[3:])) == 3
     assert len(set(pids)) < 6
+
+
+async def test_an_error_of_the_reset_after_the_commit_does_not_make_a_written_outcome_count_as_lost(
+    url: str, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.postgres.transactions._RESET", b"select 1/0")
+    app = Interlock(url)
+
+    @app.task(transactional=True, max_tries=1)
+    async def write(ctx: TaskContext) -> None:
+        await ctx.connection.execute("create table written as select 1 as one")
+
+    task = await enqueue(database, "write")
+    async with serving(app, QUICK) as worker:
+        statistics = worker.components.statistics.tasks
+        await until(lambda: statistics.completed + statistics.mismatched)
+        assert (statistics.completed, statistics.mismatched) == (1, 0)
+        await until(lambda: not worker.context.active)
+    assert await task_events(database, task) == ["create", "claim", "succeed"]
+    assert await (await database.execute("select one from written")).fetchall() == [{"one": 1}]

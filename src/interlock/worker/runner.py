@@ -240,6 +240,7 @@ class Runner:
         if attempt.outcome is None or attempt.outcome.event is not TaskRowEvent.SUCCEED:
             await _roll_back(transaction)
             return True
+        is_written = False
         try:
             lost = await settle(
                 await transaction.take_back(),
@@ -247,7 +248,8 @@ class Runner:
                 actor=attempt.worker_id,
                 max_result_size=self._max_result_size,
             )
-            await transaction.end(commit=not lost)
+            is_written = not lost
+            await transaction.end(commit=is_written)
         except DisconnectedError as error:
             # The server may have committed: then the return finds that outcome and changes nothing.
             await _roll_back(transaction)
@@ -264,7 +266,11 @@ class Runner:
                 self._sessions.stop_preparing()
             await _roll_back(transaction)
             attempt.outcome, attempt.failure = rolled_back(attempt, error), error
-            return True
+            # The COMMIT was refused, or it was not, and the reset of the session after it was.
+            self._failures.report(attempt)
+            self.settler.add(attempt, is_unconfirmed=is_written)
+            self._vacate(attempt)
+            return False
         self.finish(attempt, written=not lost)
         return False
 
