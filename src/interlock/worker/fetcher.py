@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 MIN_REST_S = 0.001
 # While an old snapshot is held open, nothing removes the index entries of claimed tasks, and each claim walks them.
-SLOW_LOOK_S, SLOW_LOOK_PER_TASK_S = 0.005, 0.0005  # of a claim that does so
-SLOW_LOOKS = 3  # in a row, after which only a part of the claims looks at tasks of any age
-LOOK_SHARE = 20  # the looks at tasks of any age take at most a twentieth of the time then,
-MAX_LOOK_INTERVAL_S = 5.0  # and one comes after this time in any case
+SLOW_LOOK_S, SLOW_LOOK_PER_TASK_S = 0.005, 0.0005  # a claim is slow that takes longer
+SLOW_LOOKS = 3  # after so many slow claims in a row, only some claims look at tasks of any age
+LOOK_SHARE = 20  # those that do take at most one part in so many of the time
+MAX_LOOK_INTERVAL_S = 5.0  # the longest time between two of them
 RECENT_MARGIN_S = (
     1.0  # a transaction that enqueues commits within this time after its start; others wait for a full look
 )

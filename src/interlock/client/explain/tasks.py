@@ -149,7 +149,7 @@ def _waits_for_signal(row: dict[str, Any], seen: Explained) -> Fact:
         since=row["wait_started_at"],
         evidence=evidence,
         remedy=(
-            "someone approves it, or rejects it with --reject"
+            "approve the step; with --reject the command rejects it"
             if is_approval
             else "send the signal; a payload follows the name as JSON"
         ),
