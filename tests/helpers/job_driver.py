@@ -64,15 +64,15 @@ class JobDriver:
         found: dict[str, Any] = row["inputs"]
         return found
 
-    async def settle(self, claimed: ClaimedTask) -> None:
-        """Settle one step with its configured outcome."""
+    async def settle(self, claimed: ClaimedTask, *, advance: bool = False) -> None:
+        """Settle one step with its configured outcome; with `advance` also advance its job, if that is simple."""
         self.ran.append(name_of(claimed))
         try:
             result = self._result(claimed)
         except Failed as error:
-            await self.write(claimed, success=False, error=str(error))
+            await self.write(claimed, success=False, error=str(error), advance=advance)
             return
-        await self.write(claimed, result=result)
+        await self.write(claimed, result=result, advance=advance)
 
     def _result(self, claimed: ClaimedTask) -> Any:
         outcome = self.outcomes.get(name_of(claimed))
@@ -81,7 +81,13 @@ class JobDriver:
         return outcome
 
     async def write(
-        self, claimed: ClaimedTask, *, success: bool = True, result: Any = None, error: str | None = None
+        self,
+        claimed: ClaimedTask,
+        *,
+        success: bool = True,
+        result: Any = None,
+        error: str | None = None,
+        advance: bool = False,
     ) -> None:
         """Settle one attempt with its result document."""
         inputs = await self.inputs(claimed.id)
@@ -90,7 +96,7 @@ class JobDriver:
         document = {"step": name_of(claimed), "success": success, "result": result, "orchestration_metadata": chosen}
         event = TaskRowEvent.SUCCEED if success else TaskRowEvent.FAIL
         outcome = Outcome(claimed.id, claimed.attempt, event, output=document, error=said)
-        _, lost = await settle_running_tasks(self.connection, [outcome], actor="w_1", now=self.now)
+        _, lost = await settle_running_tasks(self.connection, [outcome], actor="w_1", advance=advance, now=self.now)
         assert not lost
 
     async def run(self, *, until: Callable[[], bool] | None = None) -> Advanced:

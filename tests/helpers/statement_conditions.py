@@ -3,7 +3,7 @@
 A condition is one term of an AND: of the WHERE of the statement, of the subqueries and CTEs that choose its rows, and
 of the CASE that chooses the state that it writes. `without` returns the text with one condition replaced by `true`.
 
-The SELECT of `set_config`, which names the actor in the records, is not a condition: it is always true.
+A SELECT of `set_config`, which names the actor in the records or asks to advance, is no condition: it is always true.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _FUNCTION = re.compile(r"^create or replace function interlock\.(\w+).*?\$\$;$",
 _LOCKS = re.compile(r"\bfor (?:no key )?update\b")
 _WRITES = re.compile(r"\b(?:update|delete from|insert into) interlock\.")
 _NAMES_ACTOR = "set_config ( 'interlock.actor'"
+_ASKS_TO_ADVANCE = "set_config ( 'interlock.advance_at_once'"
 _STATE_COLUMNS = {"state", "status"}
 _CLAUSES = frozenset(
     {"select", "from", "using", "where", "group", "having", "order", "limit", "offset", "for", "set", "returning"}
@@ -283,7 +284,7 @@ class _Reader:
 
     def _term(self, start: int, end: int) -> Iterator[tuple[tuple[int, int], ...]]:
         words = " ".join(token.text for token in self._tokens[start:end])
-        if _NAMES_ACTOR in words:
+        if _NAMES_ACTOR in words or _ASKS_TO_ADVANCE in words:
             return
         yield (self._offsets(start, end),)
         # EXISTS and scalar subqueries are removed as a whole

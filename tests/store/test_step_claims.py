@@ -281,6 +281,8 @@ async def test_a_step_whose_outcome_the_database_refuses_has_a_document(driver: 
     answers: list[bool] = []
 
     class Owner:
+        is_idle = True
+
         def finish(self, _: TaskStateMachine, *, written: bool) -> None:
             answers.append(written)
 

@@ -15,11 +15,13 @@ from factories import enqueue, task_events, task_row
 from fault_injection import FaultyProxy, blocked_by, fail_with_nul, gated_app, kill, locked
 from interlock import Interlock, PermanentError, RetryableError, TaskContext
 from interlock.config import Config
-from interlock.lifecycle import TaskRowEvent, TaskState, WorkerState
+from interlock.lifecycle import TaskRowEvent, TaskRowState, TaskState, WorkerState
 from interlock.postgres.notifier import WakeMode
 from interlock.service import cancel_and_wait
+from interlock.store.jobs import read_steps
+from interlock.store.step_results import read_queue_state
 from interlock.store.task_admin import recover_expired_tasks
-from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
+from interlock.store.tasks import Outcome, claim_pending_tasks, read_task_history, settle_running_tasks
 from interlock.worker.attempt import TaskStateMachine
 from interlock.worker.executors.base import HandlerError
 from interlock.worker.outcome import describe_error, error_document
@@ -152,8 +154,58 @@ async def test_a_failed_notify_does_not_repeat_the_settle(url: str, database: Co
     assert (await task_row(database, later))["state"] == "done"
 
 
+async def test_an_idle_worker_advances_the_job_of_its_step_without_an_orchestrator(
+    url: str, database: Connection
+) -> None:
+    app = Interlock(config=Config(database_url=url))
+    flow = app.workflow("flow")
+
+    @flow.step
+    async def first() -> int:
+        return 1
+
+    @flow.step(after=["first"])
+    async def second(first: int) -> int:
+        return first + 1
+
+    async with app, serving(app, PATIENT) as worker:
+        await until(lambda: worker.state is WorkerState.BACKING_OFF)
+        job = await app.submit("flow")
+        async with asyncio.timeout(60):
+            while (await job.steps())[1].state != TaskRowState.DONE:
+                await asyncio.sleep(0.01)
+        second_id = (await job.steps())[1].id
+    moves = [(move.event, move.actor) for move in await read_task_history(database, second_id)]
+    assert ("release", worker.worker_id) in moves
+
+
+async def test_a_worker_that_holds_two_attempts_leaves_the_job_to_the_orchestrators(
+    url: str, database: Connection
+) -> None:
+    app, gate = gated_app(url)
+    flow = app.workflow("flow")
+
+    @flow.step
+    async def first() -> None:
+        pass
+
+    flow.task("gated", name="second", after=["first"])
+    await enqueue(database, "gated")
+    async with app, serving(app, replace(PATIENT, concurrency=2)):
+        await gate.entered[1].wait()
+        job = await app.submit("flow")
+        async with asyncio.timeout(60):
+            while not (await read_queue_state(database))["waiting"]:
+                await asyncio.sleep(0.01)
+        gate.opened[1].set()
+    states = {row["step"]: row["state"] for row in await read_steps(database, job.id)}
+    assert states == {"first": "done", "second": "waiting"}
+
+
 class Answers:
     """The owner of attempts that a settler has settled: their attempt number, and whether the outcome was written."""
+
+    is_idle = False
 
     def __init__(self) -> None:
         self.written: list[tuple[int, bool]] = []

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from factories import step
+from interlock.postgres.connection import connect, transaction
+from interlock.postgres.notifier import ORCHESTRATION_CHANNEL, listen, receive
 from interlock.postgres.query import run
 from interlock.store.jobs import ORCHESTRATION, read_job_history
 from interlock.store.limits import pause_namespace
-from interlock.store.step_results import read_orchestration_failures
+from interlock.store.step_results import read_orchestration_failures, read_queue_state
 from interlock.store.tasks import read_task_history
 from interlock.workflow.advance import Advanced
 from interlock.workflow.cancel import cancel_job
@@ -19,6 +21,7 @@ from job_driver import Failed, JobDriver
 if TYPE_CHECKING:
     from uuid import UUID
 
+    from interlock.postgres.connection import Connection
 
 pytestmark = pytest.mark.store
 
@@ -28,6 +31,17 @@ SHAPES = {
     "joins": [step("a"), step("b"), step("c"), step("two", "a", "b"), step("three", "a", "b", "c", join="all")],
     "alone": [step("a")],
 }
+FOR_FULL_RULES = [
+    pytest.param([step("a"), step("b", "a")], {"a": Failed("no")}, {}, id="failure"),
+    pytest.param([step("a", kind="decision", branches=["b"]), step("b", "a")], {"a": "b"}, {}, id="choice"),
+    pytest.param([step("a"), step("b", on_failure=["a"])], {}, {}, id="on_failure"),
+    pytest.param([step("a"), step("b", always=["a"])], {}, {}, id="always"),
+    pytest.param([step("a"), step("b", recovers=["a"]), step("c", "a")], {}, {}, id="recovers"),
+    pytest.param([step("a"), step("b", "a", join="any")], {}, {}, id="partial join"),
+    pytest.param([step("a"), step("b", "a", when="input.x == 1")], {}, {}, id="condition"),
+    pytest.param([step("a"), step("b", "a", kind="sleep", seconds=60)], {}, {}, id="sleep"),
+    pytest.param([step("a"), step("b", "a")], {}, {"worker_count": 1}, id="worker_count"),
+]
 
 
 async def advance_plain(driver: JobDriver) -> tuple[int | None, int | None, int | None]:
@@ -40,6 +54,14 @@ async def advance_plain(driver: JobDriver) -> tuple[int | None, int | None, int 
 async def send(driver: JobDriver, content: str) -> None:
     """Send a message to the queue."""
     await driver.connection.execute("select pgmq.send('orchestration_step_results', %s::jsonb)", [content])
+
+
+async def settle_and_advance(driver: JobDriver) -> bool:
+    """Claim one step, and settle it as a worker does that holds nothing else; False when none is pending."""
+    claimed = await driver.claim(limit=1)
+    for task in claimed:
+        await driver.settle(task, advance=True)
+    return bool(claimed)
 
 
 async def settle_all(driver: JobDriver) -> int:
@@ -71,6 +93,33 @@ async def story(driver: JobDriver, job: UUID) -> dict[str, Any]:
             for name, found in steps.items()
         },
     }
+
+
+async def settle_and_advance_apart(driver: JobDriver) -> bool:
+    """Claim and settle one step; an orchestrator advances its job."""
+    claimed = await driver.claim(limit=1)
+    for task in claimed:
+        await driver.settle(task)
+        assert (await driver.advance()).received == 1
+    return bool(claimed)
+
+
+def without_actors(told: dict[str, Any]) -> dict[str, Any]:
+    """Drop the actors of the moves: the same story, whoever made them."""
+    steps = {name: (row, [move[:2] for move in moves]) for name, (row, moves) in told["steps"].items()}
+    return {**told, "steps": steps}
+
+
+async def received_numbers(listener: Connection) -> list[int]:
+    """Return the numbers of messages that a listener is notified of; wait for one."""
+    numbers: list[int] = []
+
+    def on_notification(_: str, payload: str) -> bool:
+        numbers.extend([int(payload)] if payload.isdecimal() else [])
+        return bool(numbers)
+
+    await receive(listener, 30, on_notification)
+    return numbers
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -109,6 +158,65 @@ async def test_parts_are_counted_by_the_fast_path_and_the_last_one_ends_the_map(
     assert (await driver.job(job))["output"] == {"z": None}
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_a_settle_that_advances_its_job_gives_the_same_result_as_an_orchestrator(
+    driver: JobDriver, shape: str
+) -> None:
+    by_worker = await driver.submit(*SHAPES[shape], name=shape)
+    while await settle_and_advance(driver):
+        assert (await read_queue_state(driver.connection))["waiting"] == 0, "the message was taken where it was sent"
+    assert await driver.advance() == Advanced()
+    by_orchestrator = await driver.submit(*SHAPES[shape], name=shape)
+    while await settle_and_advance_apart(driver):
+        pass
+    told, expected = await story(driver, by_worker), await story(driver, by_orchestrator)
+    assert without_actors(told) == without_actors(expected)
+    assert told["job"][0] == "COMPLETED"
+    released = {actor for _, moves in told["steps"].values() for event, _, actor in moves if event == "release"}
+    assert released <= {"w_1"}, "the records name the worker that advanced the job"
+
+
+@pytest.mark.parametrize(("steps", "outcomes", "more"), FOR_FULL_RULES)
+async def test_a_settle_leaves_a_job_for_full_rules_to_the_orchestrator(
+    driver: JobDriver, url: str, steps: Any, outcomes: Any, more: Any
+) -> None:
+    driver.outcomes = outcomes
+    job = await driver.submit(*steps, **more)
+    async with connect(url) as listener:
+        await listen(listener, [ORCHESTRATION_CHANNEL])
+        assert await settle_and_advance(driver)
+        assert await received_numbers(listener), "an orchestrator is notified of the message"
+    await driver.run()
+    by_worker = await story(driver, job)
+    job = await driver.submit(*steps, **more)
+    await driver.run()
+    assert without_actors(by_worker) == without_actors(await story(driver, job))
+
+
+async def test_a_locked_job_or_an_error_does_not_keep_a_settle_from_being_written(driver: JobDriver, url: str) -> None:
+    job = await driver.submit(step("a"), step("b", "a"), step("c", "b"))
+    async with connect(url) as other, transaction(other):
+        await other.execute("select from interlock.jobs for update")
+        assert await settle_and_advance(driver)
+        assert (await driver.states(job))["a"] == "done"
+    assert (await driver.advance()).released == 1
+    await driver.connection.execute("alter table interlock.jobs add constraint few check (open_steps > 1) not valid")
+    assert await settle_and_advance(driver)
+    assert await driver.states(job) == {"a": "done", "b": "done", "c": "waiting"}
+    await driver.connection.execute("alter table interlock.jobs drop constraint few")
+    assert (await driver.advance()).released == 1
+
+
+async def test_an_outcome_is_committed_durably_also_if_its_settle_advances_the_job(driver: JobDriver) -> None:
+    await driver.submit(step("a"), step("b", "a"))
+    await driver.connection.execute("set synchronous_commit = on")
+    async with transaction(driver.connection):
+        assert await settle_and_advance(driver)
+        assert (await read_queue_state(driver.connection))["waiting"] == 0
+        (row,) = await (await driver.connection.execute("show synchronous_commit")).fetchall()
+        assert row["synchronous_commit"] == "on"
+
+
 async def everything(driver: JobDriver) -> list[Any]:
     """Read everything that a batch can change, messages included."""
     queries = ("interlock.tasks", "interlock.jobs", "pgmq.q_orchestration_step_results")
@@ -117,20 +225,7 @@ async def everything(driver: JobDriver) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("steps", "outcomes", "more"),
-    [
-        pytest.param([step("a"), step("b", "a")], {"a": Failed("no")}, {}, id="failure"),
-        pytest.param([step("a", kind="decision", branches=["b"]), step("b", "a")], {"a": "b"}, {}, id="choice"),
-        pytest.param([step("a"), step("b", on_failure=["a"])], {}, {}, id="on_failure"),
-        pytest.param([step("a"), step("b", always=["a"])], {}, {}, id="always"),
-        pytest.param([step("a"), step("b", recovers=["a"]), step("c", "a")], {}, {}, id="recovers"),
-        pytest.param([step("a"), step("b", "a", join="any")], {}, {}, id="partial join"),
-        pytest.param([step("a"), step("b", "a", when="input.x == 1")], {}, {}, id="condition"),
-        pytest.param([step("a"), step("b", "a", kind="sleep", seconds=60)], {}, {}, id="sleep"),
-        pytest.param([step("a"), step("b", "a")], {}, {"worker_count": 1}, id="worker_count"),
-    ],
-)
+@pytest.mark.parametrize(("steps", "outcomes", "more"), FOR_FULL_RULES)
 async def test_a_batch_for_full_rules_is_not_changed(driver: JobDriver, steps: Any, outcomes: Any, more: Any) -> None:
     driver.outcomes = outcomes
     plain = await driver.submit(step("p"), step("q", "p"), name="plain")

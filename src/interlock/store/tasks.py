@@ -335,13 +335,16 @@ async def settle_running_tasks(
     *,
     actor: str,
     largest: int = DEFAULT_MAX_RESULT_BYTES,
+    advance: bool = False,
     now: datetime | None = None,
 ) -> tuple[list[UUID], list[LostAttempt]]:
     """Settle attempts in one statement; return the tasks that result watchers wait for, and the lost attempts.
 
     A lost attempt has written nothing. A result of more than `largest` bytes is refused before anything is sent.
+    With `advance`, the statement also advances the job of a single step, if that is simple; else an orchestrator does.
     """
-    parameters = encode_outcomes(outcomes, largest) | {"expected": len(outcomes), "actor": actor, "now": now}
+    parameters = encode_outcomes(outcomes, largest)
+    parameters |= {"expected": len(outcomes), "actor": actor, "advance": advance, "now": now}
     ((settled, awaited, ids),) = await run_prepared(connection, TASKS["settle_running_tasks"], parameters, tuple)
     if settled == len(outcomes):
         return awaited, []
@@ -349,7 +352,7 @@ async def settle_running_tasks(
     return awaited, [LostAttempt(o.id, o.attempt) for o in outcomes if o.id not in written]
 
 
-def encode_outcomes(outcomes: Sequence[Outcome], largest: int) -> dict[str, str]:
+def encode_outcomes(outcomes: Sequence[Outcome], largest: int) -> dict[str, Any]:
     """Encode outcomes as statement parameters; StatementError when a result has more than `largest` bytes of JSON.
 
     A plain success is three values, sent as arrays; every other outcome goes into one JSON document. Arrays of nine

@@ -61,6 +61,7 @@ class WorkerContext:
 
     connection: Connection | None = None
     backoff_count: int = 0
+    rested: bool = False  # before the last claim that found tasks: no backlog was waiting
     last_recovery_time: datetime | None = None
     shutdown_requested: bool = False
     current_task_sm: TaskStateMachine | None = None
@@ -386,6 +387,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         occupied, components = self.context.occupied, self.components
         if not self.is_accepting_tasks() or occupied + len(claimed) > self.settings.concurrency:
             raise InvariantError(f"a worker in state {self.state} with {occupied} tasks starts {len(claimed)} more")
+        self.context.rested = self.context.backoff_count > 0
         self.context.backoff_count = 0
         self._queue_exhausted = components.fetcher.is_exhausted
         components.statistics.tasks.received += len(claimed)

@@ -283,8 +283,13 @@ class Runner:
             await (transaction.abort() if attempt.is_leaked else _roll_back(transaction))
         self._release(attempt)
 
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether one attempt is held and no other, and it was claimed after a rest: no backlog is waiting."""
+        return len(self._context.active) == 1 and self._context.rested
+
     def finish(self, attempt: TaskStateMachine, *, written: bool) -> None:
-        """Release the slot of an attempt whose settle was acknowledged (`written`), or that is lost."""
+        """Let go of an attempt whose settle was acknowledged (`written`), or that is lost."""
         attempt.finish(written=written)
         self.figures.record(attempt)
         tasks = self.statistics.tasks

@@ -56,6 +56,7 @@ async def settle(
     actor: str,
     max_result_size: int = DEFAULT_MAX_RESULT_BYTES,
     unconfirmed: AbstractSet[UUID] = frozenset(),
+    advance: bool = False,
     now: datetime | None = None,
 ) -> set[UUID]:
     """Write the outcomes of attempts at different tasks, and return the ids of those whose attempt is lost.
@@ -64,13 +65,15 @@ async def settle(
     once. Webhooks are stored in the same transaction. Notifications are sent last; they are hints, so after the commit
     an error in sending one is ignored. A result of more than `max_result_size` bytes raises StatementError before
     anything is sent. `unconfirmed` are tasks whose earlier settle got no reply: the server may have committed it.
+    With `advance`, the job of a single successful step is advanced in the same transaction, if that is simple.
     """
+    advance = advance and _is_advanced_at_once(attempts)
     spans = [attempt.span for attempt in attempts if attempt.span is not None]
     if not spans:
-        return await _write_outcomes(connection, attempts, actor, max_result_size, unconfirmed, now)
+        return await _write_outcomes(connection, attempts, actor, max_result_size, unconfirmed, advance, now)
     related, details = [span.span_context for span in spans], {"messaging.client.id": actor}
     with BatchSpan(spans[0].tracer, "settle", "settle", related, count=len(attempts), attributes=details):
-        return await _write_outcomes(connection, attempts, actor, max_result_size, unconfirmed, now)
+        return await _write_outcomes(connection, attempts, actor, max_result_size, unconfirmed, advance, now)
 
 
 async def _write_outcomes(
@@ -79,6 +82,7 @@ async def _write_outcomes(
     actor: str,
     max_result_size: int,
     unconfirmed: AbstractSet[UUID],
+    advance: bool,  # noqa: FBT001 - as in the function that calls it
     now: datetime | None,
 ) -> set[UUID]:
     outcomes = [_outcome_of(attempt) for attempt in attempts]
@@ -91,7 +95,9 @@ async def _write_outcomes(
             if usage:
                 await record_reported_usage(connection, usage, except_for=lost, now=now)
     else:
-        awaited, rows = await settle_running_tasks(connection, outcomes, actor=actor, largest=max_result_size, now=now)
+        awaited, rows = await settle_running_tasks(
+            connection, outcomes, actor=actor, largest=max_result_size, advance=advance, now=now
+        )
         lost = {row.id for row in rows}
     if not lost.isdisjoint(unconfirmed):
         lost -= await _committed_before(connection, outcomes, unconfirmed)
@@ -137,17 +143,21 @@ async def _return_singly(
 def max_batch_size(concurrency: int) -> int:
     """Return the most outcomes that one statement settles.
 
-    A third of the slots: while the outcomes of one third are written, the next third is claimed and the last runs.
-    Batches of more than a few hundred cost the database no less per task.
+    A third of the slots, so that handlers run and tasks are claimed while the outcomes of others are written. Batches
+    of more than a few hundred cost the database no less per task.
     """
     return max(MIN_BATCH_LIMIT, min(MAX_BATCH_LIMIT, concurrency // 3))
 
 
 class AttemptOwner(Protocol):
-    """Holds the slots of attempts: the worker's Runner."""
+    """Holds the attempts: the worker's Runner."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether one attempt is held and no other, and it was claimed after a rest: no backlog is waiting."""
 
     def finish(self, attempt: TaskStateMachine, /, *, written: bool) -> None:
-        """Release the slot of an attempt whose settle was acknowledged (`written`), or that is lost."""
+        """Let go of an attempt whose settle was acknowledged (`written`), or that is lost."""
 
 
 @dataclass(slots=True)
@@ -243,6 +253,7 @@ class Settler:
             actor=self._worker_id,
             max_result_size=self._max_result_size,
             unconfirmed=self._unconfirmed,
+            advance=self._owner.is_idle,
         )
         self._acknowledge(batch, lost)
         self._new_sessions.reset()
@@ -309,7 +320,7 @@ class Settler:
         level("settle_postponed", task_id=attempt.task_id, error=str(refusal), retry_in=round(delay_s, 1))
 
     def _acknowledge(self, batch: list[TaskStateMachine], lost: set[UUID]) -> None:
-        """Remove a batch from the queue; its slots are released while the next flush is in flight."""
+        """Remove a batch from the queue; its attempts are let go while the next flush is in flight."""
         if self._queue[: len(batch)] == batch:  # always, unless the batch was settled singly
             del self._queue[: len(batch)]
         else:
@@ -324,6 +335,14 @@ class Settler:
     def _finish(self, batch: list[TaskStateMachine], lost: set[UUID]) -> None:
         for attempt in batch:
             self._owner.finish(attempt, written=not lost or attempt.key[0] not in lost)
+
+
+def _is_advanced_at_once(attempts: Sequence[TaskStateMachine]) -> bool:
+    """Tell whether this is one successful step, of a job that is not traced: the orchestrator makes the span."""
+    if len(attempts) != 1 or attempts[0].claimed is None or _outcome_of(attempts[0]).event is not TaskRowEvent.SUCCEED:
+        return False
+    own = attempts[0].claimed.own
+    return own("job_id") is not None and own("traceparent") is None
 
 
 def _extras_of(attempts: Sequence[TaskStateMachine]) -> list[dict[str, Any]]:

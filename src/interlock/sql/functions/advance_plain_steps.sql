@@ -11,9 +11,8 @@
 -- rules (workflow/resolve.py). A test compares both paths.
 --
 -- Moves are made by release_waiting_tasks() and complete_running_jobs(). As in the orchestrator, jobs are locked first, in
--- the order of their ids; each statement sees the writes of the transaction that held the locks before; a transaction that
--- ends no job commits asynchronously, since its messages would repeat it. Plans are kept for the life of a session, so
--- none of them may scan a table.
+-- the order of their ids, and each statement sees the writes of the transaction that held the locks before. Plans are kept
+-- for the life of a session, so none of them may scan a table.
 create or replace function interlock.advance_plain_steps(
     acting text, max_messages int, only_message bigint, max_lock_wait text, moment timestamptz,
     out received int, out released int, out finalized int, out traceparents text[]
@@ -171,9 +170,7 @@ begin
         where jobs.id = any (unfinished_ids) and jobs.id = counted.id;
     end if;
     finalized := coalesce(cardinality(finished_ids), 0);
-    if finalized = 0 then
-        perform set_config('synchronous_commit', 'off', true);
-    elsif finalized > (
+    if finalized > 0 and finalized > (
         select count(*)
         from interlock.complete_running_jobs(acting, finished_ids, finished_workflow_ids,
             array_fill(0, array[finalized]), null, moment)

@@ -23,10 +23,12 @@ where set_config('interlock.actor', %(actor)s, true) is not null
     end is not null
 
 -- name: advance_plain_steps
--- Advances a whole batch, if every message in it is a plain case; otherwise changes nothing and returns nulls.
+-- Advances a whole batch, if every message in it is a plain case; otherwise changes nothing and returns nulls. A transaction
+-- that ends no job commits asynchronously, since its messages would repeat it.
 select received, released, finalized, traceparents
 from interlock.advance_plain_steps(%(actor)s, %(limit)s::int, %(msg_id)s::bigint, %(lock_timeout)s,
     %(now)s::timestamptz)
+where case when finalized = 0 then set_config('synchronous_commit', 'off', true) else '' end is not null
 
 -- name: take_messages
 -- Reads the next messages, or the one of `msg_id`, which become invisible to other readers, and locks their jobs. Later statements of the transaction see

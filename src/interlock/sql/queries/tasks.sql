@@ -226,7 +226,8 @@ returning id
 -- moves: task running -return-> pending
 -- An attempt that is not the current one writes nothing: the fence. Returns one row, which names the tasks only if some
 -- are missing: reading a hundred ids costs the worker more than writing a hundred outcomes costs the database. The
--- array and the CASE make the planner use the primary key, whatever the statistics say about running rows.
+-- array and the CASE make the planner use the primary key, whatever the statistics say about running rows. With `advance`, the
+-- trigger that sends the end of a step also advances its job, if that is plain (docs/decisions/0061-advance-in-the-settle.md).
 with outcome as materialized (
     select id, attempt, 'succeed' as event, output, null::jsonb as error, null as reason, null::float8 as cost,
         null::float8 as delay, null::jsonb as progress
@@ -254,6 +255,7 @@ with outcome as materialized (
     where tasks.id = any (array(select id from outcome)) and tasks.id = outcome.id
         and tasks.attempt = outcome.attempt and case when tasks.state = 'running' then true else false end
         and (select set_config('interlock.actor', %(actor)s, true)) is not null
+        and (select set_config('interlock.advance_at_once', %(advance)s::boolean::text, true)) is not null
     returning tasks.id, tasks.state in ('done', 'error') as ended
 )
 select count(*) as settled,
