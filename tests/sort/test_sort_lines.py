@@ -305,6 +305,35 @@ def test_workers_with_other_orders_do_not_sort_together(tmp_path: Path, source: 
 
 
 @pytest.mark.chaos
+def test_a_worker_that_is_restarted_with_another_order_names_it(tmp_path: Path, source: Path) -> None:
+    one, other = (open_source([source], lines=parse_line_order([key], separator=",")) for key in ("1,1", "2,2n"))
+    with SortCluster(tmp_path, one, resident_share=0.0) as cluster:
+        cluster.start_master()
+        cluster.start_worker(0)
+        cluster.start_worker(1, ("Sorting",), forever=True)
+        cluster.ended("worker-1")
+        cluster.start_worker(1, source=other.share(1, 2).json())
+        message = cluster.failure("worker-1")
+        assert "before, it sorted lines (-t ',' -k 1.1,1.0), and now lines (-t ',' -k 2.1n,2.0)" in message
+        assert "bytes of lines is none of them" in message
+        cluster.start_worker(1)
+        cluster.wait("master")
+    assert output_bytes(cluster.output) == gnu_sort(text_of(source), ["1,1"], ",", {})
+
+
+@pytest.mark.chaos
+def test_a_killed_sort_that_is_started_with_another_order_starts_over_and_says_so(tmp_path: Path, source: Path) -> None:
+    one, other = (open_source([source], lines=parse_line_order([key], separator=",")) for key in ("1,1", "2,2n"))
+    with SortCluster(tmp_path, one, resident_share=0.0) as cluster:
+        cluster.kill_local("Merging")
+        report = cluster.restart_local(other)
+        _, said, errors = cluster.results["local"]
+    assert "lines (-t ',' -k 1.1,1.0) became lines (-t ',' -k 2.1n,2.0) since an earlier sort" in said + errors
+    assert sum(worker["reused"] for worker in report["workers"]) == 0
+    assert output_bytes(cluster.output) == gnu_sort(text_of(source), ["2,2n"], ",", {})
+
+
+@pytest.mark.chaos
 def test_the_command_sorts_and_validates_lines(tmp_path: Path, source: Path) -> None:
     out = tmp_path / "out"
     options = ("-t", ",", "-k", "2,2nr", "-k", "1")

@@ -413,3 +413,9 @@ def test_grpc_is_quiet_in_every_process(module: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert done.stdout == "ERROR\n", "set before the first import of gRPC, which reads it once"
+
+
+def test_the_version_of_the_protocol_is_raised_with_every_change_of_its_messages() -> None:
+    """A change of the messages needs a new version, and its checksum here."""
+    checksums = {3: "f31eff1bbe407c52"}
+    assert xxhash.xxh3_64_hexdigest(wire.DESCRIPTOR.serialized_pb) == checksums[rpc.PROTOCOL_VERSION]

@@ -160,7 +160,8 @@ def test_a_registration_with_a_wrong_order_of_lines_is_refused(monkeypatch: pyte
             records = registration(identity=identity, index=1, lines=orjson.dumps(good).decode(), incarnation=2)
             assert peer.call_once("RegisterWorker", records).message == "its registration is inconsistent"
         restarted = registration(lines=orjson.dumps(good).decode(), incarnation=2, **lengths)
-        assert "other keys of lines" in peer.call_once("RegisterWorker", restarted).message
+        change = peer.call_once("RegisterWorker", restarted).message
+        assert f"{LineOrder.from_json(good)} instead of records of one length" in change
         assert [worker.incarnation for worker in master.workers.values()] == [1]
         master.workers.clear()
         assert peer.call_once("RegisterWorker", restarted).success

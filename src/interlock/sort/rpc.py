@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-PROTOCOL_VERSION = 2  # to be raised with every change after which old and new processes do not understand each other
+PROTOCOL_VERSION = 3  # to be raised with every change after which old and new processes do not understand each other
 
 RETRYABLE_CODES = frozenset(
     {

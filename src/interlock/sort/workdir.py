@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from interlock.errors import InvalidTransitionError
     from interlock.machine import Move
-    from interlock.sort.data.input_stamps import Stamps
     from interlock.sort.data.records import Source
     from interlock.sort.settings import Settings
 
@@ -277,7 +276,7 @@ def open_work_directory(
     directory = work_dir or output / WORK_DIRECTORY
     directory.mkdir(parents=True, exist_ok=True)
     output.mkdir(parents=True, exist_ok=True)
-    before = _begin(directory, output, _sort_identity(source, output, workers, settings), take_stamps(source))
+    before = _begin(directory, output, _sort_identity(source, output, workers, settings), source)
     try:
         yield directory
     except BaseException:
@@ -302,18 +301,22 @@ def _sort_identity(source: Source, output: Path, workers: int, settings: Setting
     return xxhash.xxh3_64_hexdigest(os.fsencode(f"{fingerprint(source)} {division} {output.resolve()}"))
 
 
-def _begin(directory: Path, output: Path, identity: str, stamps: Stamps) -> dict[str, int]:
+def _begin(directory: Path, output: Path, identity: str, source: Source) -> dict[str, int]:
     """Claim the directory for this sort, and empty it of another's work; return the partitions from before."""
     path = directory / IDENTITY_FILE
     found = _read_json(path)
     if found.get("identity") == identity:
         before: dict[str, int] = found["before"]
         return before
-    if change := describe_change(found.get("files", {}), stamps):
+    stamps, record_format = take_stamps(source), str(source.format)
+    change = describe_change(found.get("files", {}), stamps)
+    if not change and found.get("format", record_format) != record_format:
+        change = f"{found['format']} became {record_format}"
+    if change:
         log.warning("%s since an earlier sort to this output was killed: this one starts over", change)
     _clear(directory)
     before = _partition_inodes(output)
-    path.write_bytes(orjson.dumps({"identity": identity, "before": before, "files": stamps}))
+    path.write_bytes(orjson.dumps({"identity": identity, "before": before, "files": stamps, "format": record_format}))
     return before
 
 

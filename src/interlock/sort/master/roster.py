@@ -105,7 +105,9 @@ class RegisteredWorker:
             for name, words in named.items()
             if getattr(request, name) != getattr(self, name)
         ]
-        return "; ".join([*changes, *(["other keys of lines"] if request.lines != self.lines else [])])
+        if request.lines != self.lines:
+            changes.append(f"{describe_lines(request.lines)} instead of {describe_lines(self.lines)}")
+        return "; ".join(changes)
 
     @property
     def line_order(self) -> LineOrder | None:
@@ -196,6 +198,11 @@ class RegisteredWorker:
             reused=request.reused,
             starts=self.starts,
         )
+
+
+def describe_lines(order: str) -> str:
+    """Describe the order of lines of a registration, or that it has none."""
+    return str(LineOrder.from_text(order)) if order else "records of one length"
 
 
 def make_roster(workers: list[RegisteredWorker], version: int) -> Roster:

@@ -13,7 +13,7 @@ from interlock.lifecycle import SORT_MASTER, SortMasterState, SortWorkerState
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.line_order import LineOrder
 from interlock.sort.data.plan import POSITION_BYTES, Sample, max_boundaries
-from interlock.sort.master.roster import RegisteredWorker
+from interlock.sort.master.roster import RegisteredWorker, describe_lines
 from interlock.sort.rpc import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ REPORTED_STATES = {
 }
 MAX_LISTED_WORKERS = 3  # in the message of a refusal
 COMPLETION_WAIT_S = 5.0  # for the other workers, before a completed worker gets its answer
-
-
-def describe_lines(order: str) -> str:
-    """Describe the order of lines of a registration, or that it has none."""
-    return str(LineOrder.from_text(order)) if order else "records of one length"
 
 
 def is_consistent(request: wire.Registration) -> bool:
@@ -225,15 +220,16 @@ class MasterService:
     def _describe_full_roster(self, request: wire.Registration) -> str:
         """Describe the roster to a worker that comes too late, and what to do."""
         master = self._master
+        unit = "bytes of lines" if request.lines else "records"
         workers = sorted(master.workers.values(), key=lambda worker: worker.index)
         named = [
-            f"worker {worker.index} ({worker.address}) with {worker.records:,} records"
+            f"worker {worker.index} ({worker.address}) with {worker.records:,} {unit}"
             for worker in workers[:MAX_LISTED_WORKERS]
         ]
         more = [f"{len(workers) - MAX_LISTED_WORKERS} more"] if len(workers) > MAX_LISTED_WORKERS else []
         return (
             f"the sort is in state {master.machine.state} and has its {master.worker_count} workers already, "
-            f"{', '.join([*named, *more])}; this one with {request.records:,} records is none of them. A worker that "
+            f"{', '.join([*named, *more])}; this one with {request.records:,} {unit} is none of them. A worker that "
             "is restarted needs the input, the output and the --temp that it had; another sort needs a master of "
             "its own, with another --temp"
         )

@@ -243,6 +243,7 @@ class Worker:
             self.journal.checkpoint = {"identity": new_identity(), "stamp": stamp, "epoch": 0, "index": -1}
             self.journal.checkpoint["files"] = self._stamps
             self.journal.checkpoint["input"] = self.runner.source.records
+            self.journal.checkpoint["format"] = str(self.runner.source.format)
             if saved is None:
                 self._claim_work_dir()
             else:
@@ -316,8 +317,14 @@ class Worker:
 
     def _describe_other_sort(self) -> str:
         """Describe the sort whose state is in the work directory, if it is another one."""
-        records = (self._other_sort or {}).get("checkpoint", {}).get("input")
-        return "" if records is None else f". Started in {self.runner.work_dir} before, it had {records:,} records"
+        before = (self._other_sort or {}).get("checkpoint", {})
+        if "input" not in before:
+            return ""
+        now = self.runner.source.format
+        started = f". Started in {self.runner.work_dir} before, it"
+        if before.get("format", str(now)) != str(now):
+            return f"{started} sorted {before['format']}, and now {now}"
+        return f"{started} had {before['input']:,} {'records' if now.lines is None else 'bytes of lines'}"
 
     def _apply_registration(self, answer: wire.Registered) -> None:
         self.epoch, self.index, self.starts = answer.epoch, answer.index, answer.starts
