@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import random
-import shutil
-import subprocess
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from gnu_sort import IS_GNU, gnu_sort, random_field, random_options, random_text, seeded, separator_byte
 from interlock.errors import SortInputError
 from interlock.sort.data.keys import Boundary
 from interlock.sort.data.line_order import LineOrder, parse_line_order
@@ -29,74 +26,12 @@ from sort_cli import sort
 from sort_cluster import SortCluster, output_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
-GNU_SORT = shutil.which("sort")
-FLAGS = {"numeric": "-n", "reverse": "-r", "unique": "-u", "stable": "-s", "skip_blanks": "-b", "fold": "-f"}
 ROUNDS = 240  # of random options and lines
 SPARE_BYTES = 64 << 10  # for dividers
 
-pytestmark = pytest.mark.skipif(
-    GNU_SORT is None or b"GNU" not in subprocess.run([GNU_SORT, "--version"], capture_output=True, check=True).stdout,
-    reason="there is no GNU sort on this machine",
-)
-
-ODD_FIELDS = (
-    b"-0", b"0", b"0.0", b"-0.00", b".5", b"-.5", b"1e3", b"1000", b" 7", b"\t7", b"7.", b"7.000", b"-7", b"--7", b"+7",
-    b"00000000000000000000007.00000000000000000000000000000000001", b"0.000000000000000000001", b"9" * 127, b"9" * 128,
-    b"1" + b"0" * 300, b"-1" + b"0" * 300, b"a" * 7, b"a" * 8, b"a" * 9, b"a" * 8 + b"\0", b"\0", b"\0\0", b"A", b"a",
-    b"x\r", b"",
-)  # fmt: skip
-
-
-def gnu_sort(text: bytes, keys: Sequence[str], separator: str | None, options: dict[str, bool]) -> bytes:
-    assert GNU_SORT is not None
-    command = [GNU_SORT, *(part for key in keys for part in ("-k", key))]
-    command += [] if separator is None else ["-t", separator.replace("\\t", "\t")]
-    command += [FLAGS[name] for name, is_set in options.items() if is_set]
-    done = subprocess.run(command, input=text, capture_output=True, env={**os.environ, "LC_ALL": "C"}, check=True)
-    return done.stdout
-
-
-def seeded(seed: float) -> random.Random:
-    return random.Random(seed)  # noqa: S311 - no cryptography
-
-
-def random_field(source: random.Random) -> bytes:
-    kind = source.random()
-    if kind < 0.25:
-        return source.choice(ODD_FIELDS)
-    if kind < 0.5:
-        sign = source.choice([b"", b"-", b" ", b"0", b"00"])
-        return sign + bytes(source.choices(b"0159.e", k=source.choice([0, 1, 2, 3, 8, 20])))
-    if kind < 0.6:
-        return bytes(source.choices([0, 1, 32, 9, 13, 255, 200, 97], k=source.randrange(12)))
-    return bytes(source.choices(b"abAB" if kind < 0.8 else b"abcdefgh", k=source.randrange(1, 30)))
-
-
-def random_text(source: random.Random, separator: bytes, count: int) -> bytes:
-    lines = [separator.join(random_field(source) for _ in range(source.randrange(6))) for _ in range(count)]
-    if lines and source.random() < 0.1:  # equal for longer than words are compared
-        lines += [b"ab" * 1200 + source.choice([b"", b"a", b"b"]) for _ in range(4)]
-    if source.random() < 0.3:
-        lines = [source.choice(lines) for _ in lines]
-    return b"\n".join(line.replace(b"\n", b"") for line in lines) + b"\n" * (source.random() < 0.8)
-
-
-def random_key(source: random.Random) -> str:
-    key = str(source.randrange(1, 5)) + (f".{source.randrange(1, 4)}" if source.random() < 0.4 else "")
-    key += "".join(option for option in "bfnr" if source.random() < 0.15)
-    if source.random() < 0.6:
-        key += f",{source.randrange(1, 6)}" + (f".{source.randrange(4)}" if source.random() < 0.4 else "")
-        key += "".join(option for option in "bfnr" if source.random() < 0.1)
-    return key
-
-
-def random_options(source: random.Random) -> tuple[list[str], str | None, dict[str, bool]]:
-    keys = [random_key(source) for _ in range(source.choice([0, 0, 1, 1, 1, 2, 3]))]
-    separator = source.choice([None, None, ",", "\\t", " ", "a", "0"])
-    return keys, separator, {name: source.random() < 0.25 for name in FLAGS}
+pytestmark = pytest.mark.skipif(not IS_GNU, reason="there is no GNU sort on this machine")
 
 
 def buffer_of(text: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -118,8 +53,7 @@ def test_lines_have_the_order_of_gnu_sort_for_random_options(seed: int) -> None:
     source = seeded(seed)
     for number in range(ROUNDS // 4):
         keys, separator, options = random_options(source)
-        real = {None: b" ", "\\t": b"\t"}.get(separator, (separator or "").encode())
-        text = random_text(source, real, source.choice([0, 1, 2, 5, 50, 200]))
+        text = random_text(source, separator_byte(separator), source.choice([0, 1, 2, 5, 50, 200]))
         whole = text if text.endswith(b"\n") or not text else text + b"\n"
         found = in_order(whole, parse_line_order(keys, separator=separator, **options))
         assert found == gnu_sort(text, keys, separator, options), (seed, number, keys, separator, options)
@@ -387,8 +321,7 @@ def test_validation_agrees_with_gnu_sort(tmp_path: Path, seed: int) -> None:
     source = seeded(100 + seed)
     for _ in range(60):
         keys, separator, options = random_options(source)
-        real = {None: b" ", "\\t": b"\t"}.get(separator, (separator or "").encode())
-        text = random_text(source, real, 40)
+        text = random_text(source, separator_byte(separator), 40)
         order = parse_line_order(keys, separator=separator, **options)
         (tmp_path / "partition.0").write_bytes(gnu_sort(text, keys, separator, options))
         assert validate([tmp_path], lines=order).problems == [], (keys, separator, options)
