@@ -1,6 +1,6 @@
 """Whole sorts of random lines by random options, compared with `LC_ALL=C sort`: several workers, blocks and windows.
 
-INTERLOCK_SORT_COMPARISONS sets the number of random sorts; each number is a seed, which a failure names.
+SORT_COMPARISONS sets the number of random sorts; each number is a seed, which a failure names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.flow, pytest.mark.skipif(not IS_GNU, reason="there is no GNU sort on this machine")]
 
-COMPARISONS = int(os.environ.get("INTERLOCK_SORT_COMPARISONS", "48"))
+COMPARISONS = int(os.environ.get("SORT_COMPARISONS", "48"))
 GROUPS = 4  # tests among which they are divided
 COMMANDS = 3
 
