@@ -48,6 +48,17 @@ def statuses(url: str) -> Counter[str]:
     return asyncio.run(read())
 
 
+def reasons(url: str) -> list[str | None]:
+    """Read the reasons of all moves of the only job."""
+
+    async def read() -> list[str | None]:
+        async with Interlock(config=Config(database_url=url)) as app:
+            (job,) = await app.find_jobs(workflow="distributed_sort")
+            return [move.reason for move in await app.job(job.id).history()]
+
+    return asyncio.run(read())
+
+
 def checkpoint(url: str, task: UUID) -> dict[str, Any]:
     """Read the checkpoint of a sort worker from the database."""
     with psycopg.connect(url) as connection:
@@ -67,6 +78,19 @@ def sorters(session: int) -> list[int]:
         except OSError:
             continue
         if int(fields[1]) == session and b"interlock.worker.executors.child" in command:
+            found.append(int(path.parent.name))
+    return found
+
+
+def guards() -> list[int]:
+    """List the guards of jobs that run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes()
+        except OSError:
+            continue
+        if command.endswith(b"-m\0interlock.sort.engines.job_guard\0"):
             found.append(int(path.parent.name))
     return found
 
@@ -140,6 +164,23 @@ def test_a_killed_command_does_not_block_the_next_sort(tmp_path: Path, url: str)
     assert process.returncode == 0, errors
     assert validate([tmp_path / "out2"], [tmp_path / "other"]).problems == []
     assert statuses(url) == {"CANCELED": 1, "COMPLETED": 1}, "the job of the killed command does not stay"
+
+
+def test_the_job_of_a_killed_command_ends_by_itself(tmp_path: Path, url: str) -> None:
+    make_input(tmp_path / "in", 500_000)
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "interlock", "--memory", "256MB")
+    with started(*arguments, url=url) as process:
+        assert process.stderr is not None
+        while "Sorting" not in (line := process.stderr.readline()):
+            assert line, "it ended before it was killed"
+        assert statuses(url) == {"RUNNING": 1}
+        for pid in members(process.pid):
+            os.kill(pid, signal.SIGKILL)
+    eventually(lambda: statuses(url) == {"CANCELED": 1}, within=100)
+    _, steps = look(url)
+    assert "the command of this sort was killed" in reasons(url)
+    assert not [step for step in steps if step.state in {"pending", "running"}]
+    eventually(lambda: not guards(), within=30)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

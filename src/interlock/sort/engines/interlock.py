@@ -23,6 +23,7 @@ from interlock.orchestrator.run import orchestrating
 from interlock.postgres.connection import database_url
 from interlock.sort.data.records import Source
 from interlock.sort.engines.base import MasterThread
+from interlock.sort.engines.job_guard import REASON, JobGuard
 from interlock.sort.engines.local import worker_settings
 from interlock.sort.logging import sigterm_as_interrupt
 from interlock.sort.security import Security, write_token
@@ -121,8 +122,10 @@ def run_as_job(
         database_url(config, report_progress) as url,
     ):
         app.config = replace(config, database_url=url)
-        with sigterm_as_interrupt():
-            return asyncio.run(_run(source, output.absolute(), workers, settings, directory.absolute(), on_progress))
+        with sigterm_as_interrupt(), JobGuard(config) as guard:
+            return asyncio.run(
+                _run(source, output.absolute(), workers, settings, directory.absolute(), on_progress, guard)
+            )
 
 
 def _identify_command() -> dict[str, Any]:
@@ -144,7 +147,19 @@ async def _cancel_orphans() -> None:
         handle = app.job(job.id)
         command = (await handle.status()).input.get("command") or {}
         if command.get("host") == platform.node() and command["started"] != _start_time(command["pid"]):
-            await handle.cancel("the command of this sort was killed")
+            await handle.cancel(REASON)
+
+
+def engine_settings(workers: int) -> WorkerSettings:
+    """Return the settings of the engine's worker in this process, for so many sort workers at a time."""
+    return WorkerSettings(
+        namespaces=(NAMESPACE,),
+        concurrency=workers,
+        processes=workers,
+        app_reference=APP_REFERENCE,
+        lease=LEASE_S,
+        recovery_interval=1.0,
+    )
 
 
 async def _run(
@@ -154,16 +169,9 @@ async def _run(
     settings: Settings,
     work_dir: Path,
     on_progress: ProgressCallback,
+    guard: JobGuard,
 ) -> Report:
-    engine_settings = WorkerSettings(
-        namespaces=(NAMESPACE,),
-        concurrency=workers,
-        processes=workers,
-        app_reference=APP_REFERENCE,
-        lease=LEASE_S,
-        recovery_interval=1.0,
-    )
-    async with app, orchestrating(app), serving(app, engine_settings):
+    async with app, orchestrating(app), serving(app, engine_settings(workers)):
         await _cancel_orphans()
         security = Security.generate()
         write_token(work_dir, security.token)  # not into the database, which others can read
@@ -181,6 +189,7 @@ async def _run(
                 ),
             }
             job = await app.submit(workflow, document)
+            guard.watch(job.id)
             return await _wait_for_end(job, master)
 
 
