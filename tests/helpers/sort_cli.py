@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.records import RecordFormat
+from interlock.sort.io.compression import unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,3 +103,9 @@ def first_line(process: subprocess.Popen[str]) -> str:
 def names(place: Path) -> list[str]:
     """List the names in a directory."""
     return sorted(path.name for path in place.iterdir())
+
+
+def unpacked_bytes(place: Path, copies: Path) -> bytes:
+    """Read the compressed partitions in a directory, one after the other."""
+    with unpacked(sorted(place.iterdir()), copies) as paths:
+        return b"".join(path.read_bytes() for path in paths)

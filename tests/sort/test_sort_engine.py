@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import os
 import signal
 from collections import Counter
@@ -16,7 +17,7 @@ from interlock import Interlock
 from interlock.config import Config
 from interlock.sort.data.validate import validate
 from processes import eventually
-from sort_cli import make_input, members, names, started
+from sort_cli import make_input, members, names, started, unpacked_bytes
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -116,6 +117,18 @@ def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -
         stored = checkpoint(url, step.id)
         assert stored["state"] == "Completed", "every move is saved in the database too"
         assert stored["history"] == step.result["history"]
+
+
+def test_packed_lines_are_sorted_to_packed_partitions(tmp_path: Path, url: str) -> None:
+    lines = [b"%d,%d\n" % (number * 7919 % 5000, number % 17) for number in range(5000)]
+    (tmp_path / "in.gz").write_bytes(gzip.compress(b"".join(lines)))
+    options = ("-w", 2, "--engine", "interlock", "--compress", "gzip", "-t", ",", "-k", "2,2nr", "-k", "1,1n")
+    with started("run", tmp_path / "in.gz", "-O", tmp_path / "out", *options, url=url) as process:
+        _, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    assert names(tmp_path / "out") == ["partition.0.gz", "partition.1.gz"]
+    lines.sort(key=lambda line: (-int(line.split(b",")[1]), int(line.split(b",")[0])))
+    assert unpacked_bytes(tmp_path / "out", tmp_path / "copies") == b"".join(lines)
 
 
 def test_a_killed_sort_worker_is_retried_and_the_output_is_the_same(tmp_path: Path, url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import logging
 import os
@@ -12,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from certificates import make_certificates
 from interlock.errors import SortError
 from interlock.sort.data.records import open_source
 from interlock.sort.data.validate import validate
+from interlock.sort.rpc import NO_SECURITY
 from interlock.sort.security import Security, write_token
 from interlock.sort.settings import Settings
 from processes import eventually
-from sort_cli import COMMAND, ENVIRONMENT, make_input, names, sort, started
+from sort_cli import COMMAND, ENVIRONMENT, make_input, names, sort, started, unpacked_bytes
 
 ray = pytest.importorskip("ray", reason="needs the extra `ray`")
 actors_of_ray = pytest.importorskip("interlock.sort.engines.ray")
@@ -69,6 +72,32 @@ def test_actors_end_with_their_command_and_the_same_command_resumes(tmp_path: Pa
     assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
 
 
+def test_lines_are_sorted_and_packed(tmp_path: Path) -> None:
+    lines = [b"%d,%d\n" % (number * 7919 % 5000, number % 17) for number in range(5000)]
+    (tmp_path / "in.gz").write_bytes(gzip.compress(b"".join(lines)))
+    order = ("-t", ",", "-k", "2,2nr", "-k", "1,1n")
+    options = ("-w", 2, "--engine", "ray", "--compress", "zstd", *order)
+    done = sort("run", tmp_path / "in.gz", "-O", tmp_path / "out", *options)
+    assert done.returncode == 0, done.stderr
+    assert names(tmp_path / "out") == ["partition.0.zst", "partition.1.zst"]
+    lines.sort(key=lambda line: (-int(line.split(b",")[1]), int(line.split(b",")[0])))
+    assert unpacked_bytes(tmp_path / "out", tmp_path / "copies") == b"".join(lines)
+
+
+def test_a_sort_with_tls_between_the_actors(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "node")
+    make_input(tmp_path / "in", 1_000)
+    tls = ("--tls-cert", tmp_path / "node.pem", "--tls-key", tmp_path / "node.key", "--tls-ca", tmp_path / "ca.pem")
+    arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 2, "--engine", "ray")
+    done = sort(*arguments, *tls)
+    assert done.returncode == 0, done.stderr
+    assert validate([tmp_path / "out"], [tmp_path / "in"]).problems == []
+    (tmp_path / "node.key").write_text("no key")
+    refused = sort(*arguments, "--overwrite", *tls)
+    assert refused.returncode == 2
+    assert "is not a certificate and its key" in refused.stderr
+
+
 def test_ray_address_of_the_environment_is_ignored(tmp_path: Path) -> None:
     make_input(tmp_path / "in", 1_000)
     arguments = ("run", tmp_path / "in", "-O", tmp_path / "out", "-w", 1, "--engine", "ray")
@@ -105,7 +134,14 @@ def test_actors_that_cannot_be_placed_count_as_missing_workers(tmp_path: Path) -
     try:
         with pytest.raises(SortError, match=r"phase Registering did not end within 2 s: 0 of 2 workers registered"):
             actors_of_ray.run_on_ray(
-                None, source, tmp_path / "out", workers=2, settings=settings, work_dir=None, on_progress=lambda _: None
+                None,
+                NO_SECURITY,
+                source,
+                tmp_path / "out",
+                workers=2,
+                settings=settings,
+                work_dir=None,
+                on_progress=lambda _: None,
             )
     finally:
         ray.shutdown()
@@ -116,6 +152,6 @@ def test_the_error_of_a_worker_has_no_traceback(tmp_path: Path) -> None:
     settings = {**asdict(Settings(register_timeout_s=0.2)), "work_dir": str(tmp_path / "temp")}
     (tmp_path / "temp").mkdir()
     write_token(tmp_path / "temp", Security.generate().token)
-    said = actors_of_ray.SortActor().run("127.0.0.1:1", 0, source.json(), str(tmp_path / "out"), settings)
+    said = actors_of_ray.SortActor().run("127.0.0.1:1", 0, source.json(), str(tmp_path / "out"), settings, [None] * 3)
     assert not said["input"]
     assert said["message"].startswith("RegisterWorker at the master (127.0.0.1:1): no answer within 0.2 s")

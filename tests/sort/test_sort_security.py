@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
+from certificates import make_certificates
 from interlock.errors import SortError, SortInputError
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.validate import validate
@@ -163,20 +162,16 @@ def test_another_version_of_the_protocol_is_refused_on_both_sides(tmp_path: Path
     old.stop()
 
 
-def openssl(place: Path, *arguments: str) -> None:
-    subprocess.run([shutil.which("openssl") or "openssl", *arguments], cwd=place, check=True, capture_output=True)
+class RefusingMaster:
+    """Answers every call with a refusal."""
 
+    def RegisterWorker(self, *_: Any) -> wire.Registered:  # noqa: N802 - RPC
+        return wire.Registered(message="refused")
 
-def make_certificates(place: Path, *names: str) -> None:
-    """Make an authority, and a certificate for 127.0.0.1 that it signed for each name."""
-    openssl(place, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-subj",
-            "/CN=authority", "-days", "2", "-addext", "basicConstraints=critical,CA:TRUE")  # fmt: skip
-    (place / "names").write_text("subjectAltName=IP:127.0.0.1\n")
-    for name in names:
-        openssl(place, "req", "-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr",
-                "-subj", f"/CN={name}")  # fmt: skip
-        openssl(place, "x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-                "-out", f"{name}.pem", "-days", "2", "-extfile", "names")  # fmt: skip
+    def _refuse(self, *_: Any) -> wire.Ack:
+        return wire.Ack()
+
+    SendSample = NotifyPhaseComplete = ReportCompletion = _refuse
 
 
 def test_a_sort_with_mutual_tls(tmp_path: Path) -> None:
@@ -213,6 +208,45 @@ def test_a_sort_with_mutual_tls(tmp_path: Path) -> None:
         for worker in workers:
             worker.result(60)
     assert output_bytes(tmp_path / "out-0", tmp_path / "out-1") == sorted_bytes(ROWS)
+
+
+def test_servers_are_verified_by_the_authorities_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_certificates(tmp_path, "node")
+    security = Security(OURS.token, tmp_path / "node.pem", tmp_path / "node.key")
+    server = Server(MASTER, RefusingMaster(), "127.0.0.1", security=security)
+    server.start()
+
+    def call() -> object:
+        peer = Peer(MASTER, server.address, "the master", security)
+        try:
+            return peer.call_once("RegisterWorker", wire.Registration(), timeout=10.0)
+        finally:
+            peer.close()
+
+    try:
+        with pytest.raises(grpc.RpcError) as raised:
+            call()
+        assert raised.value.code() in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+        assert call() == wire.Registered(message="refused")
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "authorities"))
+        (tmp_path / "authorities").mkdir()
+        (tmp_path / "authorities" / "0a1b2c3d.0").symlink_to(tmp_path / "ca.pem")
+        assert call() == wire.Registered(message="refused")
+    finally:
+        server.stop()
+
+
+def test_tls_is_refused_where_all_processes_are_on_one_machine(tmp_path: Path) -> None:
+    make_certificates(tmp_path, "node")
+    write_source(tmp_path / "in", ROWS)
+    tls = ("--tls-cert", tmp_path / "node.pem", "--tls-key", tmp_path / "node.key")
+    for options, option in ((tls, "--tls-cert"), (("--ray-address", "auto"), "--ray-address")):
+        done = sort("run", tmp_path / "in", "-O", tmp_path / "out", *options)
+        assert done.returncode == 2
+        assert f"{option} is for --engine ray: the processes of --engine local are on this machine" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_wrong_tls_options_are_refused_by_name(tmp_path: Path) -> None:

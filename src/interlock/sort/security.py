@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import secrets
 import ssl
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -21,11 +23,11 @@ from interlock.sort.settings import TOKEN_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 TOKEN_VARIABLE = "INTERLOCK_SORT_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_KEY = "x-interlock-sort-token"  # noqa: S105 - a key in the metadata of a call
 MIN_TOKEN_LENGTH = 16
+HASHED_NAME = re.compile(r"[0-9a-f]{8}\.\d+")  # of an authority in a directory of OpenSSL
 HOW_TO_GIVE = f"give one with {TOKEN_VARIABLE} or --token-file, the same to the master and all workers"
 
 
@@ -33,8 +35,8 @@ HOW_TO_GIVE = f"give one with {TOKEN_VARIABLE} or --token-file, the same to the 
 class Security:
     """The token of a sort, and the files of TLS: its certificate and key, and the authority that signed all of them.
 
-    Without an authority, servers are verified by the authorities of the system, and clients by the token only; with
-    one, both sides must present a certificate that it signed.
+    Without an authority, servers are verified by the authorities of the system, as OpenSSL knows them, and clients by
+    the token only; with one, both sides must present a certificate that it signed.
     """
 
     token: str = field(default="", repr=False)
@@ -54,6 +56,14 @@ class Security:
     def generate(cls) -> Security:
         """Create the security of a sort whose processes all get it from this one."""
         return cls(token=secrets.token_urlsafe(32))
+
+    def with_new_token(self) -> Security:
+        """Return the same with a token for a sort whose processes all get it from this one."""
+        return replace(self, token=secrets.token_urlsafe(32))
+
+    def tls_files(self) -> list[Path | None]:
+        """Return the paths of certificate, key and authority, for processes on other machines."""
+        return [None if path is None else path.absolute() for path in (self.certificate, self.key, self.authority)]
 
     @classmethod
     def load(
@@ -109,7 +119,8 @@ class Security:
             return grpc.insecure_channel(address, options=options)
         certificate, key, authority = self._read_files()
         pair = {"private_key": key, "certificate_chain": certificate} if authority is not None else {}
-        return grpc.secure_channel(address, grpc.ssl_channel_credentials(authority, **pair), options=options)
+        credentials = grpc.ssl_channel_credentials(authority or read_system_authorities(), **pair)
+        return grpc.secure_channel(address, credentials, options=options)
 
     def add_port(self, server: grpc.Server, address: str) -> int:
         """Make a server listen on an address; return the port."""
@@ -138,6 +149,19 @@ class TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc,unused-ignore]
         given = next((value for key, value in handler_call_details.invocation_metadata if key == TOKEN_KEY), "")
         given = given.encode() if isinstance(given, str) else given
         return continuation(handler_call_details) if hmac.compare_digest(given, self._token) else self._refusal
+
+
+def read_system_authorities() -> bytes | None:
+    """Read the authorities that OpenSSL uses on this machine; None if there are none, for gRPC's own.
+
+    SSL_CERT_FILE and SSL_CERT_DIR name others. gRPC alone uses a list that comes with it.
+    """
+    paths = ssl.get_default_verify_paths()
+    if paths.cafile is not None:
+        return _read(Path(paths.cafile))
+    files = sorted(Path(paths.capath).iterdir()) if paths.capath is not None else []
+    found = [_read(path) or b"" for path in files if HASHED_NAME.fullmatch(path.name) and path.exists()]
+    return b"\n".join(found) or None
 
 
 def read_token(path: Path) -> str:

@@ -119,6 +119,13 @@ TokenFile = Annotated[
 TlsCert = Annotated[
     Path | None, typer.Option(help="Certificate of this machine for TLS, as PEM; needs --tls-key.", metavar="FILE")
 ]
+RayTlsCert = Annotated[
+    Path | None,
+    typer.Option(
+        help="With --engine ray: certificate for TLS, as PEM, at this path on every node; needs --tls-key.",
+        metavar="FILE",
+    ),
+]
 TlsKey = Annotated[Path | None, typer.Option(help="Private key of the certificate, as PEM.", metavar="FILE")]
 TlsCa = Annotated[
     Path | None,
@@ -217,6 +224,9 @@ def sort(
     ray_address: Annotated[
         str | None, typer.Option(help="The Ray cluster to use; without it, Ray runs on this machine only.")
     ] = None,
+    tls_cert: RayTlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     compress: Compress = None,
     overwrite: Overwrite = False,
     timeout: RegisterTimeout = None,
@@ -264,6 +274,7 @@ def sort(
         ),
         engine=engine,
         ray_address=ray_address,
+        tls=_tls_files(tls_cert, tls_key, tls_ca),
         overwrite=overwrite,
         display=commands.DisplayOptions(history=history, quiet=quiet, as_json=as_json, report_path=report),
     )
@@ -450,6 +461,13 @@ def validate(
 def _security(token_file: Path | None, certificate: Path | None, key: Path | None, authority: Path | None) -> object:
     security = _import("interlock.sort.security").Security
     return security.load(token_file, certificate=certificate, key=key, authority=authority)
+
+
+def _tls_files(certificate: Path | None, key: Path | None, authority: Path | None) -> object:
+    """Return the files of TLS for a sort that generates its own token."""
+    security = _import("interlock.sort.security").Security(certificate=certificate, key=key, authority=authority)
+    security.check_files()
+    return security
 
 
 def _commands() -> ModuleType:

@@ -90,6 +90,7 @@ def run(
     line_options: dict[str, Any] | None,
     engine: Engine,
     ray_address: str | None,
+    tls: Security,
     overwrite: bool,
     display: DisplayOptions,
 ) -> None:
@@ -98,7 +99,7 @@ def run(
     _check_report_path(display.report_path)
     if output == STANDARD_OUTPUT and display.as_json:
         raise SortInputError("--json and --output - both write to standard output: use --report FILE for the report")
-    sort = get_engine(engine, config, ray_address, print_note)
+    sort = get_engine(engine, config, ray_address, print_note, tls)
     input_format = _input_format(lengths, is_ascii, line_options)
     count = workers or default_worker_count()
 

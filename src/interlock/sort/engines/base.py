@@ -10,9 +10,10 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, Self
 
-from interlock.errors import ConfigError, SortError
+from interlock.errors import ConfigError, SortError, SortInputError
 from interlock.sort.engines.local import run_local
 from interlock.sort.master.master import run_master
+from interlock.sort.rpc import NO_SECURITY
 from interlock.sort.settings import Engine
 
 if TYPE_CHECKING:
@@ -48,8 +49,15 @@ def get_engine(
     config: Config,
     ray_address: str | None = None,
     report_progress: Callable[[str], None] | None = None,
+    tls: Security = NO_SECURITY,
 ) -> SortFunction:
-    """Return the function that sorts with this engine; raise ConfigError if it is not installed."""
+    """Return the function that sorts with this engine; raise ConfigError if it is not installed.
+
+    `tls` has the files of TLS for Ray; the processes of the other engines are all on this machine.
+    """
+    if engine is not Engine.RAY and (tls.certificate is not None or ray_address is not None):
+        option = "--tls-cert" if tls.certificate is not None else "--ray-address"
+        raise SortInputError(f"{option} is for --engine ray: the processes of --engine {engine} are on this machine")
     if engine is Engine.LOCAL:
         return run_local
     if engine is Engine.INTERLOCK:
@@ -59,7 +67,7 @@ def get_engine(
         module = import_module("interlock.sort.engines.ray")
     except ModuleNotFoundError as error:
         raise ConfigError(f"--engine ray needs {error.name}: pip install 'interlock[sort,ray]'") from error
-    return partial(module.run_on_ray, ray_address)
+    return partial(module.run_on_ray, ray_address, tls)
 
 
 class MasterThread:

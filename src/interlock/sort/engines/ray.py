@@ -43,9 +43,16 @@ class SortActor:
     """One worker of a sort, on the node that Ray chose."""
 
     def run(
-        self, master: str, index: int, share: dict[str, Any], output: str, settings: dict[str, Any]
+        self,
+        master: str,
+        index: int,
+        share: dict[str, Any],
+        output: str,
+        settings: dict[str, Any],
+        tls_files: list[Path | None],
     ) -> dict[str, Any] | None:
         """Run the worker; return its error message, if it failed, and whether the input is the cause."""
+        certificate, key, authority = tls_files
         work_dir = Path(settings.pop("work_dir")) / f"worker-{index}"
         host = "127.0.0.1" if master.startswith("127.") else ray.util.get_node_ip_address()
         try:
@@ -57,7 +64,9 @@ class SortActor:
                 work_dir=work_dir,
                 index=index,
                 host=host,
-                security=Security.load(work_dir.parent / TOKEN_FILE),
+                security=Security.load(
+                    work_dir.parent / TOKEN_FILE, certificate=certificate, key=key, authority=authority
+                ),
             )
         except (InterlockError, OSError) as error:  # Ray would add its traceback, or retry
             return {"input": isinstance(error, SortInputError), "message": str(error)}
@@ -66,6 +75,7 @@ class SortActor:
 
 def run_on_ray(
     address: str | None,
+    tls: Security,
     source: Source,
     output: Path,
     *,
@@ -74,9 +84,12 @@ def run_on_ray(
     work_dir: Path | None,
     on_progress: ProgressCallback,
 ) -> Report:
-    """Sort with actors on the Ray cluster at this address, or on a new one of this machine only."""
+    """Sort with actors on the Ray cluster at this address, or on a new one of this machine only.
+
+    `tls` has the files of TLS, which every node has at the same paths; the token is a new one.
+    """
     with _stdout_to_stderr():
-        return _run_on_ray(address, source, output, workers, settings, work_dir, on_progress)
+        return _run_on_ray(address, tls, source, output, workers, settings, work_dir, on_progress)
 
 
 @contextmanager
@@ -95,6 +108,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 def _run_on_ray(
     address: str | None,
+    tls: Security,
     source: Source,
     output: Path,
     workers: int,
@@ -106,7 +120,7 @@ def _run_on_ray(
     if connects:
         _connect(address, workers)
     host = "127.0.0.1" if address is None else ray.util.get_node_ip_address()
-    security = Security.generate()
+    security = tls.with_new_token()
     try:
         with (
             open_work_directory(source, output, workers, settings, work_dir) as directory,
@@ -124,7 +138,7 @@ def _run_on_ray(
             actor_class = ray.remote(num_cpus=1, max_restarts=MAX_RESTARTS, max_task_retries=MAX_RESTARTS)(SortActor)
             actors = [actor_class.remote() for _ in range(workers)]
             try:
-                return _run_actors(master, actors, source, output, directory, settings)
+                return _run_actors(master, actors, source, output, directory, settings, security.tls_files())
             finally:
                 for actor in actors:
                     ray.kill(actor)
@@ -150,13 +164,21 @@ def _connect(address: str | None, workers: int) -> None:
 
 
 def _run_actors(
-    master: MasterThread, actors: list[Any], source: Source, output: Path, work_dir: Path, settings: Settings
+    master: MasterThread,
+    actors: list[Any],
+    source: Source,
+    output: Path,
+    work_dir: Path,
+    settings: Settings,
+    tls_files: list[Path | None],
 ) -> Report:
     """Run the workers, and wait for them and the master; when either fails, end the other."""
     count = len(actors)
     given = {**asdict(worker_settings(settings, count, source)), "work_dir": str(work_dir.absolute())}
     running = [
-        actor.run.remote(master.address, index, source.share(index, count).json(), str(output.absolute()), given)
+        actor.run.remote(
+            master.address, index, source.share(index, count).json(), str(output.absolute()), given, tls_files
+        )
         for index, actor in enumerate(actors)
     ]
     while running:
