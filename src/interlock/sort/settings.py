@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,6 +97,10 @@ class Settings:
         ):
             if getattr(self, name) <= 0:
                 raise SortInputError(f"{name} must be greater than 0, got {getattr(self, name):g}")
+
+    def json(self) -> dict[str, Any]:
+        """Return the settings as a JSON document, of which the constructor takes the values."""
+        return {**asdict(self), "compression": None if self.compression is None else str(self.compression)}
 
     def partition_name(self, number: int) -> str:
         """Return the name of an output file."""

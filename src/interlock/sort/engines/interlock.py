@@ -10,7 +10,7 @@ import asyncio
 import os
 import platform
 import threading
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,9 +184,9 @@ async def _run(
                 "output": str(output),
                 "work_dir": str(work_dir),
                 "command": _identify_command(),
-                "settings": asdict(
-                    replace(worker_settings(settings, workers, source), register_timeout_s=REGISTER_TIMEOUT_S)
-                ),
+                "settings": replace(
+                    worker_settings(settings, workers, source), register_timeout_s=REGISTER_TIMEOUT_S
+                ).json(),
             }
             job = await app.submit(workflow, document)
             guard.watch(job.id)

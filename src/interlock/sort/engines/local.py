@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -124,7 +124,7 @@ class SortWorkerProcesses:
                 "output": str(output),
                 "work_dir": str(work_dir / f"worker-{index}"),
                 "index": index,
-                "settings": asdict(settings),
+                "settings": settings.json(),
                 "log": log_settings,
                 "token": security.token,
             }

@@ -11,7 +11,6 @@ import os
 import socket
 import sys
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +173,7 @@ def _run_actors(
 ) -> Report:
     """Run the workers, and wait for them and the master; when either fails, end the other."""
     count = len(actors)
-    given = {**asdict(worker_settings(settings, count, source)), "work_dir": str(work_dir.absolute())}
+    given = {**worker_settings(settings, count, source).json(), "work_dir": str(work_dir.absolute())}
     running = [
         actor.run.remote(
             master.address, index, source.share(index, count).json(), str(output.absolute()), given, tls_files
