@@ -31,7 +31,7 @@ _INDEX = re.compile(r"create (?:unique )?index (\w+) on interlock\.(\w+)[^;]*")
 _TRIGGER = re.compile(r"create (?:or replace )?trigger (\w+) [^;]*? on interlock\.(\w+)[^;]*")
 _ALWAYS = re.compile(r"alter table interlock\.(\w+) enable always trigger (\w+)")
 _FUNCTION = re.compile(r"create or replace function interlock\.(\w+)\((.*?) as \$\$(.*?)\$\$;", re.DOTALL)
-_ADDED_CONSTRAINT = re.compile(r"alter table interlock\.(\w+) add constraint (\w+) ([^;]*);")
+_ADDED_CONSTRAINT = re.compile(r"alter table interlock\.(\w+) add constraint (\w+)\s+([^;]*);")
 _SETTING = re.compile(r"\bset (\w+) = ([\w ,]+?)(?= set |$)")
 _COLUMN = re.compile(r"(\w+) ([a-z].*?)(?= not null| default| primary key| unique| references| generated|$)")
 _TYPES = {"int": "integer", "timestamptz": "timestamp with time zone"}  # as PostgreSQL prints them
@@ -176,13 +176,20 @@ def _add_functions(catalog: ExpectedCatalog, text: str) -> None:
         catalog.functions[name] = ExpectedFunction(source, "security definer" in words, settings)
 
 
+def _normalize_array(string: str) -> str:
+    """Write an array literal as PostgreSQL prints it, but without quotes; return any other string as it is."""
+    if not string.startswith("'{"):
+        return string
+    return "'{" + ",".join(element.strip(' "') for element in string[2:-2].split(",")) + "}'"
+
+
 def normalize_definition(definition: str) -> str:
     """Reduce the definition of an index or a trigger to its words, as written or as PostgreSQL prints it."""
     text = " ".join(definition.split())
     strings: list[str] = []
 
     def keep(found: re.Match[str]) -> str:
-        strings.append(found[0])
+        strings.append(_normalize_array(found[0]))
         return f"'{len(strings) - 1}'"
 
     text = _STRING.sub(keep, text).lower()
@@ -199,7 +206,7 @@ def names_and_values(constraint: str) -> set[str]:
     strings: list[str] = []
 
     def keep(found: re.Match[str]) -> str:
-        strings.append(found[0])
+        strings.append(_normalize_array(found[0]))
         return f"'{len(strings) - 1}'"
 
     text = constraint.partition("check ")[2] or constraint.partition("CHECK ")[2]

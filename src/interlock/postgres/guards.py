@@ -3,9 +3,10 @@
 Invariant: `sql/guards.sql` is exactly what `render()` returns for the tables in `lifecycle.py`.
 
 Cost: the trigger's WHEN clause accepts a legal move that names its event and presents the fence, in the executor.
-PL/pgSQL runs only for writes that are refused, for moves of a client that did not name the event, and for a time that
-goes back. Columns that stay as recorded have triggers of their own, with a list of columns: an UPDATE that does not set
-one of these columns does not compare them. The functions set their own search_path: an operator in the caller's
+PL/pgSQL runs only for writes that are refused, for moves of a client that did not name the event, for a time that goes
+back, and for writes to the outcome of an ended row. PostgreSQL parses the stored clauses anew for each statement, so
+they are short. Columns that stay as recorded have triggers of their own, with a list of columns: an UPDATE that does
+not set one of these columns does not compare them. The functions set their own search_path: an operator in the caller's
 search_path cannot change what they compare.
 """
 
@@ -137,6 +138,9 @@ declare
         where to_jsonb(new) -> name is distinct from to_jsonb(old) -> name
     ), ', ');
 begin
+    if changed = '' then
+        return new;
+    end if;
     raise exception '% %: cannot change %: %', tg_argv[0], old.id, changed, tg_argv[1]
         using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name;
 end
@@ -151,7 +155,8 @@ _BODY = Template("""
 -- $table: the $machine lifecycle
 
 alter table interlock.$table drop constraint if exists ${table}_$column;
-alter table interlock.$table add constraint ${table}_$column check ($column in ($states)) not valid;
+alter table interlock.$table add constraint ${table}_$column
+    check ($column = any ('{$listed_states}'::text[])) not valid;
 alter table interlock.$table validate constraint ${table}_$column;
 
 do $$$$
@@ -227,7 +232,7 @@ $$$$;
 
 drop trigger if exists guard_insert on interlock.$table;
 create trigger guard_insert before insert on interlock.$table for each row
-    when ((new.$column = any (array[$initial])) is not true$fence_insert_when)
+    when ((new.$column = any ('{$listed_initial}'::text[])) is not true$fence_insert_when)
     execute function interlock.guard_$table();
 alter table interlock.$table enable always trigger guard_insert;
 
@@ -235,21 +240,21 @@ drop trigger if exists guard_update on interlock.$table;
 create trigger guard_update before update on interlock.$table for each row
     when (
         new.id is distinct from old.id
-        or new.updated_at < old.updated_at
-        or old.$column is not distinct from new.$column and old.event is distinct from new.event
-        or old.$column is distinct from new.$column and (
-            ((old.$column || ' ' || new.event || ' ' || new.$column) = any (array[
+        or case
+            when new.$column = old.$column
+                then new.event is distinct from old.event or new.updated_at < old.updated_at$fence_stays
+            else (old.$column || ' ' || new.event || ' ' || new.$column = any ('{
 $moves
-            ])) is not true
-            or new.updated_at is not distinct from old.updated_at
-        )$fence_when
+                }'::text[])) is not true
+                or new.updated_at <= old.updated_at$fence_moves
+        end
     )
     execute function interlock.guard_$table();
 alter table interlock.$table enable always trigger guard_update;
 $rewrites
 drop trigger if exists guard_delete on interlock.$table;
 create trigger guard_delete before delete on interlock.$table for each row
-    when ((old.$column = any (array[$final])) is not true)
+    when ((old.$column = any ('{$listed_final}'::text[])) is not true)
     execute function interlock.guard_$table();
 alter table interlock.$table enable always trigger guard_delete;
 
@@ -340,9 +345,16 @@ _FENCE = Template("""\
             end);
     end if;""")
 
-_FENCE_WHEN = Template("""
-        or new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int
-        or $breach""")
+_FENCE_STAYS = """
+                    or new.attempt <> old.attempt or new.settled_attempt is distinct from old.settled_attempt"""
+
+# The function accepts more: a move that others make may present the attempt, too.
+_FENCE_MOVES = Template("""
+                or new.attempt <> old.attempt + (new.state = 'running')::int
+                or new.settled_attempt is distinct from case
+                    when old.state = 'running' and new.event = any ('{$settling}'::text[]) then old.attempt
+                    else old.settled_attempt
+                end""")
 
 # What an earlier settle left in the row is lower than the attempt that runs now: a writer that forgets to present its
 # attempt is refused like one that presents another one. Moves that others make (cancel, expire, exhaust) may present
@@ -396,10 +408,14 @@ def _render(guard: Guard) -> str:
         final_hint=_quoted(final).replace("'", "''"),
         targets="\n".join(_target_cases(machine)),
         pairs="\n".join(_pair_cases(machine)),
-        moves=",\n".join(f"                '{source} {event} {target}'" for source, event, target in machine.rows),
+        listed_states=_listed(machine.states),
+        listed_initial=_listed(_in_order(machine, machine.initial)),
+        listed_final=_listed(final),
+        moves=",\n".join(f"                    {source} {event} {target}" for source, event, target in machine.rows),
         rewrites="".join(_rewrite_triggers(guard)),
         fence=_FENCE.substitute(breach=breach) if guard.fenced else "",
-        fence_when=_FENCE_WHEN.substitute(breach=breach) if guard.fenced else "",
+        fence_stays=_FENCE_STAYS if guard.fenced else "",
+        fence_moves=_FENCE_MOVES.substitute(settling=_listed(guard.settling)) if guard.fenced else "",
         fence_insert=_FENCE_INSERT if guard.fenced else "",
         fence_insert_when=_FENCE_INSERT_WHEN if guard.fenced else "",
         attempt_into=", attempt" if guard.fenced else "",
@@ -410,26 +426,25 @@ def _render(guard: Guard) -> str:
 def _rewrite_triggers(guard: Guard) -> Iterator[str]:
     """Render the triggers that refuse to change what is recorded.
 
-    Documents have a trigger of their own: comparing them means reading them, and they may be large.
+    Documents have a trigger of their own: comparing them means reading them, and they may be large. Of an ended row
+    only the function compares the columns: few statements write them then.
     """
     column = guard.column
-    ended = (
-        f"old.{column} = any (array[{_quoted(_in_order(guard.machine, guard.machine.final))}])\n"
-        f"        and new.{column} is not distinct from old.{column} and ("
-    )
+    final = _listed(_in_order(guard.machine, guard.machine.final))
+    ended = f"new.{column} = old.{column} and old.{column} = any ('{{{final}}}'::text[])"
+    changed = "\n        or ".join(f"new.{name} is distinct from old.{name}" for name in guard.fixed)
     stays = f"the outcome of a {guard.machine.name} that has ended changes only with a move, which is recorded"
-    for trigger, columns, before, after, why in (
-        ("guard_fixed", guard.fixed, "", "", f"a {guard.machine.name} keeps what it was created with"),
-        ("guard_outcome", guard.outcome, ended, ")", stays),
-        ("guard_documents", guard.documents, ended, ")", stays),
+    for trigger, columns, condition, why in (
+        ("guard_fixed", guard.fixed, changed, f"a {guard.machine.name} keeps what it was created with"),
+        ("guard_outcome", guard.outcome, ended, stays),
+        ("guard_documents", guard.documents, ended, stays),
     ):
         if columns:
-            changed = "\n            or ".join(f"new.{name} is distinct from old.{name}" for name in columns)
             yield _REWRITE.substitute(
                 trigger=trigger,
                 table=guard.table,
                 columns=", ".join(columns),
-                condition=f"{before}{changed}{after}",
+                condition=condition,
                 machine=guard.machine.name,
                 why=why,
                 arguments=_quoted(columns),
@@ -461,6 +476,11 @@ def _check_stale_events_can_be_told_apart(machine: Machine[Any, Any]) -> None:
     for _, event, target in machine.rows:
         if machine.can(target, event):
             raise DefinitionError(f"{machine.name}: {event} both enters and leaves {target}; the guard needs two names")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """Return the elements of an array literal: one constant, which each statement reads faster than an ARRAY."""
+    return ", ".join(names)
 
 
 def _quoted(names: Iterable[str]) -> str:

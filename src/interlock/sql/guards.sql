@@ -52,6 +52,9 @@ declare
         where to_jsonb(new) -> name is distinct from to_jsonb(old) -> name
     ), ', ');
 begin
+    if changed = '' then
+        return new;
+    end if;
     raise exception '% %: cannot change %: %', tg_argv[0], old.id, changed, tg_argv[1]
         using errcode = 'IL004', schema = tg_table_schema, table = tg_table_name;
 end
@@ -64,7 +67,8 @@ $$;
 -- tasks: the task lifecycle
 
 alter table interlock.tasks drop constraint if exists tasks_state;
-alter table interlock.tasks add constraint tasks_state check (state in ('waiting', 'pending', 'running', 'done', 'error', 'canceled', 'skipped')) not valid;
+alter table interlock.tasks add constraint tasks_state
+    check (state = any ('{waiting, pending, running, done, error, canceled, skipped}'::text[])) not valid;
 alter table interlock.tasks validate constraint tasks_state;
 
 do $$
@@ -182,7 +186,7 @@ $$;
 
 drop trigger if exists guard_insert on interlock.tasks;
 create trigger guard_insert before insert on interlock.tasks for each row
-    when ((new.state = any (array['waiting', 'pending'])) is not true or new.attempt <> 0 or new.settled_attempt is not null)
+    when ((new.state = any ('{waiting, pending}'::text[])) is not true or new.attempt <> 0 or new.settled_attempt is not null)
     execute function interlock.guard_tasks();
 alter table interlock.tasks enable always trigger guard_insert;
 
@@ -190,38 +194,36 @@ drop trigger if exists guard_update on interlock.tasks;
 create trigger guard_update before update on interlock.tasks for each row
     when (
         new.id is distinct from old.id
-        or new.updated_at < old.updated_at
-        or old.state is not distinct from new.state and old.event is distinct from new.event
-        or old.state is distinct from new.state and (
-            ((old.state || ' ' || new.event || ' ' || new.state) = any (array[
-                'waiting release pending',
-                'pending claim running',
-                'running succeed done',
-                'running fail error',
-                'running retry pending',
-                'running expire pending',
-                'running exhaust error',
-                'running return pending',
-                'pending hold waiting',
-                'waiting cancel canceled',
-                'pending cancel canceled',
-                'running cancel canceled',
-                'waiting skip skipped',
-                'waiting succeed done',
-                'waiting fail error',
-                'error requeue pending',
-                'canceled requeue pending'
-            ])) is not true
-            or new.updated_at is not distinct from old.updated_at
-        )
-        or new.attempt <> old.attempt + (new.state = 'running' and old.state <> 'running')::int
-        or (case
-            when old.state = 'running' and new.state is distinct from old.state
-                then new.settled_attempt is distinct from old.attempt
-                    and (new.event = any (array['succeed', 'fail', 'retry', 'return'])
-                        or new.settled_attempt is distinct from old.settled_attempt)
-            else new.settled_attempt is distinct from old.settled_attempt
-        end)
+        or case
+            when new.state = old.state
+                then new.event is distinct from old.event or new.updated_at < old.updated_at
+                    or new.attempt <> old.attempt or new.settled_attempt is distinct from old.settled_attempt
+            else (old.state || ' ' || new.event || ' ' || new.state = any ('{
+                    waiting release pending,
+                    pending claim running,
+                    running succeed done,
+                    running fail error,
+                    running retry pending,
+                    running expire pending,
+                    running exhaust error,
+                    running return pending,
+                    pending hold waiting,
+                    waiting cancel canceled,
+                    pending cancel canceled,
+                    running cancel canceled,
+                    waiting skip skipped,
+                    waiting succeed done,
+                    waiting fail error,
+                    error requeue pending,
+                    canceled requeue pending
+                }'::text[])) is not true
+                or new.updated_at <= old.updated_at
+                or new.attempt <> old.attempt + (new.state = 'running')::int
+                or new.settled_attempt is distinct from case
+                    when old.state = 'running' and new.event = any ('{succeed, fail, retry, return}'::text[]) then old.attempt
+                    else old.settled_attempt
+                end
+        end
     )
     execute function interlock.guard_tasks();
 alter table interlock.tasks enable always trigger guard_update;
@@ -229,42 +231,32 @@ alter table interlock.tasks enable always trigger guard_update;
 drop trigger if exists guard_fixed on interlock.tasks;
 create trigger guard_fixed before update of type, input, job_id, step, part, part_of, compensates, request_id, created_at on interlock.tasks for each row
     when (new.type is distinct from old.type
-            or new.input is distinct from old.input
-            or new.job_id is distinct from old.job_id
-            or new.step is distinct from old.step
-            or new.part is distinct from old.part
-            or new.part_of is distinct from old.part_of
-            or new.compensates is distinct from old.compensates
-            or new.request_id is distinct from old.request_id
-            or new.created_at is distinct from old.created_at)
+        or new.input is distinct from old.input
+        or new.job_id is distinct from old.job_id
+        or new.step is distinct from old.step
+        or new.part is distinct from old.part
+        or new.part_of is distinct from old.part_of
+        or new.compensates is distinct from old.compensates
+        or new.request_id is distinct from old.request_id
+        or new.created_at is distinct from old.created_at)
     execute function interlock.refuse_rewrite('task', 'a task keeps what it was created with', 'type', 'input', 'job_id', 'step', 'part', 'part_of', 'compensates', 'request_id', 'created_at');
 alter table interlock.tasks enable always trigger guard_fixed;
 
 drop trigger if exists guard_outcome on interlock.tasks;
 create trigger guard_outcome before update of reason, tries, crashes, worker_id, cost, started_at, finished_at on interlock.tasks for each row
-    when (old.state = any (array['done', 'error', 'canceled', 'skipped'])
-        and new.state is not distinct from old.state and (new.reason is distinct from old.reason
-            or new.tries is distinct from old.tries
-            or new.crashes is distinct from old.crashes
-            or new.worker_id is distinct from old.worker_id
-            or new.cost is distinct from old.cost
-            or new.started_at is distinct from old.started_at
-            or new.finished_at is distinct from old.finished_at))
+    when (new.state = old.state and old.state = any ('{done, error, canceled, skipped}'::text[]))
     execute function interlock.refuse_rewrite('task', 'the outcome of a task that has ended changes only with a move, which is recorded', 'reason', 'tries', 'crashes', 'worker_id', 'cost', 'started_at', 'finished_at');
 alter table interlock.tasks enable always trigger guard_outcome;
 
 drop trigger if exists guard_documents on interlock.tasks;
 create trigger guard_documents before update of output, error, progress on interlock.tasks for each row
-    when (old.state = any (array['done', 'error', 'canceled', 'skipped'])
-        and new.state is not distinct from old.state and (new.output is distinct from old.output
-            or new.error is distinct from old.error
-            or new.progress is distinct from old.progress))
+    when (new.state = old.state and old.state = any ('{done, error, canceled, skipped}'::text[]))
     execute function interlock.refuse_rewrite('task', 'the outcome of a task that has ended changes only with a move, which is recorded', 'output', 'error', 'progress');
 alter table interlock.tasks enable always trigger guard_documents;
 
 drop trigger if exists guard_delete on interlock.tasks;
 create trigger guard_delete before delete on interlock.tasks for each row
-    when ((old.state = any (array['done', 'error', 'canceled', 'skipped'])) is not true)
+    when ((old.state = any ('{done, error, canceled, skipped}'::text[])) is not true)
     execute function interlock.guard_tasks();
 alter table interlock.tasks enable always trigger guard_delete;
 
@@ -331,7 +323,8 @@ alter table interlock.tasks enable always trigger record_update;
 -- jobs: the job lifecycle
 
 alter table interlock.jobs drop constraint if exists jobs_status;
-alter table interlock.jobs add constraint jobs_status check (status in ('SUBMITTED', 'PENDING', 'RUNNING', 'COMPLETED', 'FAILED', 'CANCELED')) not valid;
+alter table interlock.jobs add constraint jobs_status
+    check (status = any ('{SUBMITTED, PENDING, RUNNING, COMPLETED, FAILED, CANCELED}'::text[])) not valid;
 alter table interlock.jobs validate constraint jobs_status;
 
 do $$
@@ -416,7 +409,7 @@ $$;
 
 drop trigger if exists guard_insert on interlock.jobs;
 create trigger guard_insert before insert on interlock.jobs for each row
-    when ((new.status = any (array['SUBMITTED'])) is not true)
+    when ((new.status = any ('{SUBMITTED}'::text[])) is not true)
     execute function interlock.guard_jobs();
 alter table interlock.jobs enable always trigger guard_insert;
 
@@ -424,21 +417,21 @@ drop trigger if exists guard_update on interlock.jobs;
 create trigger guard_update before update on interlock.jobs for each row
     when (
         new.id is distinct from old.id
-        or new.updated_at < old.updated_at
-        or old.status is not distinct from new.status and old.event is distinct from new.event
-        or old.status is distinct from new.status and (
-            ((old.status || ' ' || new.event || ' ' || new.status) = any (array[
-                'SUBMITTED validate PENDING',
-                'SUBMITTED reject FAILED',
-                'SUBMITTED cancel CANCELED',
-                'PENDING allocate_resources RUNNING',
-                'PENDING cancel CANCELED',
-                'RUNNING success COMPLETED',
-                'RUNNING error FAILED',
-                'RUNNING cancel CANCELED'
-            ])) is not true
-            or new.updated_at is not distinct from old.updated_at
-        )
+        or case
+            when new.status = old.status
+                then new.event is distinct from old.event or new.updated_at < old.updated_at
+            else (old.status || ' ' || new.event || ' ' || new.status = any ('{
+                    SUBMITTED validate PENDING,
+                    SUBMITTED reject FAILED,
+                    SUBMITTED cancel CANCELED,
+                    PENDING allocate_resources RUNNING,
+                    PENDING cancel CANCELED,
+                    RUNNING success COMPLETED,
+                    RUNNING error FAILED,
+                    RUNNING cancel CANCELED
+                }'::text[])) is not true
+                or new.updated_at <= old.updated_at
+        end
     )
     execute function interlock.guard_jobs();
 alter table interlock.jobs enable always trigger guard_update;
@@ -446,36 +439,30 @@ alter table interlock.jobs enable always trigger guard_update;
 drop trigger if exists guard_fixed on interlock.jobs;
 create trigger guard_fixed before update of task_description, workflow_id, input, parent_job_id, parent_task_id, request_id, created_at on interlock.jobs for each row
     when (new.task_description is distinct from old.task_description
-            or new.workflow_id is distinct from old.workflow_id
-            or new.input is distinct from old.input
-            or new.parent_job_id is distinct from old.parent_job_id
-            or new.parent_task_id is distinct from old.parent_task_id
-            or new.request_id is distinct from old.request_id
-            or new.created_at is distinct from old.created_at)
+        or new.workflow_id is distinct from old.workflow_id
+        or new.input is distinct from old.input
+        or new.parent_job_id is distinct from old.parent_job_id
+        or new.parent_task_id is distinct from old.parent_task_id
+        or new.request_id is distinct from old.request_id
+        or new.created_at is distinct from old.created_at)
     execute function interlock.refuse_rewrite('job', 'a job keeps what it was created with', 'task_description', 'workflow_id', 'input', 'parent_job_id', 'parent_task_id', 'request_id', 'created_at');
 alter table interlock.jobs enable always trigger guard_fixed;
 
 drop trigger if exists guard_outcome on interlock.jobs;
 create trigger guard_outcome before update of reason, failed_steps, started_at, completed_at on interlock.jobs for each row
-    when (old.status = any (array['COMPLETED', 'FAILED', 'CANCELED'])
-        and new.status is not distinct from old.status and (new.reason is distinct from old.reason
-            or new.failed_steps is distinct from old.failed_steps
-            or new.started_at is distinct from old.started_at
-            or new.completed_at is distinct from old.completed_at))
+    when (new.status = old.status and old.status = any ('{COMPLETED, FAILED, CANCELED}'::text[]))
     execute function interlock.refuse_rewrite('job', 'the outcome of a job that has ended changes only with a move, which is recorded', 'reason', 'failed_steps', 'started_at', 'completed_at');
 alter table interlock.jobs enable always trigger guard_outcome;
 
 drop trigger if exists guard_documents on interlock.jobs;
 create trigger guard_documents before update of output, error on interlock.jobs for each row
-    when (old.status = any (array['COMPLETED', 'FAILED', 'CANCELED'])
-        and new.status is not distinct from old.status and (new.output is distinct from old.output
-            or new.error is distinct from old.error))
+    when (new.status = old.status and old.status = any ('{COMPLETED, FAILED, CANCELED}'::text[]))
     execute function interlock.refuse_rewrite('job', 'the outcome of a job that has ended changes only with a move, which is recorded', 'output', 'error');
 alter table interlock.jobs enable always trigger guard_documents;
 
 drop trigger if exists guard_delete on interlock.jobs;
 create trigger guard_delete before delete on interlock.jobs for each row
-    when ((old.status = any (array['COMPLETED', 'FAILED', 'CANCELED'])) is not true)
+    when ((old.status = any ('{COMPLETED, FAILED, CANCELED}'::text[])) is not true)
     execute function interlock.guard_jobs();
 alter table interlock.jobs enable always trigger guard_delete;
 
@@ -542,7 +529,8 @@ alter table interlock.jobs enable always trigger record_update;
 -- workers: the supervised worker lifecycle
 
 alter table interlock.workers drop constraint if exists workers_status;
-alter table interlock.workers add constraint workers_status check (status in ('IDLE', 'RUNNING', 'PAUSED', 'COMPLETED', 'FAILED', 'TERMINATED')) not valid;
+alter table interlock.workers add constraint workers_status
+    check (status = any ('{IDLE, RUNNING, PAUSED, COMPLETED, FAILED, TERMINATED}'::text[])) not valid;
 alter table interlock.workers validate constraint workers_status;
 
 do $$
@@ -631,7 +619,7 @@ $$;
 
 drop trigger if exists guard_insert on interlock.workers;
 create trigger guard_insert before insert on interlock.workers for each row
-    when ((new.status = any (array['IDLE'])) is not true)
+    when ((new.status = any ('{IDLE}'::text[])) is not true)
     execute function interlock.guard_workers();
 alter table interlock.workers enable always trigger guard_insert;
 
@@ -639,23 +627,23 @@ drop trigger if exists guard_update on interlock.workers;
 create trigger guard_update before update on interlock.workers for each row
     when (
         new.id is distinct from old.id
-        or new.updated_at < old.updated_at
-        or old.status is not distinct from new.status and old.event is distinct from new.event
-        or old.status is distinct from new.status and (
-            ((old.status || ' ' || new.event || ' ' || new.status) = any (array[
-                'IDLE start_task RUNNING',
-                'RUNNING pause PAUSED',
-                'PAUSED resume RUNNING',
-                'RUNNING complete_tasks COMPLETED',
-                'RUNNING error_unrecoverable FAILED',
-                'IDLE terminate TERMINATED',
-                'RUNNING terminate TERMINATED',
-                'PAUSED terminate TERMINATED',
-                'COMPLETED terminate TERMINATED',
-                'FAILED terminate TERMINATED'
-            ])) is not true
-            or new.updated_at is not distinct from old.updated_at
-        )
+        or case
+            when new.status = old.status
+                then new.event is distinct from old.event or new.updated_at < old.updated_at
+            else (old.status || ' ' || new.event || ' ' || new.status = any ('{
+                    IDLE start_task RUNNING,
+                    RUNNING pause PAUSED,
+                    PAUSED resume RUNNING,
+                    RUNNING complete_tasks COMPLETED,
+                    RUNNING error_unrecoverable FAILED,
+                    IDLE terminate TERMINATED,
+                    RUNNING terminate TERMINATED,
+                    PAUSED terminate TERMINATED,
+                    COMPLETED terminate TERMINATED,
+                    FAILED terminate TERMINATED
+                }'::text[])) is not true
+                or new.updated_at <= old.updated_at
+        end
     )
     execute function interlock.guard_workers();
 alter table interlock.workers enable always trigger guard_update;
@@ -668,7 +656,7 @@ alter table interlock.workers enable always trigger guard_fixed;
 
 drop trigger if exists guard_delete on interlock.workers;
 create trigger guard_delete before delete on interlock.workers for each row
-    when ((old.status = any (array['COMPLETED', 'FAILED', 'TERMINATED'])) is not true)
+    when ((old.status = any ('{COMPLETED, FAILED, TERMINATED}'::text[])) is not true)
     execute function interlock.guard_workers();
 alter table interlock.workers enable always trigger guard_delete;
 

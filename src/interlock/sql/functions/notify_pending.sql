@@ -38,6 +38,9 @@ declare
     due numeric := extract(epoch from new.run_at);
     sent text := current_setting('interlock.due_sent', true);
 begin
+    if new.run_at is not distinct from old.run_at or new.run_at > now() + interval '1 minute' then
+        return null;
+    end if;
     if sent <> '' and split_part(sent, ' ', 1)::numeric <= due and substr(sent, strpos(sent, ' ') + 1) = new.namespace then
         return null;
     end if;
@@ -51,8 +54,5 @@ create or replace trigger notify_insert after insert on interlock.tasks
     referencing new table as now_row for each statement execute function interlock.notify_pending();
 
 create or replace trigger notify_due after update of run_at on interlock.tasks
-    for each row when (
-        new.state = 'pending' and new.run_at is distinct from old.run_at
-        and new.run_at > now() and new.run_at <= now() + interval '1 minute'
-    )
+    for each row when (new.state = 'pending' and new.run_at > now())
     execute function interlock.notify_due();

@@ -19,18 +19,19 @@ begin
     if tg_relid <> 'interlock.tasks'::regclass then
         raise exception 'store_task_reason() is a trigger of interlock.tasks only' using errcode = 'IL004';
     end if;
-    perform interlock.store_wait_reason('task', new.id::text, new.held_by, new.reason);
+    -- Numbers in a reason (the use of a limit, the time of its next start) change all the time, and are no other reason.
+    if old.held_by is distinct from new.held_by
+        or translate(old.reason, '0123456789', '') is distinct from translate(new.reason, '0123456789', '') then
+        perform interlock.store_wait_reason('task', new.id::text, new.held_by, new.reason);
+    end if;
     return null;
 end
 $$;
 
 revoke execute on function interlock.store_task_reason() from public;
 
--- Numbers in a reason (the use of a limit, the time of its next start) change all the time, and are no other reason.
 create or replace trigger store_reason after update of held_by, reason on interlock.tasks for each row
-    when (old.state = 'waiting' and new.state = 'waiting' and (old.held_by is distinct from new.held_by
-        or translate(old.reason, '0123456789', '') is distinct from translate(new.reason, '0123456789', '')))
-    execute function interlock.store_task_reason();
+    when (old.state = 'waiting' and new.state = 'waiting') execute function interlock.store_task_reason();
 
 create or replace function interlock.store_job_reason() returns trigger language plpgsql
     security definer set search_path = pg_catalog, pg_temp as $$
