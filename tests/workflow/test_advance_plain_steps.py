@@ -207,14 +207,18 @@ async def test_a_locked_job_or_an_error_does_not_keep_a_settle_from_being_writte
     assert (await driver.advance()).released == 1
 
 
-async def test_an_outcome_is_committed_durably_also_if_its_settle_advances_the_job(driver: JobDriver) -> None:
+async def test_a_settle_that_advances_its_job_is_committed_durably_and_waits_for_locks_as_long_as_any(
+    driver: JobDriver,
+) -> None:
+    """The commit of a notification waits for those of others, which takes more than a millisecond now and then."""
     await driver.submit(step("a"), step("b", "a"))
-    await driver.connection.execute("set synchronous_commit = on")
+    await driver.connection.execute("set synchronous_commit = on; set lock_timeout = '7s'")
     async with transaction(driver.connection):
         assert await settle_and_advance(driver)
         assert (await read_queue_state(driver.connection))["waiting"] == 0
-        (row,) = await (await driver.connection.execute("show synchronous_commit")).fetchall()
-        assert row["synchronous_commit"] == "on"
+        for name, value in (("synchronous_commit", "on"), ("lock_timeout", "7s")):
+            (row,) = await (await driver.connection.execute(f"show {name}".encode())).fetchall()
+            assert row[name] == value
 
 
 async def everything(driver: JobDriver) -> list[Any]:

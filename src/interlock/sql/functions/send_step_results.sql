@@ -13,6 +13,7 @@ declare
     messages jsonb[];
     sent_ids bigint[];
     is_advanced boolean := false;
+    given_lock_timeout constant text := current_setting('lock_timeout');
 begin
     if tg_relid <> 'interlock.tasks'::regclass then
         raise exception 'send_step_results() is a trigger of interlock.tasks only' using errcode = 'IL004';
@@ -35,6 +36,8 @@ begin
                 select received = 1
                 into is_advanced
                 from interlock.advance_plain_steps(interlock.actor(), 1, sent_ids[1], '1ms', null);
+                -- the commit of a notification waits for a lock too
+                perform set_config('lock_timeout', given_lock_timeout, true);
             exception when others then
                 is_advanced := false;
             end;
