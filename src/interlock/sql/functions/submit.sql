@@ -360,17 +360,20 @@ begin
     end if;
 
     if checked then
-        -- a debounced job is validated when it is due
+        -- A debounced job is validated when it is due. An UPDATE of no row costs as much as one of a single row.
         perform interlock.validate_submitted_jobs(acting, array_agg(each.id),
             array_agg(case each.outcome when 'queued' then each.reason else each.wait end), moment)
         from unnest(ids, outcomes, reasons, waits) as each (id, outcome, reason, wait)
-        where each.outcome in ('free', 'queued');
+        where each.outcome in ('free', 'queued')
+        having count(*) > 0;
         perform interlock.start_pending_jobs(acting, array_agg(each.id), null, moment)
         from unnest(ids, outcomes, waits) as each (id, outcome, wait)
-        where each.outcome = 'free' and each.wait is null;
+        where each.outcome = 'free' and each.wait is null
+        having count(*) > 0;
         perform interlock.insert_steps(array_agg(each.id), moment)
         from unnest(ids, outcomes) as each (id, outcome)
-        where each.outcome in ('free', 'queued');
+        where each.outcome in ('free', 'queued')
+        having count(*) > 0;
     end if;
     return query
     select each.id, each.outcome, each.made, each.reason, checked and each.outcome = 'free' and each.complex

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime
+from functools import cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from urllib.parse import quote
@@ -27,11 +28,20 @@ T = TypeVar("T")
 
 def document_of(value: Any) -> dict[str, Any]:
     """Return a dataclass or a row as a document, in which `state` and `status` are two names of the same value."""
-    document: dict[str, Any] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
+    kind: Any = type(value)
+    names = _field_names(kind)
+    # not asdict(), which copies every value: they are only written
+    document = {name: getattr(value, name) for name in names} if names else dict(value)
     for name, other in (("state", "status"), ("status", "state")):
         if name in document:
             document.setdefault(other, document[name])
     return document
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass; none of any other class."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 # the member `responses` of the routes whose 201 has the header of `with_location`
@@ -44,9 +54,15 @@ def with_location(response: Response, template: str) -> Response:
     """Add the address of what a request has created, such as /api/tasks/{id}, to a 201, also to a replayed one."""
     if response.status_code == HTTPStatus.CREATED:
         document = orjson.loads(bytes(response.body))
-        members = {name: quote(value, safe="") for name, value in document.items() if isinstance(value, str)}
-        response.headers["Location"] = template.format_map(members)
+        response.headers["Location"] = template.format_map(_Quoted(document))
     return response
+
+
+class _Quoted(dict[str, Any]):
+    """The members of a document, each quoted for a path when it is looked up."""
+
+    def __getitem__(self, name: str) -> str:
+        return quote(super().__getitem__(name), safe="")
 
 
 class ResponseModel(BaseModel):
