@@ -38,6 +38,7 @@ PICKUPS = 250
 SLOTS = {1: None, 10: 1.2, 20: 1.2, 100: 1.5}  # the least ratio to PgQueuer
 SHARE_OF_SLOTS = {1: 0.05, 10: 0.4, 20: 0.6}  # of the tasks, to finish in time
 TRANSACTIONAL = Queue("interlock_transactional", "interlock", share=0.1)
+PGQUEUER_SLOTS = Queue("pgqueuer_slots", "pgqueuer")
 CLAIMS = 100
 REST_S = 20.0  # after which processes are at rest
 
@@ -89,18 +90,32 @@ class Bench:
         return rows
 
     def slots(self) -> list[Row]:
-        """Measure how fast one worker process with few slots drains a queue; PgQueuer's batches are as large."""
+        """Measure how fast one worker process with few slots drains a queue.
+
+        PgQueuer runs with as many slots (`max_concurrent_tasks`), and without a limit in batches of as many tasks.
+        """
         rows = []
+        entrants = [OURS]
+        if any(queue.name == "pgqueuer" for queue in self.queues):
+            self.field.prepare(PGQUEUER_SLOTS)
+            entrants += [PGQUEUER_SLOTS, QUEUES["pgqueuer"]]
         for slots, least in SLOTS.items():
             name = f"drain, {slots} slot{'s' * (slots > 1)}"
-            rate = Row(name, "tasks/s", ratios={} if least is None else {"pgqueuer": least})
-            cost = Row(f"{name}, processor time", "µs/task")
-            for queue in turns([queue for queue in self.queues if queue.name in {OURS.name, "pgqueuer"}], self.rounds):
+            samples: dict[str, list[float]] = {queue.name: [] for queue in entrants}
+            costs: dict[str, list[float]] = {queue.name: [] for queue in entrants}
+            for queue in turns(entrants, self.rounds):
                 speed, used = self._drained(queue, 1, slots=slots)
-                rate.add(queue.name, speed)
-                if used is not None:
-                    cost.add(queue.name, used)
-            rows += [rate, cost]
+                samples[queue.name].append(speed)
+                costs[queue.name] += [] if used is None else [used]
+            for peer, way, target in (
+                (PGQUEUER_SLOTS, "", least),
+                (QUEUES["pgqueuer"], ", PgQueuer without a limit", None),
+            ):
+                ratios = {} if target is None else {"pgqueuer": target}
+                for kind, unit, found in (("", "tasks/s", samples), (", processor time", "µs/task", costs)):
+                    both = {OURS.name: found[OURS.name], "pgqueuer": found.get(peer.name, [])}
+                    kept = {queue: values for queue, values in both.items() if values}
+                    rows.append(Row(f"{name}{way}{kind}", unit, kept, ratios if not kind else {}))
         return rows
 
     def transactional(self) -> list[Row]:
