@@ -209,6 +209,18 @@ def test_a_small_zstd_file_of_many_lines_is_unpacked_in_little_memory(tmp_path: 
 
 
 @pytest.mark.flow
+def test_a_command_without_standard_input_sorts_files_only(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(TEXT)
+    closed = ["/bin/sh", "-c", 'exec "$@" <&-', "sh", *OWN_PROGRAM, "run"]
+    for given, code in ((tmp_path / "in", 0), ("-", 2)):
+        command = [*closed, str(given), "-O", "-", *OPTIONS, "-q", "--lost", "20"]
+        done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=60, check=False)
+        assert done.returncode == code, done.stderr
+        assert b"Traceback" not in done.stderr
+    assert b"standard input is closed" in done.stderr
+
+
+@pytest.mark.flow
 def test_a_packed_input_that_is_no_file_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "in.gz")
     done = sort("run", tmp_path / "in.gz", "-O", tmp_path / "out")

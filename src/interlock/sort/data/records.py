@@ -377,7 +377,7 @@ def _raise_unreadable(error: OSError) -> None:
 def check_readable(path: Path) -> int:
     """Open a file to check that it can be read; return its size."""
     if path.exists() and not path.is_file():
-        raise SortInputError(f"input {path} is neither a file nor a directory")
+        raise SortInputError(f"input {path} is neither a file nor a directory; a stream can be read with -")
     try:
         with path.open("rb", buffering=0) as file:
             return os.fstat(file.fileno()).st_size

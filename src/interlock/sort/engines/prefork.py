@@ -144,8 +144,9 @@ def _run_forked_worker(main: Callable[[], int], stdin: int, stdout: int, to_clos
         for descriptor in to_close:  # an inherited copy would keep another worker's pipe open
             os.close(descriptor)
         for pipe, target in ((stdin, STDIN), (stdout, STDOUT)):
-            os.dup2(pipe, target)
-            os.close(pipe)
+            if pipe != target:  # the command may have been started without standard input
+                os.dup2(pipe, target)
+                os.close(pipe)
         code = main()
     except BaseException:  # noqa: BLE001 - the child must never return into the parent's code
         sys.excepthook(*sys.exc_info())
