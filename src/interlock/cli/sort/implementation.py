@@ -63,6 +63,7 @@ from interlock.sort.worker.worker import run_worker
 MIN_TABLE_WIDTH = 160  # columns
 ADDRESS = re.compile(r"\S+:\d{1,5}")
 MAX_PORT = 65_535
+BROKEN_PIPE = 141  # exit code that shells give a program ended by SIGPIPE
 STANDARD_OUTPUT = Path("-")
 PARTITION_COLUMNS = ("partition", "records", "bytes", "checksum", "first key", "last key")
 
@@ -143,8 +144,9 @@ def _write_to_stdout(partitions: Sequence[Path]) -> None:
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at its exit
-        is_pipe = isinstance(error, BrokenPipeError)
-        reason = "its reader has ended" if is_pipe else error.strerror or str(error)
+        if isinstance(error, BrokenPipeError):  # as in `| head`: no error to the user
+            raise typer.Exit(BROKEN_PIPE) from error
+        reason = error.strerror or str(error)
         raise SortError(f"the sorted lines or records cannot be written to standard output: {reason}") from error
 
 
