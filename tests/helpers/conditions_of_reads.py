@@ -506,8 +506,13 @@ TABLE = (
     GuardedRead(
         "lock_expired_tasks_to_cancel",
         row=task("running", lease_expires_at=NOW - SECOND, cancel_requested_at=NOW - MINUTE),
-        call=lambda _: {},
+        call=lambda _: {"recent": MINUTE},
         conditions=(
+            Needed(
+                "lease_expires_at >= coalesce(now - %(recent)s, '-infinity')",
+                "a recovery walks the entries of all leases that there ever were",
+                row=task("running", lease_expires_at=NOW - HOUR, cancel_requested_at=NOW - HOUR),
+            ),
             Needed(
                 "lease_expires_at < now",
                 "a task is canceled under its worker, instead of being asked to end",

@@ -238,7 +238,7 @@ TABLE = (
     GuardedWrite(
         "recover_expired_tasks",
         row=task("running", lease_expires_at=NOW - SECOND),
-        call=lambda _: {"max_crashes": 3, "message": "killed its worker %s times"},
+        call=lambda _: {"max_crashes": 3, "message": "killed its worker %s times", "recent": MINUTE},
         conditions=(
             Needed(
                 "crashes + 1 < %(max_crashes)s",
@@ -255,6 +255,11 @@ TABLE = (
                 "lease_expires_at < now",
                 "a running task with a valid lease is taken from its worker",
                 row=task("running", lease_expires_at=NOW + SECOND),
+            ),
+            Needed(
+                "lease_expires_at >= coalesce(now - %(recent)s, '-infinity')",
+                "a recovery walks the entries of all leases that there ever were",
+                row=task("running", lease_expires_at=NOW - HOUR),
             ),
             Needed(
                 "cancel_requested_at is null",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 import pytest
 
 import interlock.worker.fetcher as fetcher_module
-from factories import enqueue
+from factories import enqueue, task_row
 from interlock.lifecycle import TaskRowEvent, WorkerState
 from interlock.postgres.notifier import WakeMode
 from interlock.store.limits import pause_namespace
@@ -62,6 +63,31 @@ async def test_after_slow_claims_only_some_look_at_tasks_of_any_age(
     assert [task.id for task in await fetcher.claim(database, 5)] == [late]
     late = await enqueue_late(database)
     assert [task.id for task in await fetcher.claim(database, 5)] == [late], "a fast look ends it"
+
+
+@pytest.mark.usefixtures("slow_looks")
+async def test_after_slow_recoveries_only_some_look_at_leases_of_any_age(
+    database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def expire(seconds: float) -> UUID:
+        task = await enqueue(database, "add")
+        lease = timedelta(seconds=-seconds)
+        assert len(await claim_pending_tasks(database, actor="dead", types=["add"], lease=lease)) == 1
+        return task
+
+    async def state(task: UUID) -> str:
+        return str((await task_row(database, task))["state"])
+
+    for interval_s, expected in ((3600.0, "running"), (0.0, "pending")):
+        monkeypatch.setattr(fetcher_module, "FULL_RECOVERY_INTERVAL_S", interval_s)
+        fetcher = Fetcher("w", WorkerSettings(recovery_interval=0.001), ["add"])
+        for _ in range(fetcher_module.SLOW_LOOKS):
+            await asyncio.sleep(0.001)
+            assert await fetcher.recover(database)
+        old, new = await expire(3600), await expire(0)
+        await asyncio.sleep(0.001)
+        assert await fetcher.recover(database)
+        assert (await state(old), await state(new)) == (expected, "pending")
 
 
 @pytest.mark.usefixtures("slow_looks")

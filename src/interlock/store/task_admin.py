@@ -356,14 +356,27 @@ class RecoveredTask(NamedTuple):
 
 
 async def recover_expired_tasks(
-    connection: Connection, *, actor: str, limit: int = 500, now: datetime | None = None
+    connection: Connection,
+    *,
+    actor: str,
+    limit: int = 500,
+    recent_s: float | None = None,
+    now: datetime | None = None,
 ) -> list[RecoveredTask]:
     """Recover tasks whose lease expired: pending again, or in error after MAX_CRASHES in a row; notify result watchers.
 
     They use up no try, because a task beside them may have killed their worker; from now on each runs alone. Tasks
-    whose cancellation was requested are canceled here, because their worker may be gone.
+    whose cancellation was requested are canceled here, because their worker may be gone. With `recent_s`, only leases
+    that expired within so many seconds count.
     """
-    parameters = {"limit": limit, "actor": actor, "max_crashes": MAX_CRASHES, "message": CRASHED, "now": now}
+    parameters = {
+        "limit": limit,
+        "actor": actor,
+        "max_crashes": MAX_CRASHES,
+        "message": CRASHED,
+        "recent": None if recent_s is None else f"{recent_s} seconds",
+        "now": now,
+    }
     async with transaction(connection):
         canceled = await _cancel_expired_tasks(connection, parameters)
         recovered = [RecoveredTask(**row) for row in await run(connection, TASKS["recover_expired_tasks"], parameters)]

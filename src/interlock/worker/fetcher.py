@@ -42,6 +42,7 @@ MAX_LOOK_INTERVAL_S = 5.0  # the longest time between two of them
 RECENT_MARGIN_S = (
     1.0  # a transaction that enqueues commits within this time after its start; others wait for a full look
 )
+FULL_RECOVERY_INTERVAL_S = 60.0  # after slow recoveries, until one looks at leases of any age again
 MIN_LIMITED_REST_S = 0.01  # another worker is taking the tokens at the moment
 MAX_LIMITED_DELAY_S = 5.0  # for a look at tasks with a limit without a notification, while there are always others
 
@@ -70,6 +71,10 @@ class Fetcher:
         self._emptied_at = -math.inf
         self._full_look_at = -math.inf
         self._slow_looks = 0
+        # the same for recoveries
+        self._recovery_sent_at = -math.inf
+        self._full_recovery_at = -math.inf
+        self._slow_recoveries = 0
         self.is_exhausted = False  # the last claim took every due task
         self.has_suspects = False  # tasks that must run alone were waiting at the last recovery
 
@@ -226,8 +231,7 @@ class Fetcher:
         """
         is_due = time.monotonic() - self._recovered_at >= self._settings.recovery_interval
         if is_due:
-            while await recover_expired_tasks(connection, actor=self._worker_id):
-                self.expect_older_tasks()
+            await self._recover_expired(connection)
             self._recovered_at = time.monotonic()
         if is_due or self._reread_paused:
             self._reread_paused = False
@@ -235,6 +239,22 @@ class Fetcher:
         if is_due:
             self.has_suspects = await has_suspected_tasks(connection, types=self._types, namespaces=self._unpaused())
         return is_due
+
+    async def _recover_expired(self, connection: Connection) -> None:
+        """Recover all tasks with expired leases; after slow recoveries, those that expired since the last one."""
+        began = time.monotonic()
+        is_full = self._slow_recoveries < SLOW_LOOKS or began >= self._full_recovery_at
+        recent_s = None if is_full else began - self._recovery_sent_at + RECENT_MARGIN_S
+        recovered = 0
+        while found := await recover_expired_tasks(connection, actor=self._worker_id, recent_s=recent_s):
+            recovered += len(found)
+            self.expect_older_tasks()
+        self._recovery_sent_at = began
+        if is_full:
+            now = time.monotonic()
+            is_slow = now - began > SLOW_LOOK_S + SLOW_LOOK_PER_TASK_S * recovered
+            self._slow_recoveries = self._slow_recoveries + 1 if is_slow else 0
+            self._full_recovery_at = now + FULL_RECOVERY_INTERVAL_S
 
     async def seconds_until_due(self, connection: Connection | None, limit: float) -> float:
         """Return the seconds until the next pending task is due, at most `limit`."""

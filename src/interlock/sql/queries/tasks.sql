@@ -280,10 +280,11 @@ from noted
 limit 1
 
 -- name: lock_expired_tasks_to_cancel
--- Tasks whose lease expired before their worker read the cancel request.
+-- Tasks whose lease expired before their worker read the cancel request; with `recent`, within that time.
 select id, attempt, namespace, limit_keys, reason
 from interlock.tasks
 where lease_expires_at < coalesce(%(now)s::timestamptz, now()) and cancel_requested_at is not null
+    and lease_expires_at >= coalesce(coalesce(%(now)s::timestamptz, now()) - %(recent)s::interval, '-infinity')
 order by lease_expires_at
 limit %(limit)s
 for update skip locked
@@ -291,7 +292,8 @@ for update skip locked
 -- name: recover_expired_tasks
 -- moves: task running -expire-> pending
 -- moves: task running -exhaust-> error
--- A lease that ran out is a crash: it gives the try back and is counted apart. The array, instead of a join, makes the
+-- A lease that ran out is a crash: it gives the try back and is counted apart. With `recent`, leases that ran out before
+-- that are not looked at: their index entries may be dead, while an old snapshot is held open. The array, instead of a join, makes the
 -- planner use the primary key, however many rows it expects. A step that ends here gets a result document like any
 -- other, for readers of its job.
 update interlock.tasks
@@ -318,6 +320,7 @@ where id = any (array(
         select id
         from interlock.tasks
         where lease_expires_at < coalesce(%(now)s::timestamptz, now()) and cancel_requested_at is null
+            and lease_expires_at >= coalesce(coalesce(%(now)s::timestamptz, now()) - %(recent)s::interval, '-infinity')
         order by lease_expires_at
         limit %(limit)s
         for update skip locked
