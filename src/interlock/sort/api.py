@@ -18,14 +18,14 @@ from interlock.sort.data.line_order import parse_line_order
 from interlock.sort.engines.local import run_local, worker_settings
 from interlock.sort.engines.prefork import default_worker_count
 from interlock.sort.prepare import InputFormat, own_work_dir, prepared, remove_other_partitions
-from interlock.sort.settings import Compression, Settings, parse_size
+from interlock.sort.settings import Settings, parse_compression, parse_size
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from interlock.client.context import TaskContext
     from interlock.sort.data.records import Source
-    from interlock.sort.settings import Progress, ProgressCallback, Report
+    from interlock.sort.settings import Compression, Progress, ProgressCallback, Report
 
 DEFAULT_MEMORY = "2GB"
 
@@ -79,7 +79,7 @@ async def sort(
     settings = Settings(
         memory=parse_size("memory", memory) if isinstance(memory, str) else memory,
         partitions=partitions,
-        compression=None if compression is None else Compression(compression),
+        compression=None if compression is None else parse_compression(compression),
     )
     stop = threading.Event()
     run = partial(
@@ -100,6 +100,7 @@ async def sort(
         except asyncio.CancelledError:
             stop.set()
             await asyncio.wait({ended})
+            ended.exception()  # that it was stopped; else asyncio would log it
             raise
 
 

@@ -101,7 +101,7 @@ def format_megabytes(size: int) -> str:
 
 def _describe_fewer(settings: Settings, workers: int, records: int, record_length: int, index_bytes: float) -> str:
     """Describe with how many workers the memory would do."""
-    for fewer in range(workers - 1, 0, -1):
+    for fewer in range(min(workers - 1, settings.memory // fixed_bytes(1)), 0, -1):
         least = least_worker_memory(fewer, -(-records // fewer), record_length, index_bytes)
         if MASTER_BYTES + fewer * least <= settings.memory:
             return f"; it would be enough for --workers {fewer}"

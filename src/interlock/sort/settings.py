@@ -80,7 +80,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.compression is not None:  # a plain string, from JSON
-            object.__setattr__(self, "compression", Compression(self.compression))
+            object.__setattr__(self, "compression", parse_compression(self.compression))
         if self.memory < MIN_WORKER_MEMORY:
             raise SortInputError(
                 f"{self.memory:,} bytes of memory are too few: a worker needs {format_megabytes(MIN_WORKER_MEMORY)}"
@@ -105,6 +105,14 @@ class Settings:
     def partition_name(self, number: int) -> str:
         """Return the name of an output file."""
         return f"partition.{number}{self.compression.suffix if self.compression is not None else ''}"
+
+
+def parse_compression(name: str) -> Compression:
+    """Parse the name of a compression."""
+    try:
+        return Compression(name)
+    except ValueError as error:
+        raise SortInputError(f"compression must be {' or '.join(Compression)}, got {name!r}") from error
 
 
 def parse_size(option: str, text: str) -> int:
