@@ -12,6 +12,7 @@ from interlock.errors import SortError
 from interlock.sort.io.buffers import SpilledRows
 from interlock.sort.io.direct_io import IO_BUFFER_BYTES, PAGE_BYTES
 from interlock.sort.io.page_checksums import DamagedFile, PageChecksums, compute_checksums
+from interlock.sort.io.runs import read_manifest, write_manifest
 from interlock.sort.workdir import Journal
 from sort_cluster import random_rows, write_source
 from sort_threads import sort_in_threads
@@ -60,6 +61,27 @@ def test_a_flipped_bit_of_a_temporary_file_fails_the_sort_by_its_name(
     assert len(flipped) == 1
     assert f"temporary file {flipped[0]} is damaged: wrong checksum of the page at byte " in str(raised.value)
     assert list((tmp_path / "out-1").glob("partition.*")) == []
+
+
+def test_a_flipped_bit_of_a_manifest_or_a_state_makes_it_invalid(tmp_path: Path) -> None:
+    """Cuts or boundaries with another digit would put rows into the wrong window, without an error."""
+    journal = Journal(tmp_path, "sort master")
+    journal.checkpoint["plan"] = {"windows": 2, "boundaries": [("80" * 10, 7)]}
+    journal.save("Sorting")
+    run = tmp_path / "run-000000"
+    manifest = {"identity": "3 of a sort", "cuts": [0, 500, 1000], "first": 0, "rows": 1000, "checksum": "00"}
+    write_manifest(run, manifest)
+    assert read_manifest(run) == manifest
+    assert (found := journal.load()) is not None
+    assert found["checkpoint"] == {"plan": {"windows": 2, "boundaries": [["80" * 10, 7]]}}
+    for path in (tmp_path / "state.json", tmp_path / "run-000000.json"):
+        content = path.read_bytes()
+        for at in range(len(content)):
+            flip(path, at)
+            assert (journal.load() if path.name == "state.json" else read_manifest(run)) is None, (path.name, at)
+            path.write_bytes(content)
+        path.write_bytes(content[: len(content) // 2])
+    assert (journal.load(), read_manifest(run)) == (None, None)
 
 
 @pytest.mark.parametrize("size", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES + 700])

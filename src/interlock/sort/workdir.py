@@ -3,7 +3,8 @@
 A sort never writes into its input, and only one sort at a time writes to an output directory. A master or worker saves
 its state to a journal in its work directory on every transition, so that a new process can resume after a kill.
 
-Invariant: a journal file always holds one whole state; it is replaced, never changed in place. Work is resumed only for
+Invariant: a journal file always holds one whole state; it is replaced, never changed in place, and one that was damaged
+counts as missing. Work is resumed only for
 a sort with the same input, format, output, number of workers and partitions, and memory. A sort that fails leaves no
 partition of its own; only a kill leaves partitions and unfinished work behind.
 """
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from interlock.sort.settings import Settings
 
 STATE_FILE = "state.json"
+CHECKSUM_FIELD = "xxh3"
 IDENTITY_FILE = "sort"  # identifies the sort to which the content of a work directory belongs
 PARTITION_NAME = re.compile(r"partition\.(\d+)(?:\.gz|\.zst)?")
 
@@ -67,7 +69,7 @@ class Journal:
         """Read the state that an earlier process saved; None if there is none, or it is damaged."""
         if self._path is None:
             return None
-        state = _read_json(self._path)
+        state = read_json(self._path)
         return state if "state" in state else None
 
     def resume(self, saved: dict[str, Any]) -> None:
@@ -80,7 +82,8 @@ class Journal:
     def save(self, state: str) -> None:
         """Replace the file, and pass the state to `on_save`."""
         if self.on_save is not None:
-            self.on_save({"name": self.name, "state": state, "history": [one._asdict() for one in self.history]})
+            history = [one._asdict() for one in self.history]
+            self.on_save({"name": self.name, "state": state, "history": history, "phases": dict(self.phases)})
         if self._path is None:
             return
         document = {
@@ -90,10 +93,8 @@ class Journal:
             "phases": self.phases,
             "checkpoint": self.checkpoint,
         }
-        part = self._path.with_name(f"{STATE_FILE}.part")
         try:
-            part.write_bytes(orjson.dumps(document, default=list))
-            part.rename(self._path)
+            write_json(self._path, document)
         except OSError as error:
             log.error("%s: cannot save its state: %s", self.name, error)
 
@@ -144,6 +145,32 @@ class Journal:
     def refused(self, error: InvalidTransitionError, reason: str | None, /) -> None:
         """Log a transition that was refused."""
         log.info("%s: %s (%s)", self.name, error, reason)
+
+
+def write_json(path: Path, document: dict[str, Any]) -> None:
+    """Replace a file by a JSON object, not an empty one, whose last field is the checksum of all bytes before it."""
+    body = orjson.dumps(document, default=list).removesuffix(b"}")
+    part = path.with_name(f"{path.name}.part")
+    part.write_bytes(body + _checksum_field(body))
+    part.rename(path)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object with its checksum; an empty one if the file is missing or damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return {}
+    body = content[: -len(_checksum_field(b""))]
+    if content != body + _checksum_field(body):
+        return {}
+    found: dict[str, Any] = orjson.loads(content)
+    del found[CHECKSUM_FIELD]
+    return found
+
+
+def _checksum_field(body: bytes) -> bytes:
+    return f',"{CHECKSUM_FIELD}":"{xxhash.xxh3_64_hexdigest(body)}"}}'.encode()
 
 
 def new_identity() -> str:
@@ -304,7 +331,7 @@ def _sort_identity(source: Source, output: Path, workers: int, settings: Setting
 def _begin(directory: Path, output: Path, identity: str, source: Source) -> dict[str, int]:
     """Claim the directory for this sort, and empty it of another's work; return the partitions from before."""
     path = directory / IDENTITY_FILE
-    found = _read_json(path)
+    found = read_json(path)
     if found.get("identity") == identity:
         before: dict[str, int] = found["before"]
         return before
@@ -316,17 +343,8 @@ def _begin(directory: Path, output: Path, identity: str, source: Source) -> dict
         log.warning("%s since an earlier sort to this output was killed: this one starts over", change)
     _clear(directory)
     before = _partition_inodes(output)
-    path.write_bytes(orjson.dumps({"identity": identity, "before": before, "files": stamps, "format": record_format}))
+    write_json(path, {"identity": identity, "before": before, "files": stamps, "format": record_format})
     return before
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; an empty one if the file is missing or damaged."""
-    try:
-        found = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _partition_inodes(output: Path) -> dict[str, int]:
@@ -338,7 +356,7 @@ def _clear(directory: Path) -> None:
     """Remove the files that a sort left in a directory, and nothing else."""
     for path in directory.glob("worker-*"):
         shutil.rmtree(path, ignore_errors=True)
-    for name in (IDENTITY_FILE, STATE_FILE, f"{STATE_FILE}.part", TOKEN_FILE):
+    for name in (IDENTITY_FILE, f"{IDENTITY_FILE}.part", STATE_FILE, f"{STATE_FILE}.part", TOKEN_FILE):
         (directory / name).unlink(missing_ok=True)
 
 

@@ -13,7 +13,6 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import orjson
 
 from interlock.errors import SortInputError
 from interlock.sort.data.blocks import sort_buffer, spare_bytes
@@ -22,6 +21,7 @@ from interlock.sort.data.plan import first_position, is_resident
 from interlock.sort.io.buffers import SpilledRows
 from interlock.sort.io.direct_io import DirectReader, DirectWriter, align, align_rows
 from interlock.sort.io.page_checksums import PageChecksums, compute_checksums
+from interlock.sort.workdir import read_json, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -265,16 +265,9 @@ def verify_file(path: Path, buffer: Rows, checksum: str) -> bool:
 
 def write_manifest(path: Path, manifest: dict[str, Any]) -> None:
     """Write the manifest beside a file."""
-    final = path.with_name(f"{path.name}.json")
-    part = path.with_name(f"{path.name}.json.part")
-    part.write_bytes(orjson.dumps(manifest))
-    part.rename(final)
+    write_json(path.with_name(f"{path.name}.json"), manifest)
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """Read the manifest beside a file; None if it is missing or damaged."""
-    try:
-        found = orjson.loads(path.with_name(f"{path.name}.json").read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return None
-    return found if isinstance(found, dict) else None
+    return read_json(path.with_name(f"{path.name}.json")) or None
