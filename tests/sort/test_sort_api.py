@@ -107,6 +107,7 @@ async def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: 
         ({"memory": 5}, "memory"),
         ({"compression": "lzma"}, "compression must be gzip or zstd, got 'lzma'"),
         ({"memory": "100MB", "temp": tmp_path / "temp"}, r"too few for 1 workers and this input: they need \d+MB"),
+        ({"workers": 0}, "the number of workers must be at least 1, got 0"),
         ({"workers": 10**9}, r"for 1000000000 workers .* it would be enough for --workers \d\d$"),
     ]
     for options, message in wrong:

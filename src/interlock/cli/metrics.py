@@ -22,7 +22,7 @@ from interlock.cli.format import format_json, format_table
 from interlock.telemetry import metrics_registry
 
 # The modules that start the processes: they import every module that registers metrics.
-PROCESS_MODULES = ("worker.run", "orchestrator.run", "supervisor.http.app", "supervisor.pool.processes")
+PROCESS_MODULES = ("worker.run", "orchestrator.run", "supervisor.http.app", "supervisor.pool.processes", "sort.metrics")
 # package that registers a metric -> process that exports it
 EXPORTERS = {
     "telemetry": "worker",
@@ -30,6 +30,7 @@ EXPORTERS = {
     "orchestrator": "orchestrator",
     "supervisor": "supervisor",
     "dashboard": "supervisor",
+    "sort": "sort",
 }
 # Gauges of the database that a supervisor measures too, because its workers serve no metrics.
 MEASURED_BY_SUPERVISORS = frozenset({"queue_depth", "oldest_pending_age_seconds"})
@@ -43,8 +44,8 @@ For operators who build dashboards and alerts. This page lists every Prometheus 
 its labels, and the processes that export it. [observability.md](observability.md#metrics) says how to scrape them, and
 has a Grafana dashboard and alert rules to start from.
 
-A worker and an orchestrator serve metrics with `--metrics-port`, a supervisor at `/metrics` of the API. A histogram
-`NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`.
+A worker, an orchestrator and a sort serve metrics with `--metrics-port`, a supervisor at `/metrics` of the API. A
+histogram `NAME` has the series `NAME_bucket`, `NAME_sum` and `NAME_count`.
 
 """
 

@@ -89,7 +89,7 @@ async def sort(
         own_work_dir(None if temp is None else Path(temp), Path(output)),
         input_format,
         settings,
-        workers or default_worker_count(),
+        default_worker_count() if workers is None else workers,
         overwrite,
         _Reporter(stop, on_progress, context),
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     ProgressCallback = Callable[["Progress"], None]
+    SaveCallback = Callable[[dict[str, Any]], object]
 
 MEBIBYTE = 1 << 20
 MIN_WORKER_MEMORY = least_worker_memory(1, 0, 1)

@@ -34,6 +34,8 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+LOOPBACK = "127.0.0.1"
+
 Inputs = Annotated[list[Path], typer.Argument(help="Directories or files; they are only read.", metavar="INPUT…")]
 Output = Annotated[
     Path, typer.Option("--output", "-O", help="Directory for partition.0, partition.1, …", metavar="DIR")
@@ -134,6 +136,13 @@ TlsCa = Annotated[
         metavar="FILE",
     ),
 ]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Serve /metrics on this port while the sort runs; 0 for a free one.", min=0, max=65535, metavar="PORT"
+    ),
+]
+MetricsHost = Annotated[str, typer.Option(help="The address of /metrics. It has no authentication.", metavar="HOST")]
 ShowHistory = Annotated[
     bool, typer.Option("--history/--no-history", help="Show every state transition of master and workers.")
 ]
@@ -235,6 +244,8 @@ def sort(
     quiet: Quiet = False,
     as_json: AsJson = False,
     report: ReportPath = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Sort the inputs into the output directory, with a master and workers on this machine.
 
@@ -276,7 +287,13 @@ def sort(
         ray_address=ray_address,
         tls=_tls_files(tls_cert, tls_key, tls_ca),
         overwrite=overwrite,
-        display=commands.DisplayOptions(history=history, quiet=quiet, as_json=as_json, report_path=report),
+        display=commands.DisplayOptions(
+            history=history,
+            quiet=quiet,
+            as_json=as_json,
+            report_path=report,
+            metrics=None if metrics_port is None else (metrics_host, metrics_port),
+        ),
     )
 
 
@@ -286,7 +303,7 @@ def master(
     workers: Annotated[int, typer.Argument(help="Number of workers that take part.", min=1, metavar="N")],
     host: Annotated[
         str, typer.Option(help="Address of this machine to listen on, which the workers can reach.")
-    ] = "127.0.0.1",
+    ] = LOOPBACK,
     port: Annotated[int, typer.Option(help="Port to listen on; a free one unless given.", min=0, max=65535)] = 0,
     work_dir: Annotated[
         Path | None,
@@ -304,6 +321,8 @@ def master(
     history: ShowHistory = False,
     quiet: Quiet = False,
     report: ReportPath = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Run the master of a sort on many machines.
 
@@ -322,7 +341,13 @@ def master(
         work_dir=work_dir,
         security=_security(token_file, tls_cert, tls_key, tls_ca),
         settings=_given(partitions=partitions, register_timeout_s=timeout, lost_after_s=lost),
-        display=commands.DisplayOptions(history=history, quiet=quiet, as_json=False, report_path=report),
+        display=commands.DisplayOptions(
+            history=history,
+            quiet=quiet,
+            as_json=False,
+            report_path=report,
+            metrics=None if metrics_port is None else (metrics_host, metrics_port),
+        ),
     )
 
 
@@ -337,7 +362,7 @@ def worker(
     output: Output,
     host: Annotated[
         str, typer.Option(help="Address of this machine to listen on, which the other workers can reach.")
-    ] = "127.0.0.1",
+    ] = LOOPBACK,
     memory: Annotated[str | None, typer.Option(help="Memory limit of this worker; 2GB unless given.")] = None,
     work_dir: WorkDir = None,
     record_length: RecordLength = None,
@@ -371,6 +396,8 @@ def worker(
     quiet: Quiet = False,
     as_json: AsJson = False,
     report: ReportPath = None,
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = LOOPBACK,
 ) -> None:
     """Take part in a sort on many machines: read this machine's records and write its share of the partitions.
 
@@ -402,7 +429,13 @@ def worker(
             fold=fold,
         ),
         overwrite=overwrite,
-        display=commands.DisplayOptions(history=history, quiet=quiet, as_json=as_json, report_path=report),
+        display=commands.DisplayOptions(
+            history=history,
+            quiet=quiet,
+            as_json=as_json,
+            report_path=report,
+            metrics=None if metrics_port is None else (metrics_host, metrics_port),
+        ),
     )
 
 

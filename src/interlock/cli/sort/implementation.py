@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -60,6 +60,9 @@ from interlock.sort.workdir import (
 )
 from interlock.sort.worker.worker import run_worker
 
+if TYPE_CHECKING:
+    from interlock.sort.settings import ProgressCallback, SaveCallback
+
 MIN_TABLE_WIDTH = 160  # columns
 ADDRESS = re.compile(r"\S+:\d{1,5}")
 MAX_PORT = 65_535
@@ -70,12 +73,13 @@ PARTITION_COLUMNS = ("partition", "records", "bytes", "checksum", "first key", "
 
 @dataclass(frozen=True, slots=True)
 class DisplayOptions:
-    """The output options of a command: the display, JSON, and the file of the report."""
+    """The output options of a command: the display, JSON, the file of the report, and the address of the metrics."""
 
     history: bool
     quiet: bool
     as_json: bool
     report_path: Path | None
+    metrics: tuple[str, int] | None = None
 
 
 def run(
@@ -120,8 +124,16 @@ def run(
         preparation = _prepared(
             inputs, place, work_dir, input_format, check_memory, overwrite=overwrite, quiet=display.quiet
         )
-        with preparation as source, _progress_shown(display) as on_progress:
-            report = sort(source, place, workers=count, settings=parsed, work_dir=work_dir, on_progress=on_progress)
+        with preparation as source, _observed(display) as (on_progress, on_save):
+            report = sort(
+                source,
+                place,
+                workers=count,
+                settings=parsed,
+                work_dir=work_dir,
+                on_progress=on_progress,
+                on_save=on_save,
+            )
             remove_other_partitions(place, [one.path for one in report.partitions])
         _save_report(display.report_path, report.json())
         if output == STANDARD_OUTPUT:
@@ -168,7 +180,7 @@ def master(
         make_directory("temporary", work_dir)
     lock = nullcontext() if work_dir is None else lock_state(work_dir)
     stop = Event()
-    with lock, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
+    with lock, _observed(display) as (on_progress, on_save), stop_on_interrupt(stop):
         report = run_master(
             workers,
             settings=parsed,
@@ -177,6 +189,7 @@ def master(
             work_dir=work_dir,
             on_listening=_print_line,
             on_progress=on_progress,
+            on_save=on_save,
             stop=stop,
             security=security,
         )
@@ -217,7 +230,7 @@ def worker(
         inputs, output, work_dir, input_format, check_memory, overwrite=overwrite, quiet=display.quiet
     )
     stop = Event()
-    with preparation as source, _progress_shown(display) as on_progress, stop_on_interrupt(stop):
+    with preparation as source, _observed(display) as (on_progress, on_save), stop_on_interrupt(stop):
         report = run_worker(
             address,
             source,
@@ -226,6 +239,7 @@ def worker(
             work_dir=work_dir,
             host=host,
             on_progress=on_progress,
+            on_save=on_save,
             stop=stop,
             security=security,
         )
@@ -344,7 +358,26 @@ def _input_format(
 
 
 @contextmanager
-def _progress_shown(display: DisplayOptions) -> Iterator[Callable[[Progress], None]]:
+def _observed(display: DisplayOptions) -> Iterator[tuple[ProgressCallback, SaveCallback | None]]:
+    """Show the progress, and serve the metrics if an address is given; yield what takes progress and states."""
+    with _progress_shown(display) as show:
+        if display.metrics is None:
+            yield show, None
+            return
+        from interlock.sort.metrics import serve_metrics, sort_metrics  # noqa: PLC0415 - slow to import, and seldom used
+
+        host, port = display.metrics
+        print_note(f"metrics at http://{host}:{serve_metrics(host, port)}/metrics")
+
+        def on_progress(progress: Progress) -> None:
+            sort_metrics.show(progress)
+            show(progress)
+
+        yield on_progress, sort_metrics.save
+
+
+@contextmanager
+def _progress_shown(display: DisplayOptions) -> Iterator[ProgressCallback]:
     """Show progress on standard error; turn an operating system error into one line."""
     try:
         if display.quiet:

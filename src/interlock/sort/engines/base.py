@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from interlock.config import Config
     from interlock.sort.data.records import Source
     from interlock.sort.security import Security
-    from interlock.sort.settings import ProgressCallback, Report, Settings
+    from interlock.sort.settings import ProgressCallback, Report, SaveCallback, Settings
 
 START_TIMEOUT_S = 30.0
 
@@ -40,6 +40,7 @@ class SortFunction(Protocol):
         settings: Settings,
         work_dir: Path | None,
         on_progress: ProgressCallback,
+        on_save: SaveCallback | None = None,
     ) -> Report:
         """Sort."""
 
@@ -82,8 +83,10 @@ class MasterThread:
         on_progress: ProgressCallback,
         security: Security,
         host: str = "127.0.0.1",
+        on_save: SaveCallback | None = None,
     ) -> None:
         self._security = security
+        self._on_save = on_save
         self._stop = threading.Event()
         self._ready = threading.Event()
         self._address = ""
@@ -140,6 +143,7 @@ class MasterThread:
                 on_progress=on_progress,
                 stop=self._stop,
                 security=self._security,
+                on_save=self._on_save,
             )
         except BaseException as error:  # noqa: BLE001 - raised again by `result`
             self._error = error

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from interlock.client.job_handle import JobHandle
     from interlock.config import Config
-    from interlock.sort.settings import ProgressCallback
+    from interlock.sort.settings import ProgressCallback, SaveCallback
 
 NAMESPACE = "sort"
 START_TIME_FIELD = 19  # in /proc/PID/stat, after the name
@@ -114,6 +114,7 @@ def run_as_job(
     settings: Settings,
     work_dir: Path | None,
     on_progress: ProgressCallback,
+    on_save: SaveCallback | None = None,
     report_progress: Callable[[str], None] | None = None,
 ) -> Report:
     """Sort as a job in the configured database, whose steps run in processes of this command."""
@@ -124,7 +125,7 @@ def run_as_job(
         app.config = replace(config, database_url=url)
         with sigterm_as_interrupt(), JobGuard(config) as guard:
             return asyncio.run(
-                _run(source, output.absolute(), workers, settings, directory.absolute(), on_progress, guard)
+                _run(source, output.absolute(), workers, settings, directory.absolute(), on_progress, on_save, guard)
             )
 
 
@@ -169,6 +170,7 @@ async def _run(
     settings: Settings,
     work_dir: Path,
     on_progress: ProgressCallback,
+    on_save: SaveCallback | None,
     guard: JobGuard,
 ) -> Report:
     async with app, orchestrating(app), serving(app, engine_settings(workers)):
@@ -176,7 +178,12 @@ async def _run(
         security = Security.generate()
         write_token(work_dir, security.token)  # not into the database, which others can read
         with MasterThread(
-            workers, settings=settings, work_dir=work_dir, on_progress=on_progress, security=security
+            workers,
+            settings=settings,
+            work_dir=work_dir,
+            on_progress=on_progress,
+            on_save=on_save,
+            security=security,
         ) as master:
             document = {
                 "shares": [source.share(number, workers).json() for number in range(workers)],

@@ -9,7 +9,7 @@ import signal
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -35,11 +35,10 @@ from interlock.sort.settings import (
 from interlock.sort.workdir import open_work_directory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from interlock.sort.data.records import Source
-    from interlock.sort.settings import ProgressCallback, Report
+    from interlock.sort.settings import ProgressCallback, Report, SaveCallback
 
 MAX_RESTARTS = 3  # of one worker process
 EXIT_TIMEOUT_S = 10.0
@@ -54,7 +53,7 @@ def run_local(
     work_dir: Path | None = None,
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
-    on_save: Callable[[dict[str, Any]], object] | None = None,
+    on_save: SaveCallback | None = None,
 ) -> Report:
     """Sort a source into partition files in the output directory with so many worker processes.
 

@@ -28,7 +28,7 @@ from interlock.sort.worker.worker import run_worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from interlock.sort.settings import ProgressCallback, Report
+    from interlock.sort.settings import ProgressCallback, Report, SaveCallback
 
 MAX_RESTARTS = 3
 STDOUT, STDERR = 1, 2
@@ -82,13 +82,14 @@ def run_on_ray(
     settings: Settings,
     work_dir: Path | None,
     on_progress: ProgressCallback,
+    on_save: SaveCallback | None = None,
 ) -> Report:
     """Sort with actors on the Ray cluster at this address, or on a new one of this machine only.
 
     `tls` has the files of TLS, which every node has at the same paths; the token is a new one.
     """
     with _stdout_to_stderr():
-        return _run_on_ray(address, tls, source, output, workers, settings, work_dir, on_progress)
+        return _run_on_ray(address, tls, source, output, workers, settings, work_dir, on_progress, on_save)
 
 
 @contextmanager
@@ -114,6 +115,7 @@ def _run_on_ray(
     settings: Settings,
     work_dir: Path | None,
     on_progress: ProgressCallback,
+    on_save: SaveCallback | None,
 ) -> Report:
     connects = not ray.is_initialized()
     if connects:
@@ -128,6 +130,7 @@ def _run_on_ray(
                 settings=settings,
                 work_dir=directory,
                 on_progress=on_progress,
+                on_save=on_save,
                 security=security,
                 host=host,
             ) as master,

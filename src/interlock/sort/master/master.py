@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from interlock.sort.security import Security
-    from interlock.sort.settings import ProgressCallback
+    from interlock.sort.settings import ProgressCallback, SaveCallback
 
 MASTER_PHASES = tuple(state for state in SORT_MASTER.states if state is not SortMasterState.FAILED)  # in their order
 POLL_INTERVAL_S = 0.25
@@ -52,7 +52,7 @@ def run_master(
     on_progress: ProgressCallback | None = None,
     stop: threading.Event | None = None,
     security: Security = NO_SECURITY,
-    on_save: Callable[[dict[str, Any]], object] | None = None,
+    on_save: SaveCallback | None = None,
 ) -> Report:
     """Run the master of a sort with so many workers; return the report, or raise SortError.
 
@@ -67,6 +67,7 @@ def run_master(
         work_dir.mkdir(parents=True, exist_ok=True)
     master = Master(workers, settings or Settings(), work_dir, host, port, stop or threading.Event(), security)
     master.journal.on_save = on_save
+    master.journal.save(str(master.machine.state))
     return master.run(on_listening, on_progress)
 
 

@@ -39,9 +39,7 @@ if TYPE_CHECKING:
     from interlock.sort.data.plan import Roster
     from interlock.sort.data.records import Source
     from interlock.sort.security import Security
-    from interlock.sort.settings import ProgressCallback
-
-    SaveCallback = Callable[[dict[str, Any]], object]
+    from interlock.sort.settings import ProgressCallback, SaveCallback
 
 HEARTBEAT_INTERVAL_S = 1.0
 COMPLETED_REGISTER_TIMEOUT_S = 2.0  # for which a worker that had completed tries to reach its master
