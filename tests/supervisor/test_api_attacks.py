@@ -7,6 +7,7 @@ import re
 import resource
 import signal
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ from interlock.supervisor.http.connections import ConnectionLimits
 from interlock.supervisor.http.middleware import RequestLimits, RequestLimitsMiddleware
 from interlock.supervisor.http.problems import Problem
 from interlock.supervisor.http.server import MAX_HEADER_BYTES, ApiServer
+from interlock.supervisor.http.tasks import MAX_WAIT_S
 from pool_support import kill
 
 if TYPE_CHECKING:
@@ -75,6 +77,15 @@ def client_of(address: str, token: str, source: str = ATTACKER) -> httpx.Client:
     return httpx.Client(
         base_url=address,
         transport=httpx.HTTPTransport(local_address=source),
+        headers={"Authorization": f"Bearer {token}"},
+        timeout=TIMEOUT_S,
+    )
+
+
+def async_client_of(address: str, token: str, source: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=address,
+        transport=httpx.AsyncHTTPTransport(local_address=source),
         headers={"Authorization": f"Bearer {token}"},
         timeout=TIMEOUT_S,
     )
@@ -268,33 +279,38 @@ async def test_a_new_connection_replaces_the_oldest_one_that_waits(url: str, dia
 
 
 async def test_health_is_answered_when_all_connections_are_busy(url: str, dial: Dial) -> None:
-    async with serving(url, total=8) as (address, token):
-        async with httpx.AsyncClient(base_url=address, headers={"Authorization": f"Bearer {token}"}) as client:
-            task = (await client.post("/api/tasks", json={"type": "elsewhere"})).json()["id"]
+    async with serving(url, total=8) as (address, token), async_client_of(address, token, OTHER) as client:
+        task = (await client.post("/api/tasks", json={"type": "elsewhere"})).json()["id"]
         busy = [await dial(address) for _ in range(4)]  # all that one client gets
         for reader, writer in busy:
             writer.write(get("/healthz", close=False))
             await reader.readuntil(b'"ok"}')  # so that the next request is read before a new connection is accepted
         for _, writer in busy:
-            writer.write(get(f"/api/tasks/{task}/result?wait=3", token, close=False))
+            writer.write(get(f"/api/tasks/{task}/result?wait={MAX_WAIT_S}", token))
         refused = await exchange(dial, address, get("/api/tasks", token))
         assert b" 429 " in refused
         assert b'"code":"too_many_requests"' in refused
         for path in ("/healthz", "/readyz"):
             assert b" 200 " in await exchange(dial, address, get(path))
         assert not any(reader.at_eof() for reader, _ in busy)
+        assert (await client.post(f"/api/tasks/{task}/cancel")).status_code == 200
+        for reader, _ in busy:
+            assert b" 200 " in await reader.read()
 
 
 async def test_an_unknown_token_is_refused_before_the_body_arrives(url: str, dial: Dial) -> None:
     async with serving(url) as (address, _):
         reader, writer = await dial(address)
         writer.write(SLOW_BODY % b"Authorization: Bearer il_wrong\r\n")
-        async with asyncio.timeout(4):  # the body would have five seconds
+        async with asyncio.timeout(TIMEOUT_S):  # a body that does not arrive is answered with 408
             assert b"HTTP/1.1 401 " in await reader.readuntil(b"\r\n\r\n")
 
 
-async def test_a_slow_body_is_refused_and_a_partial_one_is_not_used(url: str, dial: Dial, fleet: Fleet) -> None:
-    async with serving(url, supervisor_timeout=1.0) as (address, token):
+async def test_a_slow_body_is_refused_and_a_partial_one_is_not_used(
+    url: str, dial: Dial, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "MIN_BODY_TIMEOUT_S", 0.5)
+    async with serving(url) as (address, token):
         header = f"Authorization: Bearer {token}\r\n".encode()
         slow = await exchange(dial, address, SLOW_BODY % header)
         assert b"HTTP/1.1 408 " in slow
@@ -373,7 +389,7 @@ async def test_a_body_that_no_endpoint_reads_is_not_waited_for(url: str, dial: D
         for path, status in ((b"/nowhere", b"404"), (b"/api/nowhere", b"404"), (b"/docs", b"405")):
             reader, writer = await dial(address)
             writer.write((SLOW_BODY % header).replace(b"/api/tasks", path))
-            async with asyncio.timeout(4):  # the body would have five seconds
+            async with asyncio.timeout(TIMEOUT_S):  # a body that does not arrive is answered with 408
                 assert b"HTTP/1.1 %s " % status in await reader.readuntil(b"\r\n\r\n")
 
 
@@ -384,15 +400,23 @@ class Guarded:
         self.valid = {"a", "b"}
         self.release = asyncio.Event()
         self.checking = 0
+        self.checks: Counter[str] = Counter()
         self.slow: set[str] = set()
         limited = RequestLimits(None, max_body_bytes=1000, timeout_s=TIMEOUT_S, **limits)
         self._app = RequestLimitsMiddleware(self._answer, limited, authenticate=self._authenticate)
+
+    async def wait_for_checks(self, count: int) -> None:
+        """Wait until so many checks are in progress."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while self.checking < count:
+                await asyncio.sleep(0)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         await Response("done")(scope, receive, send)
 
     async def _authenticate(self, request: Request) -> Caller:
         token = request.headers["authorization"].removeprefix("Bearer ")
+        self.checks[token] += 1
         if token not in self.valid or token in self.slow:
             self.checking += 1
             await self.release.wait()
@@ -432,8 +456,7 @@ async def test_checks_of_unknown_tokens_take_no_place_of_valid_ones() -> None:
     guarded = Guarded(max_concurrent=6, max_of_client=6)
     assert await guarded.send("/api/tasks", "a") == 200
     unknown = [asyncio.create_task(guarded.send("/api/tasks", f"x{number}")) for number in range(12)]
-    while not guarded.checking:
-        await asyncio.sleep(0)
+    await guarded.wait_for_checks(1)
     for _ in range(3):
         assert await guarded.send("/api/tasks", "a") == 200
     assert await guarded.send("/api/tasks", "b", OTHER) == 200  # new, and from another address
@@ -444,31 +467,37 @@ async def test_checks_of_unknown_tokens_take_no_place_of_valid_ones() -> None:
     assert await asyncio.gather(*unknown) == [401] * 12
 
 
-async def test_requests_that_bring_a_new_token_together_wait_for_its_first_check_only() -> None:
+async def test_requests_that_bring_the_same_unknown_token_share_checks() -> None:
     guarded = Guarded()
+    requests = [asyncio.create_task(guarded.send("/api/tasks", "x")) for _ in range(20)]
+    await guarded.wait_for_checks(1)
+    guarded.release.set()
+    assert await asyncio.gather(*requests) == [401] * 20
+    assert guarded.checks["x"] == 2
+    guarded.release.clear()
     guarded.slow.add("a")
     requests = [asyncio.create_task(guarded.send("/api/tasks", "a")) for _ in range(20)]
-    while guarded.checking < 2:
-        await asyncio.sleep(0)
-    guarded.release.set()  # the first checks end, the others wait again
-    guarded.release.clear()
-    async with asyncio.timeout(5):
-        while guarded.checking < 18:
-            await asyncio.sleep(0)
+    await guarded.wait_for_checks(1)
+    requests[3].cancel()
     guarded.release.set()
-    assert await asyncio.gather(*requests) == [200] * 20
+    assert await asyncio.gather(*requests[:3], *requests[4:]) == [200] * 19
 
 
-async def test_requests_of_one_token_that_begin_together_are_checked_in_turn_and_none_is_refused() -> None:
+async def test_slow_checks_of_few_tokens_refuse_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "TOKEN_CHECK_WAIT_S", 0.0)  # a request that waits for a turn is refused
     guarded = Guarded(max_concurrent=6, max_of_client=4)
-    assert await guarded.send("/api/tasks", "a") == 200
-    guarded.slow.add("a")
+    guarded.slow |= {"a", "b"}
     requests = [asyncio.create_task(guarded.send("/api/missing", "a")) for _ in range(12)]
-    async with asyncio.timeout(5):
-        while guarded.checking < 4:
-            await asyncio.sleep(0)
+    await guarded.wait_for_checks(1)
+    others = [asyncio.create_task(guarded.send("/api/tasks", "b", source)) for source in (ATTACKER, OTHER)]
+    await guarded.wait_for_checks(3)
+    guarded.release.set()
+    assert await asyncio.gather(*requests, *others) == [200] * 14
+    guarded.release.clear()  # and when the tokens are known
+    requests = [asyncio.create_task(guarded.send("/api/missing", "a")) for _ in range(12)]
+    await guarded.wait_for_checks(12)
+    guarded.slow.remove("b")
     assert await guarded.send("/api/tasks", "b", OTHER) == 200
-    assert guarded.checking == 4
     guarded.release.set()
     assert await asyncio.gather(*requests) == [200] * 12
 

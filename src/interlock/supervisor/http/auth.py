@@ -117,10 +117,10 @@ class TokenLookups:
 
     async def find(self, secret: str) -> Principal | None:
         """Return the principal of a token; None when the token is unknown, revoked or expired."""
-        if secret not in self._running:
-            return await self._look_up(secret)
         shared = self._next.get(secret)
         if shared is None:
+            if secret not in self._running:
+                return await self._look_up(secret)
             shared = self._next[secret] = asyncio.create_task(self._look_up_next(secret), context=Context())
             shared.add_done_callback(_ignore_error)  # those that wait get it
         return await asyncio.shield(shared)  # a request that ends early ends no other

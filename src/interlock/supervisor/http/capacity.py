@@ -1,4 +1,4 @@
-"""Shares of what clients use at once: concurrent requests, streams, memory for bodies, checks of tokens.
+"""Shares of what clients use at once: concurrent requests, streams, memory for bodies, checks of unknown tokens.
 
 Invariant: no client takes more than its share of a limit, so that one client alone never makes the server refuse the
 others. A client is a token, or the address of a caller without a valid one.
@@ -16,7 +16,7 @@ from interlock.store.access import hash_token
 from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 KNOWN_TOKEN_LIFETIME_S = 300.0
 MAX_KNOWN_TOKENS = 10_000
@@ -84,16 +84,53 @@ class BodyBuffer:
 
 
 class CheckQueue:
-    """A queue for checks of tokens: so many at once, of one client so many, and the others wait for a while."""
+    """A queue for checks of tokens that are not known: so many at once, of one client so many, and others wait a while.
+
+    Requests of one client with the same token take one place, however many they are: those that arrive during a check
+    share the next one, which is not made if the token was valid.
+    """
 
     def __init__(self, total: int, per_client: int, wait_s: float) -> None:
         self._all = asyncio.Semaphore(total)
         self._per_client = per_client
         self._wait_s = wait_s
         self._clients: dict[str, tuple[asyncio.Semaphore, int]] = {}
+        self._running: dict[tuple[str, bytes], asyncio.Future[None]] = {}
+        self._next: dict[tuple[str, bytes], asyncio.Future[None]] = {}
+
+    async def run(self, client: str, credentials: str, check: Callable[[], Awaitable[None]]) -> bool:
+        """Run a check in its turn and return True; return False if the check of another request has succeeded.
+
+        Raises 429 if the turn takes too long, and the error of the check.
+        """
+        key = (client, hash_token(credentials))
+        if key in self._next:
+            await asyncio.shield(self._next[key])  # a request that ends early ends no other
+            return False
+        ended = self._next[key] = asyncio.get_running_loop().create_future()
+        ended.add_done_callback(_has_succeeded)  # nobody may wait for it
+        try:
+            checks = key not in self._running or not await _wait_for(self._running[key])
+            if checks:
+                async with self._turn(client):
+                    self._running[key] = self._next.pop(key)
+                    await check()
+        except Exception as error:
+            ended.set_exception(error)
+            raise
+        except BaseException:
+            ended.cancel()
+            raise
+        else:
+            ended.set_result(None)
+            return checks
+        finally:
+            for futures in (self._next, self._running):
+                if futures.get(key) is ended:
+                    del futures[key]
 
     @asynccontextmanager
-    async def enter(self, client: str) -> AsyncIterator[None]:
+    async def _turn(self, client: str) -> AsyncIterator[None]:
         """Wait for a turn, and hold it for the time of the context; raise 429 if it takes too long."""
         mine, present = self._clients.get(client) or (asyncio.Semaphore(self._per_client), 0)
         self._clients[client] = (mine, present + 1)
@@ -105,7 +142,7 @@ class CheckQueue:
         except TimeoutError:
             if not waiting.expired():
                 raise
-            raise too_many("too many tokens are being checked; try again in a moment") from None
+            raise too_many("too many unknown tokens are being checked; try again in a moment") from None
         finally:
             _, present = self._clients[client]
             if present == 1:
@@ -114,10 +151,19 @@ class CheckQueue:
                 self._clients[client] = (mine, present - 1)
 
 
+async def _wait_for(check: asyncio.Future[None]) -> bool:
+    await asyncio.wait([check])
+    return _has_succeeded(check)
+
+
+def _has_succeeded(check: asyncio.Future[None]) -> bool:
+    return not check.cancelled() and check.exception() is None
+
+
 class KnownTokens:
     """The actors of tokens that were valid a short time ago, by the hash of the token.
 
-    It decides only which limit the next check of a token counts for; the check itself is made in the database.
+    It decides only whether the next check of a token waits behind unknown ones; the check is made in the database.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -9,6 +9,7 @@ and the id of its request.
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -114,7 +115,6 @@ class RequestLimitsMiddleware:
         self._streams = Shares(limits.max_streams, limits.max_streams_of_client, "open streams")
         self._bodies = _body_shares(limits.max_buffered_bytes)
         self._unauthenticated_bodies = _body_shares(limits.max_unauthenticated_bytes)
-        self._token_checks = CheckQueue(limits.max_concurrent, limits.max_of_client, TOKEN_CHECK_WAIT_S)
         self._unknown_tokens = CheckQueue(MAX_TOKEN_CHECKS, MAX_CLIENT_TOKEN_CHECKS, TOKEN_CHECK_WAIT_S)
         self._known_tokens = KnownTokens()
 
@@ -202,15 +202,12 @@ class RequestLimitsMiddleware:
         if credentials is None:
             await authenticate(request)  # which needs no database
             return
-        if self._known_tokens.find(credentials) is None:
-            async with self._unknown_tokens.enter(exchange.client_key):
-                # another request with the same token may have been checked while this one waited
-                if self._known_tokens.find(credentials) is None:
-                    await self._look_up_token(authenticate, request, credentials)
-                    return
-        # many requests that begin together wait here for the database; none of them is refused for the others
-        async with self._token_checks.enter(self._known_tokens.find(credentials) or exchange.client_key):
-            await self._look_up_token(authenticate, request, credentials)
+        look_up = functools.partial(self._look_up_token, authenticate, request, credentials)
+        if self._known_tokens.find(credentials) is None and await self._unknown_tokens.run(
+            exchange.client_key, credentials, look_up
+        ):
+            return
+        await look_up()  # not limited: requests with the same token share look-ups
 
     async def _look_up_token(
         self, authenticate: Callable[[Request], Awaitable[Caller]], request: Request, credentials: str
