@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import ANY
 
 import httpx
 import psycopg
@@ -224,6 +226,19 @@ async def test_a_quiet_stream_sends_heartbeats_with_a_position_to_go_on_from(
         task = await enqueue_by_sql(database, type="x")
         async with streaming(client, after=position) as (resumed, _):
             assert (await resumed.take(1))[0]["id"] == str(task)
+
+
+async def test_a_stream_ends_when_the_database_has_been_set_back(url: str, database: Connection) -> None:
+    async with served(url) as (api, client), streaming(client) as (stream, _):
+        position = api.state.events.cursor.position
+        ahead = replace(api.state.events.cursor, position=position._replace(xid=position.xid + 1_000_000))
+        api.state.events.cursor = ahead  # as if earlier reads had been made before a restore
+        assert await stream.next() == ("end", ANY, {"reason": "restored"})
+        answer = await client.get("/api/events", headers={"Last-Event-ID": ahead.encode()})
+        assert (answer.status_code, answer.json()["code"]) == (410, "event_expired")
+        async with streaming(client) as (new, _):
+            task = await enqueue_by_sql(database, type="x")
+            assert (await new.take(1))[0]["id"] == str(task)
 
 
 @pytest.mark.parametrize(

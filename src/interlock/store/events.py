@@ -81,6 +81,10 @@ class Horizon(NamedTuple):
         """The cursor of all transactions that begin to write from now on."""
         return EventCursor(EventPosition(self.next_xid, 0, 0), self.moment - CLOCK_TOLERANCE)
 
+    def has_reached(self, cursor: EventCursor) -> bool:
+        """Tell whether a cursor can come from this database: one from before a restore or a failover may be ahead."""
+        return cursor.position.xid <= self.next_xid
+
 
 async def read_horizon(connection: Connection) -> Horizon:
     """Read the horizon up to which events are complete."""

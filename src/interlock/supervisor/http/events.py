@@ -96,7 +96,7 @@ class Subscriber:
         self.token_hash = token_hash
         self.events: deque[RecordedEvent] = deque()
         self.wake = asyncio.Event()
-        self.end: str | None = None  # why the stream ends: `overflow` or `revoked`
+        self.end: str | None = None  # why the stream ends: `overflow`, `revoked` or `restored`
 
     def offer(self, event: RecordedEvent) -> None:
         """Buffer an event; a full buffer ends the stream after the events that it holds."""
@@ -106,6 +106,12 @@ class Subscriber:
             self.end = "overflow"
         else:
             self.events.append(event)
+        self.wake.set()
+
+    def stop(self, reason: str) -> None:
+        """End the stream at once, without the events that it holds."""
+        self.end = reason
+        self.events.clear()
         self.wake.set()
 
     def take(self) -> list[RecordedEvent]:
@@ -169,8 +175,12 @@ class EventFeed:
             usable = await read_usable_tokens(connection, [hash_ for _, hash_ in checked]) if checked else set()
         for subscriber, hash_ in checked:
             if hash_ not in usable:
-                subscriber.end = "revoked"
-                subscriber.wake.set()
+                subscriber.stop("revoked")
+        if not horizon.has_reached(self.cursor):
+            self.cursor, self._times = horizon.start, SinceTimes(horizon.start)
+            for subscriber in self._subscribers:
+                subscriber.stop("restored")
+            return []
         self._times.add(horizon)
         full = len(events) >= MAX_BATCH
         position = events[-1].cursor.position if full else EventPosition(horizon.horizon, 0, 0)
@@ -254,8 +264,11 @@ async def _decode_resumed(request: Request, last_event_id: str | None) -> EventC
         ) from None
     app: Interlock = request.app.state.app
     async with app.connection() as connection:
-        moment = (await read_horizon(connection)).moment
-    if cursor.since < moment - MAX_RESUME_AGE:
+        horizon = await read_horizon(connection)
+    if not horizon.has_reached(cursor):
+        detail = "the event is not one of this database, or was lost when it was restored; start a new stream"
+        raise Problem("event_expired", detail)
+    if cursor.since < horizon.moment - MAX_RESUME_AGE:
         minutes = MAX_RESUME_AGE // timedelta(minutes=1)
         detail = f"a stream resumes within {minutes} minutes; read older events from /api/audit, and start a new stream"
         raise Problem("event_expired", detail)
@@ -296,8 +309,6 @@ async def _next_events(feed: EventFeed, subscriber: Subscriber) -> tuple[list[Re
     loop = asyncio.get_running_loop()
     deadline = loop.time() + HEARTBEAT_INTERVAL_S
     while True:
-        if subscriber.end == "revoked":
-            return [], "revoked"
         if subscriber.events:
             return subscriber.take(), None
         if subscriber.end is not None:
