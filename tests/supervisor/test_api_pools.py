@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -10,7 +11,7 @@ import pytest
 from api_support import api_at
 from interlock import StateTransitionRequest, StateTransitionResult
 from interlock.store.access import TokenScope, create_token
-from interlock.store.pools import even_out_pools
+from interlock.store.pools import even_out_pools, hold_bound_pool
 from interlock.store.stats import RefusedMove, read_refused_moves
 from interlock.store.workers import RegisteredProcess, register_worker
 
@@ -53,6 +54,15 @@ async def test_a_pool_is_created_scaled_listed_and_deleted(client: httpx.AsyncCl
     assert (await client.get("/api/pools/mail")).json()["code"] == "unknown_pool"
     ended = (await client.get("/api/workers?pool=mail&status=COMPLETED")).json()["items"]
     assert len(ended) == 2
+
+
+async def test_the_pool_of_a_running_supervisor_is_scaled_and_not_deleted(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    assert await hold_bound_pool(database, "up", 2, supervisor="one", lease=timedelta(minutes=1))
+    refused = await client.delete("/api/pools/up")
+    assert (refused.status_code, refused.json()["code"]) == (409, "not_possible")
+    assert (await client.post("/api/pools/up/scale", json={"desired": 0})).json()["desired"] == 0
 
 
 @pytest.mark.parametrize(

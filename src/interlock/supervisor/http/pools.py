@@ -72,7 +72,7 @@ async def change_desired(mutation: OperateMutation, name: PoolName, body: ScaleR
 
 
 @router.delete("/api/pools/{name}", response_model=PoolResponse)
-@problems("unknown_pool")
+@problems("unknown_pool", "not_possible")
 async def remove_pool(mutation: AdminMutation, name: PoolName) -> Response:
     """Delete a pool and end its workers, which finish their tasks within their grace; answer with the deleted pool."""
 
