@@ -118,9 +118,11 @@ async def test_signing_in_with_a_token_leads_to_the_page(browser: Browser, site:
 
 async def test_a_namespace_is_chosen_and_travels_along(open_page: OpenPage, site: tuple[str, str]) -> None:
     _, url = site
-    async with connect(url) as connection:
-        await enqueue(connection, namespace="<b>billing<b>")
     async with open_page("/") as page:
+        async with connect(url) as connection:
+            await enqueue(connection, namespace="<b>billing<b>")
+        while not await page.locator("#ns option", has_text="billing").count():  # a page may be a second behind
+            await page.reload()
         await page.locator("#ns").select_option("<b>billing<b>")
         await page.wait_for_url("**ns=*")
         await page.keyboard.press("g")
