@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import pytest
 
-from api_support import api_at
+from api_support import api_at, api_document
 from factories import claim_tasks, enqueue_by_sql
 from interlock.store import lists
 from jobs_support import app_at
@@ -124,3 +125,17 @@ async def test_created_things_have_an_address_also_in_a_replayed_answer(client: 
             assert answer.status_code == 201
             assert answer.headers["Location"] == f"{path}/{answer.json()['id']}"
             assert (await client.get(answer.headers["Location"])).status_code == 200
+
+
+async def test_a_misspelled_filter_is_refused_and_never_means_everything(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/api/tasks", params={"stat": "error"})
+    assert (answer.status_code, answer.json()["errors"]) == (
+        422,
+        [{"field": "query.stat", "message": "there is no such parameter; did you mean 'state'?"}],
+    )
+    for path, operations in api_document()["paths"].items():
+        parameters = operations.get("get", {}).get("parameters", ())
+        if any(parameter["in"] == "query" for parameter in parameters):
+            address = re.sub(r"\{\w+\}", str(uuid4()), path)
+            refused = (await client.get(address, params={"no_filter": "1"})).json()
+            assert (refused["code"], refused["errors"][0]["field"]) == ("invalid_request", "query.no_filter"), path

@@ -22,10 +22,10 @@ from interlock.supervisor.http.pagination import (
     encode_record_cursor,
 )
 from interlock.supervisor.http.problems import problems
-from interlock.supervisor.http.requests import Moment, Name
+from interlock.supervisor.http.requests import ApiRoute, Moment, Name
 from interlock.supervisor.http.responses import AuditRecordResponse, Page
 
-router = APIRouter(tags=["audit"])
+router = APIRouter(tags=["audit"], route_class=ApiRoute)
 
 DEFAULT_RANGE = timedelta(days=1)
 FIRST_RECORD_AT = datetime(1970, 1, 1, tzinfo=UTC)

@@ -39,6 +39,7 @@ from interlock.supervisor.http.problems import (
     problems,
 )
 from interlock.supervisor.http.requests import (
+    ApiRoute,
     CancelJobsRequest,
     CancelTasksRequest,
     JobFilterRequest,
@@ -65,7 +66,7 @@ from interlock.workflow.cancel_by_filter import (
     preview_job_cancel,
 )
 
-router = APIRouter()
+router = APIRouter(route_class=ApiRoute)
 
 TaskActionResult = ActionPreviewResponse[TaskSummaryResponse] | ActionBatchResponse[TaskSummaryResponse]
 JobActionResult = ActionPreviewResponse[JobSummaryResponse] | ActionBatchResponse[JobSummaryResponse]

@@ -33,7 +33,7 @@ from interlock.store.events import (
 )
 from interlock.supervisor.http.auth import BearerToken, ReadCaller, limits_namespaces
 from interlock.supervisor.http.problems import Problem, encode_json, problems
-from interlock.supervisor.http.requests import Name
+from interlock.supervisor.http.requests import ApiRoute, Name
 from interlock.telemetry import log
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from interlock.client.app import Interlock
 
-router = APIRouter(tags=["events"])
+router = APIRouter(tags=["events"], route_class=ApiRoute)
 
 TICK_S = 0.5
 HEARTBEAT_INTERVAL_S = 15.0

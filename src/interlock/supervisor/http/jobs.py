@@ -34,6 +34,7 @@ from interlock.supervisor.http.pagination import (
 )
 from interlock.supervisor.http.problems import Problem, illegal_transition_problem, problems
 from interlock.supervisor.http.requests import (
+    ApiRoute,
     ApprovalRequest,
     JobId,
     Moment,
@@ -61,7 +62,7 @@ from interlock.supervisor.http.responses import (
 from interlock.workflow.new_job import NewJob
 from interlock.workflow.submit import reject_job
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=ApiRoute)
 
 
 @router.post(

@@ -21,10 +21,10 @@ from interlock.store.stats import list_limits
 from interlock.supervisor.http.idempotency import AdminMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, slice_page
 from interlock.supervisor.http.problems import Problem, problems
-from interlock.supervisor.http.requests import LimitOverrideRequest, PathName, ReasonedRequest, Text
+from interlock.supervisor.http.requests import ApiRoute, LimitOverrideRequest, PathName, ReasonedRequest, Text
 from interlock.supervisor.http.responses import LimitDetailsResponse, LimitResponse, Page, RemovedResponse
 
-router = APIRouter(tags=["limits"])
+router = APIRouter(tags=["limits"], route_class=ApiRoute)
 
 
 @router.get("/api/limits", response_model=Page[LimitResponse])

@@ -18,6 +18,7 @@ from interlock.supervisor.http.auth import LIMITS_NAMESPACES, NAMED_BY_PATH, Adm
 from interlock.supervisor.http.examples import REQUEST_EXAMPLES, make_example
 from interlock.supervisor.http.middleware import HEALTH_PATHS, SAFE_METHODS
 from interlock.supervisor.http.problems import CODES, MEDIA_TYPE, TYPE_PREFIX
+from interlock.supervisor.http.requests import all_dependants
 from interlock.supervisor.http.responses import ProblemResponse
 
 if TYPE_CHECKING:
@@ -87,9 +88,11 @@ def possible_codes(route: APIRoute, method: str) -> frozenset[str]:
     codes |= _token_codes(route)
     if method not in SAFE_METHODS:
         codes |= {"cross_origin"} | BODY_CODES
-    if any(_has_parameters(dependency) for dependency in _dependencies(route.dependant)):
+    if any(_has_parameters(dependency) for dependency in all_dependants(route.dependant)):
         codes.add("invalid_request")
-    if any(field.alias == "Idempotency-Key" for each in _dependencies(route.dependant) for field in each.header_params):
+    if any(
+        field.alias == "Idempotency-Key" for each in all_dependants(route.dependant) for field in each.header_params
+    ):
         codes.add("key_reused")
     if "{" in route.path and ":path}" not in route.path:
         codes.add("unknown_path")  # a value with a slash in it makes another path
@@ -99,7 +102,7 @@ def possible_codes(route: APIRoute, method: str) -> frozenset[str]:
 def _token_codes(route: APIRoute) -> set[str]:
     """Return the codes for the token of a request: none where none is needed."""
     codes: set[str] = set()
-    scopes = {id(dependency.call) for dependency in _dependencies(route.dependant)}
+    scopes = {id(dependency.call) for dependency in all_dependants(route.dependant)}
     if scopes & {_scope_call(caller) for caller in (ReadCaller, OperateCaller, AdminCaller)}:
         codes |= TOKEN_CODES
         named = any(field.name in NAMED_BY_PATH for field in route.dependant.path_params)
@@ -118,12 +121,6 @@ def documented_routes(routes: Iterable[Any]) -> Iterator[APIRoute]:
                 yield route
         elif hasattr(route, "original_router"):
             yield from documented_routes(route.original_router.routes)
-
-
-def _dependencies(dependant: Dependant) -> Iterator[Dependant]:
-    yield dependant
-    for each in dependant.dependencies:
-        yield from _dependencies(each)
 
 
 def _scope_call(caller: Any) -> int:

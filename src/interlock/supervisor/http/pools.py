@@ -16,10 +16,10 @@ from interlock.store.workers import WorkerSpec
 from interlock.supervisor.http.idempotency import AdminMutation, OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, decode_text, make_page
 from interlock.supervisor.http.problems import problems
-from interlock.supervisor.http.requests import Command, NewPoolRequest, PoolName, ScaleRequest
+from interlock.supervisor.http.requests import ApiRoute, Command, NewPoolRequest, PoolName, ScaleRequest
 from interlock.supervisor.http.responses import LOCATION, Page, PoolResponse, with_location
 
-router = APIRouter(tags=["pools"])
+router = APIRouter(tags=["pools"], route_class=ApiRoute)
 
 
 @router.post("/api/pools", status_code=201, response_model=PoolResponse, responses={**LOCATION})

@@ -1,4 +1,4 @@
-"""Request models and path parameters: each body is validated before any work; unknown members are refused.
+"""Request models and parameters: each body is validated before any work; unknown members and filters are refused.
 
 The OpenAPI document has the models under their names without `Request`.
 
@@ -12,11 +12,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
-from fastapi import Path
+from fastapi import Path, Request, Response
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
 
 from interlock.config import MAX_NAME_LENGTH, ends_addresses
 from interlock.lifecycle import JobState, SupervisedWorkerState, TaskRowState
+from interlock.model.graph import suggestion
 from interlock.model.json_values import ValueRefusedError, check_json
 from interlock.model.options import (
     DELAY,
@@ -47,9 +49,12 @@ from interlock.store.access import MAX_TOKEN_NAME_LENGTH, MAX_TOKEN_NAMESPACES, 
 from interlock.store.limits import MAX_INTEGER
 from interlock.store.pools import MAX_DESIRED, NAME_PATTERN
 from interlock.store.workers import WorkerSpec
+from interlock.supervisor.http.problems import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+
+    from fastapi.dependencies.models import Dependant
 
 MAX_JSON_DEPTH = 100
 MAX_URL_LENGTH = 2_000  # characters
@@ -62,6 +67,41 @@ NO_NUL_PATTERN = r"^[^\x00]*$"
 NO_CONTROL_PATTERN = r"^[^\x00-\x1f\x7f]+$"
 WORKER_SPEC_MEMBERS = tuple(field.name for field in fields(WorkerSpec))
 APP_PATTERN = r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_.]*$"
+
+
+class ApiRoute(APIRoute):
+    """A route of the API that refuses query parameters which it does not have, if it has any.
+
+    A list with a misspelled filter would otherwise be the list of everything.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that handles a request."""
+        handle = super().get_route_handler()
+        known = frozenset(field.alias for each in all_dependants(self.dependant) for field in each.query_params)
+        if not known:
+            return handle
+
+        async def handle_known(request: Request) -> Response:
+            if request.scope["query_string"]:
+                _check_parameters(request.query_params, known)
+            return await handle(request)
+
+        return handle_known
+
+
+def all_dependants(dependant: Dependant) -> Iterator[Dependant]:
+    """Yield a dependant and those that it depends on."""
+    yield dependant
+    for each in dependant.dependencies:
+        yield from all_dependants(each)
+
+
+def _check_parameters(given: Mapping[str, str], known: frozenset[str]) -> None:
+    for name in given:
+        if name not in known:
+            field, message = f"query.{name:.100}", f"there is no such parameter{suggestion(name, sorted(known))}"
+            raise Problem("invalid_request", f"{field}: {message}", {"errors": [{"field": field, "message": message}]})
 
 
 def _check_storable(value: Any) -> Any:

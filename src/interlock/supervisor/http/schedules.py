@@ -29,7 +29,7 @@ from interlock.store.schedules import (
 from interlock.supervisor.http.idempotency import Mutation, OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, slice_page
 from interlock.supervisor.http.problems import Problem, problems
-from interlock.supervisor.http.requests import Command, NewScheduleRequest, PathName, ReasonedRequest
+from interlock.supervisor.http.requests import ApiRoute, Command, NewScheduleRequest, PathName, ReasonedRequest
 from interlock.supervisor.http.responses import (
     LOCATION,
     Page,
@@ -40,7 +40,7 @@ from interlock.supervisor.http.responses import (
 )
 from interlock.workflow.fire_schedules import run_schedule
 
-router = APIRouter(tags=["schedules"])
+router = APIRouter(tags=["schedules"], route_class=ApiRoute)
 
 
 @router.get("/api/schedules", response_model=Page[ScheduleResponse])

@@ -30,7 +30,7 @@ from interlock.store.stats import overview_document, read_overview
 from interlock.supervisor.http.auth import limits_namespaces
 from interlock.supervisor.http.idempotency import CallerApp, OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.problems import RETRY_AFTER, Problem, problems
-from interlock.supervisor.http.requests import NamespaceName, ReasonedRequest
+from interlock.supervisor.http.requests import ApiRoute, NamespaceName, ReasonedRequest
 from interlock.supervisor.http.responses import (
     DoctorResponse,
     ExplanationResponse,
@@ -44,7 +44,7 @@ from interlock.supervisor.pool.pool import Pool
 from interlock.supervisor.pool.settings import PoolSettings
 from interlock.telemetry import log
 
-router = APIRouter(tags=["system"])
+router = APIRouter(tags=["system"], route_class=ApiRoute)
 
 READINESS_TIMEOUT_S = 3.0
 EXAMINATION_MAX_AGE_S = 10.0

@@ -32,6 +32,7 @@ from interlock.supervisor.http.pagination import (
 )
 from interlock.supervisor.http.problems import Problem, illegal_transition_problem, problems
 from interlock.supervisor.http.requests import (
+    ApiRoute,
     CancelTaskRequest,
     Moment,
     Name,
@@ -53,7 +54,7 @@ from interlock.supervisor.http.responses import (
     with_location,
 )
 
-router = APIRouter(tags=["tasks"])
+router = APIRouter(tags=["tasks"], route_class=ApiRoute)
 
 MAX_WAIT_S = 20.0
 

@@ -22,10 +22,10 @@ from interlock.supervisor.http.auth import AdminCaller
 from interlock.supervisor.http.idempotency import AdminMutation, RequestApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, slice_page
 from interlock.supervisor.http.problems import Problem, problems
-from interlock.supervisor.http.requests import Command, NewTokenRequest, PathName
+from interlock.supervisor.http.requests import ApiRoute, Command, NewTokenRequest, PathName
 from interlock.supervisor.http.responses import CreatedTokenResponse, Page, RemovedResponse, TokenResponse
 
-router = APIRouter(tags=["tokens"])
+router = APIRouter(tags=["tokens"], route_class=ApiRoute)
 
 
 @router.get("/api/tokens", response_model=Page[TokenResponse])

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from interlock.store.webhooks import discard_given_up_webhooks, list_given_up_webhooks, retry_given_up_webhooks
 from interlock.supervisor.http.idempotency import OperateMutation, ReadApp, RequestApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, decode_number, make_page
-from interlock.supervisor.http.requests import WebhooksRequest
+from interlock.supervisor.http.requests import ApiRoute, WebhooksRequest
 from interlock.supervisor.http.responses import ChangedWebhooksResponse, GivenUpWebhookResponse, Page
 
-router = APIRouter(tags=["webhooks"])
+router = APIRouter(tags=["webhooks"], route_class=ApiRoute)
 
 
 @router.get("/api/webhooks", response_model=Page[GivenUpWebhookResponse])

@@ -42,6 +42,7 @@ from interlock.supervisor.http.pagination import (
 )
 from interlock.supervisor.http.problems import Problem, problem_from_error, problems
 from interlock.supervisor.http.requests import (
+    ApiRoute,
     Moment,
     Name,
     NewWorkerRequest,
@@ -62,7 +63,7 @@ from interlock.supervisor.http.responses import (
     with_location,
 )
 
-router = APIRouter(tags=["workers"])
+router = APIRouter(tags=["workers"], route_class=ApiRoute)
 
 INTERNAL_COLUMNS = frozenset({"metadata", "seen_until"})
 

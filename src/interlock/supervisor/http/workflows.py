@@ -22,10 +22,10 @@ from interlock.store.workflows import (
 from interlock.supervisor.http.idempotency import ReadApp, json_response
 from interlock.supervisor.http.pagination import DEFAULT_LIMIT, Cursor, Limit, decode_name, make_page
 from interlock.supervisor.http.problems import Problem, problems
-from interlock.supervisor.http.requests import Name, PathName
+from interlock.supervisor.http.requests import ApiRoute, Name, PathName
 from interlock.supervisor.http.responses import Page, WorkflowResponse, WorkflowSummaryResponse
 
-router = APIRouter(tags=["workflows"])
+router = APIRouter(tags=["workflows"], route_class=ApiRoute)
 
 Version = Annotated[Name | None, Query(description="The version; the newest by default.")]
 
