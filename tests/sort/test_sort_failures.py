@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from interlock.errors import SortError, SortInputError
-from interlock.lifecycle import SORT_WORKER, SortMasterEvent, SortWorkerState
+from interlock.lifecycle import SORT_WORKER, SortMasterEvent, SortMasterState, SortWorkerState
 from interlock.machine import StateMachine
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.plan import Member, Plan, Roster
@@ -21,6 +22,7 @@ from interlock.sort.master.roster import RegisteredWorker
 from interlock.sort.master.service import MasterService
 from interlock.sort.rpc import PROTOCOL_VERSION
 from interlock.sort.settings import Settings
+from interlock.sort.workdir import Journal
 from interlock.sort.worker.service import WorkerService
 from interlock.sort.worker.worker import (
     UnreportedFailure,
@@ -31,6 +33,7 @@ from interlock.sort.worker.worker import (
 )
 from sort_cli import make_input, names, sort, started
 from sort_cluster import random_rows, write_source
+from sort_threads import sort_in_threads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,6 +78,44 @@ def test_the_first_of_several_failures_is_reported() -> None:
     assert master.journal.history[-1].reason == str(raised.value)
     late = fail(1, "given up")
     assert (late.success, late.failed, late.message) == (False, True, str(raised.value))
+
+
+def test_states_are_saved_in_the_order_of_the_transitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that saves holds the lock of its process, so that no other thread saves an older or a newer state."""
+    locks: dict[Journal, threading.Condition] = {}
+    unlocked: list[tuple[str, str]] = []
+    saved: set[str] = set()
+    init_worker, init_master, save = Worker.__init__, Master.__init__, Journal.save
+
+    def is_free(lock: threading.Condition) -> bool:
+        if lock.acquire(blocking=False):
+            lock.release()
+            return True
+        return False
+
+    with ThreadPoolExecutor(1) as other:
+
+        def make_worker(self: Worker, *arguments: Any) -> None:
+            init_worker(self, *arguments)
+            locks[self.journal] = self.changed
+
+        def make_master(self: Master, *arguments: Any) -> None:
+            init_master(self, *arguments)
+            locks[self.journal] = self.changed
+
+        def check_and_save(self: Journal, state: str) -> None:
+            lock = locks.get(self)  # none while a process is made, with a single thread
+            if lock is not None and other.submit(is_free, lock).result():
+                unlocked.append((self.name, state))
+            saved.add(state)
+            save(self, state)
+
+        monkeypatch.setattr(Worker, "__init__", make_worker)
+        monkeypatch.setattr(Master, "__init__", make_master)
+        monkeypatch.setattr(Journal, "save", check_and_save)
+        sort_in_threads(write_source(tmp_path / "in", random_rows(1, 2_000)), tmp_path)
+    assert saved == {*SortMasterState, *SortWorkerState} - {"Failed"}
+    assert unlocked == []
 
 
 def test_a_failed_worker_counts_for_no_phase_until_its_restart() -> None:

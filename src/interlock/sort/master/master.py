@@ -4,7 +4,8 @@ It compares the state of each worker with its own phase and sends each the signa
 master itself, can therefore be restarted at any time: a worker that comes late in a phase gets the signals that the
 others had before.
 
-Invariant: a phase begins when every worker has finished the one before it. No phase takes longer than its timeout, and
+Invariant: a phase begins when every worker has finished the one before it. States are saved in their order, by the
+thread that holds the lock. No phase takes longer than its timeout, and
 a worker without a heartbeat for too long fails the sort by its name.
 """
 
@@ -66,9 +67,7 @@ def run_master(
     if work_dir is not None:
         work_dir.mkdir(parents=True, exist_ok=True)
     master = Master(workers, settings or Settings(), work_dir, host, port, stop or threading.Event(), security)
-    master.journal.on_save = on_save
-    master.journal.save(str(master.machine.state))
-    return master.run(on_listening, on_progress)
+    return master.run(on_listening, on_progress, on_save)
 
 
 class Master:
@@ -120,8 +119,16 @@ class Master:
                 )
         return Server(MASTER, MasterService(self), host, port, threads, self.security)
 
-    def run(self, on_listening: Callable[[str], None] | None, on_progress: ProgressCallback | None) -> Report:
+    def run(
+        self,
+        on_listening: Callable[[str], None] | None,
+        on_progress: ProgressCallback | None,
+        on_save: SaveCallback | None = None,
+    ) -> Report:
         """Run the sort through its phases."""
+        with self.changed:
+            self.journal.on_save = on_save
+            self.journal.save(str(self.machine.state))
         self.server.start()
         try:
             if on_listening is not None:
@@ -153,10 +160,11 @@ class Master:
 
     def begin(self, event: SortMasterEvent, reason: str) -> None:
         """Begin the next phase; the furthest one is saved with the state."""
-        after = SORT_MASTER.next(self.machine.state, event)
-        self._furthest = max(self._furthest, after, key=MASTER_PHASES.index)
-        self.journal.checkpoint["furthest"] = str(self._furthest)
-        self.machine.transition(event, reason)
+        with self.changed:
+            after = SORT_MASTER.next(self.machine.state, event)
+            self._furthest = max(self._furthest, after, key=MASTER_PHASES.index)
+            self.journal.checkpoint["furthest"] = str(self._furthest)
+            self.machine.transition(event, reason)
 
     def record_failure(self, reason: str) -> None:
         """Record the failure of a worker; the first one is reported."""
@@ -186,11 +194,11 @@ class Master:
         self.begin(SortMasterEvent.START_SAMPLING, f"{self.worker_count} workers registered")
         self._drive(lambda: self.plan is not None or self._all_sampled(), settings.sample_timeout_s, on_progress)
         if self.plan is None:
-            self.plan = self._make_plan()
-            self.journal.checkpoint["plan"] = {
-                "windows": self.plan.windows,
-                "boundaries": [(one.key.hex(), one.position) for one in self.plan.boundaries],
-            }
+            plan = self._make_plan()
+            boundaries = [(one.key.hex(), one.position) for one in plan.boundaries]
+            with self.changed:
+                self.journal.checkpoint["plan"] = {"windows": plan.windows, "boundaries": boundaries}
+                self.plan = plan
         self.begin(SortMasterEvent.SET_BOUNDARIES, "All samples received, boundaries chosen")
         self._drive(self._all_reached(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL), settings.sort_timeout_s, on_progress)
         self.begin(SortMasterEvent.START_SHUFFLE, "All workers have sorted")

@@ -1,7 +1,8 @@
 """A sort worker: its state machine from registration to completion, through failures and restarts.
 
-Invariant: the state is saved on every transition. A failure in any thread ends this worker in Failed, removes the files
-of its phase, and is reported to the master.
+Invariant: the state is saved on every transition, by the thread that holds the lock: signals of the master make
+transitions in other threads. A failure in any thread ends this worker in Failed, removes the files of its phase, and is
+reported to the master.
 """
 
 from __future__ import annotations
@@ -209,27 +210,32 @@ class Worker:
     def _run_phases(self) -> WorkerReport:
         machine, runner = self.machine, self.runner
         self._register()
-        machine.transition(SortWorkerEvent.REGISTER, "Starting sampling phase")
+        self._move(SortWorkerEvent.REGISTER, "Starting sampling phase")
         sample = self._take_sample()
         self._master.send_sample(sample)
-        machine.transition(SortWorkerEvent.SEND_SAMPLE, "Sampling complete, waiting for config")
+        self._move(SortWorkerEvent.SEND_SAMPLE, "Sampling complete, waiting for config")
         self._master.notify_state(SortWorkerState.WAITING_FOR_PARTITION_CONFIG)
         self._wait_for_signal(SortWorkerState.WAITING_FOR_PARTITION_CONFIG, lambda: self._master.send_sample(sample))
         machine.require_state(SortWorkerState.SORTING)
         runner.sort()
-        machine.transition(SortWorkerEvent.FINISH_SORTING, "Sorting complete, waiting for signal")
+        self._move(SortWorkerEvent.FINISH_SORTING, "Sorting complete, waiting for signal")
         self._notify_and_wait(SortWorkerState.WAITING_FOR_SHUFFLE_SIGNAL)
         machine.require_state(SortWorkerState.SHUFFLING)
         self._shuffle()
-        machine.transition(SortWorkerEvent.FINISH_SHUFFLE, "Shuffle complete, waiting for signal")
+        self._move(SortWorkerEvent.FINISH_SHUFFLE, "Shuffle complete, waiting for signal")
         self._notify_and_wait(SortWorkerState.WAITING_FOR_MERGE_SIGNAL)
         machine.require_state(SortWorkerState.MERGING)
         partitions = runner.merge()
         self._check_input()
         self.journal.checkpoint["partitions"] = [(one.number, one.path, one.records, one.size) for one in partitions]
-        machine.transition(SortWorkerEvent.COMPLETE, "All phases completed successfully")
+        self._move(SortWorkerEvent.COMPLETE, "All phases completed successfully")
         self._complete(partitions)
         return self._report(partitions)
+
+    def _move(self, event: SortWorkerEvent, reason: str) -> None:
+        """Make a transition and save it."""
+        with self.changed:
+            self.machine.transition(event, reason)
 
     def _load_state(self) -> WorkerReport | None:
         """Load the state of an earlier process: return its report if it had completed, else prepare to resume."""
@@ -258,16 +264,17 @@ class Worker:
         """Remove the files of another sort, and save the state of this one."""
         self._other_sort = None
         self.runner.clean_all()
-        self.journal.save(str(self.machine.state))
+        with self.changed:
+            self.journal.save(str(self.machine.state))
 
     def _restart_machine(self, state: SortWorkerState) -> None:
         """Continue after a process that failed or was killed in a state."""
         self.machine = StateMachine(SORT_WORKER, state, observer=self.journal)
         if state is not SortWorkerState.FAILED:
             log.warning("%s: its process ended in state %s; it is restarted", self.journal.name, state)
-            self.machine.transition(SortWorkerEvent.FAIL, f"The process ended in state {state}")
+            self._move(SortWorkerEvent.FAIL, f"The process ended in state {state}")
             self.runner.clean_after_kill()
-        self.machine.transition(SortWorkerEvent.RESTART, "Started again")
+        self._move(SortWorkerEvent.RESTART, "Started again")
 
     def _report_completed_before(self) -> WorkerReport | None:
         """Return the report of a worker that had completed, if its files are intact and the master needs no more."""
@@ -385,10 +392,11 @@ class Worker:
 
     def _enter_failed(self, error: BaseException) -> None:
         """Go to Failed and remove the files of the phase that failed."""
-        state = self.machine.state
-        if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED} or self._other_sort is not None:
-            return
-        self.machine.transition(SortWorkerEvent.FAIL, f"{type(error).__name__}: {error}")
+        with self.changed:
+            state = self.machine.state
+            if state in {SortWorkerState.COMPLETED, SortWorkerState.FAILED} or self._other_sort is not None:
+                return
+            self._move(SortWorkerEvent.FAIL, f"{type(error).__name__}: {error}")
         if log.isEnabledFor(logging.DEBUG):
             self.journal.print_history(sys.stderr)
             self.journal.print_phase_durations(sys.stderr)
@@ -396,7 +404,7 @@ class Worker:
         self.runner.clean_after_failure(state)
 
     def _restart(self, reason: str) -> None:
-        self.machine.transition(SortWorkerEvent.RESTART, reason)
+        self._move(SortWorkerEvent.RESTART, reason)
         with self.changed:
             self._failure = None
             self.stopping.clear()
