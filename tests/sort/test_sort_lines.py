@@ -115,6 +115,22 @@ def test_a_huge_line_and_many_empty_ones_are_gathered() -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("count", [2, 60, 3_000])
+@pytest.mark.parametrize("options", [[], ["-r"], ["-f"]], ids=str)
+def test_few_and_many_lines_with_long_equal_beginnings_are_in_order(count: int, options: list[str]) -> None:
+    """Few lines that are still tied are compared as objects, and many by words."""
+    source = seeded(count)
+    order = parse_line_order(reverse="-r" in options, fold="-f" in options)
+    ends = [bytes(source.choices(b"abAB\0", k=source.randrange(6))) for _ in range(count)]
+    lines = [b"Ab" * source.choice([3, 300, 1_300]) + end for end in ends]
+    expected = sorted(lines, reverse="-r" in options)
+    if "-f" in options:
+        expected.sort(key=bytes.upper)
+    text = b"".join(line + b"\n" for line in lines)
+    assert in_order(text, order) == b"".join(line + b"\n" for line in expected)
+
+
+@pytest.mark.unit
 def test_lines_are_gathered_without_the_order_of_assignments_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert assigns_in_order()
     monkeypatch.setattr("interlock.sort.data.lines.assigns_in_order", lambda: False)

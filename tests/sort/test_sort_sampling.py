@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from interlock.sort.data.keys import find_boundaries, sort_rows
-from interlock.sort.data.line_order import LineOrder
+from interlock.sort.data.line_order import LineOrder, parse_line_order
 from interlock.sort.data.plan import (
     MAX_SAMPLE_BYTES,
     POSITION_BYTES,
@@ -23,7 +23,7 @@ from interlock.sort.data.plan import (
     sample_size,
     take_sample,
 )
-from interlock.sort.data.records import Extent, RecordFormat, Source
+from interlock.sort.data.records import Extent, RecordFormat, Source, open_source
 from interlock.sort.rpc import MAX_MESSAGE_BYTES
 from interlock.sort.settings import Settings
 from interlock.sort.worker.phases import PhaseRunner
@@ -150,3 +150,29 @@ def test_a_worker_with_more_records_has_more_weight() -> None:
 
     (middle,) = choose_boundaries([sample(0, 300), sample(1000, 100)], 2)
     assert int.from_bytes(middle.key, "big") == 66
+
+
+@pytest.mark.parametrize("separator", [",", None])
+def test_long_lines_are_divided_evenly_by_a_key_far_behind(tmp_path: Path, separator: str | None) -> None:
+    """Of a line that is longer than what is kept of it, the fields of its keys are kept."""
+    joint, rng = separator or " ", np.random.default_rng(3)
+    keys = [int(key) for key in rng.integers(0, 10**9, 2_000)]
+    wide = joint.join("x" * 9 for _ in range(300))
+    (tmp_path / "in").write_text("".join(f"{wide}{joint}{key:09}{joint}{wide}\n" for key in keys))
+    source = open_source([tmp_path / "in"], lines=parse_line_order(["301,301n"], separator=separator))
+    (boundary,) = choose_boundaries([take_sample(source, 0, 2_000)], 2, source.format.lines)
+    middle = int(boundary.key.decode().split(separator)[300])
+    assert 0.45 < sum(key < middle for key in keys) / len(keys) < 0.55
+
+
+def test_a_long_line_is_shortened_to_the_fields_of_its_keys() -> None:
+    fields = [b"%03d" % number for number in range(500)]
+    order = parse_line_order(["100,101", "50.2,50.3"], separator=",")
+    short = order.shorten(b",".join(fields), 1_000)
+    assert short == b"," * 49 + b"049" + b"," * 50 + b"099,100"
+    assert parse_line_order(["3"], separator=",").shorten(b",".join(fields), 100) == b",," + b",".join(fields)[8:106]
+    blanks = parse_line_order(["3,3"]).shorten(b"  one\ttwo  three four" + b" more" * 100, 100)
+    assert blanks == b" x x  three"
+    assert order.shorten(b"a,b,c", 100) == b"a,b,c"
+    assert order.shorten(b"a" * 200, 100) == b""
+    assert parse_line_order(["1.5,1.9"]).shorten(b"a" * 200, 100) == b"a" * 100

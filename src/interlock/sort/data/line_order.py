@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KEY = re.compile(r"(\d+)(?:\.(\d+))?([a-zA-Z]*)(?:,(\d+)(?:\.(\d+))?([a-zA-Z]*))?")
+FIELD = re.compile(rb"[ \t]*[^ \t]+|[ \t]+")  # without a separator
 OPTIONS = "bfnr"
 MAX_FIELD = 1 << 31  # a larger number of a field or character means the same: none has so many
 SEPARATORS = frozenset(range(256)) - {ord("\n")}
@@ -89,6 +90,25 @@ class LineOrder:
         if self.keys and (self.unique or self.stable):
             return self.keys
         return (*self.keys, LineKey(reverse=self.reverse))
+
+    @property
+    def needs_fields(self) -> bool:
+        """Whether the ends of fields must be known to find the keys."""
+        return any(key.needs_fields for key in self.keys)
+
+    def shorten(self, line: bytes, limit: int) -> bytes:
+        """Return a line of at most so many bytes that belongs near a longer one: it has only the fields of the keys."""
+        if len(line) <= limit or not self.needs_fields:
+            return line[:limit]
+        joint = b"" if self.separator is None else bytes([self.separator])
+        fields = line.split(joint) if joint else FIELD.findall(line)
+        kept = [b"" if joint else b" x"] * len(fields)  # a field without a separator consists of blanks and more
+        end = 0
+        for key in self.keys:
+            last = len(fields) if key.last_field is None else key.last_field + 1
+            kept[key.first_field : last] = fields[key.first_field : last]
+            end = max(end, last)
+        return joint.join(kept[:end])[:limit]
 
     def json(self) -> dict[str, Any]:
         """Return the order as a JSON document."""

@@ -40,6 +40,7 @@ MAX_SINGLE_PIECE_BYTES = 512  # lines up to this length are copied in one piece 
 PIECES_AT_ONCE = 2048
 WORD_BYTES = 8
 MAX_WORD_ROUNDS = 256  # of one key, by words; longer keys that are still equal are compared as bytes objects
+ROWS_PER_WORD_ROUND = 32  # a round takes as long as the objects of so many rows: as few rows are compared as objects
 DIGITS_PER_WORD, DIGITS_IN_FIRST_WORD = 16, 14
 MAX_SHORT_DIGITS = 127  # numbers with fewer digits before the point have digits in their first word
 SIGN_BIT = np.uint64(1 << 63)
@@ -370,33 +371,26 @@ def _narrow(words: Words, width: int) -> tuple[Words, int]:
 
 def _rank_by_bytes(ranking: _Ranking, data: Bytes, begins: Index, ends: Index, key: LineKey) -> None:
     """Refine an order by a key that is compared byte by byte; a key that is the beginning of another comes first."""
-    for at in range(MAX_WORD_ROUNDS):
-        if len(ranking.rows) < 2:  # noqa: PLR2004 - nothing is tied
-            return
-        begin, end = begins[ranking.rows] + at * WORD_BYTES, ends[ranking.rows]
+    done = 0  # rounds
+
+    def rest(row: int) -> bytes:
+        text = data[int(begins[row]) + done * WORD_BYTES : int(ends[row])]
+        return (UPPER_CASE[text] if key.folded else text).tobytes()
+
+    while len(ranking.rows) > 1:
+        begin, end = begins[ranking.rows] + done * WORD_BYTES, ends[ranking.rows]
         left = end - begin
         if int(left.max()) <= 0:
+            break
+        if done == MAX_WORD_ROUNDS or len(ranking.rows) <= ROWS_PER_WORD_ROUND * done:
+            ranking.sort_by(rest, reverse=key.reverse)
             break
         words = _load_words(data, np.minimum(begin, end), left)
         if key.folded:
             words = _fold(words)
         ranking.refine(~words if key.reverse else words, 64)
-    else:
-        _rank_by_long_bytes(ranking, data, begins, ends, key)
-        return
+        done += 1
     lengths = (ends[ranking.rows] - begins[ranking.rows]).astype(np.uint64)  # of keys that differ in NULs at their ends
-    ranking.refine(~lengths if key.reverse else lengths, 64)
-
-
-def _rank_by_long_bytes(ranking: _Ranking, data: Bytes, begins: Index, ends: Index, key: LineKey) -> None:
-    def rest(row: int) -> bytes:
-        text = data[int(begins[row]) + MAX_WORD_ROUNDS * WORD_BYTES : int(ends[row])]
-        return (UPPER_CASE[text] if key.folded else text).tobytes()
-
-    if len(ranking.rows) < 2:  # noqa: PLR2004 - nothing is tied
-        return
-    ranking.sort_by(rest, reverse=key.reverse)
-    lengths = (ends[ranking.rows] - begins[ranking.rows]).astype(np.uint64)
     ranking.refine(~lengths if key.reverse else lengths, 64)
 
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import xxhash
@@ -28,6 +28,7 @@ import xxhash
 from interlock.sort import wire_pb2 as wire
 from interlock.sort.data.checksum import mix_bits
 from interlock.sort.data.keys import Boundary, sort_rows
+from interlock.sort.data.line_order import LineOrder
 from interlock.sort.data.lines import PADDING_BYTES, scan_lines, sort_lines
 from interlock.sort.memory_plan import INDEX_BYTES_PER_ROW, max_buffer_records
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from interlock.sort.data.keys import Rows
-    from interlock.sort.data.line_order import LineOrder
     from interlock.sort.data.records import Source
     from interlock.sort.settings import Settings
 
@@ -68,7 +68,7 @@ MIN_READS, MAX_READS = 2_000, 32_000  # of one worker, by the size of its input
 READ_COST_BYTES = 128 << 10  # a read at a random position takes about as long as reading this many bytes in sequence
 MAX_SAMPLE_BYTES = 40 << 20  # keys and positions of all workers together, which the master holds and sorts
 POSITION_BYTES = 8
-MAX_DIVIDER_BYTES = 1024  # of a sampled line; the rest of it is left out
+MAX_DIVIDER_BYTES = 1024  # of a sampled line; of a longer one, fields that are in no key are left out, then the rest
 MIN_LINE_READ_BYTES = 1024
 LINE_FEED = ord("\n")
 READ_BATCH_BYTES = 1 << 20  # records read at once, of which only the keys are kept
@@ -257,7 +257,7 @@ def window_count(records: int, partitions: int, window_records: int, key_length:
 class Sample:
     """Sampled keys of one worker's input with their positions, and the number of records of that input.
 
-    The keys of lines are the lines themselves, one behind the other, or their first MAX_DIVIDER_BYTES.
+    The keys of lines are the lines themselves, one behind the other, or MAX_DIVIDER_BYTES of them.
     """
 
     def __init__(self, keys: Rows, positions: NDArray[np.uint64], records: int) -> None:
@@ -293,32 +293,51 @@ def take_sample(source: Source, first: int, size: int) -> Sample:
     return Sample(np.concatenate(pieces), numbers.astype(np.uint64) + np.uint64(first), source.records)
 
 
+class _SampledLine(NamedTuple):
+    """A line of the sample with its line feed, and whether all of it was read."""
+
+    position: int
+    line: bytes
+    is_whole: bool
+
+
 def _take_sample_of_lines(source: Source, first: int, size: int) -> Sample:
-    """Read about `size` lines; what is read of the last line of each read divides the lines, too."""
-    read = max(MIN_LINE_READ_BYTES, (RECORDS_PER_READ + 1) * min(source.line_length, MAX_DIVIDER_BYTES))
+    """Read about `size` lines.
+
+    What is read of the last line of each read divides the lines too, unless its keys may be behind that.
+    """
+    order = source.format.lines or LineOrder()
+    some_lines = (RECORDS_PER_READ + 1) * min(source.line_length, MAX_DIVIDER_BYTES)
+    read = max(MIN_LINE_READ_BYTES, some_lines, 2 * source.line_length)  # at least one whole line
     reads = min(-(-size // RECORDS_PER_READ), max_reads(source.size), -(-source.records // read))
     if not reads:
         return Sample(np.empty(0, np.uint8), np.empty(0, np.uint64), 0)
     starts, read = choose_reads(source.records, reads * read, reads)
-    with ThreadPoolExecutor(READER_THREADS) as readers:
-        batches = (batch.tolist() for batch in np.array_split(starts, READER_THREADS))
-        pieces = list(readers.map(lambda batch: source.read_many(batch, read).reshape(-1, read), batches))
-    lines: list[bytes] = []
-    positions: list[int] = []
-    rows = chain.from_iterable(pieces)
     wanted = -(-size // len(starts))
-    for start, row in zip(starts.tolist(), rows, strict=True):
-        text = row.tobytes()
-        begin = 0 if not start else text.find(b"\n") + 1
-        for _ in range(wanted if begin or not start else 0):
-            if begin >= len(text):
-                break
-            end = text.find(b"\n", begin)
-            end = len(text) if end < 0 else end
-            lines.append(text[begin : min(end, begin + MAX_DIVIDER_BYTES)] + b"\n")
-            positions.append(first + start + begin)
-            begin = end + 1
-    return Sample(np.frombuffer(b"".join(lines), np.uint8), np.array(positions, dtype=np.uint64), source.records)
+
+    def sample(batch: list[int]) -> list[_SampledLine]:
+        found: list[_SampledLine] = []
+        for start, row in zip(batch, source.read_many(batch, read).reshape(-1, read), strict=True):
+            text = row.tobytes()
+            begin = 0 if not start else text.find(b"\n") + 1
+            for _ in range(wanted if begin or not start else 0):
+                if begin >= len(text):
+                    break
+                end = text.find(b"\n", begin)
+                is_whole, end = end >= 0, len(text) if end < 0 else end
+                line = order.shorten(text[begin:end], MAX_DIVIDER_BYTES) + b"\n"
+                found.append(_SampledLine(first + start + begin, line, is_whole))
+                begin = end + 1
+        return found
+
+    with ThreadPoolExecutor(READER_THREADS) as readers:
+        parts = max(READER_THREADS, len(starts) * read // READ_BATCH_BYTES)
+        batches = (batch.tolist() for batch in np.array_split(starts, parts))
+        found = list(chain.from_iterable(readers.map(sample, batches)))
+    if order.needs_fields:
+        found = [one for one in found if one.is_whole] or found
+    keys = np.frombuffer(b"".join(one.line for one in found), np.uint8)
+    return Sample(keys, np.array([one.position for one in found], dtype=np.uint64), source.records)
 
 
 def max_reads(size: int) -> int:
