@@ -89,6 +89,19 @@ async def test_a_validation_error_names_the_field_and_not_the_value(client: http
     problem(await client.get("/api/jobs/not-an-id"), "invalid_request")
 
 
+async def test_very_many_errors_of_one_body_are_described_as_one(url: str) -> None:
+    many: dict[str, Any] = {f"k{number}": [] for number in range(30_000)}
+    bodies = [
+        ("/api/tasks", many, "body", "has more than 20000 errors"),
+        ("/api/tasks/bulk", {"tasks": [{"a": 1, "b": 2}] * 10_000}, "body", "has more than 20000 errors"),
+        ("/api/jobs", {"workflow": "x", "attributes": many}, "attributes", "must be at most 50, got 30000"),
+    ]
+    async with api_at(url) as client:
+        for path, body, field, message in bodies:
+            said = problem(await client.post(path, json=body), "invalid_request")
+            assert said["errors"] == [{"field": field, "message": message}]
+
+
 async def test_a_chunked_body_is_refused_at_the_size_limit(client: httpx.AsyncClient) -> None:
     async def endless() -> AsyncIterator[bytes]:
         while True:

@@ -9,12 +9,24 @@ from __future__ import annotations
 
 from dataclasses import fields
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from uuid import UUID
 
 from fastapi import Path, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    StringConstraints,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from interlock.config import MAX_NAME_LENGTH, ends_addresses
 from interlock.lifecycle import JobState, SupervisedWorkerState, TaskRowState
@@ -57,6 +69,7 @@ if TYPE_CHECKING:
     from fastapi.dependencies.models import Dependant
 
 MAX_JSON_DEPTH = 100
+MAX_ERRORS = 20_000  # of one body that are described; a bulk call with a few in each element has fewer
 MAX_URL_LENGTH = 2_000  # characters
 MAX_BULK_TASKS = 10_000
 MAX_BULK_JOBS = 1_000
@@ -102,6 +115,13 @@ def _check_parameters(given: Mapping[str, str], known: frozenset[str]) -> None:
         if name not in known:
             field, message = f"query.{name:.100}", f"there is no such parameter{suggestion(name, sorted(known))}"
             raise Problem("invalid_request", f"{field}: {message}", {"errors": [{"field": field, "message": message}]})
+
+
+def _check_number_of_attributes(value: Any) -> Any:
+    """Refuse too many at once: the values are checked first otherwise."""
+    if isinstance(value, dict) and len(value) > MAX_ATTRIBUTES:
+        raise ValueError(f"must be at most {MAX_ATTRIBUTES}, got {len(value)}")
+    return value
 
 
 def _check_storable(value: Any) -> Any:
@@ -167,6 +187,9 @@ AttributeValue = Annotated[
     bool | Annotated[int, Field(ge=-(2**63), lt=2**63)] | float | Annotated[str, StringConstraints(max_length=500)],
     AfterValidator(_check_storable),
 ]
+Attributes = Annotated[
+    dict[Name, AttributeValue], Field(max_length=MAX_ATTRIBUTES), BeforeValidator(_check_number_of_attributes)
+]
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=DURATION.least, le=DURATION.most, allow_inf_nan=False)]
 
@@ -186,10 +209,24 @@ def either_name(state: Sequence[str] | None, status: Sequence[str] | None) -> li
     return None if state is None and status is None else [*(state or ()), *(status or ())]
 
 
-class Command(BaseModel):
-    """The body of a request that changes state."""
+class RequestModel(BaseModel):
+    """A body or a part of it. The description of each error takes time, so that of very many is one error."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _limit_errors(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return validate(value)
+        except ValidationError as error:
+            if error.error_count() <= MAX_ERRORS:
+                raise
+            raise PydanticCustomError("too_many_errors", f"has more than {MAX_ERRORS} errors") from None
+
+
+class Command(RequestModel):
+    """The body of a request that changes state."""
 
     request_id: Annotated[str, NameLength] | None = Field(
         default=None,
@@ -288,7 +325,7 @@ class NewJobRequest(Command):
     tags: Annotated[list[Name], Field(max_length=MAX_TAGS)] | None = Field(
         default=None, description="Tags to find it by; those of the workflow by default."
     )
-    attributes: Annotated[dict[Name, AttributeValue], Field(max_length=MAX_ATTRIBUTES)] | None = Field(
+    attributes: Attributes | None = Field(
         default=None, description="Attributes to find it by; those of the workflow by default."
     )
     callback_url: Url | None = Field(default=None, description="Webhook: this URL receives a POST when it has ended.")
@@ -383,10 +420,8 @@ class NewJobsRequest(Command):
     jobs: Annotated[list[NewJobRequest], Field(min_length=1, max_length=MAX_BULK_JOBS)]
 
 
-class TaskFilterRequest(BaseModel):
+class TaskFilterRequest(RequestModel):
     """Conditions that a task must meet; a missing one means any."""
-
-    model_config = ConfigDict(extra="forbid")
 
     state: Annotated[list[TaskRowState], Field(min_length=1, max_length=len(TaskRowState))] | None = Field(
         default=None, description="In one of these states."
@@ -415,10 +450,8 @@ class TaskFilterRequest(BaseModel):
     created_before: Moment | None = Field(default=None, description="Enqueued before this time.")
 
 
-class JobFilterRequest(BaseModel):
+class JobFilterRequest(RequestModel):
     """Conditions that a job must meet; a missing one means any."""
-
-    model_config = ConfigDict(extra="forbid")
 
     status: Annotated[list[JobState], Field(min_length=1, max_length=len(JobState))] | None = Field(
         default=None, description="In one of these states; by default unfinished."
@@ -433,9 +466,7 @@ class JobFilterRequest(BaseModel):
     tags: Annotated[list[Name], Field(max_length=MAX_TAGS)] | None = Field(
         default=None, description="With all of these tags."
     )
-    attributes: Annotated[dict[Name, AttributeValue], Field(max_length=MAX_ATTRIBUTES)] | None = Field(
-        default=None, description="With all of these attributes."
-    )
+    attributes: Attributes | None = Field(default=None, description="With all of these attributes.")
     parent: UUID | None = Field(default=None, description="Children of this job.")
     created_after: Moment | None = Field(default=None, description="Submitted at this time or later.")
     created_before: Moment | None = Field(default=None, description="Submitted before this time.")
@@ -529,10 +560,8 @@ class NewScheduleRequest(Command):
     options: Document = Field(default_factory=dict, description="Options of the task or job, as in Python.")
 
 
-class NewTokenRequest(BaseModel):
+class NewTokenRequest(RequestModel):
     """A token to create. There is no idempotency key: the name is one, and the secret is stored nowhere."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: Annotated[
         Name,
