@@ -10,6 +10,8 @@ import pytest
 
 from factories import claim_tasks, enqueue, task_row
 from interlock.dashboard.history import read_history
+from interlock.dashboard.svg.charts import area_path
+from interlock.dashboard.views.overview import charts
 from interlock.model.histogram import percentile, position_of
 from interlock.store.figures import (
     MINUTE,
@@ -168,6 +170,38 @@ async def test_history_has_throughput_failures_and_percentiles(database: Connect
     assert history.waits["p99"][at] == pytest.approx(2.0, rel=0.1)
     only = await read_history(database, "1h", now, frozenset({"other"}))
     assert (only.ended, only.attempts) == (30, 30)
+
+
+async def test_a_minute_that_is_not_over_has_no_rate_yet(database: Connection) -> None:
+    """Its moves are counted now and then: a sum divided by the time since its start would be too low."""
+    ended = Figure("move", "task", 60, "default", "mail", "running", "succeed", "done")
+    failed = Figure("move", "task", 1, "default", "mail", "running", "fail", "error")
+    await add_figures(database, [ended, failed], now=NOON)
+    await add_figures(database, [failed], now=NOON + MINUTE)
+    history = await read_history(database, "1h", NOON + timedelta(seconds=118), None)
+    assert history.times[-1] == NOON + MINUTE
+    assert (history.done[-2:], history.errors[-1], history.failures[-1]) == ([1.0, None], None, None)
+    assert history.in_error == 2
+    throughput, *_, failures, _ = charts(history)
+    assert [drawn.line.shown for drawn in (*throughput.series, *failures.series)] == ["1", "0.017", "1"]
+
+
+async def test_the_depth_is_sampled_in_each_minute(database: Connection) -> None:
+    await enqueue(database)
+    duty = FiguresDuty()
+    minute = floor_time(datetime.now(UTC), MINUTE)
+    for at in (minute, minute + MINUTE, minute + 2 * MINUTE):  # faster than the current minute is counted again
+        await duty.run_once(database, now=at + timedelta(seconds=30))
+    assert [row["at"] - minute for row in await figures(database, grain=1, kind="depth")] == [
+        0 * MINUTE,
+        MINUTE,
+        2 * MINUTE,
+    ]
+
+
+def test_there_is_no_area_below_a_gap() -> None:
+    path = area_path([None, 4.0, 2.0, None, 3.0, None, 1.0, 1.0], 4.0, 70, 100)
+    assert path == "M10 0L20 50L20 100L10 100ZM60 75L70 75L70 100L60 100Z"
 
 
 async def test_the_duty_summarizes_new_records(database: Connection) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import re
+from datetime import timedelta
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
@@ -13,6 +16,8 @@ from factories import enqueue, task_row
 from interlock.dashboard.pages import NAVIGATION
 from interlock.dashboard.render import CONTENT_SECURITY_POLICY, STATIC_FILES, environment, static_url
 from interlock.lifecycle import MACHINES
+from interlock.store.figures import Figure, add_figures
+from interlock.store.limits import Limit, put_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,6 +77,26 @@ def test_no_template_switches_escaping_off() -> None:
 def test_every_page_has_its_own_shortcut() -> None:
     items = [item for _, group in NAVIGATION for item in group]
     assert len({item.shortcut for item in items}) == len({item.key for item in items}) == len(items)
+
+
+async def test_links_of_what_needs_attention_quote_names(client: httpx.AsyncClient, database: Connection) -> None:
+    odd = "a&state=done#<b>"
+    await sign_in(client, database)
+    await enqueue(database, namespace=odd)
+    attempt: dict[str, Any] = {"machine": "task", "total": 5, "namespace": odd, "type": odd, "from_state": "running"}
+    await add_figures(database, [Figure("move", **attempt, event="retry", to_state="pending")])
+    await put_limits(database, [Limit(odd, max_starts=1, period=timedelta(minutes=1))])
+    await enqueue(database, namespace=odd, limit_keys=(odd,))
+    page = (await client.get("/")).text
+    links = {html.unescape(link) for link in re.findall(r'<a class="btn" href="([^"]*)">See', page)}
+    name = quote(odd, safe="")
+    assert links == {
+        f"/tasks?state=pending&ns={name}",
+        f"/tasks?state=error&type={name}&ns={name}",
+        f"/limits/{name}",
+    }
+    assert "0 of 1 starts per 1 min" in page
+    assert "0 of 1 starts per 1 min" in page
 
 
 async def test_hostile_names_are_text(client: httpx.AsyncClient, database: Connection) -> None:

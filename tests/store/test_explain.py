@@ -17,11 +17,12 @@ from interlock.config import Config
 from interlock.errors import InputError, UnknownJobError, UnknownNameError, UnknownTaskError
 from interlock.lifecycle import SupervisedWorkerEvent, TaskRowEvent
 from interlock.store.explain import EXPLAIN
+from interlock.store.history import read_history
 from interlock.store.limits import Limit, admit_limited_tasks, pause_namespace, put_limits
 from interlock.store.schedules import Schedule, pause_schedules, put_schedules, resume_schedules
 from interlock.store.stats import list_limits
 from interlock.store.tasks import Outcome, claim_limited_tasks, claim_pending_tasks, settle_running_tasks
-from interlock.store.workers import RegisteredProcess, move_worker, register_worker
+from interlock.store.workers import RegisteredProcess, create_worker, move_worker, read_worker, register_worker
 from interlock.store.workflows import put_workflow
 from interlock.workflow.cancel import cancel_job
 from job_driver import Failed, JobDriver
@@ -130,6 +131,17 @@ async def test_a_running_task_names_its_worker_and_its_lease(app: Interlock, dat
     expired = fact_of(found, "lease_expired")
     assert expired.remedy == "no worker is live: start one"
     assert expired.command == "interlock worker --app PACKAGE.MODULE:APP --namespaces default"
+
+
+async def test_a_worker_is_found_by_the_process_that_tasks_name(app: Interlock, database: Connection) -> None:
+    worker = await create_worker(database, actor="ada")
+    process = f"{worker}-2-0c03324a"
+    assert await app.explain(process) == await app.explain(worker)
+    assert await app.explain(process, kind="worker", at=datetime.now(UTC)) is not None
+    assert await read_history(database, "worker", process) == await read_history(database, "worker", worker)
+    assert (await read_worker(database, process))["id"] == worker
+    with pytest.raises(UnknownNameError):
+        await app.explain(f"{worker}-2-0c03324")
 
 
 async def test_a_worker_that_died_a_second_ago_is_not_called_live(app: Interlock, database: Connection) -> None:

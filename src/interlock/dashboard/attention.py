@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import quote, urlencode
 
-from interlock.dashboard.format import duration, parse_time, short_id, whole
+from interlock.dashboard.format import duration, exact, parse_time, short_id, whole
+from interlock.dashboard.views.limits import make_row
 from interlock.store.doctor import CODES, Severity
 from interlock.store.figures import count_failures_by_type
 from interlock.store.stats import count_unfinished_tasks, list_limits
@@ -57,6 +59,10 @@ async def find_attention(
     return items[:MAX_ITEMS]
 
 
+def _url(path: str, **query: str) -> str:
+    return f"{path}?{urlencode({name: value for name, value in query.items() if value})}"
+
+
 def _findings(report: DoctorReport | None, namespaces: Namespaces, severity: Severity) -> list[Item]:
     if report is None or namespaces is not None:  # doctor examines all namespaces together
         return []
@@ -90,7 +96,7 @@ async def _unserved(connection: Connection, counts: LiveCounts, namespaces: Name
                 f" has {whole(count.tasks)} pending {noun} and no live worker",
                 f"The oldest has been due for {duration((now - count.oldest_due_at).total_seconds())}.",
                 "See tasks",
-                f"/tasks?state=pending&ns={count.namespace}",
+                _url("/tasks", state="pending", ns=count.namespace),
             )
         )
     return items
@@ -108,7 +114,7 @@ async def _failing(connection: Connection, namespaces: Namespaces, now: datetime
             f"{whole(row['failed'])} of {whole(row['attempts'])} attempts failed within an hour in namespace "
             f"{row['namespace']}; {whole(row['in_error'] or 0)} tasks ended in error.",
             "See tasks",
-            f"/tasks?state=error&type={row['type']}",
+            _url("/tasks", state="error", type=row["type"], ns=row["namespace"]),
         )
         for row in found
         if row["failed"] >= MIN_FAILURES and row["failed"] / row["attempts"] >= FAILURE_SHARE
@@ -147,8 +153,9 @@ async def _limits(connection: Connection, namespaces: Namespaces) -> list[Item]:
         if not limit.waiting:
             break
         noun = "task" if limit.waiting == 1 else "tasks"
-        use = f"{limit.taken} of {limit.max_running} running" if limit.max_running else f"{limit.starts} starts"
-        room = "" if limit.next_at is None else f"; room again {limit.next_at.astimezone(UTC):%H:%M:%S} UTC"
+        bounds = make_row(limit, []).bounds
+        used = ", ".join(str(bound) for bound in [each for each in bounds if each.is_full] or bounds)
+        room = "" if limit.next_at is None else f"; room again at {exact(limit.next_at)}"
         items.append(
             Item(
                 "amber",
@@ -156,9 +163,9 @@ async def _limits(connection: Connection, namespaces: Namespaces) -> list[Item]:
                 "Limit ",
                 limit.key,
                 f" holds {whole(limit.waiting)} {noun}",
-                f"{use}{room}.",
+                f"{used}{room}.",
                 "See limit",
-                "/limits",
+                f"/limits/{quote(limit.key, safe='')}",
             )
         )
     return items[:3]

@@ -82,6 +82,11 @@ def duration(value: float) -> str:
     return " ".join(part for part in parts if part)
 
 
+def about(value: float) -> str:
+    """Write an estimate of a duration in its largest unit: 26 min, 2 h."""
+    return " ".join(duration(value).split(" ")[:2])
+
+
 def ago(moment: datetime, now: datetime) -> str:
     """Write a time relative to now: "2 min ago", "in 50 min". The script of the page keeps it current."""
     passed = (now - moment).total_seconds()

@@ -18,6 +18,8 @@ from interlock.store.figures import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from interlock.dashboard.counts import Namespaces
     from interlock.postgres.connection import Connection
 
@@ -28,7 +30,8 @@ STEPS: dict[str, tuple[timedelta, int, timedelta]] = {
     "24h": (timedelta(hours=24), 10, timedelta(minutes=20)),
     "7d": (timedelta(days=7), 10, timedelta(hours=2)),
 }
-MIN_STEP_S = 25.0
+MIN_STEP_S = 25.0  # of the last point
+MIN_RATE_S = 120.0  # of its rates: the moves of the current minute are counted seldom under load
 # states in which an attempt leaves a task that has ended: other ends are not work
 ENDED = frozenset(
     target
@@ -51,9 +54,9 @@ class History:
 
     times: list[datetime]
     step_s: float
-    done: list[float] = field(default_factory=list)  # per second
-    errors: list[float] = field(default_factory=list)
-    failures: list[float] = field(default_factory=list)  # attempts that failed, per step
+    done: list[float | None] = field(default_factory=list)  # per second
+    errors: list[float | None] = field(default_factory=list)
+    failures: list[float | None] = field(default_factory=list)  # attempts that failed, per step
     depth: list[float | None] = field(default_factory=list)
     waits: dict[str, list[float | None]] = field(default_factory=dict)
     runs: dict[str, list[float | None]] = field(default_factory=dict)
@@ -73,7 +76,7 @@ class History:
         """Whether nothing is known yet."""
         return not self.attempts and not any(self.depth) and not any(value for value in self.waits.get("p50", ()))
 
-    def latest(self, series: list[float | None]) -> float | None:
+    def latest(self, series: Sequence[float | None]) -> float | None:
         """Return the newest known value."""
         return next((value for value in reversed(series) if value is not None), None)
 
@@ -118,12 +121,13 @@ def _add_moves(history: History, rows: list[dict[str, Any]], places: dict[dateti
             if row["event"] in FAILED_ATTEMPT:
                 failures[place] += total
                 history.failed += total
-    # the last step is not over
     lengths = [history.step_s] * size
     lengths[-1] = min(history.step_s, max((now - history.times[-1]).total_seconds(), 1.0))
     history.done = [value / length for value, length in zip(done, lengths, strict=True)]
     history.errors = [value / length for value, length in zip(errors, lengths, strict=True)]
-    history.failures = failures
+    history.failures = list(failures)
+    if lengths[-1] < min(history.step_s, MIN_RATE_S):  # the last step is not over
+        history.done[-1] = history.errors[-1] = history.failures[-1] = None
 
 
 def _add_durations(history: History, rows: list[dict[str, Any]], places: dict[datetime, int]) -> None:

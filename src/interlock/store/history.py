@@ -15,7 +15,7 @@ from interlock.postgres.query import run
 from interlock.store.jobs import JOBS
 from interlock.store.stats import MOVES
 from interlock.store.tasks import TASKS
-from interlock.store.workers import WORKERS
+from interlock.store.workers import WORKERS, resolve_worker_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,6 +84,8 @@ async def read_history_page(
 async def _read_checked(
     connection: Connection, kind: str, id_: UUID | str, *, after: int, limit: int | None
 ) -> list[HistoryRecord]:
+    if kind == "worker":
+        id_ = await resolve_worker_id(connection, str(id_))
     found = await run(connection, _STATES[kind], {"id": id_})
     rows = await run(connection, _RECORDS[kind], {"id": id_, "after": after, "limit": limit})
     records = check_records(MACHINES[kind], [HistoryRecord(**row) for row in rows])

@@ -343,9 +343,15 @@ def illegal_move(worker_id: str, source: State, target: State, event: Event | No
     )
 
 
+async def resolve_worker_id(connection: Connection, name: str) -> str:
+    """Return the id of a worker by that, or by the instance under which a process of it holds, or held, tasks."""
+    rows = await run(connection, WORKERS["resolve_worker_id"], {"name": name})
+    return str(rows[0]["id"]) if rows else name
+
+
 async def read_worker(connection: Connection, worker_id: str) -> dict[str, Any]:
-    """Read the whole row of a worker."""
-    rows = await run(connection, WORKERS["read_worker"], {"id": worker_id})
+    """Read the whole row of a worker, by its id or by the instance of a process of it."""
+    rows = await run(connection, WORKERS["read_worker"], {"id": await resolve_worker_id(connection, worker_id)})
     if not rows:
         raise UnknownWorkerError(f"there is no worker {worker_id}")
     return rows[0]

@@ -28,6 +28,7 @@ from interlock.store.explain import (
     read_past_worker,
     read_past_workers,
 )
+from interlock.store.workers import resolve_worker_id
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -194,6 +195,7 @@ def _told_fact(code: FactCode, told: dict[str, Any]) -> Fact:
 
 
 async def _past_worker(connection: Connection, worker_id: str, at: datetime) -> Explanation:
+    worker_id = await resolve_worker_id(connection, worker_id)
     row = await read_past_worker(connection, worker_id, at)
     if row["first_at"] is None:
         raise UnknownWorkerError(f"there is no record of a worker {worker_id}")

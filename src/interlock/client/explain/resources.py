@@ -49,6 +49,7 @@ OVERDUE_AFTER = timedelta(seconds=60)  # a tick that is fired later counts as mi
 async def explain_worker(connection: Connection, worker_id: str, *, now: datetime | None = None) -> Explanation:
     """Explain a worker: its last move, heartbeat, process and tasks."""
     row = await read_worker(connection, worker_id)
+    worker_id = row["id"]  # of the row: tasks name the instance of a process
     last = await read_last_worker_move(connection, worker_id)
     moment = await read_clock(connection, now=now)
     held = await read_tasks_of_worker(connection, [worker_id, row["instance"] or worker_id])

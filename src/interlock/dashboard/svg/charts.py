@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -77,11 +78,15 @@ def line_path(values: Sequence[float | None], top: float, width: int, height: in
 
 
 def area_path(values: Sequence[float | None], top: float, width: int, height: int) -> str:
-    """Return the closed path below the values; a gap counts as zero."""
-    if not values:
-        return ""
-    line = line_path([value or 0 for value in values], top, width, height)
-    return f"{line}L{width} {height}L0 {height}Z"
+    """Return the closed paths below the values; there is nothing below a gap and a point alone."""
+    step = width / max(len(values) - 1, 1)
+    parts = []
+    for is_known, group in groupby(enumerate(values), key=lambda pair: pair[1] is not None):
+        points = [(round(at * step), _y(value or 0.0, top, height)) for at, value in group]
+        if is_known and len(points) > 1:
+            line = "L".join(f"{x} {y}" for x, y in points)
+            parts.append(f"M{line}L{points[-1][0]} {height}L{points[0][0]} {height}Z")
+    return "".join(parts)
 
 
 def sparkline(values: Sequence[float | None]) -> tuple[str, str]:

@@ -35,6 +35,11 @@ class Bound(NamedTuple):
     allowed: float
     period: str | None = None
 
+    def __str__(self) -> str:
+        """Write it: 5 of 5 starts per 10 s."""
+        per = f" per {self.period}" if self.period else ""
+        return f"{self.used:g} of {self.allowed:g} {self.label}{per}"
+
     @property
     def is_full(self) -> bool:
         """Whether nothing more is allowed now."""

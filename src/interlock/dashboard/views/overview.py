@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from starlette.responses import Response
 
 from interlock.dashboard.attention import Item, find_attention
-from interlock.dashboard.format import NOTHING, axis_seconds, compact, duration, rate_number, seconds, whole
+from interlock.dashboard.format import NOTHING, about, axis_seconds, compact, duration, rate_number, seconds, whole
 from interlock.dashboard.history import ENDED, History, read_history
 from interlock.dashboard.pages import DEFAULT_RANGE, RANGES, View, page_router
 from interlock.dashboard.render import render_macro
@@ -95,7 +95,7 @@ def live_tiles(counts: LiveCounts, namespaces: Namespaces) -> list[Tile]:
     note, news, tone = f"{whole(states['running'])} running", "", ""
     if change <= -MIN_CHANGE:
         news, tone = f"-{rate_number(-change)}/s", "ok"
-        note = f"empty in about {duration(states['pending'] / -change)}" if states["pending"] else note
+        note = f"empty in about {about(states['pending'] / -change)}" if states["pending"] else note
     elif change >= MIN_CHANGE:
         news, tone = f"+{rate_number(change)}/s", "bad"
     slots = counts.slots(namespaces)
@@ -141,12 +141,20 @@ def _percent(share: float | None) -> str:
 def sparks(history: History) -> dict[str, tuple[str, tuple[str, str]]]:
     """Return tone and paths of the sparkline of each tile."""
     return {
-        "throughput": ("green", sparkline([a + b for a, b in zip(history.done, history.errors, strict=True)])),
+        "throughput": ("green", sparkline(_ended(history))),
         "latency": ("blue", sparkline(history.runs["p95"])),
         "wait": ("violet", sparkline(history.waits["p95"])),
         "depth": ("amber", sparkline(history.depth)),
         "failures": ("red", sparkline(history.failures)),
     }
+
+
+def _ended(history: History) -> list[float | None]:
+    """Return how many tasks ended per second, in either way."""
+    return [
+        None if done is None or errors is None else done + errors
+        for done, errors in zip(history.done, history.errors, strict=True)
+    ]
 
 
 def charts(history: History) -> list[Chart]:
@@ -164,8 +172,8 @@ def charts(history: History) -> list[Chart]:
         chart(
             "Throughput",
             [
-                Line("done/s", "green", history.done, rate_number(history.done[-1]), area=True),
-                Line("error/s", "red", history.errors, rate_number(history.errors[-1]), area=True),
+                Line("done/s", "green", history.done, rate_number(history.latest(history.done) or 0), area=True),
+                Line("error/s", "red", history.errors, rate_number(history.latest(history.errors) or 0), area=True),
             ],
             times,
             rate_number,
@@ -174,7 +182,7 @@ def charts(history: History) -> list[Chart]:
         chart("Wait before start", percentiles(history.waits), times, axis_seconds),
         chart(
             f"Failures per {per}",
-            [Line("attempts failed", "red", history.failures, whole(history.failures[-1]))],
+            [Line("attempts failed", "red", history.failures, whole(history.latest(history.failures) or 0))],
             times,
             compact,
             bars=True,

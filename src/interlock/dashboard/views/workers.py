@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from fastapi import Query
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from interlock.dashboard.format import parse_time, whole
-from interlock.dashboard.pages import View, act_scope, list_version, page_router, sheet_response
+from interlock.dashboard.pages import PAGE_HEADERS, View, act_scope, list_version, page_router, sheet_response
 from interlock.dashboard.render import render_macro
 from interlock.dashboard.states import STYLES
 from interlock.dashboard.topics import Moment, Topic, always, topics
@@ -19,7 +19,7 @@ from interlock.store.explain import count_running_by_worker
 from interlock.store.history import read_history_page
 from interlock.store.live import LiveParameters, read_live
 from interlock.store.pools import read_pool
-from interlock.store.workers import find_worker_page, read_worker
+from interlock.store.workers import find_worker_page, read_worker, resolve_worker_id
 from interlock.supervisor.http.pagination import decode_time_and_id, time_page
 
 if TYPE_CHECKING:
@@ -202,6 +202,9 @@ async def show_worker(view: View, worker_id: str, after: Annotated[int, Query(ge
     """Show a worker: the tasks in its hands, its process, its settings and its history, a page after the record."""
     parameters = LiveParameters(worker_ids=[worker_id])
     async with view.app.connection() as connection:
+        row_id = await resolve_worker_id(connection, worker_id)
+        if row_id != worker_id:  # the instance of a process, as tasks name it
+            return RedirectResponse(view.url(f"/workers/{quote(row_id, safe='')}"), 303, PAGE_HEADERS)
         stored = await read_worker(connection, worker_id)
         sections = await read_live(connection, frozenset({"workers", "held_tasks"}), parameters, now=view.app.now())
         moves = await read_history_page(connection, "worker", worker_id, after=after, limit=MAX_MOVES + 1)

@@ -318,7 +318,11 @@ order by min(due.run_at), known.type
 
 -- name: read_kinds_of_name
 -- The kinds of what has this name. A namespace exists as soon as it is paused, has unfinished tasks or is served.
-select 'worker' as kind where exists (select from interlock.workers where id = %(name)s)
+select 'worker' as kind
+where exists (
+        select from interlock.workers
+        where id = any (array[%(name)s, regexp_replace(%(name)s, '-[0-9]+-[0-9a-f]{8}$', '')])
+    )
 union all
 select 'namespace'
 where exists (select from interlock.namespaces where name = %(name)s)

@@ -125,6 +125,15 @@ from interlock.workers
 where id = %(id)s
 for update
 
+-- name: resolve_worker_id
+-- A row by its id or by the instance of one of its processes: the id, the number of the start and eight hexadecimal
+-- digits. The row keeps the latest instance only; tasks that ended name earlier ones.
+select id
+from interlock.workers
+where id = any (array[%(name)s, regexp_replace(%(name)s, '-[0-9]+-[0-9a-f]{8}$', '')])
+order by id = %(name)s desc
+limit 1
+
 -- name: read_worker
 select id, workspace_id, status, event, reason, metadata, namespaces, types, heartbeat_at, seen_until, created_at,
     updated_at, coalesce(seen_until > now(), false) and status in ('IDLE', 'RUNNING', 'PAUSED') as live,

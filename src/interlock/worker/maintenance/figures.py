@@ -54,6 +54,7 @@ class FiguresDuty:
         if minute != self._minute and (clock - minute).total_seconds() >= SETTLED_S:
             for age in RECOUNTS:
                 await count_minute(connection, minute - age)
+            await sample_depths(connection, minute, now=now)  # one of each minute, however seldom the others are
             for age in (RECOUNTS[0], RECOUNTS[-1]):
                 await roll_up(connection, minute - age)
             self._minute = minute
