@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -78,7 +79,9 @@ async def test_worker_graceful_shutdown_completes_active_task(url: str, database
     assert stopped[0]["tasks_processed"] == 1, "the shutdown is told of before the process is gone"
 
 
-async def test_worker_backoff_increases_on_empty_queue(url: str) -> None:
+async def test_worker_backoff_increases_on_empty_queue(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # slow claims, as on a busy machine, shorten some rests for a look at tasks of any age
+    monkeypatch.setattr("interlock.worker.fetcher.SLOW_LOOK_S", math.inf)
     async with serving(url, mode="polling", poll_base=0.02, poll_cap=5) as worker:
         await until(lambda: worker.context.backoff_count >= 7)
         rests = [move.lasted for move in worker.history if move.from_state is WorkerState.BACKING_OFF]

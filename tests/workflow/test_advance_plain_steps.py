@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.store
 
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC")
 SHAPES = {
     "chain": [step("a"), step("b", "a"), step("c", "b")],
     "diamond": [step("a"), step("b", "a"), step("c", "a"), step("d", "b", "c"), step("e", "d", "a")],
@@ -82,7 +84,7 @@ async def story(driver: JobDriver, job: UUID) -> dict[str, Any]:
         "steps": {
             name: (
                 [
-                    found[column]
+                    TIME.sub("(time)", value) if isinstance(value := found[column], str) else value
                     for column in ("state", "event", "reason", "held_by", "unresolved", "skipped_by_failure")
                 ],
                 [
