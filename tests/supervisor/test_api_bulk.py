@@ -89,7 +89,7 @@ async def test_bulk_enqueue_stores_nothing_and_names_every_bad_task(
     misfits = [good, {"type": "add", "input": {"a": "x", "b": 1}}, good, {"type": "add", "input": {"a": 1}}]
     wrong = await client.post("/api/tasks/bulk", json={"tasks": misfits})
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
-    assert [error["index"] for error in wrong.json()["errors"]] == [1, 3]
+    assert [(e["index"], e["field"]) for e in wrong.json()["errors"]] == [(1, "tasks.1"), (3, "tasks.3")]
     # refused by the database: no limit is declared for the key
     limited = [{"type": "x", "limit_key": "nobody"} if n in {2, 63} else {"type": "x"} for n in range(64)]
     wrong = await client.post("/api/tasks/bulk", json={"tasks": limited})
@@ -127,7 +127,7 @@ async def test_bulk_submit_is_all_or_nothing_in_one_transaction(
     jobs.append({"workflow": "nothing", "input": {}})
     wrong = await client.post("/api/jobs/bulk", json={"jobs": jobs})
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
-    assert [error["index"] for error in wrong.json()["errors"]] == [1, 4]
+    assert [(e["index"], e["field"]) for e in wrong.json()["errors"]] == [(1, "jobs.1"), (4, "jobs.4")]
     assert "there is no workflow 'nothing'" in wrong.json()["errors"][1]["message"]
     assert await number(database, table="jobs") == 3
 

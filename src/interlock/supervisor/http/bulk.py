@@ -93,7 +93,7 @@ async def enqueue_tasks(mutation: OperateMutation, body: NewTasksRequest) -> Res
             except InputError as error:
                 errors.append((index, str(error)))
         if errors:
-            raise invalid_elements_problem(errors)
+            raise invalid_elements_problem("tasks", errors)
         return _bulk_result(await _enqueue_all(app, tasks))
 
     return await mutation.execute(body, work, status=201)
@@ -104,7 +104,7 @@ async def _enqueue_all(app: RequestApp, tasks: list[NewTask]) -> list[Enqueued]:
     errors: list[tuple[int, str]] = []
     stored = await _enqueue_part(app, tasks, 0, errors)
     if errors:
-        raise invalid_elements_problem(errors)
+        raise invalid_elements_problem("tasks", errors)
     return stored
 
 

@@ -2,7 +2,8 @@
 
 Invariant: connections never use more file descriptors than `ConnectionLimits.total` plus `HEALTH_RESERVE`. A new
 connection is admitted by closing one that waits for a request, so that clients which send nothing keep no other out; a
-connection whose request is being handled is never closed for another. Heads are parsed by h11, whose buffer is limited.
+connection whose request is being handled is never closed for another. Heads are parsed by h11, whose buffer is limited,
+and no head above the limit is handled.
 """
 
 from __future__ import annotations
@@ -211,11 +212,34 @@ class ConnectionTable:
         return None
 
 
+class _LimitedConnection(h11.Connection):
+    """Refuses every head above the limit: h11 itself refuses one only if it is above it before its end has arrived."""
+
+    def __init__(self, max_head_bytes: int) -> None:
+        super().__init__(h11.SERVER, max_incomplete_event_size=max_head_bytes)
+        self._max_head_bytes = max_head_bytes
+
+    def next_event(self) -> type[h11.NEED_DATA | h11.PAUSED] | h11.Event:
+        """Return the next event; RemoteProtocolError for a head that is too large."""
+        event = super().next_event()
+        if isinstance(event, h11.Request) and _head_bytes(event) > self._max_head_bytes:
+            raise h11.RemoteProtocolError("The head is too large", error_status_hint=_TOO_LARGE)
+        return event
+
+
+def _head_bytes(request: h11.Request) -> int:
+    """Return the size of the head of a request as it is usually written."""
+    line = len(request.method) + len(request.target) + len(b"  HTTP/1.1\r\n\r\n")
+    return line + sum(len(name) + len(value) + len(b": \r\n") for name, value in request.headers)
+
+
 class ApiProtocol(H11Protocol):
     """An HTTP/1.1 connection whose heads, pauses and unread responses are limited in time."""
 
     def __init__(self, table: ConnectionTable, **options: Any) -> None:
         super().__init__(**options)
+        if self.config.h11_max_incomplete_event_size is not None:
+            self.conn = _LimitedConnection(self.config.h11_max_incomplete_event_size)
         self.logger = make_server_logger()
         self.address = ""
         self.phase = Phase.NEW

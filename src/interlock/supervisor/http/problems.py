@@ -201,7 +201,7 @@ def _from_interlock_error(error: InterlockError) -> Problem:
     if isinstance(error, StatementError):
         return _from_statement_error(error)
     if isinstance(error, ElementsError):
-        return invalid_elements_problem(error.errors)
+        return invalid_elements_problem("jobs", error.errors)
     code = next((code for kind, code in _ERROR_CODES.items() if isinstance(error, kind)), "internal_error")
     if code == "internal_error":
         return Problem(code, _INTERNAL_DETAIL)
@@ -209,9 +209,11 @@ def _from_interlock_error(error: InterlockError) -> Problem:
     return Problem(code, str(error), {} if job_id is None else {"job_id": str(job_id)})
 
 
-def invalid_elements_problem(errors: Sequence[tuple[int, str]]) -> Problem:
-    """Make a 422 for elements of a bulk request; each error has the index of its element."""
-    listed = [{"index": index, "field": str(index), "message": message} for index, message in errors[:MAX_ERRORS]]
+def invalid_elements_problem(name: str, errors: Sequence[tuple[int, str]]) -> Problem:
+    """Make a 422 for elements of the list `name` of a bulk request; each error has the index of its element."""
+    listed = [
+        {"index": index, "field": f"{name}.{index}", "message": message} for index, message in errors[:MAX_ERRORS]
+    ]
     detail = "; ".join(f"element {index}: {message}" for index, message in errors[:5])
     return Problem("invalid_input", detail, {"errors": listed})
 
