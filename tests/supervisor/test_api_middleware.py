@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import signal
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import orjson
 import psycopg
 import pytest
 from prometheus_client import generate_latest
@@ -200,6 +202,14 @@ async def test_the_docs_page_is_self_contained_and_lists_every_path(client: http
     assert {"/api/workers", "/api/jobs/{job_id}/approve", "/api/tasks/{task_id}/result"} <= described["paths"].keys()
     refusals = described["paths"]["/api/workers/{worker_id}/start"]["post"]["responses"]["409"]
     assert refusals["content"].keys() == {"application/problem+json"}
+
+
+async def test_the_openapi_document_is_encoded_once(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = await client.get("/openapi.json")
+    assert first.headers["content-type"] == "application/json"
+    monkeypatch.delattr(json, "dumps")
+    monkeypatch.delattr(orjson, "dumps")
+    assert (await client.get("/openapi.json")).content == first.content
 
 
 @pytest.mark.chaos

@@ -6,12 +6,13 @@ Invariant: every error is a problem detail. The page works without a network and
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 from importlib.metadata import version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
@@ -42,7 +43,7 @@ from interlock.supervisor.http.idempotency import BoundedWaitApp
 from interlock.supervisor.http.metrics import COMMIT_LAG, PoolMetrics, TransitionMetrics
 from interlock.supervisor.http.middleware import LOOPBACK_HOSTS, RequestLimits, RequestLimitsMiddleware
 from interlock.supervisor.http.openapi import build_document, operation_id
-from interlock.supervisor.http.problems import Problem, problem_response
+from interlock.supervisor.http.problems import Problem, encode_json, problem_response
 from interlock.telemetry import served_registry
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ DOCS_CONTENT_SECURITY_POLICY = (
 )
 MEDIA_TYPES = {"docs.html": "text/html", "docs.js": "text/javascript", "docs.css": "text/css"}
 
-router = APIRouter(include_in_schema=False)  # the page at /docs
+router = APIRouter(include_in_schema=False)  # the OpenAPI document, and the page at /docs
 
 
 class Api(FastAPI):
@@ -86,6 +87,11 @@ class Api(FastAPI):
         if self.openapi_schema is None:
             self.openapi_schema = build_document(self)
         return self.openapi_schema
+
+    @cached_property
+    def encoded_document(self) -> bytes:
+        """The OpenAPI document as JSON: it has half a million bytes, and callers without a token can ask for it."""
+        return encode_json(self.openapi())
 
 
 def create_api(
@@ -107,6 +113,7 @@ def create_api(
         title="Interlock",
         version=version("interlock"),
         description=ABOUT,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -151,6 +158,12 @@ def create_api(
     for extend in extensions:
         extend(api)
     return api
+
+
+@router.get("/openapi.json")
+async def show_document(request: Request) -> Response:
+    """Return the OpenAPI document."""
+    return Response(request.app.encoded_document, media_type="application/json")
 
 
 @router.get("/docs")
