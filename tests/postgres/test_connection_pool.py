@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from fault_injection import FaultyProxy, NetworkMode
 from interlock.postgres.connection import ConnectionPool, connect
 
 pytestmark = pytest.mark.flow
@@ -134,3 +135,22 @@ async def test_a_connection_at_hand_goes_back_to_the_pool_when_it_is_idle_and_wh
             pid = await pid_of(pool)
             await pool.close()
             await gone(pid)
+
+
+@pytest.mark.usefixtures("database")
+async def test_a_long_outage_does_not_lengthen_the_wait_for_a_connection(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interlock.postgres.connection.RECONNECT_WINDOW_S", 0.01)
+    async with asyncio.timeout(60), FaultyProxy(url) as network:
+        network.mode = NetworkMode.REFUSING
+        pool = ConnectionPool(network.url, max_size=3)
+        await pool.open()
+        try:
+            waiting = [asyncio.create_task(pid_of(pool)) for _ in range(2)]
+            while network.refused < 20:  # with pauses that double, this would take days
+                await asyncio.sleep(0.001)
+            network.mode = NetworkMode.PASSING
+            assert await asyncio.gather(*waiting)
+        finally:
+            await pool.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import DictRow, args_row, dict_row
 from psycopg.types.array import ListDumper
 from psycopg.types.json import set_json_loads
-from psycopg_pool import AsyncConnectionPool, PoolTimeout
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from interlock.errors import (
     ConfigError,
@@ -58,6 +58,9 @@ POOL_TIMEOUT_S = 30.0  # to wait for a free connection
 KEEP_IDLE_S = 60.0  # pooled connections beyond the first, which an app that only runs workers does not keep either
 KEEP_AT_HAND_S = 10.0  # that a connection stays out of the pool, which ends its life some time
 CHECK_AFTER_IDLE_S = 1.0  # a pooled connection that was idle for longer is checked before use
+# The pool doubles its pauses between failed connects from one second on, for so long; then it begins anew.
+RECONNECT_WINDOW_S = 5.0
+REGROW_WAIT_S = 0.001  # in the queue of the pool, which makes it begin anew
 
 # SQLSTATEs that callers handle
 INSUFFICIENT_PRIVILEGE = "42501"
@@ -410,6 +413,8 @@ class ConnectionPool:
             max_size=max_size,
             max_idle=KEEP_IDLE_S,
             timeout=timeout_s,
+            reconnect_timeout=RECONNECT_WINDOW_S,
+            reconnect_failed=self._connect_for_waiting,
             num_workers=2,
             open=False,
             configure=_configure_pooled,
@@ -487,6 +492,12 @@ class ConnectionPool:
         if self._spare is not None:
             self._returning = asyncio.create_task(self._put_back(self._spare), name="interlock return connection")
             self._spare = None
+
+    async def _connect_for_waiting(self, _: object) -> None:
+        """Begin anew to connect if callers wait; for the next caller the pool does so by itself, without a pause."""
+        if self._waiting:
+            with suppress(PoolTimeout, PoolClosed):
+                await self._pool.putconn(await self._pool.getconn(REGROW_WAIT_S))
 
     async def _put_back(self, borrowed: _Borrowed) -> None:
         self._used_at[borrowed.connection] = borrowed.used_at
