@@ -228,6 +228,20 @@ async def test_a_quiet_stream_sends_heartbeats_with_a_position_to_go_on_from(
             assert (await resumed.take(1))[0]["id"] == str(task)
 
 
+async def test_a_heartbeat_amid_a_batch_of_events_skips_none_of_them(
+    url: str, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_events, "HEARTBEAT_INTERVAL_S", 0.0001)
+    monkeypatch.setattr(api_events, "EVENTS_PER_CHUNK", 1)
+    async with served(url) as (api, client):
+        api.state.events.tick_s = 0.0001
+        async with streaming(client, type="x") as (stream, _):
+            types = "select case when n in (1, 600) then 'x' else 'y' end from generate_series(1, 600) as n"
+            await database.execute(f"insert into interlock.tasks (type) {types}")
+            records = [event["record"] for event in await stream.take(2)]
+            assert records[1] - records[0] == 599
+
+
 async def test_a_stream_ends_when_the_database_has_been_set_back(url: str, database: Connection) -> None:
     async with served(url) as (api, client), streaming(client) as (stream, _):
         position = api.state.events.cursor.position

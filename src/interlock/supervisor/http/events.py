@@ -126,7 +126,8 @@ class EventFeed:
         self._app = app
         self.tick_s = tick_s
         self.reads = 0
-        self.cursor: EventCursor | None = None  # up to which the subscribers have been given all events
+        self.cursor: EventCursor | None = None  # up to which events have been read
+        self.offered: EventCursor | None = None  # up to which the subscribers have been given all of them
         self._subscribers: set[Subscriber] = set()
         self._times: SinceTimes | None = None
         self._starting = asyncio.Lock()
@@ -160,8 +161,9 @@ class EventFeed:
                     for event in chunk:
                         subscriber.offer(event)
                 await asyncio.sleep(0)
+            self.offered = self.cursor
             await asyncio.sleep(self.tick_s if len(events) < MAX_BATCH else 0)
-        self.cursor = self._times = self._task = None
+        self.cursor = self.offered = self._times = self._task = None
 
     async def _read(self) -> list[RecordedEvent]:
         if self.cursor is None or self._times is None:
@@ -298,7 +300,7 @@ async def _write_events(feed: EventFeed, subscriber: Subscriber, resumed: EventC
                 return
             else:
                 # the id moves on although nothing has happened: it would become too old to resume from
-                last = feed.cursor if feed.cursor is not None and feed.cursor.position > last.position else last
+                last = feed.offered if feed.offered is not None and feed.offered.position > last.position else last
                 yield f": heartbeat\nid: {last.encode()}\n\n".encode()
     finally:
         feed.unsubscribe(subscriber)
