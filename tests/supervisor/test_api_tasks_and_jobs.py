@@ -339,6 +339,10 @@ async def test_explaining_what_is_unknown_is_404_by_kind(client: httpx.AsyncClie
         assert f"there is no {path.partition('/')[0]} " in answer.json()["detail"], path
     past = await client.get(f"/api/explain/job/{uuid4()}", params={"at": "2026-01-01T00:00:00Z"})
     assert (past.status_code, past.json()["code"]) == (404, "unknown_job")
+    for kind in ("task", "step", "job"):
+        misnamed = await client.get(f"/api/explain/{kind}/nightly")
+        assert (misnamed.status_code, misnamed.json()["code"]) == (422, "invalid_input")
+        assert misnamed.json()["detail"] == f"the id of a {kind} must be a UUID, got 'nightly'"
 
 
 async def test_every_kind_is_explained_over_the_api(client: httpx.AsyncClient, database: Connection) -> None:

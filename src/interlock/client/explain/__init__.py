@@ -11,7 +11,6 @@ from interlock.client.explain.jobs import job_facts
 from interlock.client.explain.past import explain_past_resource, explain_past_work
 from interlock.client.explain.resources import RESOURCES
 from interlock.client.explain.tasks import task_facts
-from interlock.client.job_handle import as_job_id
 from interlock.errors import (
     InputError,
     UnknownJobError,
@@ -19,6 +18,7 @@ from interlock.errors import (
     UnknownNamespaceError,
     UnknownTaskError,
 )
+from interlock.model.options import check_id
 from interlock.store.explain import read_explanation, read_kinds_of_name
 from interlock.store.leader import read_clock
 
@@ -36,6 +36,7 @@ __all__ = [
     "Explanation",
     "Fact",
     "FactCode",
+    "as_work_id",
     "explain",
     "unknown_id_error",
 ]
@@ -72,7 +73,7 @@ async def explain(
                     f"there is no namespace {str(id_)!r}: no task, no worker and no pause names it"
                 )
             return await RESOURCES[wanted](connection, str(id_), now=app.now())
-    return await _explain_work(app, as_job_id(id_), wanted)
+    return await _explain_work(app, as_work_id(id_, wanted), wanted)
 
 
 async def _explain_past(app: Interlock, id_: UUID | str, kind: ExplainedKind | None, at: datetime) -> Explanation:
@@ -85,7 +86,7 @@ async def _explain_past(app: Interlock, id_: UUID | str, kind: ExplainedKind | N
             raise InputError(f"the time must not be in the future, got {at.isoformat()}")
         if kind is not None and kind in RESOURCES:
             return await explain_past_resource(connection, kind, str(id_), at)
-        found = await explain_past_work(connection, as_job_id(id_), at)
+        found = await explain_past_work(connection, as_work_id(id_, kind), at)
     if found is None:
         raise unknown_id_error(id_, kind, "never stored, or its records are deleted by retention")
     return _require_kind(found, kind)
@@ -99,10 +100,18 @@ def as_kind(kind: str) -> ExplainedKind:
         raise InputError(f"the kind must be one of {', '.join(ExplainedKind)}, got {kind!r}") from None
 
 
+def as_work_id(id_: UUID | str, kind: ExplainedKind | None = None) -> UUID:
+    """Return the id of a task or a job, which may be given as text; InputError names the kind."""
+    try:
+        return check_id(f"the id of a {kind or 'task or a job'}", id_)
+    except ValueError as error:
+        raise InputError(str(error)) from None
+
+
 async def _guess_kind(app: Interlock, id_: UUID | str) -> ExplainedKind | None:
     """Find the kind of a name; None for the id of a task or a job."""
     try:
-        as_job_id(id_)
+        as_work_id(id_)
     except InputError:
         pass
     else:

@@ -18,8 +18,7 @@ from pydantic import AwareDatetime
 from starlette.responses import Response
 
 from interlock.client.app import Interlock
-from interlock.client.explain import ExplainedKind, Explanation, Fact, unknown_id_error
-from interlock.client.job_handle import as_job_id
+from interlock.client.explain import ExplainedKind, Explanation, Fact, as_work_id, unknown_id_error
 from interlock.errors import DisconnectedError, StoreError
 from interlock.postgres.connection import connect
 from interlock.store.access import read_job_namespace, read_task_namespace
@@ -149,7 +148,7 @@ async def explain(
 ) -> Response:
     """Explain why a task, step, job, worker, namespace, schedule or limit makes no progress, and what would help."""
     if kind in {ExplainedKind.TASK, ExplainedKind.STEP, ExplainedKind.JOB}:
-        found = await _explain_work(app, as_job_id(id_), kind, at)
+        found = await _explain_work(app, as_work_id(id_, kind), kind, at)
     else:
         if kind is ExplainedKind.NAMESPACE:
             app.caller.require_namespace(id_)
