@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
 
@@ -18,6 +19,8 @@ from api_support import ADMIN_ACTOR, add_admin_token
 from factories import enqueue_by_sql
 from interlock import Interlock
 from interlock.config import Config
+from interlock.postgres.connection import connect
+from interlock.store import events as store_events
 from interlock.store.access import TokenScope, create_token, revoke_token
 from interlock.supervisor.http import events as api_events
 from interlock.supervisor.http.app import create_api
@@ -163,6 +166,26 @@ async def test_records_that_commit_out_of_order_are_sent_once_across_reconnects(
             assert [event["id"] for event in await stream.take(5)] == both, "in the same order for all"
 
 
+async def test_the_events_of_a_transaction_that_outlasts_an_earlier_one_are_sent(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_events, "CLOCK_TOLERANCE", timedelta())
+    async with served(url) as (api, client), streaming(client, kind="task") as (stream, _):
+        feed = api.state.events
+
+        async def read_twice() -> None:
+            reads = feed.reads
+            while feed.reads < reads + 3:
+                await asyncio.sleep(0.01)
+
+        async with asyncio.timeout(60), connect(url) as first, connect(url) as second, second.transaction():
+            async with first.transaction():
+                tasks = [await enqueue_by_sql(holder, type="x") for holder in (first, second)]
+                await read_twice()
+            await read_twice()
+        assert [event["id"] for event in await stream.take(2)] == [str(task) for task in tasks]
+
+
 async def test_one_reader_serves_all_subscribers_and_ends_with_the_last(url: str, database: Connection) -> None:
     async with served(url) as (api, client):
         feed = api.state.events
@@ -226,6 +249,26 @@ async def test_a_quiet_stream_sends_heartbeats_with_a_position_to_go_on_from(
         task = await enqueue_by_sql(database, type="x")
         async with streaming(client, after=position) as (resumed, _):
             assert (await resumed.take(1))[0]["id"] == str(task)
+
+
+async def test_a_resumed_stream_that_an_open_transaction_holds_back_has_heartbeats_and_ends_with_its_token(
+    url: str, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_events, "HEARTBEAT_INTERVAL_S", 0.01)
+    _, secret = await create_token(database, "ci", TokenScope.READ, actor="ada")
+    async with served(url) as (api, client), connect(url) as holder, asyncio.timeout(60):
+        async with streaming(client, token=secret) as (_, position):
+            pass
+        while api.state.events.cursor is not None:  # the next stream begins after the open transaction
+            await asyncio.sleep(0.01)
+        async with holder.transaction():
+            await enqueue_by_sql(holder, type="x")
+            async with streaming(client, after=position, token=secret) as (stream, _):
+                async for line in stream.lines:
+                    if line == ": heartbeat":
+                        break
+                await revoke_token(database, "ci", actor="ada")
+                assert await stream.next() == ("end", position, {"reason": "revoked"})
 
 
 async def test_a_heartbeat_amid_a_batch_of_events_skips_none_of_them(

@@ -5,9 +5,10 @@
 -- system column xmin has its lower 32 bits, and the horizon completes it.
 
 -- name: read_horizon
--- `horizon`: all transactions below it have ended. `next_xid`: none from it on has begun to write.
-select pg_snapshot_xmin(snapshot)::text::bigint as horizon, pg_snapshot_xmax(snapshot)::text::bigint as next_xid,
-    clock_timestamp() as moment
+-- `horizon`: all transactions below it have ended. `next_xid`: none from it on had begun to write at `moment`.
+-- The upper end of the snapshot says only that none from it on has ended: this statement takes the latest id itself.
+select clock_timestamp() as moment, pg_snapshot_xmin(snapshot)::text::bigint as horizon,
+    pg_current_xact_id()::text::bigint + 1 as next_xid
 from pg_current_snapshot() as snapshot
 
 -- name: read_events

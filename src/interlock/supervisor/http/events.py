@@ -114,6 +114,11 @@ class Subscriber:
         self.events.clear()
         self.wake.set()
 
+    @property
+    def has_stopped(self) -> bool:
+        """Whether the stream ends at once."""
+        return self.end is not None and not self.events
+
     def take(self) -> list[RecordedEvent]:
         """Remove and return the next events, those of one chunk at most."""
         return [self.events.popleft() for _ in range(min(len(self.events), EVENTS_PER_CHUNK))]
@@ -191,7 +196,7 @@ class EventFeed:
         return events
 
     async def catch_up(self, after: EventCursor, until: EventCursor) -> AsyncIterator[Sequence[RecordedEvent]]:
-        """Yield the events after one cursor and up to another in chunks, once all their transactions have ended."""
+        """Yield the events after one cursor and up to another in chunks; empty ones while a transaction delays them."""
         while after.position < until.position:
             async with self._app.connection() as connection:
                 horizon = await read_horizon(connection)
@@ -203,6 +208,7 @@ class EventFeed:
             if len(events) < MAX_BATCH:
                 if horizon.horizon >= until.position.xid:
                     return
+                yield ()
                 await asyncio.sleep(self.tick_s)
 
 
@@ -283,9 +289,9 @@ async def _write_events(feed: EventFeed, subscriber: Subscriber, resumed: EventC
         last = resumed or start
         yield f"retry: {RECONNECT_DELAY_MS}\n\n".encode() + _encode("ready", last, {})
         if resumed is not None:
-            async for chunk in feed.catch_up(resumed, start):
-                last = chunk[-1].cursor
-                yield _encode_chunk(event for event in chunk if subscriber.wanted.matches(event))
+            async for position, content in _catch_up(feed, subscriber, resumed, start):
+                last = position
+                yield content
                 await asyncio.sleep(0)  # a write waits only for a client that reads slowly
         while True:
             chunk, reason = await _next_events(feed, subscriber)
@@ -301,9 +307,28 @@ async def _write_events(feed: EventFeed, subscriber: Subscriber, resumed: EventC
             else:
                 # the id moves on although nothing has happened: it would become too old to resume from
                 last = feed.offered if feed.offered is not None and feed.offered.position > last.position else last
-                yield f": heartbeat\nid: {last.encode()}\n\n".encode()
+                yield _encode_heartbeat(last)
     finally:
         feed.unsubscribe(subscriber)
+
+
+async def _catch_up(
+    feed: EventFeed, subscriber: Subscriber, after: EventCursor, until: EventCursor
+) -> AsyncIterator[tuple[EventCursor, bytes]]:
+    """Yield what a resumed stream sends before the new events: each part with the cursor to go on from."""
+    clock = asyncio.get_running_loop().time
+    heartbeat_at = clock() + HEARTBEAT_INTERVAL_S
+    async for chunk in feed.catch_up(after, until):
+        if subscriber.has_stopped:
+            return
+        if chunk:
+            after = chunk[-1].cursor
+            yield after, _encode_chunk(event for event in chunk if subscriber.wanted.matches(event))
+        elif clock() >= heartbeat_at:
+            yield after, _encode_heartbeat(after)
+        else:
+            continue
+        heartbeat_at = clock() + HEARTBEAT_INTERVAL_S
 
 
 async def _next_events(feed: EventFeed, subscriber: Subscriber) -> tuple[list[RecordedEvent], str | None]:
@@ -328,6 +353,10 @@ def _chunks(events: Sequence[RecordedEvent]) -> Iterator[Sequence[RecordedEvent]
 
 def _encode_chunk(events: Iterable[RecordedEvent]) -> bytes:
     return b"".join(_encode(event.document["kind"], event.cursor, event.document) for event in events)
+
+
+def _encode_heartbeat(cursor: EventCursor) -> bytes:
+    return f": heartbeat\nid: {cursor.encode()}\n\n".encode()
 
 
 def _encode(kind: str, cursor: EventCursor, document: dict[str, Any]) -> bytes:
