@@ -128,6 +128,7 @@ def send(address: str, secret: dict[str, str], known: dict[str, str], case: AnyC
     case.call_and_validate(base_url=address, headers=secret, checks=checks)
 
 
+@pytest.mark.timeout(600)  # making up the requests takes ten seconds of processor time
 def test_generated_requests_get_documented_responses_and_no_server_error(url: str) -> None:
     secret = {"Authorization": f"Bearer {asyncio.run(admin(url))}"}
     with served(url) as address, httpx.Client(base_url=address, headers=secret, timeout=60) as client:
