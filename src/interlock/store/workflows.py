@@ -14,7 +14,7 @@ import orjson
 from interlock.errors import DefinitionChangedError
 from interlock.model.graph import AFTER, KINDS_WITH_HANDLER, MAP, RECOVERY, SINGLE_TASK_KINDS, edges, output_steps
 from interlock.model.joins import compile_joins, required_share
-from interlock.model.options import DEFAULT_MAX_TRIES, check_limit_keys
+from interlock.model.options import DEFAULT_MAX_TRIES, check_limit_keys, check_limit_weight
 from interlock.model.versions import VERSION_LENGTH, derive_version, describe_differences
 from interlock.postgres.connection import transaction
 from interlock.postgres.query import as_json, load_statements, run, run_pipeline
@@ -263,8 +263,10 @@ def _option_columns(step: Mapping[str, Any], namespace: str) -> dict[str, Any]:
         "max_tries": step.get("max_tries") or DEFAULT_MAX_TRIES,
         "timeout_seconds": None if is_wait_timeout else step.get("timeout"),
         "backoff": step.get("backoff"),
-        "limit_keys": None if step.get("limit_key") is None else check_limit_keys("limit_key", step["limit_key"]),
-        "limit_weight": None if step.get("limit_weight") is None else str(step["limit_weight"]),
+        "limit_keys": None if step.get("limit_key") is None else [*check_limit_keys("limit_key", step["limit_key"])],
+        "limit_weight": (
+            None if step.get("limit_weight") is None else check_limit_weight("limit_weight", step["limit_weight"])
+        ),
         "tags": step.get("tags"),
         "callback_url": step.get("callback_url"),
         "spec": dict(step),

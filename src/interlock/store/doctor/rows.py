@@ -8,6 +8,8 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import orjson
+
 from interlock.errors import ConfigError, InterlockError
 from interlock.model.graph import edges
 from interlock.postgres.query import load_statements, run
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 ROWS = load_statements("doctor_rows")
 QUICK_JOBS = 1_000
 QUICK_WORKFLOWS = 200
+MAX_NAMED_FAULTS = 5  # of one workflow
 MAX_LEASE = timedelta(days=1, hours=1)  # a day is the longest that can be configured; an hour for clocks
 MAX_WEBHOOK_DELAY = timedelta(days=1, hours=13)  # a day with its jitter, half of it; an hour for clocks
 STALL_THRESHOLD = timedelta(minutes=1)  # after which work that another process should do counts as stalled
@@ -125,7 +128,7 @@ async def _read_damaged_workflows(connection: Connection, limit: int | None) -> 
     for row in await run(connection, ROWS["read_workflow_graphs"], {"limit": limit}):
         faults = _damages(row["definition"], row["steps"], {tuple(edge) for edge in row["edges"]})
         if faults:
-            damaged[row["id"]] = f"{row['name']} version {row['version']}: {' and '.join(faults)}"
+            damaged[row["id"]] = f"{row['name']} version {row['version']}: {', '.join(faults)}"
     return damaged
 
 
@@ -133,14 +136,25 @@ def _damages(definition: Any, steps: list[dict[str, Any]], stored_edges: set[tup
     """Name what of a stored workflow differs from its definition."""
     try:
         wanted_edges = {(edge.upstream, edge.downstream, edge.condition, edge.branch) for edge in edges(definition)}
-        wanted_steps = [{name: row[name] for name in _STEP_COLUMNS} for row in step_rows(definition)]
+        # as the database returns them: JSON has no tuples
+        wanted_steps = {row["step"]: row for row in orjson.loads(orjson.dumps(step_rows(definition)))}
     except (AttributeError, InterlockError, LookupError, TypeError, ValueError):
-        return ["definition"]
-    found_steps = [{name: step[name] for name in _STEP_COLUMNS} for step in steps]
-    return [
-        *(["steps"] if found_steps != wanted_steps else []),
-        *(["edges"] if stored_edges != wanted_edges else []),
+        return ["the definition is unreadable"]
+    found_steps = {row["step"]: row for row in steps}
+    faults = [
+        *(f"step {name} is missing" for name in wanted_steps if name not in found_steps),
+        *(f"step {name} is not in the definition" for name in found_steps if name not in wanted_steps),
     ]
+    for name, wanted in wanted_steps.items():
+        found = found_steps.get(name, wanted)
+        changed = [column for column in _STEP_COLUMNS if found[column] != wanted[column]]
+        faults += [f"step {name} has another {', '.join(changed)}"] if changed else []
+    faults += [f"the edge {edge[0]} -> {edge[1]} is missing" for edge in sorted(wanted_edges - stored_edges)]
+    faults += [
+        f"the edge {edge[0]} -> {edge[1]} is not in the definition" for edge in sorted(stored_edges - wanted_edges)
+    ]
+    more = len(faults) - MAX_NAMED_FAULTS
+    return faults[:MAX_NAMED_FAULTS] + ([f"{more} more"] if more > 0 else [])
 
 
 def _describe_damaged_workflows(damaged: dict[UUID, str]) -> list[Finding]:
