@@ -532,6 +532,65 @@ DAMAGES: dict[str, tuple[str, str]] = {
         ),
         "constraint_invalid",
     ),
+    "a function returns null for null": (
+        "alter function interlock.can_be_canceled(interlock.jobs) strict",
+        "function_changed",
+    ),
+    "a function is evaluated once": (
+        "alter function interlock.replaced_by(interlock.jobs) immutable",
+        "function_changed",
+    ),
+    "the function of ids is replaced": (
+        (
+            "create or replace function interlock.new_id() returns uuid language sql volatile parallel safe "
+            "as 'select gen_random_uuid()'"
+        ),
+        "function_changed",
+    ),
+    "a default is dropped": ("alter table interlock.tasks alter column id drop default", "table_changed"),
+    "a default is changed": ("alter table interlock.tasks alter column max_tries set default 1", "table_changed"),
+    "ids are not generated": ("alter table interlock.callbacks alter column id drop identity", "table_changed"),
+    "ids are generated again": (
+        (
+            "insert into interlock.callbacks (task_id, attempt, state, url) "
+            "values (gen_random_uuid(), 1, 'done', 'http://x');"
+            "alter table interlock.callbacks alter column id restart"
+        ),
+        "sequence_behind",
+    ),
+    "the view of the queue shows nothing": (
+        (
+            "create or replace view interlock.orchestration_messages as select msg_id, vt, message, read_ct "
+            "from pgmq.q_orchestration_step_results where false"
+        ),
+        "view_changed",
+    ),
+    "a trigger swallows messages": (
+        (
+            "create function public.swallow() returns trigger language plpgsql as 'begin return null; end';"
+            "create trigger swallow before insert on pgmq.q_orchestration_step_results for each row "
+            "execute function public.swallow()"
+        ),
+        "trigger_unknown",
+    ),
+    "a table inherits": ("create table public.forged () inherits (interlock.tasks)", "object_unknown"),
+    "a unique index is added": ("create unique index one on interlock.tasks (type)", "object_unknown"),
+    "a constraint is added": (
+        "alter table interlock.tasks add constraint few check (max_tries < 9) not valid",
+        "object_unknown",
+    ),
+    "a mandatory column is added": (
+        "alter table interlock.tasks add column price int not null",
+        "object_unknown",
+    ),
+    "foreign keys are disabled": ("alter table interlock.sessions disable trigger all", "constraint_disabled"),
+    "records of this month are detached": (
+        (
+            "do $$ begin execute 'alter table interlock.audit_logs detach partition interlock.audit_logs_' "
+            "|| to_char(now() at time zone 'UTC', 'YYYY_MM'); end $$"
+        ),
+        "partition_missing",
+    ),
     "a column is dropped": ("alter table interlock.tasks drop column progress cascade", "table_damaged"),
     "a column may be null": ("alter table interlock.tasks alter column type drop not null", "table_changed"),
     "a column has another type": (
@@ -560,7 +619,8 @@ DAMAGES: dict[str, tuple[str, str]] = {
 }
 NOT_PLANTED = {
     # tested by themselves, because they are no corruption of rows or of the schema
-    "database_unreachable", "server_too_old", "server_read_only", "privilege_missing", "clock_skewed", "table_bloated",
+    "database_unreachable", "server_too_old", "server_read_only", "replication_role_set", "privilege_missing",
+    "clock_skewed", "table_bloated",
     "check_unfinished", "row_deleted",
     "workers_missing", "orchestrators_missing", "namespace_unserved", "type_unserved", "worker_vanished",
     "handler_leaked", "retention_behind", "transaction_long", "job_not_started",
@@ -645,7 +705,9 @@ NOT_REPAIRED = {
     "a constraint is dropped",
     "a constraint is replaced by a weaker one",
     "a function has an overload",
+    "the function of ids is replaced",
     "the default partition is dropped",
+    "records of this month are detached",
 }
 REPAIRED = {
     "a job runs although every step has ended",
@@ -684,7 +746,12 @@ async def test_a_repair_puts_guards_functions_and_partitions_back(database: Conn
         await database.execute(DAMAGES[name][0].encode())
     report = await examine(database)
     assert {finding.code for finding in report.findings} == {DAMAGES[name][1] for name in fixable}
-    assert len(await fix(database, report.findings)) == 2, "all files at once, and the partitions"
+    assert len(await fix(database, report.findings)) == 3, "all files at once, the partitions and the view"
+    assert await codes(database, full=True) == ["constraint_disabled"], (
+        "foreign keys of the table with no trigger at all"
+    )
+    await database.execute("alter table interlock.jobs enable trigger all")
+    await fix(database, (await examine(database)).findings)
     assert await codes(database, full=True) == []
 
 
@@ -711,6 +778,21 @@ async def test_only_the_owner_can_put_guards_back(database: Connection, url: str
             assert missing.message == "this role lacks rights: update on interlock.jobs"
     finally:
         await database.execute("drop owned by doctor_reader; drop role doctor_reader")
+
+
+async def test_a_detached_partition_is_attached_by_the_remedy(database: Connection) -> None:
+    await database.execute(DAMAGES["records of this month are detached"][0].encode())
+    (found,) = (await examine(database)).findings
+    assert "is detached" in found.message
+    await database.execute(found.remedy.strip("`").encode())
+    assert await codes(database, full=True) == []
+
+
+async def test_a_replica_role_of_the_database_is_found(database: Connection, url: str) -> None:
+    name = url.rpartition("/")[2].partition("?")[0]
+    await database.execute(f"alter database {name} set session_replication_role = replica".encode())
+    async with connect(url) as connection:
+        assert await codes(connection, full=True) == ["replication_role_set"]
 
 
 async def test_a_read_only_database_is_found(database: Connection, url: str) -> None:
@@ -770,7 +852,7 @@ async def test_a_check_that_takes_too_long_is_stopped(busy: tuple[Connection, di
     )
     await database.execute("select pgmq.send('orchestration_step_results', '{}')")
     report = await examine(database, timeout_s=0.5)
-    assert {finding.code for finding in report.findings} == {"check_unfinished"}
+    assert {finding.code for finding in report.findings} == {"check_unfinished", "view_changed"}
     assert "records" in report.checked, "the other checks are made"
 
 

@@ -31,11 +31,15 @@ _INDEX = re.compile(r"create (?:unique )?index (\w+) on interlock\.(\w+)[^;]*")
 _TRIGGER = re.compile(r"create (?:or replace )?trigger (\w+) [^;]*? on interlock\.(\w+)[^;]*")
 _ALWAYS = re.compile(r"alter table interlock\.(\w+) enable always trigger (\w+)")
 _FUNCTION = re.compile(r"create or replace function interlock\.(\w+)\((.*?) as \$\$(.*?)\$\$;", re.DOTALL)
+_NEW_ID = re.compile(r"create function interlock\.new_id\(\) .*? as\s+(?:'(.*?)'|\$f\$(.*?)\$f\$);", re.DOTALL)
 _ADDED_CONSTRAINT = re.compile(r"alter table interlock\.(\w+) add constraint (\w+)\s+([^;]*);")
 _SETTING = re.compile(r"\bset (\w+) = ([\w ,]+?)(?= set |$)")
 _COLUMN = re.compile(r"(\w+) ([a-z].*?)(?= not null| default| primary key| unique| references| generated|$)")
+_DEFAULT = re.compile(r" default (.*?)(?= not null| primary key| unique| references|$)")
+_VOLATILITY = re.compile(r"\b(immutable|stable)\b")
 _TYPES = {"int": "integer", "timestamptz": "timestamp with time zone"}  # as PostgreSQL prints them
-_NOT_NULL = re.compile(r" not null| primary key| generated always as identity")
+_IDENTITY = " generated always as identity"
+_NOT_NULL = re.compile(rf" not null| primary key|{_IDENTITY}")
 _KEY = re.compile(r"primary key \(([^)]*)\)")
 _NO_COLUMN = frozenset({"constraint", "primary", "unique", "foreign", "check"})
 
@@ -58,10 +62,11 @@ _SQL_WORDS = frozenset(
 
 
 class Column(NamedTuple):
-    """A column: its type as PostgreSQL prints it, and whether it must not be null."""
+    """A column: its type as PostgreSQL prints it, whether it must not be null, and the words of its default."""
 
     type: str
     not_null: bool
+    default: str | None = None  # "identity" if the column is generated as such
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +79,13 @@ class ExpectedTrigger:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedFunction:
-    """A function: its source, whether it runs as its owner, and the settings that it runs with."""
+    """A function: its source, whether it runs as its owner, the settings that it runs with, and its volatility."""
 
     source: str
     security_definer: bool
     settings: frozenset[str]
+    volatility: str  # immutable, stable or volatile
+    is_strict: bool = False  # no function of a release is
 
 
 @dataclass(slots=True)
@@ -91,6 +98,9 @@ class ExpectedCatalog:
     constraints: dict[tuple[str, str], str] = field(default_factory=dict)  # by table and name: the line that has it
     triggers: dict[tuple[str, str], ExpectedTrigger] = field(default_factory=dict)  # by table and name
     functions: dict[str, ExpectedFunction] = field(default_factory=dict)
+    new_id: set[str] = field(
+        default_factory=set
+    )  # sources of this function, which differ with the version of the server
 
 
 @cache
@@ -120,10 +130,14 @@ def _add_tables(catalog: ExpectedCatalog, text: str) -> None:
         for line in lines:
             first = line.split(maxsplit=1)[0]
             if first not in _NO_COLUMN and (found := _COLUMN.match(line)):
-                columns[first] = Column(_print_type(found[2]), first in keys or _NOT_NULL.search(line) is not None)
+                not_null = first in keys or _NOT_NULL.search(line) is not None
+                default = _DEFAULT.search(line)
+                written = normalize_definition(default[1]) if default else None
+                columns[first] = Column(_print_type(found[2]), not_null, "identity" if _IDENTITY in line else written)
             catalog.constraints |= dict.fromkeys(
                 ((table, name) for name in _constraint_names(table, first, line)), line
             )
+    catalog.new_id |= {quoted or body for quoted, body in _NEW_ID.findall(text)}
     for found in _INDEX.finditer(text):
         catalog.indexes[found[1]] = " ".join(found[0].split())
 
@@ -173,7 +187,10 @@ def _add_functions(catalog: ExpectedCatalog, text: str) -> None:
     for name, head, source in _FUNCTION.findall(text):
         words = " ".join(_COMMENT.sub("", head).split())
         settings = frozenset(f"{key}={value.strip()}" for key, value in _SETTING.findall(words))
-        catalog.functions[name] = ExpectedFunction(source, "security definer" in words, settings)
+        volatility = _VOLATILITY.search(words.rpartition(")")[2])
+        catalog.functions[name] = ExpectedFunction(
+            source, "security definer" in words, settings, volatility[1] if volatility else "volatile"
+        )
 
 
 def _normalize_array(string: str) -> str:

@@ -544,3 +544,6 @@ update interlock.pools
 set supervised_until = coalesce(%(now)s::timestamptz, now())
 where supervised_until > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
 returning name
+
+-- name: restore_queue_view
+select interlock.create_orchestration_queue()

@@ -18,6 +18,7 @@ from interlock.store.doctor.catalog import (
     check_catalog,
     check_partitions,
     check_privileges,
+    check_queue_view,
     check_schema,
     check_server,
     check_vacuum,
@@ -160,6 +161,7 @@ async def _check_database(examination: _Examination, moment: datetime, now: date
     """Check the catalogs; return whether all tables are there, so that their rows can be read."""
     connection = examination.connection
     await examination.check("guards, functions, indexes and constraints", check_catalog(connection))
+    await examination.check("view of the queue, sequences", check_queue_view(connection))
     await examination.check("partitions", check_partitions(connection, moment))
     await examination.check("rights", check_privileges(connection))
     await examination.check("vacuum", check_vacuum(connection, now))

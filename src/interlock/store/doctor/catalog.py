@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import MigrationError
 from interlock.postgres.catalog import (
     ALWAYS,
+    ORIGIN,
     RECORD_TABLES,
     RECORD_TRIGGERS,
     Column,
+    ExpectedFunction,
     ExpectedTrigger,
     expected_catalog,
     names_and_values,
@@ -39,6 +41,7 @@ MAX_CLOCK_SKEW = timedelta(seconds=5)
 BLOAT_ROWS = 100_000  # dead rows, below which a vacuum makes no difference
 BLOAT_AGE = timedelta(minutes=10)  # since the last vacuum
 
+_QUALIFIED = re.compile(r"\b\w+\.(?=msg_id|vt\b|message|read_ct)")  # as older servers print columns of a view
 _GRANT = re.compile(r"grant ([\w, ]+) on (interlock\.[\w., \n]+) to")
 
 
@@ -62,6 +65,9 @@ async def check_server(connection: Connection) -> tuple[list[Finding], dict[str,
     if skew > MAX_CLOCK_SKEW:
         message = f"the clock of the database differs from that of this host by {skew.total_seconds():.1f} s"
         findings.append(make_finding("clock_skewed", message))
+    if row["replication_role"] != "origin":
+        message = f"session_replication_role is {row['replication_role']} for this role or database"
+        findings.append(make_finding("replication_role_set", message))
     if not row["has_autovacuum"]:
         findings.append(make_finding("autovacuum_off", "autovacuum is off for the whole server"))
     return findings, facts
@@ -85,12 +91,15 @@ async def check_schema(connection: Connection) -> tuple[list[Finding], dict[str,
 async def check_catalog(connection: Connection) -> list[Finding]:
     """Compare the schema with that of this release."""
     tables = {row["name"]: row for row in await run(connection, CATALOG["read_tables"], {})}
+    indexes = await run(connection, CATALOG["read_indexes"], {})
+    constraints = await run(connection, CATALOG["read_constraints"], {})
     return [
         *_check_tables(tables),
         *_check_triggers(await run(connection, CATALOG["read_triggers"], {}), tables),
         *_check_functions(await run(connection, CATALOG["read_functions"], {})),
-        *_check_indexes(await run(connection, CATALOG["read_indexes"], {})),
-        *_check_constraints(await run(connection, CATALOG["read_constraints"], {}), tables),
+        *_check_indexes(indexes),
+        *_check_constraints(constraints, tables),
+        *_check_unknown_objects(tables, indexes, constraints),
     ]
 
 
@@ -100,7 +109,7 @@ def _check_tables(found: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
         if table not in found:
             missing.append(table)
             continue
-        columns = {name: Column(*column) for name, column in found[table]["columns"].items()}
+        columns = {name: _read_column(*column) for name, column in found[table]["columns"].items()}
         missing += [f"{table}.{name}" for name in sorted(wanted.keys() - columns.keys())]
         changed += [f"{table}.{name}" for name in sorted(wanted) if columns.get(name, wanted[name]) != wanted[name]]
     unlogged = [table for table, row in found.items() if row["is_unlogged"]]
@@ -112,6 +121,34 @@ def _check_tables(found: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
     yield from _group("rule_unknown", hiding, "rules and row security that this release does not know: {names}")
 
 
+def _read_column(type_: str, not_null: bool, default: str | None) -> Column:  # noqa: FBT001 - the row of a column
+    return Column(type_, not_null, None if default is None else normalize_definition(default))
+
+
+def _check_unknown_objects(
+    tables: Mapping[str, dict[str, Any]], indexes: Iterable[dict[str, Any]], constraints: Iterable[dict[str, Any]]
+) -> Iterator[Finding]:
+    """Report what may refuse rows of the engine, or hold rows without guards."""
+    expected = expected_catalog()
+    known = {table: columns for table, columns in expected.columns.items() if table in tables}
+    names = [f"table {heir} that inherits from {table}" for table in known for heir in tables[table]["heirs"]]
+    names += [
+        f"column {name} of {table}"
+        for table, columns in known.items()
+        for name, (_, not_null, default) in tables[table]["columns"].items()
+        if name not in columns and not_null and default is None
+    ]
+    names += [
+        f"index {row['name']}" for row in indexes if row["is_restricting"] and row["name"] not in expected.indexes
+    ]
+    names += [
+        f"constraint {row['name']} on {row['table']}"
+        for row in constraints
+        if row["is_restricting"] and row["table"] in known and (row["table"], row["name"]) not in expected.constraints
+    ]
+    yield from _group("object_unknown", names, "objects that this release does not know: {names}")
+
+
 def _group(code: str, names: Iterable[str], text: str) -> Iterator[Finding]:
     """Make one finding of all objects with the same fault."""
     found = sorted(names)
@@ -121,9 +158,14 @@ def _group(code: str, names: Iterable[str], text: str) -> Iterator[Finding]:
         yield make_finding(code, text.format(names=shown), rows=len(found), sample=found)
 
 
-def _check_triggers(rows: list[dict[str, Any]], tables: Iterable[str]) -> Iterator[Finding]:
-    expected = _expected_triggers(tables)
-    found = {(row["table"], row["name"]): row for row in rows}
+def _check_triggers(rows: list[dict[str, Any]], tables: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
+    partitions = {name for name, row in tables.items() if row["is_partition"] or name in RECORD_TABLES}
+    expected = _expected_triggers(partitions)
+    # a partition that was detached is a finding of its own
+    detached = {name for name in tables.keys() - partitions if name.startswith(_PARTITION_PREFIXES)}
+    found = {
+        (row["table"], row["name"]): row for row in rows if not row["is_internal"] and row["table"] not in detached
+    }
     faults: dict[str, list[str]] = {"missing": [], "disabled": [], "changed": []}
     for (table, name), want in expected.items():
         row = found.get((table, name))
@@ -134,6 +176,11 @@ def _check_triggers(rows: list[dict[str, Any]], tables: Iterable[str]) -> Iterat
         elif _in_order_of_events(row["definition"]) != _in_order_of_events(want.definition):
             faults["changed"].append(f"{name} on {table}")
     unknown = [f"{name} on {table}" for table, name in found if (table, name) not in expected]
+    unenforced = {
+        f"{row['constraint']} ({row['table']})" for row in rows if row["is_internal"] and row["enabled"] != ORIGIN
+    }
+    if not faults["disabled"]:  # one command disables both
+        yield from _group("constraint_disabled", unenforced, "foreign keys whose triggers are disabled: {names}")
     yield from _group("guard_missing", faults["missing"], "missing triggers: {names}")
     yield from _group("guard_disabled", faults["disabled"], "triggers that do not fire for every session: {names}")
     yield from _group("guard_changed", faults["changed"], "triggers that are not those of this release: {names}")
@@ -141,13 +188,12 @@ def _check_triggers(rows: list[dict[str, Any]], tables: Iterable[str]) -> Iterat
 
 
 def _expected_triggers(tables: Iterable[str]) -> dict[tuple[str, str], ExpectedTrigger]:
-    """Return the triggers of this release, and those that protect each table and partition of records."""
+    """Return the triggers of this release, and those that protect each of these tables and partitions of records."""
     expected = dict(expected_catalog().triggers)
     for table in tables:
-        if table in RECORD_TABLES or table.startswith(_PARTITION_PREFIXES):
-            for name, body in RECORD_TRIGGERS.items():
-                definition = f"create trigger {name} {body.format(table=f'interlock.{table}')}"
-                expected[table, name] = ExpectedTrigger(definition, ALWAYS)
+        for name, body in RECORD_TRIGGERS.items():
+            definition = f"create trigger {name} {body.format(table=f'interlock.{table}')}"
+            expected[table, name] = ExpectedTrigger(definition, ALWAYS)
     return expected
 
 
@@ -166,10 +212,17 @@ def _check_functions(rows: list[dict[str, Any]]) -> Iterator[Finding]:
     changed = [
         name
         for name, want in expected_catalog().functions.items()
-        if [(row["source"], row["security_definer"], frozenset(row["settings"])) for row in found.get(name, [])]
-        != [(want.source, want.security_definer, want.settings)]
+        if [_read_function(row) for row in found.get(name, [])] != [want]
     ]
+    if [row["source"] for row in found.get("new_id", [])] not in ([source] for source in expected_catalog().new_id):
+        remedy = "create the function again as `sql/schema.sql` of this release defines it"
+        yield make_finding("function_changed", "the function new_id is not that of this release", remedy=remedy)
     yield from _group("function_changed", changed, "functions that are missing or not those of this release: {names}")
+
+
+def _read_function(row: dict[str, Any]) -> ExpectedFunction:
+    settings = frozenset(row["settings"])
+    return ExpectedFunction(row["source"], row["security_definer"], settings, row["volatility"], row["is_strict"])
 
 
 def _check_indexes(rows: list[dict[str, Any]]) -> Iterator[Finding]:
@@ -195,7 +248,10 @@ def _check_constraints(rows: list[dict[str, Any]], tables: Iterable[str]) -> Ite
         for (table, name), line in expected_catalog().constraints.items()
         if table in existing and not _is_constraint(found.get((table, name)), line)
     ]
-    invalid = [f"{name} on {table}" for (table, name), row in found.items() if not row["is_valid"]]
+    known = expected_catalog().constraints
+    invalid = [
+        f"{name} on {table}" for (table, name), row in found.items() if not row["is_valid"] and (table, name) in known
+    ]
     yield from _group("constraint_missing", missing, "missing or changed constraints: {names}")
     yield from _group("constraint_invalid", invalid, "constraints that were never validated: {names}")
 
@@ -205,6 +261,20 @@ def _is_constraint(row: dict[str, Any] | None, line: str) -> bool:
     if row is None:
         return False
     return row["definition"] is None or names_and_values(row["definition"]) == names_and_values(line)
+
+
+async def check_queue_view(connection: Connection) -> list[Finding]:
+    """Check the view by which the engine reads the queue of step results, and the ids that sequences give next."""
+    wrong = [
+        "orchestration_messages"
+        for row in await run(connection, CATALOG["read_queue_view"], {})
+        if row["definition"] is None or _QUALIFIED.sub("", " ".join(row["definition"].lower().split())) != row["wanted"]
+    ]
+    behind = [row["name"] for row in await run(connection, CATALOG["read_sequences"], {})]
+    return [
+        *_group("view_changed", wrong, "views that are missing or not those of this release: {names}"),
+        *_group("sequence_behind", behind, "tables whose sequence gives ids that are taken: {names}"),
+    ]
 
 
 async def check_partitions(connection: Connection, now: datetime) -> list[Finding]:
@@ -227,7 +297,17 @@ async def check_partitions(connection: Connection, now: datetime) -> list[Findin
             if not any(row["begins_at"] <= moment < row["ends_at"] for row in months)
             and not any(before["ends_at"] <= moment < after["begins_at"] for before, after in pairwise(months))
         ]
-    return list(_group("partition_missing", faults, "partitions of records: {names}"))
+    detached = await run(connection, CATALOG["read_detached_partitions"], {})
+    faults += [f"{row['name']} is detached" for row in detached]
+    found = list(_group("partition_missing", faults, "partitions of records: {names}"))
+    if not detached:
+        return found
+    remedy = "; ".join(
+        f"`alter table interlock.{row['records']} attach partition interlock.{row['name']} for values "
+        f"from ('{row['begins_on']} 00:00:00+00') to ('{row['ends_on']} 00:00:00+00')`"
+        for row in detached
+    )
+    return [make_finding("partition_missing", found[0].message, rows=len(faults), sample=faults, remedy=remedy)]
 
 
 async def check_privileges(connection: Connection) -> list[Finding]:

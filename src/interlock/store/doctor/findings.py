@@ -53,6 +53,12 @@ CODES: Mapping[str, FindingCode] = {
         "The server is a standby, or its transactions are read-only: no task can be claimed or settled.",
         "connect to the primary server, or `alter database … reset default_transaction_read_only`",
     ),
+    "replication_role_set": FindingCode(
+        Severity.WARNING,
+        "session_replication_role is set for a role or the database: no notifications are sent, and foreign keys do "
+        "not hold. The guards hold nevertheless.",
+        "`alter database … reset session_replication_role`, or `alter role …`, and restart the processes",
+    ),
     "schema_outdated": FindingCode(
         Severity.ERROR, "The schema is missing, incomplete or of another release.", "`interlock migrate`"
     ),
@@ -78,7 +84,7 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "function_changed": FindingCode(
         Severity.ERROR,
-        "A function is missing, its source or settings are not those of this release, or another has its name.",
+        "A function is missing, its source or attributes are not those of this release, or another has its name.",
         _RESTORE,
         is_fixable=True,
     ),
@@ -89,8 +95,27 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "table_changed": FindingCode(
         Severity.ERROR,
-        "A column has another type or nullability, or a table is unlogged, so that a crash of the server empties it.",
+        "A column has another type, nullability or default, or a table is unlogged, so that a crash of the server "
+        "empties it.",
         "`alter table` to what `sql/schema.sql` of this release defines; `alter table interlock.TABLE set logged`",
+    ),
+    "object_unknown": FindingCode(
+        Severity.WARNING,
+        "A table of Interlock has a constraint, a unique index, a mandatory column or an inheriting table that this "
+        "release does not know: rows of the engine may be refused, or rows may be without guards.",
+        "check who added it and why; otherwise drop it",
+    ),
+    "view_changed": FindingCode(
+        Severity.ERROR,
+        "The view of the queue of step results is missing or not the one of this release: results may stay unseen.",
+        "`interlock doctor --fix` or `interlock migrate` as the role that owns the schema creates it again",
+        is_fixable=True,
+    ),
+    "sequence_behind": FindingCode(
+        Severity.ERROR,
+        "The sequence of a table gives ids that rows have already: inserts are refused.",
+        "`select setval(pg_get_serial_sequence('interlock.TABLE', 'id'), max(id)) from interlock.TABLE` as the role "
+        "that owns the schema",
     ),
     "rule_unknown": FindingCode(
         Severity.ERROR,
@@ -110,6 +135,11 @@ CODES: Mapping[str, FindingCode] = {
         "A constraint is missing or has another definition.",
         "add it as `sql/schema.sql` of this release defines it; `interlock doctor --fix` adds those of states",
         is_fixable=True,
+    ),
+    "constraint_disabled": FindingCode(
+        Severity.ERROR,
+        "The triggers of a foreign key are disabled: rows may name others that do not exist.",
+        "`alter table interlock.TABLE enable trigger all`, then `interlock doctor --fix`, both as superuser",
     ),
     "constraint_invalid": FindingCode(
         Severity.WARNING,

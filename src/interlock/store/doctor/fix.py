@@ -51,6 +51,12 @@ async def _restore_scripts(connection: Connection, finding: Finding, now: dateti
     return f"applied {number(await reapply_scripts(connection), 'file')} of functions and guards again"
 
 
+async def _restore_view(connection: Connection, finding: Finding, now: datetime | None) -> str:
+    del finding, now
+    await run(connection, ROWS["restore_queue_view"], {})
+    return "created the view of the queue again"
+
+
 async def _add_partitions(connection: Connection, finding: Finding, now: datetime | None) -> str:
     del finding, now
     async with transaction(connection):
@@ -102,6 +108,7 @@ _REPAIRS: dict[str, Callable[[Connection, Finding, datetime | None], Awaitable[s
     "guard_changed": _restore_scripts,
     "function_changed": _restore_scripts,
     "constraint_missing": _restore_scripts,
+    "view_changed": _restore_view,
     "partition_missing": _add_partitions,
     "job_counters_wrong": _recount_jobs,
     "job_not_finished": _recount_jobs,
