@@ -88,6 +88,35 @@ CORRUPTIONS: dict[str, tuple[str, str]] = {
         f"update interlock.audit_logs set recorded_at = now() + interval '1 day' where id = ({last_record('done')})",
         "records_mistimed",
     ),
+    "the records of a task are older than the task": (
+        "update interlock.audit_logs set recorded_at = recorded_at - interval '2 days' where task_id = %(done)s",
+        "records_mistimed",
+    ),
+    "a task was made in 2099": (
+        "update interlock.tasks set created_at = '2099-01-01' where id = %(done)s",
+        "records_mistimed",
+    ),
+    "a task ended before it began": (
+        "update interlock.tasks set finished_at = started_at - interval '1 day' where id = %(done)s",
+        "row_mistimed",
+    ),
+    "a task ended at no time": ("update interlock.tasks set finished_at = null where id = %(done)s", "row_mistimed"),
+    "a job ended at no time": (
+        "update interlock.jobs set completed_at = null where id = %(completed)s",
+        "row_mistimed",
+    ),
+    "a record is repeated": (
+        (
+            "insert into interlock.audit_logs (task_id, from_state, to_state, event, actor, database_role, attempt, "
+            "recorded_at) select task_id, from_state, to_state, event, actor, database_role, attempt, recorded_at "
+            "from interlock.audit_logs where task_id = %(done)s and event = 'succeed'"
+        ),
+        "records_broken",
+    ),
+    "the attempt of a claim is not counted": (
+        "update interlock.audit_logs set attempt = 0 where task_id = %(done)s and event = 'claim'",
+        "records_misnumbered",
+    ),
     "a job's record is deleted": (
         "delete from interlock.job_state_transitions where job_id = %(completed)s and event = 'validate'",
         "records_broken",
@@ -171,6 +200,18 @@ CORRUPTIONS: dict[str, tuple[str, str]] = {
         ),
         "owner_gone",
     ),
+    "a lease never ends": (
+        "update interlock.tasks set lease_expires_at = 'infinity' where id = %(running)s",
+        "lease_too_long",
+    ),
+    "a lease ended before all times": (
+        "update interlock.tasks set lease_expires_at = '-infinity' where id = %(running)s",
+        "lease_expired",
+    ),
+    "a worker is live for ever": (
+        "update interlock.workers set seen_until = 'infinity' where id = 'spare'",
+        "lease_too_long",
+    ),
     "a leader leads until 2099": (
         "insert into interlock.leaders (duty, holder, expires_at) values ('maintenance', 'gone', '2099-01-01')",
         "lease_too_long",
@@ -207,6 +248,33 @@ CORRUPTIONS: dict[str, tuple[str, str]] = {
             "delete from interlock.tasks where id = %(half_d)s"
         ),
         "job_steps_missing",
+    ),
+    "a step that others wait for is deleted": (
+        (
+            "delete from interlock.audit_logs where task_id = %(half_c)s;"
+            "delete from interlock.tasks where id = %(half_c)s"
+        ),
+        "job_steps_missing",
+    ),
+    "a job has a step that its workflow does not have": (
+        (
+            "insert into interlock.tasks (type, job_id, step) values ('a', %(half)s, 'e');"
+            f"insert into interlock.audit_logs {FORGED} "
+            "select id, null, 'pending', 'create', 'x', 'x', 0, now() from interlock.tasks where step = 'e';"
+            "update interlock.jobs set open_steps = open_steps + 1 where id = %(half)s"
+        ),
+        "step_orphaned",
+    ),
+    "a step that waits counts as ended": (
+        (
+            "update interlock.tasks set advanced = true where id = %(half_d)s;"
+            "update interlock.jobs set open_steps = open_steps - 1 where id = %(half)s"
+        ),
+        "step_ended_early",
+    ),
+    "the parent of a job is gone": (
+        "update interlock.jobs set parent_job_id = gen_random_uuid(), depth = 1 where id = %(half)s",
+        "job_orphaned",
     ),
     "the step of a child job is gone": (
         "update interlock.jobs set parent_task_id = gen_random_uuid() where id = %(half)s",
@@ -262,6 +330,10 @@ CORRUPTIONS: dict[str, tuple[str, str]] = {
         "step_not_released",
     ),
     "a sleep has no end": ("update interlock.tasks set held_by = 'sleep' where id = %(half_c)s", "step_not_released"),
+    "a sleep never ends": (
+        "update interlock.tasks set held_by = 'sleep', wait_until = 'infinity' where id = %(half_c)s",
+        "step_not_released",
+    ),
     "a signal was sent and its step waits on": (
         (
             "update interlock.tasks set held_by = 'signal' where id = %(half_c)s;"
@@ -339,7 +411,7 @@ CORRUPTIONS: dict[str, tuple[str, str]] = {
     "the message of an ended step is lost": (
         (
             "update interlock.tasks set advanced = false, finished_at = now() - interval '1 hour', "
-            "created_at = now() - interval '2 hours' where id = %(half_a)s;"
+            "started_at = now() - interval '2 hours', created_at = now() - interval '2 hours' where id = %(half_a)s;"
             "update interlock.jobs set open_steps = open_steps + 1 where id = %(half)s;"
             "update interlock.tasks set unresolved = 2, taken = 0 where id = %(half_c)s"
         ),
@@ -382,6 +454,10 @@ CORRUPTIONS: dict[str, tuple[str, str]] = {
         ),
         "schedule_overdue",
     ),
+    "a schedule is never due": (
+        "insert into interlock.schedules (name, type, every, next_at) values ('s', 'add', '1 hour', 'infinity')",
+        "schedule_misplaced",
+    ),
     "a schedule names an unknown workflow": (
         "insert into interlock.schedules (name, workflow, cron, next_at) values ('s', 'gone', '* * * * *', now())",
         "schedule_unknown",
@@ -407,6 +483,13 @@ CORRUPTIONS: dict[str, tuple[str, str]] = {
     "usage of an unknown limit is stored": (
         "insert into interlock.limit_usage (key, used_at, starts) values ('gone', now() - interval '2 hours', 1)",
         "limit_usage_unknown",
+    ),
+    "a limit is used up until 2099": (
+        (
+            "insert into interlock.limits (key, max_starts, period) values ('k', 1, '1 minute');"
+            "insert into interlock.limit_usage (key, used_at, starts) values ('k', '2099-01-01', 1)"
+        ),
+        "limit_usage_misplaced",
     ),
     "a task has a limit that nobody declared": (
         "update interlock.tasks set limit_keys = '{gone}' where id = %(pending)s",
@@ -721,6 +804,10 @@ REPAIRED = {
     "a pool is supervised until 2099",
     "the message of an ended step is lost",
     "a schedule is due in 2099",
+    "a schedule is never due",
+    "a lease never ends",
+    "a worker is live for ever",
+    "a limit is used up until 2099",
 }
 
 

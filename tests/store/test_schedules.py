@@ -158,6 +158,18 @@ async def test_a_broken_schedule_is_reported_and_others_fire(database: Connectio
     assert (good.error, good.last_at) == (None, NOON + HOUR)
 
 
+async def test_a_schedule_whose_tick_is_at_infinity_does_not_stop_the_others(database: Connection) -> None:
+    every = timedelta(hours=1)
+    schedules = [hourly("a"), Schedule("b", "x", every=every), hourly("c"), Schedule("d", "x", every=every)]
+    await put_schedules(database, schedules, now=NOON)
+    await database.execute("update interlock.schedules set next_at = '-infinity' where name in ('a', 'b')")
+    await database.execute("update interlock.schedules set next_at = 'infinity' where name = 'd'")
+    assert [state.name for state in await list_schedules(database)] == ["a", "b", "c", "d"]
+    assert await next_schedule_at(database) is not None
+    assert await fire(database, NOON + HOUR) == 3
+    assert await next_schedule_at(database) == NOON + 2 * HOUR
+
+
 async def test_schedules_that_are_due_together_are_fired_by_one_statement(database: Connection) -> None:
     await put_schedules(database, [hourly(f"report {n}", missed="all") for n in range(40)], now=NOON)
     fired = await fire_due_schedules(database, actor="leader", now=NOON + 2 * HOUR)

@@ -68,7 +68,7 @@ select exists (
 
 -- name: count_unrecovered_tasks
 -- Leases that expired a while ago and were not recovered.
-select count(*) as tasks, min(lease_expires_at) as oldest_at,
+select count(*) as tasks, greatest(min(lease_expires_at), '0002-01-01') as oldest_at,
     (array_agg(id::text order by lease_expires_at))[1:5] as sample
 from interlock.tasks
 where lease_expires_at < coalesce(%(now)s::timestamptz, now()) - %(threshold)s::interval

@@ -93,12 +93,16 @@ with steps as (
         bool_or(concat_ws(' ', from_state, event, to_state) <> all (%(moves)s::text[])) as is_illegal,
         bool_or(attempt <> coalesce(attempt_before + (event = 'claim')::int, case when from_state is null then 0 else attempt end))
             as is_misnumbered,
+        min(recorded_at) as first_at,
         bool_or(recorded_at < recorded_before - %(slack)s::interval
             or recorded_at > coalesce(%(now)s::timestamptz, now()) + %(slack)s::interval) as is_mistimed
     from steps
     group by task_id
 ), wanted as (
-    select id, state, attempt, settled_attempt, created_at, coalesce(finished_at, started_at, created_at) as moved_at
+    select id, state, attempt, settled_attempt, created_at, coalesce(finished_at, started_at, created_at) as moved_at,
+        state = any (%(final)s::text[]) and finished_at is null or finished_at < created_at - %(slack)s::interval
+            or finished_at < started_at - %(slack)s::interval
+            or created_at > coalesce(%(now)s::timestamptz, now()) + %(slack)s::interval as is_mistimed
     from interlock.tasks
     where (%(ids)s::uuid[] is null or id = any (%(ids)s::uuid[]))
         and (%(after)s::uuid is null or id > %(after)s::uuid)
@@ -121,7 +125,9 @@ with steps as (
                 -- an orchestrator ends steps that no worker claimed
                 or wanted.state = 'done' and wanted.settled_attempt is distinct from nullif(wanted.attempt, 0)
                 then 'records_misnumbered'
-            when chains.is_mistimed then 'records_mistimed'
+            when chains.is_mistimed or chains.is_complete and chains.first_at < wanted.created_at - %(slack)s::interval
+                then 'records_mistimed'
+            when wanted.is_mistimed then 'row_mistimed'
         end as code
     from wanted
         full join chains on chains.id = wanted.id
@@ -154,7 +160,10 @@ with steps as (
     from steps
     group by job_id
 ), wanted as (
-    select id, status, created_at, coalesce(completed_at, started_at, created_at) as moved_at
+    select id, status, created_at, coalesce(completed_at, started_at, created_at) as moved_at,
+        status = any (%(final)s::text[]) and completed_at is null or completed_at < created_at - %(slack)s::interval
+            or completed_at < started_at - %(slack)s::interval
+            or created_at > coalesce(%(now)s::timestamptz, now()) + %(slack)s::interval as is_mistimed
     from interlock.jobs
     where (%(ids)s::uuid[] is null or id = any (%(ids)s::uuid[]))
         and (%(after)s::uuid is null or id > %(after)s::uuid)
@@ -172,6 +181,7 @@ with steps as (
                 then case when chains.last_state <> all (%(final)s::text[]) then 'row_deleted' end
             when wanted.status <> chains.last_state then 'state_unrecorded'
             when chains.is_mistimed then 'records_mistimed'
+            when wanted.is_mistimed then 'row_mistimed'
         end as code
     from wanted
         full join chains on chains.id = wanted.id

@@ -16,15 +16,17 @@ with running as materialized (
 ), counted as materialized (
     select running.id, count(tasks.id) filter (where not tasks.advanced) as open_steps,
         count(tasks.id) filter (where tasks.advanced and tasks.state in ('error', 'canceled') and not tasks.superseded
-            and tasks.part_of is null and tasks.compensates is null) as failed_steps,
-        count(tasks.id) filter (where tasks.part_of is null and tasks.compensates is null) as steps
+            and tasks.part_of is null and tasks.compensates is null) as failed_steps
     from running
         left join interlock.tasks on tasks.job_id = running.id
     group by running.id
 ), judged as (
     select running.id, case
-            when counted.steps < (
-                select count(*) from interlock.workflow_steps where workflow_steps.workflow_id = running.workflow_id
+            when exists (
+                select from interlock.workflow_steps as steps
+                where steps.workflow_id = running.workflow_id and not exists (
+                        select from interlock.tasks where tasks.job_id = running.id and tasks.step = steps.step
+                    )
             ) then 'job_steps_missing'
             when counted.open_steps = 0
                 then case
@@ -73,11 +75,18 @@ order by code
 -- name: check_waiting_steps
 -- Steps of running jobs that wait although what they wait for is there, with no message that would lead an orchestrator to
 -- them, or whose counts are wrong. What is met and what has failed is compared where all edges have the condition `after`.
+-- Jobs that lack a step are a finding of their own.
 with running as materialized (
     select id, workflow_id, worker_count
     from interlock.jobs
     where status = 'RUNNING' and status in ('SUBMITTED', 'PENDING', 'RUNNING') and ending is null
         and coalesce(workflow_id <> all (%(workflows)s::uuid[]), true)
+        and not exists (
+            select from interlock.workflow_steps as steps
+            where steps.workflow_id = jobs.workflow_id and not exists (
+                    select from interlock.tasks where tasks.job_id = jobs.id and tasks.step = steps.step
+                )
+        )
     order by id
     limit %(limit)s::bigint
 ), waiting as materialized (
@@ -122,7 +131,7 @@ with running as materialized (
                         and child.status in ('SUBMITTED', 'PENDING', 'RUNNING')
                 )
                 then 'step_not_released'
-            when waiting.held_by = 'sleep' and waiting.wait_until is null then 'step_not_released'
+            when waiting.held_by = 'sleep' and coalesce(waiting.wait_until = 'infinity', true) then 'step_not_released'
             when waiting.held_by = 'signal' and exists (
                     select from interlock.signals
                         join interlock.workflow_steps as steps
@@ -190,7 +199,8 @@ from (
 having count(*) > 0
 
 -- name: check_tasks
--- Steps whose job is gone, parts whose map is gone, and waiting tasks that do not say what they wait for.
+-- Steps whose job is gone or whose workflow has no such step, parts whose map is gone, unfinished steps that count as ended,
+-- and waiting tasks that do not say what they wait for.
 with judged as (
     select tasks.id, case
             when tasks.job_id is not null and not exists (select from interlock.jobs where jobs.id = tasks.job_id)
@@ -199,6 +209,18 @@ with judged as (
                     select from interlock.tasks as map where map.id = tasks.part_of
                 ) and tasks.state in ('waiting', 'pending', 'running')
                 then 'step_orphaned'
+            when tasks.part_of is null and tasks.compensates is null and exists (
+                    select from interlock.jobs
+                    where jobs.id = tasks.job_id and jobs.status = 'RUNNING' and jobs.workflow_id <> all (%(workflows)s::uuid[])
+                        and not exists (
+                            select from interlock.workflow_steps as steps
+                            where steps.workflow_id = jobs.workflow_id and steps.step = tasks.step
+                        )
+                        -- its own finding
+                        and exists (select from interlock.workflows where workflows.id = jobs.workflow_id)
+                ) and tasks.state in ('waiting', 'pending', 'running')
+                then 'step_orphaned'
+            when tasks.advanced and tasks.state in ('waiting', 'pending', 'running') then 'step_ended_early'
             when tasks.state = 'waiting' and (tasks.held_by is null or tasks.held_by not in ('namespace', 'limit')
                     and (tasks.job_id is null or tasks.held_by not in ('start', 'dependency', 'parts', 'job', 'signal',
                         'sleep', 'worker_count', 'compensation')))
@@ -478,6 +500,13 @@ from (
 ) as unknown
 having count(*) > 0
 
+-- name: check_future_usage
+-- Usage of limits in the future: until then, the limit has less room. A start has no time (infinity) for a moment only.
+select 'limit_usage_misplaced' as code, count(*) as rows, (array_agg(distinct key))[1:%(sample)s::int] as sample
+from interlock.limit_usage
+where used_at > coalesce(%(now)s::timestamptz, now()) + interval '1 hour' and used_at < 'infinity'
+having count(*) > 0
+
 -- name: check_webhooks
 -- Webhooks that should have been sent a while ago, or that wait for longer than between any two tries.
 select 'webhook_overdue' as code, count(*) as rows, (array_agg(id::text order by id))[1:%(sample)s::int] as sample
@@ -544,6 +573,11 @@ update interlock.pools
 set supervised_until = coalesce(%(now)s::timestamptz, now())
 where supervised_until > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
 returning name
+
+-- name: delete_future_usage
+delete from interlock.limit_usage
+where used_at > coalesce(%(now)s::timestamptz, now()) + interval '1 hour' and used_at < 'infinity'
+returning id
 
 -- name: restore_queue_view
 select interlock.create_orchestration_queue()

@@ -1,4 +1,5 @@
 -- Schedules of tasks and jobs. Python computes the ticks; these statements find the schedules that are due.
+-- Python cannot read a time of infinity: it is shown as a time that no clock reaches.
 
 -- name: put_schedules
 -- A schedule whose cron or interval did not change keeps its next tick: declaring it again neither skips nor repeats
@@ -50,23 +51,26 @@ where schedules.name = resumed.name and paused_at is not null
 returning schedules.name
 
 -- name: list_schedules
-select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
+select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options,
+    least(greatest(next_at, '0002-01-01'), '9998-12-31') as next_at, last_at,
     paused_at, paused_by, pause_reason, resumed_by, resume_reason, error
 from interlock.schedules
 order by name
 
 -- name: read_schedules
-select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
+select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options,
+    least(greatest(next_at, '0002-01-01'), '9998-12-31') as next_at, last_at,
     paused_at, paused_by, pause_reason, resumed_by, resume_reason, error
 from interlock.schedules
 where name = any (%(names)s::text[])
 
 -- name: read_due_schedules
-select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options, next_at, last_at,
+select name, type, workflow, version, namespace, cron, timezone, every, missed, input, options,
+    least(greatest(next_at, '0002-01-01'), '9998-12-31') as next_at, last_at,
     paused_at, paused_by, pause_reason, resumed_by, resume_reason, error
 from interlock.schedules
 where paused_at is null and next_at <= coalesce(%(now)s::timestamptz, now())
-order by next_at
+order by schedules.next_at
 limit %(limit)s
 for update skip locked
 
@@ -86,10 +90,10 @@ where name = %(name)s
 returning name
 
 -- name: next_schedule_at
-select next_at
+select least(greatest(next_at, '0002-01-01'), '9998-12-31') as next_at
 from interlock.schedules
 where paused_at is null
-order by next_at
+order by schedules.next_at
 limit 1
 
 -- name: read_schedule_outcomes

@@ -93,8 +93,8 @@ from interlock.workers
 where id = %(id)s
 
 -- name: list_live_workers
--- Every process with a recent heartbeat, orchestrators included.
-select id, status, metadata, namespaces, types, heartbeat_at, seen_until, created_at
+-- Every process with a recent heartbeat, orchestrators included. A time that Python cannot read is shown as the nearest one.
+select id, status, metadata, namespaces, types, heartbeat_at, least(seen_until, '9998-12-31') as seen_until, created_at
 from interlock.workers
 where seen_until > coalesce(%(now)s::timestamptz, now()) and status in ('IDLE', 'RUNNING', 'PAUSED')
 order by created_at, id

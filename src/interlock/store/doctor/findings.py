@@ -195,8 +195,14 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "records_mistimed": FindingCode(
         Severity.WARNING,
-        "A record is older than the one before it, or lies in the future, by more than a minute.",
+        "A record is older than the one before it or than its task, or lies in the future, by more than a minute.",
         "check the clock of the database server; records are immutable and stay as they are",
+    ),
+    "row_mistimed": FindingCode(
+        Severity.WARNING,
+        "A task or a job ended before it began, has ended at no time, or was made in the future: retention and figures "
+        "of it are wrong.",
+        "check the clock of the database server; otherwise find out who wrote as superuser or owner",
     ),
     "state_unrecorded": FindingCode(
         Severity.ERROR,
@@ -238,8 +244,13 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "step_orphaned": FindingCode(
         Severity.ERROR,
-        "The job of a step, or the map of a part, is gone.",
+        "The job of a step, or the map of a part, is gone, or the workflow of the job has no such step.",
         "`interlock tasks cancel ID`; restore the job from a backup if its result is needed",
+    ),
+    "step_ended_early": FindingCode(
+        Severity.ERROR,
+        "A step that has not ended counts as ended: its job may end without it, and the steps after it never start.",
+        "`interlock jobs cancel ID`, then `interlock jobs retry ID`",
     ),
     "step_not_released": FindingCode(
         Severity.ERROR,
@@ -359,6 +370,12 @@ CODES: Mapping[str, FindingCode] = {
         Severity.WARNING,
         "Tasks name a limit key for which no limit is declared; they run without one.",
         "`interlock limits set KEY`, or declare it with app.limit(...)",
+    ),
+    "limit_usage_misplaced": FindingCode(
+        Severity.ERROR,
+        "Usage of a limit is stored for a time in the future: tasks of its keys wait for room until then.",
+        "`interlock doctor --fix` deletes it",
+        is_fixable=True,
     ),
     "limit_usage_unknown": FindingCode(
         Severity.NOTE,

@@ -102,6 +102,11 @@ async def _replace_ticks(connection: Connection, finding: Finding, now: datetime
     return f"computed the next tick of {', '.join(resumed)} again"
 
 
+async def _delete_future_usage(connection: Connection, finding: Finding, now: datetime | None) -> str:
+    deleted = await run(connection, ROWS["delete_future_usage"], {"now": now})
+    return f"deleted {number(len(deleted), 'row')} of usage of {', '.join(finding.sample)}"
+
+
 _REPAIRS: dict[str, Callable[[Connection, Finding, datetime | None], Awaitable[str]]] = {
     "guard_missing": _restore_scripts,
     "guard_disabled": _restore_scripts,
@@ -115,5 +120,6 @@ _REPAIRS: dict[str, Callable[[Connection, Finding, datetime | None], Awaitable[s
     "result_not_sent": _resend_results,
     "lease_too_long": _shorten_leases,
     "schedule_misplaced": _replace_ticks,
+    "limit_usage_misplaced": _delete_future_usage,
 }
 FIXABLE_CODES = frozenset(_REPAIRS)

@@ -37,6 +37,7 @@ _MESSAGES = {
     "records_illegal": "with a recorded move that the lifecycle does not have",
     "records_misnumbered": "whose attempts do not rise by one with every claim",
     "records_mistimed": "with records out of the order of time",
+    "row_mistimed": "with impossible times",
     "state_unrecorded": "whose state is not that of the last record",
     "row_deleted": "deleted before the end",
 }

@@ -55,7 +55,8 @@ _MESSAGES = {
     "hold_outdated": ("waiting task", "held by a pause that has ended or by a limit that is gone"),
     "row_orphaned": ("row", "whose job, workflow or token is gone"),
     "step_counters_wrong": ("waiting step", "with a wrong count of dependencies or parts"),
-    "step_orphaned": ("step", "whose job or map is gone"),
+    "step_orphaned": ("step", "whose job or map is gone, or which its workflow does not have"),
+    "step_ended_early": ("unfinished step", "that counts as ended"),
     "hold_missing": ("waiting task", "without a reason that anything could end"),
     "lease_too_long": ("lease", f"longer than the {MAX_LEASE.days} day that a process can ask for"),
     "owner_gone": ("running task", "whose worker is gone while the lease lasts"),
@@ -64,6 +65,7 @@ _MESSAGES = {
     "wait_overdue": ("step or job", "past its sleep, timeout or deadline"),
     "key_duplicated": ("key", "used by two unfinished tasks or jobs"),
     "limit_usage_unknown": ("limit key", "with stored usage and without a limit"),
+    "limit_usage_misplaced": ("row", "of limit usage in the future"),
     "webhook_overdue": ("webhook", "that should have been sent or is postponed for too long"),
 }
 
@@ -96,7 +98,7 @@ async def check_jobs(connection: Connection, now: datetime | None, *, full: bool
         *_describe_damaged_workflows(damaged),
         *_merge(counted),
         *_merge(waiting),
-        *await _check(connection, "check_tasks", ids=tasks),
+        *await _check(connection, "check_tasks", ids=tasks, workflows=known["workflows"]),
         *await _check(
             connection, "check_holds", threshold=STALL_THRESHOLD, limit=None if full else QUICK_ROWS, now=now
         ),
@@ -191,6 +193,7 @@ async def check_deliveries(connection: Connection, now: datetime | None) -> list
     return [
         *await _check(connection, "check_webhooks", **times, limit=QUICK_ROWS, now=now),
         *await _check(connection, "check_limit_usage", now=now),
+        *await _check(connection, "check_future_usage", now=now),
     ]
 
 
