@@ -25,6 +25,7 @@ from interlock.store.tasks import Outcome, claim_limited_tasks, claim_pending_ta
 from interlock.store.workers import RegisteredProcess, create_worker, move_worker, read_worker, register_worker
 from interlock.store.workflows import put_workflow
 from interlock.workflow.cancel import cancel_job
+from interlock.workflow.retry_from import retry_job_from
 from job_driver import Failed, JobDriver
 from jobs_app import chain
 
@@ -227,6 +228,23 @@ async def test_used_up_tries_say_how_many_and_give_the_command(app: Interlock, d
     fact = fact_of(await app.explain(task), "tries_used_up")
     assert fact.text == "it used up its tries, 2 of 2: ValueError: card declined"
     assert fact.command == f"interlock tasks requeue {task}"
+
+
+async def test_the_command_for_a_failed_step_names_a_step_of_the_workflow(
+    app: Interlock, database: Connection, driver: JobDriver
+) -> None:
+    await add_live_worker(database)
+    work = step("pack", "a", kind="map", over_input="items")
+    job = await driver.submit(step("a", compensate="undo"), work, input={"items": [1]})
+    driver.outcomes |= {"pack[0]": Failed("no"), "compensate:a": Failed("no")}
+    await driver.run()
+    found = fact_of(await app.explain(await step_id(driver, job, "pack[0]")), "failed")
+    assert found.remedy == "when the cause is gone, its job can be submitted again from the whole step pack on"
+    assert found.command == f"interlock jobs retry {job} pack"
+    undone = fact_of(await app.explain(await step_id(driver, job, "compensate:a")), "failed")
+    assert undone.remedy == "nothing runs a compensation again: undo by hand what it should have undone"
+    assert undone.command is None
+    assert await retry_job_from(database, job, found.command.rpartition(" ")[2], actor="ada")
 
 
 async def test_a_webhook_that_fails_is_reported(app: Interlock, database: Connection) -> None:

@@ -23,6 +23,7 @@ RECORD_TRIGGERS = {
     "no_truncate": "before truncate on {table} for each statement execute function interlock.refuse_change()",
 }
 ALWAYS = "A"  # pg_trigger.tgenabled: fires whatever session_replication_role is
+DISABLED = "D"
 ORIGIN = "O"  # fires unless session_replication_role is replica
 
 _COMMENT = re.compile(r"--[^\n]*")
@@ -130,16 +131,21 @@ def _add_tables(catalog: ExpectedCatalog, text: str) -> None:
         for line in lines:
             first = line.split(maxsplit=1)[0]
             if first not in _NO_COLUMN and (found := _COLUMN.match(line)):
-                not_null = first in keys or _NOT_NULL.search(line) is not None
-                default = _DEFAULT.search(line)
-                written = normalize_definition(default[1]) if default else None
-                columns[first] = Column(_print_type(found[2]), not_null, "identity" if _IDENTITY in line else written)
+                columns[first] = _parse_column(line, found[2], is_key=first in keys)
             catalog.constraints |= dict.fromkeys(
                 ((table, name) for name in _constraint_names(table, first, line)), line
             )
     catalog.new_id |= {quoted or body for quoted, body in _NEW_ID.findall(text)}
     for found in _INDEX.finditer(text):
         catalog.indexes[found[1]] = " ".join(found[0].split())
+
+
+def _parse_column(line: str, type_: str, *, is_key: bool) -> Column:
+    not_null = is_key or _NOT_NULL.search(line) is not None
+    if _IDENTITY in line:
+        return Column(_print_type(type_), not_null, "identity")
+    default = _DEFAULT.search(line)
+    return Column(_print_type(type_), not_null, normalize_definition(default[1]) if default else None)
 
 
 def _print_type(written: str) -> str:

@@ -281,9 +281,12 @@ def _again(row: dict[str, Any]) -> tuple[str | None, str | None]:
     """Return how a task that ended without success runs again."""
     if row["job_id"] is None:
         return "when the cause is gone, it can run again, with new tries", shell_command("tasks", "requeue", row["id"])
+    if row["compensates"] is not None:
+        return "nothing runs a compensation again: undo by hand what it should have undone", None
     if row["job_status"] in JOB.final - {"COMPLETED"}:
-        remedy = "when the cause is gone, its job can be submitted again from this step on"
-        return remedy, shell_command("jobs", "retry", row["job_id"], row["step"])
+        whole = "this step" if row["declared_step"] == row["step"] else f"the whole step {row['declared_step']}"
+        remedy = f"when the cause is gone, its job can be submitted again from {whole} on"
+        return remedy, shell_command("jobs", "retry", row["job_id"], row["declared_step"])
     return None, None
 
 

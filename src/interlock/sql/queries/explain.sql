@@ -7,7 +7,9 @@
 select tasks.id, tasks.type, tasks.namespace, tasks.state, tasks.event, tasks.reason, tasks.held_by, tasks.run_at,
     tasks.attempt, tasks.tries, tasks.crashes, tasks.max_tries, tasks.worker_id, tasks.lease_expires_at,
     tasks.cancel_requested_at, tasks.job_id, tasks.step, tasks.unresolved, tasks.wait_until, tasks.wait_started_at,
-    tasks.assignee, tasks.error,
+    tasks.assignee, tasks.error, tasks.compensates,
+    -- the step of the workflow that it is, or is a part of
+    coalesce((select map.step from interlock.tasks as map where map.id = tasks.part_of), tasks.step) as declared_step,
     tasks.job_id is not null and tasks.state in ('done', 'error', 'canceled') and not tasks.advanced
         and jobs.status = 'RUNNING' as unprocessed,
     jobs.status as job_status, jobs.reason as job_reason, jobs.ending,

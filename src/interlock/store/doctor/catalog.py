@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from interlock.errors import MigrationError
 from interlock.postgres.catalog import (
     ALWAYS,
+    DISABLED,
     ORIGIN,
     RECORD_TABLES,
     RECORD_TRIGGERS,
@@ -91,11 +93,13 @@ async def check_schema(connection: Connection) -> tuple[list[Finding], dict[str,
 async def check_catalog(connection: Connection) -> list[Finding]:
     """Compare the schema with that of this release."""
     tables = {row["name"]: row for row in await run(connection, CATALOG["read_tables"], {})}
+    triggers = await run(connection, CATALOG["read_triggers"], {})
     indexes = await run(connection, CATALOG["read_indexes"], {})
     constraints = await run(connection, CATALOG["read_constraints"], {})
     return [
         *_check_tables(tables),
-        *_check_triggers(await run(connection, CATALOG["read_triggers"], {}), tables),
+        *_check_triggers(triggers, tables),
+        *_check_foreign_keys(triggers),
         *_check_functions(await run(connection, CATALOG["read_functions"], {})),
         *_check_indexes(indexes),
         *_check_constraints(constraints, tables),
@@ -133,20 +137,21 @@ def _check_unknown_objects(
     known = {table: columns for table, columns in expected.columns.items() if table in tables}
     names = [f"table {heir} that inherits from {table}" for table in known for heir in tables[table]["heirs"]]
     names += [
-        f"column {name} of {table}"
-        for table, columns in known.items()
-        for name, (_, not_null, default) in tables[table]["columns"].items()
-        if name not in columns and not_null and default is None
+        f"column {name} of {table}" for table in known for name in _added_columns(tables[table]["columns"], table)
     ]
-    names += [
-        f"index {row['name']}" for row in indexes if row["is_restricting"] and row["name"] not in expected.indexes
-    ]
-    names += [
-        f"constraint {row['name']} on {row['table']}"
-        for row in constraints
-        if row["is_restricting"] and row["table"] in known and (row["table"], row["name"]) not in expected.constraints
-    ]
+    unique = {row["name"] for row in indexes if row["is_restricting"]}
+    names += [f"index {name}" for name in unique - expected.indexes.keys()]
+    found = {(row["table"], row["name"]) for row in constraints if row["is_restricting"] and row["table"] in known}
+    names += [f"constraint {name} on {table}" for table, name in found - expected.constraints.keys()]
     yield from _group("object_unknown", names, "objects that this release does not know: {names}")
+
+
+def _added_columns(found: Mapping[str, Any], table: str) -> Iterator[str]:
+    """Name the columns that an insert of the engine would have to fill, and does not know."""
+    for name in found.keys() - expected_catalog().columns[table].keys():
+        column = _read_column(*found[name])
+        if column.not_null and column.default is None:
+            yield name
 
 
 def _group(code: str, names: Iterable[str], text: str) -> Iterator[Finding]:
@@ -159,13 +164,8 @@ def _group(code: str, names: Iterable[str], text: str) -> Iterator[Finding]:
 
 
 def _check_triggers(rows: list[dict[str, Any]], tables: Mapping[str, dict[str, Any]]) -> Iterator[Finding]:
-    partitions = {name for name, row in tables.items() if row["is_partition"] or name in RECORD_TABLES}
-    expected = _expected_triggers(partitions)
-    # a partition that was detached is a finding of its own
-    detached = {name for name in tables.keys() - partitions if name.startswith(_PARTITION_PREFIXES)}
-    found = {
-        (row["table"], row["name"]): row for row in rows if not row["is_internal"] and row["table"] not in detached
-    }
+    expected = _expected_triggers(name for name, row in tables.items() if row["is_partition"] or name in RECORD_TABLES)
+    found = _own_triggers(rows, tables)
     faults: dict[str, list[str]] = {"missing": [], "disabled": [], "changed": []}
     for (table, name), want in expected.items():
         row = found.get((table, name))
@@ -176,15 +176,28 @@ def _check_triggers(rows: list[dict[str, Any]], tables: Mapping[str, dict[str, A
         elif _in_order_of_events(row["definition"]) != _in_order_of_events(want.definition):
             faults["changed"].append(f"{name} on {table}")
     unknown = [f"{name} on {table}" for table, name in found if (table, name) not in expected]
-    unenforced = {
-        f"{row['constraint']} ({row['table']})" for row in rows if row["is_internal"] and row["enabled"] != ORIGIN
-    }
-    if not faults["disabled"]:  # one command disables both
-        yield from _group("constraint_disabled", unenforced, "foreign keys whose triggers are disabled: {names}")
     yield from _group("guard_missing", faults["missing"], "missing triggers: {names}")
     yield from _group("guard_disabled", faults["disabled"], "triggers that do not fire for every session: {names}")
     yield from _group("guard_changed", faults["changed"], "triggers that are not those of this release: {names}")
     yield from _group("trigger_unknown", unknown, "triggers that this release does not know: {names}")
+
+
+def _own_triggers(
+    rows: Iterable[dict[str, Any]], tables: Mapping[str, dict[str, Any]]
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """Leave out triggers of foreign keys, and of partitions that were detached, which is a finding of its own."""
+    detached = {
+        name for name, row in tables.items() if name.startswith(_PARTITION_PREFIXES) and not row["is_partition"]
+    }
+    return {(row["table"], row["name"]): row for row in rows if not row["is_internal"] and row["table"] not in detached}
+
+
+def _check_foreign_keys(rows: Iterable[dict[str, Any]]) -> Iterator[Finding]:
+    """Check the triggers of foreign keys; on a table all of whose triggers are disabled, that is the finding."""
+    internal = [row for row in rows if row["is_internal"] and row["enabled"] != ORIGIN]
+    whole = {row["table"] for row in rows if not row["is_internal"] and row["enabled"] == DISABLED}
+    disabled = {f"{row['constraint']} ({row['table']})" for row in internal if row["table"] not in whole}
+    yield from _group("constraint_disabled", disabled, "foreign keys whose triggers are disabled: {names}")
 
 
 def _expected_triggers(tables: Iterable[str]) -> dict[tuple[str, str], ExpectedTrigger]:
@@ -297,17 +310,20 @@ async def check_partitions(connection: Connection, now: datetime) -> list[Findin
             if not any(row["begins_at"] <= moment < row["ends_at"] for row in months)
             and not any(before["ends_at"] <= moment < after["begins_at"] for before, after in pairwise(months))
         ]
-    detached = await run(connection, CATALOG["read_detached_partitions"], {})
-    faults += [f"{row['name']} is detached" for row in detached]
+    return _describe_partitions(faults, await run(connection, CATALOG["read_detached_partitions"], {}))
+
+
+def _describe_partitions(faults: list[str], detached: Iterable[dict[str, Any]]) -> list[Finding]:
+    """Make the finding; the remedy of detached partitions is to attach them."""
+    remedies = []
+    for row in detached:
+        faults.append(f"{row['name']} is detached")
+        remedies.append(
+            f"`alter table interlock.{row['records']} attach partition interlock.{row['name']} for values "
+            f"from ('{row['begins_on']} 00:00:00+00') to ('{row['ends_on']} 00:00:00+00')`"
+        )
     found = list(_group("partition_missing", faults, "partitions of records: {names}"))
-    if not detached:
-        return found
-    remedy = "; ".join(
-        f"`alter table interlock.{row['records']} attach partition interlock.{row['name']} for values "
-        f"from ('{row['begins_on']} 00:00:00+00') to ('{row['ends_on']} 00:00:00+00')`"
-        for row in detached
-    )
-    return [make_finding("partition_missing", found[0].message, rows=len(faults), sample=faults, remedy=remedy)]
+    return [replace(finding, remedy="; ".join(remedies)) for finding in found] if remedies else found
 
 
 async def check_privileges(connection: Connection) -> list[Finding]:

@@ -142,21 +142,22 @@ def _damages(definition: Any, steps: list[dict[str, Any]], stored_edges: set[tup
         wanted_steps = {row["step"]: row for row in orjson.loads(orjson.dumps(step_rows(definition)))}
     except (AttributeError, InterlockError, LookupError, TypeError, ValueError):
         return ["the definition is unreadable"]
-    found_steps = {row["step"]: row for row in steps}
-    faults = [
-        *(f"step {name} is missing" for name in wanted_steps if name not in found_steps),
-        *(f"step {name} is not in the definition" for name in found_steps if name not in wanted_steps),
-    ]
-    for name, wanted in wanted_steps.items():
-        found = found_steps.get(name, wanted)
-        changed = [column for column in _STEP_COLUMNS if found[column] != wanted[column]]
-        faults += [f"step {name} has another {', '.join(changed)}"] if changed else []
+    faults = _step_faults(wanted_steps, {row["step"]: row for row in steps})
     faults += [f"the edge {edge[0]} -> {edge[1]} is missing" for edge in sorted(wanted_edges - stored_edges)]
     faults += [
         f"the edge {edge[0]} -> {edge[1]} is not in the definition" for edge in sorted(stored_edges - wanted_edges)
     ]
     more = len(faults) - MAX_NAMED_FAULTS
     return faults[:MAX_NAMED_FAULTS] + ([f"{more} more"] if more > 0 else [])
+
+
+def _step_faults(wanted: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> list[str]:
+    faults = [f"step {name} is missing" for name in wanted if name not in found]
+    faults += [f"step {name} is not in the definition" for name in found if name not in wanted]
+    for name in sorted(wanted.keys() & found.keys()):
+        changed = [column for column in _STEP_COLUMNS if found[name][column] != wanted[name][column]]
+        faults += [f"step {name} has another {', '.join(changed)}"] if changed else []
+    return faults
 
 
 def _describe_damaged_workflows(damaged: dict[UUID, str]) -> list[Finding]:
