@@ -127,3 +127,19 @@ def test_follow_prints_new_moves_until_the_end(url: str) -> None:
         shell.answer("tasks", "cancel", task, "--yes")
         assert json.loads(process.stdout.readline())["event"] == "cancel"
         assert process.wait(timeout=60) == 0
+
+
+def test_follow_connects_again_after_a_lost_connection(url: str) -> None:
+    shell = Shell(url)
+    task = shell.answer("enqueue", "add", "a=1", "b=2", "--app", "worker_app:app")
+    with shell.begun("history", task, "--follow", "--json") as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "create"
+        ended = (
+            "select pg_terminate_backend(pid) from pg_stat_activity "
+            "where datname = current_database() and pid <> pg_backend_pid()"
+        )
+        assert shell.rows(ended)
+        shell.answer("tasks", "cancel", task, "--yes")
+        assert json.loads(process.stdout.readline())["event"] == "cancel"
+        assert process.wait(timeout=60) == 0

@@ -342,7 +342,7 @@ async def test_a_running_job_names_what_it_waits_for(app: Interlock, database: C
     await add_live_worker(database)
     job = await driver.submit(*(step(f"r{n}") for n in range(12)), step("last", "r0"), timeout=60)
     found = await app.explain(job)
-    assert fact_of(found, "open_steps").text == "13 (12 pending, 1 waiting for other steps) of its steps are open"
+    assert fact_of(found, "open_steps").text == "13 of its steps are open: 12 pending, 1 waiting for other steps"
     assert len(found.causes) == 10
     assert "there are more causes than are listed here" in texts(found)
     assert "it is canceled if it has not ended at" in fact_of(found, "deadline").text
@@ -380,7 +380,7 @@ async def test_signal_timeouts_and_sleeps_name_a_time(app: Interlock, database: 
     await add_live_worker(database)
     job = await driver.submit(step("boss", kind="approval", timeout=60), step("nap", kind="sleep", seconds=600))
     said = words(await app.explain(job))
-    assert "2 (1 waiting for an approval, 1 waiting for a time) of its steps are open" in said
+    assert "2 of its steps are open: 1 waiting for an approval, 1 waiting for a time" in said
     assert "waits for approval" in said
     assert "it fails if no answer has arrived by" in said
     assert "sleeps until" in said
@@ -393,7 +393,7 @@ async def test_signals_and_approvals_give_the_command(app: Interlock, database: 
     await add_live_worker(database)
     job = await driver.submit(step("boss", kind="approval"), step("pay", kind="signal", signal="money in"))
     found = await app.explain(job)
-    open_steps = "2 (1 waiting for an approval, 1 waiting for a signal) of its steps are open"
+    open_steps = "2 of its steps are open: 1 waiting for an approval, 1 waiting for a signal"
     assert fact_of(found, "open_steps").text == open_steps
     facts = {cause.name: cause.facts[0] for cause in found.causes}
     assert facts["boss"].code == "waits_for_approval"

@@ -25,7 +25,15 @@ from interlock.cli.format import (
 )
 from interlock.client.app import Interlock
 from interlock.client.job_handle import as_job_id
-from interlock.errors import ConfigError, InputError, UnknownJobError, UnknownTaskError, UnknownWorkerError
+from interlock.errors import (
+    ConfigError,
+    InputError,
+    StatementError,
+    UnknownJobError,
+    UnknownTaskError,
+    UnknownWorkerError,
+)
+from interlock.postgres.retry import RetryState, retry
 from interlock.store.history import MACHINES, HistoryRecord, read_history
 from interlock.store.leader import read_clock
 
@@ -121,12 +129,27 @@ def _as_uuid(id_: str) -> UUID | None:
 
 
 async def _follow(app: Interlock, kind: str, id_: str, records: Sequence[HistoryRecord], *, in_json: bool) -> bool:
-    """Print new records as they come, until the last one is an end; return whether one has a problem."""
+    """Print new records as they come, until the last one is an end; return whether one has a problem.
+
+    A lost connection is made again, until Ctrl-C is pressed.
+    """
     wanted: UUID | str = id_ if kind == "worker" else UUID(id_)
-    while records[-1].to_state not in MACHINES[kind].final:
-        await asyncio.sleep(FOLLOW_INTERVAL_S)
+    found: list[HistoryRecord] = []
+    state = RetryState()
+
+    async def read() -> None:
+        nonlocal found
         async with app.connection() as connection:
             found = await read_history(connection, kind, wanted)
+        state.reset()
+
+    def on_failure(error: Exception, _: float) -> None:
+        if state.failures == 1:
+            print_note(f"{error}; trying again")
+
+    while records[-1].to_state not in MACHINES[kind].final:
+        await asyncio.sleep(FOLLOW_INTERVAL_S)
+        await retry(read, on_failure=on_failure, state=state, give_up_on=(StatementError,))
         for record, before in zip(found[len(records) :], found[len(records) - 1 :], strict=False):
             if in_json:
                 typer.echo(format_json(asdict(record), pretty=False))

@@ -107,7 +107,7 @@ def _progress_facts(cause: Cause, seen: Explained, *, is_root: bool) -> list[Fac
                 command=shell_command("jobs", "replay", row["id"]),
             )
         )
-    opened = f"{_count_open_steps(seen) if is_root else row['open_steps']} of its steps are open"
+    opened = _count_open_steps(seen) if is_root else f"{row['open_steps']} of its steps are open"
     return [*facts, Fact(code=FactCode.OPEN_STEPS, text=opened)]
 
 
@@ -146,9 +146,9 @@ def _ending_with_children(row: dict[str, Any]) -> Fact:
 
 
 def _count_open_steps(seen: Explained) -> str:
-    """Count the open steps of the job by what they wait for."""
+    """Count the open steps of the job, and then by what they wait for."""
     parts = [f"{counted['steps']} {_described(counted['state'], counted['held_by'])}" for counted in seen.steps]
-    return f"{sum(counted['steps'] for counted in seen.steps)} ({', '.join(parts)})" if parts else "0"
+    return f"{sum(counted['steps'] for counted in seen.steps)} of its steps are open: {', '.join(parts) or 'none'}"
 
 
 def _described(state: str, held_by: str | None) -> str:

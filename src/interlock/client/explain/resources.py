@@ -77,6 +77,8 @@ async def explain_worker(connection: Connection, worker_id: str, *, now: datetim
 
 async def _idle_worker(connection: Connection, row: dict[str, Any], *, now: datetime | None) -> Fact:
     """Describe why a worker runs nothing: nothing is due in its namespaces, or only types that it lacks."""
+    if not row["namespaces"]:
+        return Fact(code=FactCode.IDLE, text="it claims no tasks")
     due = [found for name in row["namespaces"] for found in await count_due_types(connection, name, now=now)]
     missing = [found["type"] for found in due if found["type"] not in row["types"]]
     if due and len(missing) == len(due):
