@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -44,6 +45,12 @@ def test_a_legal_history_has_no_problem_and_the_time_in_each_state() -> None:
     checked = check_records(TASK_ROW, LEGAL)
     assert [record.problem for record in checked] == [None] * 5
     assert [record.lasted for record in checked] == [timedelta(seconds=1)] * 4 + [None]
+
+
+@pytest.mark.unit
+def test_an_id_that_is_used_again_has_no_problem() -> None:
+    again = [replace(each, id=each.id + 5, recorded_at=each.recorded_at + timedelta(hours=1)) for each in LEGAL]
+    assert [each.problem for each in check_records(TASK_ROW, [*LEGAL, *again])] == [None] * 10
 
 
 @pytest.mark.unit

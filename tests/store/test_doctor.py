@@ -6,17 +6,19 @@ import json
 import os
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 
 from chaos_app import app as chaos_app
 from cli_support import Shell
-from factories import add_live_worker, declare_limit_keys, enqueue_by_sql, rewrite, step
+from factories import add_live_worker, declare_limit_keys, enqueue, enqueue_by_sql, rewrite, step
+from interlock.lifecycle import TaskRowEvent
 from interlock.store.doctor import CODES, DOCTOR, Finding, examine
 from interlock.store.jobs import read_jobs
 from interlock.store.retention import Retention, delete_ended_jobs, delete_ended_tasks
 from interlock.store.step_results import read_orchestration_failures, replay_results
-from interlock.store.tasks import claim_pending_tasks
+from interlock.store.tasks import Outcome, claim_pending_tasks, settle_running_tasks
 from interlock.store.workers import RegisteredProcess, register_worker
 from interlock.worker.run import serving as serve_app
 from interlock.worker.settings import WorkerSettings
@@ -287,6 +289,22 @@ def test_the_command_is_a_monitor(url: str, make_database: Callable[[str], str])
     away = Shell("postgresql://nobody@127.0.0.1:1/none").run("doctor")
     assert away.returncode == 1
     assert "cannot connect to none at 127.0.0.1:1" in away.stdout
+
+
+async def test_an_id_that_is_used_again_after_retention_is_well(database: Connection) -> None:
+    at_once = timedelta(0)
+    task = uuid4()
+    await here(database, "worker-1", "x")
+    for _ in range(2):
+        await enqueue(database, task_id=task)
+        (claimed,) = await claim_pending_tasks(database, actor="worker-1", types=["x"], limit=1)
+        await settle_running_tasks(database, [Outcome(task, claimed.attempt, TaskRowEvent.SUCCEED)], actor="worker-1")
+        assert (await examine(database, full=True)).findings == ()
+        await delete_ended_tasks(database, Retention(done=at_once, canceled=at_once, skipped=at_once, error=at_once))
+        assert (await examine(database, full=True)).findings == ()
+    await enqueue(database, task_id=task)
+    for full in (False, True):
+        assert (await examine(database, full=full)).findings == ()
 
 
 @pytest.mark.parametrize("seed", SEEDS)

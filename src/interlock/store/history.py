@@ -110,7 +110,7 @@ def check_records(machine: Machine[Any, Any], records: Sequence[HistoryRecord]) 
         before = records[place - 1] if place else None
         after = records[place + 1] if place + 1 < len(records) else None
         lasted = None if after is None else max(after.recorded_at - record.recorded_at, timedelta(0))
-        problems = [*_problems_of_move(machine, record), *_problems_of_chain(record, before)]
+        problems = [*_problems_of_move(machine, record), *_problems_of_chain(machine, record, before)]
         from_state = None if record.from_state is None else members.get(record.from_state, record.from_state)
         checked.append(
             replace(
@@ -141,11 +141,13 @@ def _problems_of_move(machine: Machine[Any, Any], record: HistoryRecord) -> list
     return []
 
 
-def _problems_of_chain(record: HistoryRecord, before: HistoryRecord | None) -> list[str]:
-    """Check that a record follows the one before it."""
+def _problems_of_chain(machine: Machine[Any, Any], record: HistoryRecord, before: HistoryRecord | None) -> list[str]:
+    """Check that a record follows the one before it. An id can be used again when its row is gone."""
     if before is None:
         missing = "the records before it are missing: retention dropped them with their month, or they were deleted"
         return [] if record.from_state is None else [missing]
+    if record.from_state is None and before.to_state in {str(state) for state in machine.final}:
+        return [] if not record.attempt else [f"the first record has the attempt {record.attempt}, not 0"]
     if record.from_state != before.to_state:
         return [f"it begins in {record.from_state!r}, but the record before it ended in {before.to_state!r}"]
     if record.attempt is None or before.attempt is None:

@@ -76,6 +76,8 @@ offset %(limit)s
 limit 1
 
 -- name: check_task_records
+-- Clients may choose the id of a task, and choose it again after the row was deleted: a chain may begin anew behind a final
+-- state.
 with steps as (
     select task_id, from_state, to_state, event, attempt, recorded_at, lag(to_state) over chain as state_before,
         lag(attempt) over chain as attempt_before, lag(recorded_at) over chain as recorded_before,
@@ -89,11 +91,14 @@ with steps as (
     select task_id as id, max(to_state) filter (where is_last) as last_state,
         max(attempt) filter (where is_last) as last_attempt,
         bool_or(state_before is null and from_state is null) as is_complete,
-        bool_or(state_before is not null and from_state is distinct from state_before) as is_broken,
+        bool_or(state_before is not null and from_state is distinct from state_before
+            and not (from_state is null and state_before = any (%(final)s::text[]))) as is_broken,
         bool_or(concat_ws(' ', from_state, event, to_state) <> all (%(moves)s::text[])) as is_illegal,
-        bool_or(attempt <> coalesce(attempt_before + (event = 'claim')::int, case when from_state is null then 0 else attempt end))
-            as is_misnumbered,
-        min(recorded_at) as first_at,
+        bool_or(attempt <> case
+                when from_state is null then 0
+                else coalesce(attempt_before + (event = 'claim')::int, attempt)
+            end) as is_misnumbered,
+        max(recorded_at) filter (where from_state is null) as begun_at,
         bool_or(recorded_at < recorded_before - %(slack)s::interval
             or recorded_at > coalesce(%(now)s::timestamptz, now()) + %(slack)s::interval) as is_mistimed
     from steps
@@ -125,7 +130,7 @@ with steps as (
                 -- an orchestrator ends steps that no worker claimed
                 or wanted.state = 'done' and wanted.settled_attempt is distinct from nullif(wanted.attempt, 0)
                 then 'records_misnumbered'
-            when chains.is_mistimed or chains.is_complete and chains.first_at < wanted.created_at - %(slack)s::interval
+            when chains.is_mistimed or chains.begun_at < wanted.created_at - %(slack)s::interval
                 then 'records_mistimed'
             when wanted.is_mistimed then 'row_mistimed'
         end as code
