@@ -749,6 +749,22 @@ async def test_a_healthy_database_has_no_findings(
         assert report.severity is None
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "search_path = interlock, pgmq, public",
+        "intervalstyle = iso_8601",
+        "datestyle = German",
+        "quote_all_identifiers = on",
+        "timezone = 'Asia/Kolkata'",
+    ],
+)
+async def test_settings_of_a_session_make_no_findings(busy: tuple[Connection, dict[str, Any]], setting: str) -> None:
+    await busy[0].execute(f"set {setting}".encode())
+    for full in (False, True):
+        assert await codes(busy[0], full=full) == []
+
+
 @pytest.mark.parametrize(("statements", "code"), CORRUPTIONS.values(), ids=CORRUPTIONS)
 async def test_a_planted_corruption_is_found_and_nothing_else(
     busy: tuple[Connection, dict[str, Any]], statements: str, code: str

@@ -1,8 +1,11 @@
 -- Checks of the running system. No statement here writes, and finished tasks are not read.
 
 -- name: limit_statements
--- For the transaction of an examination.
-select set_config('statement_timeout', %(timeout)s, true), set_config('lock_timeout', '1s', true)
+-- For the transaction of an examination. Definitions and times are printed as the checks expect them, whatever the settings
+-- of the role or the database are.
+select set_config('statement_timeout', %(timeout)s, true), set_config('lock_timeout', '1s', true),
+    set_config('datestyle', 'ISO, YMD', true), set_config('intervalstyle', 'postgres', true),
+    set_config('quote_all_identifiers', 'off', true)
 
 -- name: read_due_types
 -- Due tasks by namespace and type, of each at most so many. A recursive skip scan of the index of claims finds the types.
