@@ -328,7 +328,8 @@ def _describe_partitions(faults: list[str], detached: Iterable[dict[str, Any]]) 
             f"from ('{row['begins_on']} 00:00:00+00') to ('{row['ends_on']} 00:00:00+00')`"
         )
     found = list(_group("partition_missing", faults, "partitions of records: {names}"))
-    return [replace(finding, remedy="; ".join(remedies)) for finding in found] if remedies else found
+    moved = "; records that were made meanwhile are in the default partition, and have to be moved out of it before"
+    return [replace(finding, remedy="; ".join(remedies) + moved) for finding in found] if remedies else found
 
 
 async def check_privileges(connection: Connection) -> list[Finding]:

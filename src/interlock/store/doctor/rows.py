@@ -62,7 +62,7 @@ _MESSAGES = {
     "owner_gone": ("running task", "whose worker is gone while the lease lasts"),
     "message_unknown": ("message", "about steps that do not exist"),
     "result_not_sent": ("step", "ended without a message to the orchestrator"),
-    "wait_overdue": ("step or job", "past its sleep, timeout or deadline"),
+    "wait_overdue": ("wait", "of a step or a job past its sleep, timeout or deadline"),
     "key_duplicated": ("key", "used by two unfinished tasks or jobs"),
     "limit_usage_unknown": ("limit key", "with stored usage and without a limit"),
     "limit_usage_misplaced": ("row", "of limit usage in the future"),
