@@ -89,6 +89,23 @@ def failure(**columns: Any) -> MakeRow:
 
 TABLE = (
     GuardedWrite(
+        "show_postponed_jobs",
+        row=job("RUNNING", not_before=NOW + 3 * HOUR),
+        call=lambda _: {},
+        conditions=(
+            Needed(
+                "not_before > now + interval '2 hours'",
+                "a job that the orchestrator has just failed with is tried again at once",
+                row=job("RUNNING", not_before=NOW + HOUR),
+            ),
+            Needed(
+                "status = 'RUNNING'",
+                "a job that was submitted for later starts at once",
+                row=job("PENDING", not_before=NOW + 3 * HOUR),
+            ),
+        ),
+    ),
+    GuardedWrite(
         "recount_steps",
         row=job("RUNNING", open_steps=7),
         call=by_id(),

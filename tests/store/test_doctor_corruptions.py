@@ -291,6 +291,17 @@ CORRUPTIONS: dict[str, tuple[str, str]] = {
         ),
         "row_orphaned",
     ),
+    "a signal was consumed by a step that waits for none": (
+        (
+            "insert into interlock.signals (job_id, name, sent_by, consumed_by, consumed_at) "
+            "values (%(half)s, 's', 'x', 'a', now())"
+        ),
+        "row_orphaned",
+    ),
+    "a running job is hidden until 2099": (
+        "update interlock.jobs set not_before = '2099-01-01' where id = %(half)s",
+        "job_postponed",
+    ),
     "the workflow of an edge is gone": (
         (
             "insert into interlock.workflow_edges (workflow_id, upstream, downstream, condition, branch) "
@@ -824,6 +835,7 @@ REPAIRED = {
     "a lease never ends",
     "a worker is live for ever",
     "a limit is used up until 2099",
+    "a running job is hidden until 2099",
 }
 
 

@@ -296,6 +296,12 @@ from (
         or consumed_by is not null and not exists (
             select from interlock.tasks where tasks.job_id = signals.job_id and tasks.step = signals.consumed_by
         )
+        -- a step that waits for no signal has consumed none
+        or exists (
+            select from interlock.jobs
+                join interlock.workflow_steps as steps on steps.workflow_id = jobs.workflow_id
+            where jobs.id = signals.job_id and steps.step = signals.consumed_by and steps.kind not in ('signal', 'approval')
+        )
     union all
     select 'step ' || step || ' of workflow ' || workflow_id
     from interlock.workflow_steps
@@ -453,6 +459,13 @@ from (
 ) as overdue
 having count(*) > 0
 
+-- name: check_postponed_jobs
+-- Running jobs that are hidden from orchestrators for longer than after any failure: an hour, and one for clocks.
+select 'job_postponed' as code, count(*) as rows, (array_agg(id::text order by id))[1:%(sample)s::int] as sample
+from interlock.jobs
+where not_before > coalesce(%(now)s::timestamptz, now()) + interval '2 hours' and status = 'RUNNING'
+having count(*) > 0
+
 -- name: check_unique_keys
 -- Keys that two unfinished tasks, or two running jobs of a workflow, have.
 select 'key_duplicated' as code, count(*) as rows, (array_agg(key order by key))[1:%(sample)s::int] as sample
@@ -573,6 +586,12 @@ update interlock.pools
 set supervised_until = coalesce(%(now)s::timestamptz, now())
 where supervised_until > coalesce(%(now)s::timestamptz, now()) + %(longest)s::interval
 returning name
+
+-- name: show_postponed_jobs
+update interlock.jobs
+set not_before = coalesce(%(now)s::timestamptz, now()), updated_at = coalesce(%(now)s::timestamptz, clock_timestamp())
+where not_before > coalesce(%(now)s::timestamptz, now()) + interval '2 hours' and status = 'RUNNING'
+returning id
 
 -- name: delete_future_usage
 delete from interlock.limit_usage

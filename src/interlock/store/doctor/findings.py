@@ -232,6 +232,13 @@ CODES: Mapping[str, FindingCode] = {
         "`interlock doctor --fix` counts them again",
         is_fixable=True,
     ),
+    "job_postponed": FindingCode(
+        Severity.ERROR,
+        "A running job is hidden from orchestrators for longer than after any failure: its waits and its deadline are "
+        "not looked at.",
+        "`interlock doctor --fix` lets orchestrators look at it again",
+        is_fixable=True,
+    ),
     "job_steps_missing": FindingCode(
         Severity.ERROR,
         "A running job lacks a step of its workflow.",
@@ -269,7 +276,8 @@ CODES: Mapping[str, FindingCode] = {
     ),
     "row_orphaned": FindingCode(
         Severity.ERROR,
-        "The job of a signal, the workflow of a step or an edge, or the token of a session is gone.",
+        "The job of a signal, the workflow of a step or an edge, or the token of a session is gone, or the step that "
+        "has consumed a signal waits for none.",
         "find out who deleted rows as superuser; delete the rows that are left, or restore the others from a backup",
     ),
     "hold_missing": FindingCode(

@@ -107,6 +107,12 @@ async def _delete_future_usage(connection: Connection, finding: Finding, now: da
     return f"deleted {number(len(deleted), 'row')} of usage of {', '.join(finding.sample)}"
 
 
+async def _show_postponed_jobs(connection: Connection, finding: Finding, now: datetime | None) -> str:
+    del finding
+    shown = await run(connection, ROWS["show_postponed_jobs"], {"now": now})
+    return f"let orchestrators look at {number(len(shown), 'job')} again"
+
+
 _REPAIRS: dict[str, Callable[[Connection, Finding, datetime | None], Awaitable[str]]] = {
     "guard_missing": _restore_scripts,
     "guard_disabled": _restore_scripts,
@@ -117,6 +123,7 @@ _REPAIRS: dict[str, Callable[[Connection, Finding, datetime | None], Awaitable[s
     "partition_missing": _add_partitions,
     "job_counters_wrong": _recount_jobs,
     "job_not_finished": _recount_jobs,
+    "job_postponed": _show_postponed_jobs,
     "result_not_sent": _resend_results,
     "lease_too_long": _shorten_leases,
     "schedule_misplaced": _replace_ticks,

@@ -53,7 +53,7 @@ _MESSAGES = {
     "job_orphaned": ("job", "whose workflow or parent is gone"),
     "step_not_released": ("step", "still waiting for what has ended or is there"),
     "hold_outdated": ("waiting task", "held by a pause that has ended or by a limit that is gone"),
-    "row_orphaned": ("row", "whose job, workflow or token is gone"),
+    "row_orphaned": ("row", "whose job, step, workflow or token is gone"),
     "step_counters_wrong": ("waiting step", "with a wrong count of dependencies or parts"),
     "step_orphaned": ("step", "whose job or map is gone, or which its workflow does not have"),
     "step_ended_early": ("unfinished step", "that counts as ended"),
@@ -63,6 +63,7 @@ _MESSAGES = {
     "message_unknown": ("message", "about steps that do not exist"),
     "result_not_sent": ("step", "ended without a message to the orchestrator"),
     "wait_overdue": ("wait", "of a step or a job past its sleep, timeout or deadline"),
+    "job_postponed": ("running job", "hidden from orchestrators for longer than after any failure"),
     "key_duplicated": ("key", "used by two unfinished tasks or jobs"),
     "limit_usage_unknown": ("limit key", "with stored usage and without a limit"),
     "limit_usage_misplaced": ("row", "of limit usage in the future"),
@@ -185,6 +186,7 @@ async def check_messages(connection: Connection, now: datetime | None, *, full: 
         *await _check(connection, "check_messages", threshold=MESSAGE_THRESHOLD, limit=limit, now=now),
         *await _check(connection, "check_results", threshold=STALL_THRESHOLD, limit=limit, now=now),
         *await _check(connection, "check_waits", threshold=STALL_THRESHOLD, limit=limit, now=now),
+        *await _check(connection, "check_postponed_jobs", now=now),
     ]
 
 
