@@ -97,6 +97,8 @@ def filled_url(template: str, server: EmbeddedServer) -> Iterator[str]:
     with psycopg.connect(server.url("postgres"), autocommit=True) as admin:
         admin.execute(f"create database lists template {template}".encode())
         with psycopg.connect(server.url("lists"), autocommit=True) as connection:
+            # vacuum marks only those pages as visible to all whose commit is in the log on disk
+            connection.execute("set synchronous_commit = on")
             connection.execute(FILL)
             connection.execute("vacuum analyze interlock.tasks, interlock.jobs, interlock.audit_logs")
         yield server.url("lists")
