@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import xxhash
 
 from interlock.sort.data.generate import Recipe, generate
 from interlock.sort.data.line_order import parse_line_order
@@ -47,6 +48,7 @@ GROWTH_FACTORS = (1, 2, 4, 8)
 WORKER_COUNTS = (1, 2, 4)
 SEPARATOR, KEY = ",", "2,2"  # of lines
 LINES_AT_ONCE = 100_000
+DIGEST_BYTES = 16 << 20  # read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +78,11 @@ class Sorter:
             return None
 
     def command(
-        self, source: Path, output: Path, temp: Path, memory: int, workers: int | None, *, has_lines: bool
+        self, source: Path, output: Path, temp: Path, memory: int, workers: int | None, *, has_lines: bool, engine: str
     ) -> list[str]:
         """Return the command line of one run. Without `workers`: the default, and all processors for a peer."""
         if self.name == "interlock":
-            options = ["--memory", str(memory), "--temp", str(temp), "--quiet", "--json"]
+            options = ["--engine", engine, "--memory", str(memory), "--temp", str(temp), "--quiet", "--json"]
             options += [] if workers is None else ["--workers", str(workers)]
             options += ["--field-separator", SEPARATOR, "--key", KEY] if has_lines else []
             program = [sys.executable, "-m", "interlock.cli.sort.main"]  # interlock-sort
@@ -182,11 +184,16 @@ def proportional_size(pid: int) -> int:
 
 
 class Workspace:
-    """The directory in which all programs sort: inputs by size, and outputs."""
+    """The directory in which all programs sort: inputs by size, and outputs.
 
-    def __init__(self, directory: Path, *, has_lines: bool) -> None:
+    An output that is the same, byte for byte, as a valid one is valid.
+    """
+
+    def __init__(self, directory: Path, *, has_lines: bool, engine: str) -> None:
         self._directory = directory
         self._has_lines = has_lines
+        self._engine = engine  # of Interlock
+        self._valid: set[tuple[int, str]] = set()  # input sizes and digests of outputs
 
     def source(self, size: int) -> Path:
         """Generate the input of this size, once."""
@@ -212,7 +219,7 @@ class Workspace:
             directory.mkdir()
         evict(source.iterdir())
         settle()
-        command = sorter.command(source, output, temp, memory, workers, has_lines=self._has_lines)
+        command = sorter.command(source, output, temp, memory, workers, has_lines=self._has_lines, engine=self._engine)
         used, began = processor_time(), time.monotonic()
         with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
             process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment())  # noqa: S603 - ours
@@ -226,14 +233,22 @@ class Workspace:
             stderr.seek(0)
             answer, errors = stdout.read(), stderr.read()
         report = json.loads(answer) if code == 0 and answer else {}
-        problem = (
-            find_problem(source, output, has_lines=self._has_lines)
-            if code == 0
-            else errors.decode(errors="replace")[-2000:]
-        )
+        problem = self._find_problem(source, output, size) if code == 0 else errors.decode(errors="replace")[-2000:]
         sample = Sample(sorter.name, size, memory, workers, synced - began, used, watch.peak, report, problem)
         shutil.rmtree(output)
         return sample
+
+    def _find_problem(self, source: Path, output: Path, size: int) -> str | None:
+        """Validate an output; return its first problems, or None."""
+        whole = (size, digest(output))
+        if whole in self._valid:
+            return None
+        order = parse_line_order([KEY], separator=SEPARATOR) if self._has_lines else None
+        result = validate([output], [source], lines=order)
+        if result.is_valid:
+            self._valid.add(whole)
+            return None
+        return "; ".join(result.problems[:3])
 
     def limit(self, size: int) -> float:
         """Time one sequential read and one write of the data with direct I/O: the lower bound of a sort."""
@@ -313,11 +328,14 @@ def write_lines(path: Path, size: int, seed: int) -> None:
             left -= int(ends[min(kept, len(ends)) - 1])
 
 
-def find_problem(source: Path, output: Path, *, has_lines: bool) -> str | None:
-    """Validate an output; return its first problems, or None."""
-    order = parse_line_order([KEY], separator=SEPARATOR) if has_lines else None
-    result = validate([output], [source], lines=order)
-    return None if result.is_valid else "; ".join(result.problems[:3])
+def digest(output: Path) -> str:
+    """Return a hash of the partitions one behind the other, in order."""
+    whole = xxhash.xxh3_128()
+    for path in sorted(output.iterdir(), key=lambda path: int(path.suffix.removeprefix("."))):
+        with path.open("rb") as file:
+            while piece := file.read(DIGEST_BYTES):
+                whole.update(piece)
+    return whole.hexdigest()
 
 
 def compare(workspace: Workspace, peers: list[Sorter], options: argparse.Namespace, samples: list[Sample]) -> None:
@@ -403,6 +421,7 @@ def parse_options() -> argparse.Namespace:
         "--memory", type=lambda text: parse_size("--memory", text), default=2 * GIGA, help="default 2GB"
     )
     parser.add_argument("--workers", type=int, help="of Interlock, and threads of a peer; by default as each chooses")
+    parser.add_argument("--engine", choices=["local", "ray"], default="local", help="of Interlock; default local")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", choices=["field", "growth", "workers"])
     parser.add_argument("--lines", action="store_true", help="lines of 20 to 200 bytes with a key column")
@@ -422,7 +441,7 @@ def main() -> None:
             print(f"{peer.name} is not installed and is skipped: pip install 'interlock[bench]'")
     samples: list[Sample] = []
     with tempfile.TemporaryDirectory(dir=options.place) as directory:
-        workspace = Workspace(Path(directory), has_lines=options.lines)
+        workspace = Workspace(Path(directory), has_lines=options.lines, engine=options.engine)
         print(f"{described()}; input out of the page cache, output synced, start-up counted")
         if options.only in (None, "field"):
             compare(workspace, peers, options, samples)
