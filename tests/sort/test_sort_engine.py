@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pytest
 
+from embedded_servers import embedded_directory
 from interlock import Interlock
 from interlock.config import Config
 from interlock.sort.data.validate import validate
@@ -117,6 +118,17 @@ def test_a_sort_is_a_job_with_a_step_for_each_worker(tmp_path: Path, url: str) -
         stored = checkpoint(url, step.id)
         assert stored["state"] == "Completed", "every move is saved in the database too"
         assert stored["history"] == step.result["history"]
+
+
+@pytest.mark.cold
+def test_a_sort_prepares_an_embedded_server_that_is_new(tmp_path: Path) -> None:
+    make_input(tmp_path / "in", 1_000)
+    with embedded_directory() as place:
+        options = ("run", tmp_path / "in", "-O", tmp_path / "out", "--engine", "interlock", "--quiet")
+        with started(*options, before=("--data-dir", str(place / "data"))) as process:
+            _, errors = process.communicate(timeout=100)
+        assert process.returncode == 0, errors
+    assert names(tmp_path / "out") == ["partition.0"]
 
 
 def test_packed_lines_are_sorted_to_packed_partitions(tmp_path: Path, url: str) -> None:

@@ -14,13 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from interlock.client.app import Interlock
+from interlock.client.app import Interlock, ensure_schema
 from interlock.client.step_context import StepContext  # noqa: TC001 - the engine reads annotations at run time
 from interlock.errors import JobFailedError, SortError, SortInputError
 from interlock.lifecycle import JOB, TaskRowState
 from interlock.model.backoff import Backoff
 from interlock.orchestrator.run import orchestrating
-from interlock.postgres.connection import database_url
+from interlock.postgres.connection import connect, database_url
 from interlock.sort.data.records import Source
 from interlock.sort.engines.base import MasterThread
 from interlock.sort.engines.job_guard import REASON, JobGuard
@@ -122,11 +122,19 @@ def run_as_job(
         open_work_directory(source, output, workers, settings, work_dir) as directory,
         database_url(config, report_progress) as url,
     ):
+        if config.database_url is None:
+            asyncio.run(_migrate_embedded(url))
         app.config = replace(config, database_url=url)
         with sigterm_as_interrupt(), JobGuard(config) as guard:
             return asyncio.run(
                 _run(source, output.absolute(), workers, settings, directory.absolute(), on_progress, on_save, guard)
             )
+
+
+async def _migrate_embedded(url: str) -> None:
+    """Migrate the embedded server, as every app does that starts it by itself."""
+    async with connect(url) as connection:
+        await ensure_schema(connection, is_embedded=True)
 
 
 def _identify_command() -> dict[str, Any]:
