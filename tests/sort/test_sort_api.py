@@ -103,6 +103,7 @@ async def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path: 
     write_lines(tmp_path / "in")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"key": "0"}, "numbered from 1"),
+        ({"separator": ""}, "the field separator '' must be one byte"),
         ({"memory": "much"}, "is not a size"),
         ({"memory": 5}, "memory"),
         ({"compression": "lzma"}, "compression must be gzip or zstd, got 'lzma'"),

@@ -128,6 +128,8 @@ MISTAKES = [
     (["run", ".", "-O", "y", "--memory", "lots"], "--memory 'lots' is not a size"),
     (["run", ".", "-O", "y", "--memory", "1MB"], "1,000,000 bytes of memory are too few"),
     (["run", ".", "-O", "y", "--lost", "0"], "lost_after_s must be greater than 0, got 0"),
+    (["run", ".", "-O", "y", "-t", ""], "the field separator '' must be one byte"),
+    (["validate", "x", "-t", ""], "the field separator '' must be one byte"),
     (["run", ".", "-O", "/dev/null/y"], "the output directory /dev/null/y cannot be made: Not a directory"),
     (["run", ".", "-O", "y", "--engine", "ray"], "--engine ray needs ray: pip install 'interlock[sort,ray]'"),
     (["validate", "x"], "output x is not a directory"),

@@ -74,7 +74,7 @@ async def sort(
     input_format = InputFormat(
         record_length=record_length,
         key_length=key_length,
-        lines=parse_line_order(**order) if lines or any(order.values()) else None,
+        lines=parse_line_order(**order) if lines or separator is not None or any(order.values()) else None,
     )
     settings = Settings(
         memory=parse_size("memory", memory) if isinstance(memory, str) else memory,

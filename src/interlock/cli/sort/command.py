@@ -527,7 +527,7 @@ def _set_up_logging(context: typer.Context, engine: Engine = Engine.LOCAL) -> No
 
 def _line_options(has_lines: bool, **options: object) -> dict[str, object] | None:
     """Return the options of an order of lines; None if none was given."""
-    given = {name: value for name, value in options.items() if value}
+    given = {name: value for name, value in options.items() if value not in (None, False, [])}
     return given if given or has_lines else None
 
 
