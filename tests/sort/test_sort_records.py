@@ -131,10 +131,20 @@ def test_the_heads_of_all_files_decide_whether_there_are_lines(tmp_path: Path) -
         b"a\tb\n\n" * 20,
         b"x" * 98 + b"\n\n",
         b"only one\n",
+        b"only one, without its end",
         (b"x" * 99 + b"\n") * 70,
         b"\x1b[31mred\x1b[0m\n" * 20,
     ],
-    ids=["LF", "CR LF", "empty lines", "an end in the record", "one line", "LF after 100 bytes", "with colours"],
+    ids=[
+        "LF",
+        "CR LF",
+        "empty lines",
+        "an end in the record",
+        "one line",
+        "no end",
+        "LF after 100 bytes",
+        "with colours",
+    ],
 )
 def test_text_of_other_lines_is_sorted_as_lines_even_if_its_size_fits(tmp_path: Path, text: bytes) -> None:
     path = write(tmp_path / "file", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -94,6 +95,24 @@ def test_a_truncated_packed_file_is_refused_by_its_name(tmp_path: Path, packed: 
 
 
 @pytest.mark.flow
+def test_an_error_in_the_content_of_a_packed_file_names_it(tmp_path: Path) -> None:
+    for name, records in (("good.gz", bytes(200)), ("bad.gz", bytes(150)), ("\U0001f5c3" * 62 + ".gz", bytes(100))):
+        (tmp_path / name).write_bytes(gzip.compress(records))
+    done = sort("run", *tmp_path.iterdir(), "-O", tmp_path / "out", "-w", 1, "-q")
+    assert done.returncode == 2
+    assert re.search(r"-bad: 150 bytes are not a whole number of records", done.stderr), done.stderr
+
+
+@pytest.mark.flow
+def test_one_line_without_its_end_is_text(tmp_path: Path) -> None:
+    done = piped(b"only one", "-", "-O", "-", "-q")
+    assert (done.returncode, done.stdout) == (0, b"only one\n"), done.stderr
+    (tmp_path / "in").write_bytes(b"x" * 250)
+    refused = sort("run", tmp_path / "in", "-O", tmp_path / "out", "-q")
+    assert "are a truncated record, or --record-length is wrong; --lines sorts lines of any length" in refused.stderr
+
+
+@pytest.mark.flow
 def test_a_partition_without_lines_is_a_whole_packed_file(tmp_path: Path) -> None:
     for compression in Compression:
         done = piped(b"", "-", "-O", tmp_path / compression, "--lines", "-q", "--compress", compression)
@@ -141,7 +160,7 @@ def test_an_interrupt_while_input_is_unpacked_ends_the_command_and_leaves_nothin
         assert process.stdin is not None
         process.stdin.write(b"the first line\n")  # and the pipe stays open
         process.stdin.flush()
-        eventually(lambda: list(temp.rglob("00000000")))
+        eventually(lambda: list(temp.rglob("00000000-*")))
         process.send_signal(number)
         assert process.stderr is not None
         errors = process.stderr.read()
@@ -174,7 +193,7 @@ def test_a_stopped_copy_ends_before_its_input(tmp_path: Path) -> None:
     path = make_huge(tmp_path / "in.gz")
 
     def stop_when_begun() -> None:
-        eventually((place / "00000000").exists)
+        eventually((place / "00000000-in").exists)
         stop.set()
 
     with ThreadPoolExecutor(1) as pool:
@@ -250,9 +269,9 @@ def test_a_killed_sort_of_packed_input_is_cleaned_by_the_next_one(tmp_path: Path
     for place in (("--temp", str(tmp_path / "temp")), ()):
         command = [*OWN_PROGRAM, "run", str(huge), "-O", str(tmp_path / "out"), "-q", "-w", "1", "--overwrite", *place]
         with subprocess.Popen(command, env=ENVIRONMENT) as process:
-            eventually(lambda: list(tmp_path.rglob("00000000")))
+            eventually(lambda: list(tmp_path.rglob("00000000-*")))
             process.kill()
-        assert list(tmp_path.rglob("00000000"))
+        assert list(tmp_path.rglob("00000000-*"))
         done = sort("run", packed, "-O", tmp_path / "out", *OPTIONS, "-q", "-w", 1, "--overwrite", *place)
         assert done.returncode == 0, done.stderr
         assert names(tmp_path / "out") == ["partition.0"]

@@ -304,9 +304,11 @@ def _open_records(sizes: dict[Path, int], record_format: RecordFormat, *, check_
     for path, size in sizes.items():
         if size % record_length and check_sizes:
             whole = size - size % record_length
+            advice = "" if record_format.text_end is None else "; --lines sorts lines of any length"
             raise SortInputError(
                 f"{path}: {size:,} bytes are not a whole number of records of {record_length} bytes; the last "
                 f"{size % record_length}, from byte {whole:,} on, are a truncated record, or --record-length is wrong"
+                f"{advice}"
             )
     extents = tuple(Extent(str(path), 0, size // record_length) for path, size in sizes.items() if size)
     return Source(record_format, extents)
@@ -390,6 +392,8 @@ def _detect_content(sizes: dict[Path, int], record_length: int, *, has_lengths: 
     found: dict[Content, Path] = {}  # the first file of each kind
     for path, head in _read_heads(sizes, record_length):
         content = _content_of(head, record_length)
+        if content is Content.UNBROKEN and len(head) < record_length and not (has_lengths or found):
+            content = Content.LINES  # one line without its end, and less than a record
         if has_lengths and content is Content.LINES:
             _refuse_other_lines(path, head, record_length)
         if content is Content.LF and not has_lengths:  # the sort benchmark, whose lengths are the default, has CR LF

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 COPY_BYTES = 1 << 20
+MAX_COPIED_NAME = 60  # characters of the name of an input in that of its copy, of at most four bytes each
 ZSTD_PIECE_BYTES = 1024  # decompressed at once, to at most 32 MiB, if lines repeat
 STDIN = 0
 STOP_CHECK_INTERVAL_MS = 100  # while standard input has nothing to read
@@ -88,7 +89,7 @@ def unpacked(paths: Sequence[Path], directory: Path, stop: threading.Event | Non
         path = paths[number]
         if not needs_unpacking(path):
             return path
-        target = directory / f"{number:08}"
+        target = directory / f"{number:08}-{_name_of_copy(path)}"
         try:
             _unpack(path, target, is_stopped)
         except BaseException:
@@ -103,6 +104,14 @@ def unpacked(paths: Sequence[Path], directory: Path, stop: threading.Event | Non
         yield found
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _name_of_copy(path: Path) -> str:
+    """Return a name by which errors in the content of a copy name its input, and which no suffix makes a packed one."""
+    if path == STANDARD_INPUT:
+        return "stdin"
+    suffix = (found := compression_of(path)) and found.suffix
+    return path.name.removesuffix(suffix or "")[:MAX_COPIED_NAME]
 
 
 @contextmanager
