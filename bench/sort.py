@@ -82,7 +82,8 @@ class Sorter:
     ) -> list[str]:
         """Return the command line of one run. Without `workers`: the default, and all processors for a peer."""
         if self.name == "interlock":
-            options = ["--engine", engine, "--memory", str(memory), "--temp", str(temp), "--quiet", "--json"]
+            options = ["--memory", str(memory), "--temp", str(temp), "--quiet", "--json"]
+            options += [] if engine == "local" else ["--engine", engine]
             options += [] if workers is None else ["--workers", str(workers)]
             options += ["--field-separator", SEPARATOR, "--key", KEY] if has_lines else []
             program = [sys.executable, "-m", "interlock.cli.sort.main"]  # interlock-sort
