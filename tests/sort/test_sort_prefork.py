@@ -19,6 +19,10 @@ pytestmark = [pytest.mark.unit, pytest.mark.cold]
     [
         (["in", "-O", "out", "--workers", "2"], 2),
         (["in", "-w", "1"], 1),
+        (["in", "-w3"], 3),
+        (["in", "--workers=3", "--engine", "local"], 3),
+        (["in", "--engine=local", "-w", "2"], 2),
+        (["in", "--engine=ray", "-w", "2"], 0),
         (["in", "--workers", "many"], 0),
         (["in", "--workers"], 0),
         (["in", "-w", "2", "--engine", "ray"], 0),

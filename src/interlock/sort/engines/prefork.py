@@ -76,14 +76,27 @@ def start_workers(arguments: list[str]) -> None:
 
 def predict_worker_count(arguments: list[str]) -> int:
     """Return how many local workers the arguments of `run` will most likely need."""
-    if any(argument.startswith(("--engine", "-h", "--help")) for argument in arguments):
+    if any(argument.startswith(("-h", "--help")) for argument in arguments):
         return 0
-    count = default_worker_count()
-    for name, value in zip(arguments, [*arguments[1:], ""], strict=True):
-        if name in {"--workers", "-w"}:
-            count = int(value) if value.isdecimal() else 0
-            break
+    if _value_of(arguments, "--engine") not in {None, "local"}:
+        return 0
+    given = _value_of(arguments, "--workers", "-w")
+    if given is None:
+        return min(default_worker_count(), MAX_PREFORKED)
+    count = int(given) if given.isdecimal() else 0
     return min(count, MAX_PREFORKED)
+
+
+def _value_of(arguments: list[str], name: str, short: str = "") -> str | None:
+    """Return the value of an option in any of the forms that a command line has; None if it is not given."""
+    for argument, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if argument in {name, short}:
+            return following
+        if argument.startswith(f"{name}="):
+            return argument.removeprefix(f"{name}=")
+        if short and argument.startswith(short):
+            return argument.removeprefix(short)
+    return None
 
 
 def default_worker_count() -> int:
