@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
 from playwright.async_api import expect
 
 from dashboard_support import TOKEN
-from factories import claim_tasks, enqueue
+from factories import claim_tasks, enqueue, task_events, task_row
 from interlock.lifecycle import MACHINES
 from interlock.postgres.connection import connect
+from interlock.store.figures import MINUTE, add_refused_figures, floor_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +95,23 @@ async def test_the_keyboard_reaches_everything(open_page: OpenPage) -> None:
         link = page.locator("#diagram-wide a").first
         await link.focus()
         assert "aria-label" in await link.evaluate("(element) => element.outerHTML")
+
+
+async def test_refused_move_shows_red_and_changes_nothing(open_page: OpenPage, site: tuple[str, str]) -> None:
+    async with connect(site[1]) as connection:
+        task = await enqueue(connection, "refused_work")
+        for _ in range(2):
+            with pytest.raises(psycopg.DatabaseError, match="cannot move"):
+                await connection.execute("update interlock.tasks set state = 'done' where id = %s", [task])
+        await add_refused_figures(connection, floor_time(datetime.now(UTC), MINUTE))
+        async with open_page("/machines/task") as page:
+            pill = page.locator("#diagram-wide .reft")
+            await expect(pill).to_have_text("✕ 2 refused")
+            red = await page.evaluate("getComputedStyle(document.querySelector('#diagram-wide .reft')).fill")
+            assert red == "rgb(176, 28, 39)"
+            await expect(page.locator("#refused")).to_contain_text("2 in 1 h")
+        assert (await task_row(connection, task))["state"] == "pending"
+        assert await task_events(connection, task) == ["create"]
 
 
 async def test_updates_pause_and_resume(open_page: OpenPage) -> None:

@@ -1,7 +1,8 @@
-"""Pages at any width: no column is cut off, every word fits its box, and axe-core has no finding."""
+"""All pages: nothing is cut off at any width or leaves the origin; axe-core and the security policy have no finding."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
@@ -34,6 +35,7 @@ LISTS = ("/", "/jobs", "/tasks", "/tasks?state=error", "/approvals", "/workers",
 # Pages that are made from the same template as another one, which axe-core examines.
 SAME_TEMPLATE = {"/tasks?state=error", *(f"/machines/{name}" for name in MACHINES if name not in {"task", "worker"})}
 AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8")
+SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 # The tables and diagrams whose content is wider than their place, so that a part of it is out of sight.
 CUT_OFF = """
 [...document.querySelectorAll("main .scroll, main .card")]
@@ -42,10 +44,14 @@ CUT_OFF = """
 """
 
 
-@pytest.fixture
-async def pages(site: Site) -> list[str]:
+@pytest.fixture(scope="module")
+def pages(site: Site) -> list[str]:
     """Fill the database with something for every page; return the paths of all pages."""
-    async with connect(site[1]) as connection:
+    return asyncio.run(fill(site[1]))
+
+
+async def fill(url: str) -> list[str]:
+    async with connect(url) as connection:
         _, job = await submit_order(connection, name="layout")
         task = await fail_task(connection, "layout_failed")
         names = ("default", "billing", "shipping", "reports")
@@ -64,16 +70,56 @@ async def pages(site: Site) -> list[str]:
 
 @pytest.mark.flow
 @pytest.mark.timeout(300)
-async def test_axe_finds_nothing_on_any_page_and_nothing_is_cut_off(open_page: OpenPage, pages: list[str]) -> None:
+async def test_axe_finds_nothing_on_any_page(open_page: OpenPage, pages: list[str]) -> None:
+    async with open_page("/") as page:
+        for path in pages:
+            if path in SAME_TEMPLATE:
+                continue
+            await page.goto(path)
+            await page.evaluate(AXE)
+            found = (await page.evaluate("axe.run({resultTypes: ['violations']})"))["violations"]
+            assert [(each["id"], each["nodes"][0]["html"]) for each in found] == [], path
+
+
+@pytest.mark.flow
+async def test_nothing_is_cut_off_on_any_page(open_page: OpenPage, pages: list[str]) -> None:
     async with open_page("/") as page:
         for path in pages:
             await page.goto(path)
             assert await page.evaluate(CUT_OFF) == [], path
-            if path in SAME_TEMPLATE:
-                continue
-            await page.evaluate(AXE)
-            found = (await page.evaluate("axe.run({resultTypes: ['violations']})"))["violations"]
-            assert [(each["id"], each["nodes"][0]["html"]) for each in found] == [], path
+
+
+@pytest.mark.flow
+async def test_no_page_scrolls_sideways_at_390(open_page: OpenPage, pages: list[str]) -> None:
+    async with open_page("/", width=390) as page:
+        for path in pages:
+            await page.goto(path)
+            assert await page.evaluate(SIDEWAYS) == 0, path
+
+
+@pytest.mark.flow
+async def test_no_request_leaves_the_origin(open_page: OpenPage, site: Site, pages: list[str]) -> None:
+    async with open_page("/") as page:
+        requested: list[str] = []
+        page.on("request", lambda request: requested.append(request.url))
+        for path in pages:
+            await page.goto(path)
+            await expect(page.locator("#live")).to_have_text("Live", timeout=LIVE)
+        assert len(requested) > 2 * len(pages)  # the page itself and its stream
+        assert [url for url in requested if not url.startswith(f"{site[0]}/")] == []
+
+
+@pytest.mark.flow
+async def test_csp_has_no_violation_on_any_page(open_page: OpenPage, pages: list[str]) -> None:
+    async with open_page("/", allowed="style-src") as page:
+        found: list[str] = []
+        page.on("console", lambda message: found.append(message.text))
+        for path in pages:
+            await page.goto(path)
+            await expect(page.locator("#live")).to_have_text("Live", timeout=LIVE)
+        assert [text for text in found if text.startswith("CSP:")] == []
+        async with page.expect_console_message(lambda message: message.text.startswith("CSP: style-src-attr")):
+            await page.evaluate("document.body.setAttribute('style', 'color:red')")  # what a violation looks like
 
 
 @pytest.mark.unit

@@ -6,14 +6,17 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import orjson
 import pytest
 
-from dashboard_support import dashboard_at, sign_in
+from dashboard_support import dashboard_at, served_dashboard, sign_in
 from factories import claim_tasks, enqueue
+from interlock.dashboard import live
 from interlock.dashboard.live import LiveHub
 from interlock.dashboard.stream import EventStream, decode_row_ids
 from interlock.dashboard.topics import Topic, topics
+from interlock.errors import StoreError
 from interlock.store.access import hash_token, revoke_token
 from interlock.supervisor.http.system import SharedExamination
 from worker_support import until
@@ -35,7 +38,7 @@ async def hub(jobs: Interlock) -> AsyncIterator[LiveHub]:
         found.leave(viewer)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # topics are registered once in a process
 def numbers() -> list[int]:
     """Register a topic whose fragment is the number of its renderings."""
     rendered: list[int] = []
@@ -116,18 +119,29 @@ async def test_reconnect_sends_only_what_changed(hub: LiveHub, numbers: list[int
         hub.leave(one)
 
 
-async def test_counts_equal_the_database_and_rates_the_records(hub: LiveHub, database: Connection) -> None:
+async def test_counts_equal_the_database_within_2_s(hub: LiveHub, database: Connection) -> None:
+    """There is a tick per second: two of them after the last move, the numbers of the first are shown."""
     for _ in range(5):
         await enqueue(database)
     viewer = hub.join(["overview"], None)
     await until(lambda: hub.counts.states("task")["pending"] == 5)
     await enqueue(database, namespace="other")
     await claim_tasks(database, limit=3, actor="w", types=["x"])
-    await until(lambda: hub.counts.states("task")["running"] == 3)
+    moved = hub.tick
+    await until(lambda: hub.tick >= moved + 2)
     stored = await database.execute("select state, count(*) as n from interlock.tasks group by state")
     assert {state: count for state, count in hub.counts.states("task").items() if count} == {
         row["state"]: row["n"] for row in await stored.fetchall()
     }
+    hub.leave(viewer)
+
+
+async def test_edge_rates_equal_the_records(hub: LiveHub, database: Connection) -> None:
+    for _ in range(5):
+        await enqueue(database)
+    viewer = hub.join(["overview"], None)
+    await until(lambda: hub.counts.states("task")["pending"] == 5)
+    await claim_tasks(database, limit=3, actor="w", types=["x"])
     claimed = await database.execute("select max(recorded_at) as at from interlock.audit_logs where event = 'claim'")
     row = await claimed.fetchone()
     assert row is not None
@@ -195,6 +209,50 @@ async def test_a_stream_ends_when_the_page_is_closed(hub: LiveHub) -> None:
     ends.gone.set()
     await asyncio.wait_for(running, 30)
     assert hub.viewers == 0
+
+
+async def test_a_stream_says_that_the_database_is_away_and_is_back(
+    hub: LiveHub, database: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Numbers that are not read again are not shown as live."""
+    assert database is not None
+    monkeypatch.setattr(live, "ERROR_PAUSE_S", 0.0)
+    ends = Wire()
+    stream = EventStream(hub, hub.join(["nav"], None), asyncio.Event())
+    running = asyncio.create_task(stream({}, ends.receive, ends.send))
+    await until(lambda: "patch" in ends.events())
+    read = hub._read  # noqa: SLF001 - the statement of a tick, which fails as if the server were gone
+
+    async def fail(*_: Any) -> None:
+        raise StoreError("the server is gone")
+
+    monkeypatch.setattr(hub, "_read", fail)
+    await until(lambda: "stale" in ends.events())
+    assert b"event: stale\ndata: true\n\n" in ends.sent
+    monkeypatch.setattr(hub, "_read", read)
+    await until(lambda: ends.events().count("stale") == 2)
+    assert b"event: stale\ndata: false\n\n" in ends.sent
+    ends.gone.set()
+    await asyncio.wait_for(running, 30)
+
+
+async def test_stream_outlives_the_request_timeout(url: str, database: Connection) -> None:
+    """A request that takes longer than the timeout of a second is ended; an open stream goes on."""
+    with served_dashboard(url, supervisor_timeout=1.0) as address:
+        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+            await sign_in(client, database, "admin")
+            async with client.stream("GET", "/ui/events", params={"t": "nav,overview"}) as answer:
+                assert answer.status_code == 200
+                began = asyncio.get_running_loop().time()
+                ids = set()
+                async for line in answer.aiter_lines():
+                    if line.startswith("id: "):
+                        ids.add(line)
+                        await enqueue(database)  # so that the next tick has something to send
+                    if len(ids) > 1 and asyncio.get_running_loop().time() > began + 3:
+                        break
+                else:
+                    pytest.fail("the stream ended")
 
 
 async def test_revoked_token_closes_streams(url: str, database: Connection) -> None:

@@ -21,12 +21,14 @@ from interlock.model.options import NewTask
 from interlock.sort.engines.interlock import app as sort_app
 from interlock.sort.engines.interlock import workflow as sort_workflow
 from interlock.store.enqueue import enqueue_task
-from interlock.store.limits import Limit, pause_namespace, put_limits
+from interlock.store.limits import Limit, admit_limited_tasks, pause_namespace, put_limits
 from interlock.store.pools import NewPool, create_pool
 from interlock.store.schedules import Schedule, pause_schedules, put_schedules, tick_request_id
+from interlock.store.stats import MAX_COUNTED
 from interlock.store.workers import RegisteredProcess, WorkerSpec, create_worker, move_worker, register_worker
 from interlock.supervisor.http.system import SharedExamination
 from jobs_support import app_at
+from work_support import fail_attempt
 from worker_support import until
 
 if TYPE_CHECKING:
@@ -339,3 +341,43 @@ async def test_sorts_are_shown_from_their_jobs(client: httpx.AsyncClient, databa
     assert 'aria-current="step">Sampling' in page
     assert (await client.get("/sorts/00000000-0000-7000-8000-000000000000")).status_code == 404
     assert (await client.get("/sorts/none")).status_code == 404
+
+
+async def test_only_the_limit_that_is_full_needs_attention(client: httpx.AsyncClient, database: Connection) -> None:
+    """Tasks wait for all of their keys together: the one with room does not hold them."""
+    await put_limits(database, [Limit("full", max_running=1), Limit("roomy", max_running=5), Limit("idle", share=1)])
+    for _ in range(3):
+        await enqueue(database, limit_keys=("full", "roomy"))
+    await admit_limited_tasks(database, actor="leader")
+    await sign_in(client, database)
+    attention = (await client.get("/")).text.partition('id="attention"')[2].partition("</section>")[0]
+    assert 'Limit <span class="mono">full</span> holds 2 tasks' in attention
+    assert "roomy" not in attention
+
+
+async def test_a_limit_says_that_more_may_wait_than_were_counted(
+    client: httpx.AsyncClient, database: Connection
+) -> None:
+    await put_limits(database, [Limit("busy", max_running=1)])
+    await database.execute(
+        "insert into interlock.tasks (type, limit_keys, state, held_by, reason) "
+        "select 'x', '{busy}', 'waiting', 'limit', 'limit busy' from generate_series(1, %s)",
+        [MAX_COUNTED + 1],
+    )
+    await sign_in(client, database)
+    for path in ("/", "/limits", "/limits/busy"):
+        assert f"{MAX_COUNTED:,}+" in (await client.get(path)).text, path
+
+
+async def test_a_task_that_is_tried_again_has_left_its_worker(client: httpx.AsyncClient, database: Connection) -> None:
+    """It holds its limit between two tries, but no worker runs it."""
+    await put_limits(database, [Limit("psp", max_running=1)])
+    task = await enqueue(database, limit_keys=("psp",))
+    await admit_limited_tasks(database, actor="leader")
+    (claimed,) = await claim_tasks(database, actor="w_before", types=["x"])
+    await fail_attempt(database, task, claimed.attempt)
+    await sign_in(client, database)
+    for path in ("/limits", "/limits/psp"):
+        page = (await client.get(path)).text
+        assert f"/tasks/{task}" in page, path
+        assert "w_before" not in page, path

@@ -51,7 +51,7 @@ async def sign_in(
 
 
 @contextmanager
-def served_dashboard(url: str) -> Iterator[str]:
+def served_dashboard(url: str, **settings: Any) -> Iterator[str]:
     """Serve the dashboard in a thread, with an admin token `TOKEN`; return its address."""
     started: list[str] = []
     ready = threading.Event()
@@ -59,7 +59,7 @@ def served_dashboard(url: str) -> Iterator[str]:
     stopping = asyncio.Event()
 
     async def serve() -> None:
-        config = Config(database_url=url, supervisor_port=0)
+        config = Config(database_url=url, supervisor_port=0, **settings)
         async with Interlock(config=config) as app:
             async with app.connection() as connection:
                 await create_token(connection, "browser", TokenScope.ADMIN, actor="test", secret=TOKEN)

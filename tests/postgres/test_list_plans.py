@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -20,14 +21,14 @@ from interlock.store.limits import LIMITS
 from interlock.store.live import SECTIONS, LiveParameters, read_live
 from interlock.store.retention import RETENTION
 from interlock.store.signals import InboxFilter, read_inbox_page
-from interlock.store.stats import STATUS
+from interlock.store.stats import STATUS, list_limits
 from interlock.store.task_admin import TaskFilter, find_task_page
 from interlock.store.tasks import TASKS as OF_TASKS
 from interlock.store.tasks import claim_statement
 from interlock.store.workers import find_worker_page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from interlock.postgres.connection import Connection
     from interlock.postgres.embedded.server import EmbeddedServer
@@ -127,6 +128,7 @@ class Explained:
     """Records the statements of a connection, and explains them as they were executed."""
 
     def __init__(self, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._connection = connection
         self._execute = connection.execute
         self._calls: list[tuple[Any, Any]] = []
         monkeypatch.setattr(connection, "execute", self._record)
@@ -154,6 +156,24 @@ class Explained:
                     read = node["Actual Rows"] + sum(node.get(name, 0) for name in removed)
                     found.append((node["Node Type"], node.get("Relation Name", ""), read * node["Actual Loops"]))
         return found
+
+    async def blocks(self, read: Callable[[], Awaitable[object]]) -> int:
+        """Return how many blocks a function reads, by the counters of its statements."""
+        self._calls.clear()
+        await read()
+        total = 0
+        async with self._connection.transaction(force_rollback=True):
+            await self._execute("set local enable_seqscan = off")  # as in the transaction of a list
+            for query, parameters in self._calls:
+                if query.startswith(("select set_config", "explain")):
+                    continue
+                rows = await self._execute(
+                    f"explain (analyze, buffers, format json) {query}", parameters, prepare=False
+                )
+                ((document,),) = [row.values() for row in await rows.fetchall()]
+                plan = document[0]["Plan"]
+                total += plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+        return total
 
 
 TASK_FILTERS: dict[str, tuple[dict[str, Any], int]] = {
@@ -272,6 +292,28 @@ async def test_a_page_of_records_reads_a_bounded_number_of_rows(
         assert kind != "Seq Scan" or rows <= 1, (name, relation)  # a sequence is read like that
         if kind != "Bitmap Index Scan":  # it counts pages of the table
             assert rows <= audit.MAX_LOOKED_AT + 2 * RANGE_ROWS, (name, kind, relation)
+
+
+LIST_BLOCKS = 5_000  # of 8 kB that one page of a list may read
+
+
+async def test_million_tasks_every_list_below_100_ms(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks, which are the same on every machine: what a page costs does not grow with the tables."""
+    moment = await read_clock(connection)
+    records = RecordFilter(since=moment - timedelta(days=90))
+    pages: dict[str, Callable[[], Awaitable[object]]] = {
+        **{f"tasks: {name}": partial(find_task_page, connection, TaskFilter(**given), limit=50)
+           for name, (given, _) in TASK_FILTERS.items()},
+        **{f"jobs: {name}": partial(find_job_page, connection, JobFilter(**given), limit=50)
+           for name, (given, _) in JOB_FILTERS.items()},
+        "records": partial(find_records, connection, records, limit=50),
+        "inbox": partial(read_inbox_page, connection, InboxFilter(), limit=50),
+        "workers": partial(find_worker_page, connection, limit=50),
+        "limits": partial(list_limits, connection),
+    }  # fmt: skip
+    explained = Explained(connection, monkeypatch)
+    blocks = {name: await explained.blocks(read) for name, read in pages.items()}
+    assert {name: count for name, count in blocks.items() if not 0 <= count <= LIST_BLOCKS} == {}
 
 
 LIVE_ROWS = 20_000  # that one section of the live statement may read

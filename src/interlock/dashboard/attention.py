@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from interlock.dashboard.format import duration, exact, parse_time, short_id, whole
 from interlock.dashboard.views.limits import make_row
 from interlock.store.doctor import CODES, Severity
 from interlock.store.figures import count_failures_by_type
+from interlock.store.limits import read_waiting_lanes
 from interlock.store.stats import count_unfinished_tasks, list_limits
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from interlock.dashboard.counts import LiveCounts, Namespaces
     from interlock.postgres.connection import Connection
     from interlock.store.doctor import DoctorReport
@@ -148,24 +151,34 @@ def _approvals(approvals: list[dict[str, object]], now: datetime) -> list[Item]:
 async def _limits(connection: Connection, namespaces: Namespaces) -> list[Item]:
     if namespaces is not None:  # a key may be shared with other namespaces
         return []
+    rows = [make_row(limit, []) for limit in await list_limits(connection) if limit.waiting]
+    holding = _holding_keys({row.key: row.fullness for row in rows}, await read_waiting_lanes(connection))
     items = []
-    for limit in await list_limits(connection):
-        if not limit.waiting:
-            break
-        noun = "task" if limit.waiting == 1 else "tasks"
-        bounds = make_row(limit, []).bounds
-        used = ", ".join(str(bound) for bound in [each for each in bounds if each.is_full] or bounds)
-        room = "" if limit.next_at is None else f"; room again at {exact(limit.next_at)}"
+    for row in rows:
+        if row.key not in holding:
+            continue
+        noun = "task" if row.waiting == "1" else "tasks"
+        used = ", ".join(str(bound) for bound in [each for each in row.bounds if each.is_full] or row.bounds)
+        room = "" if row.use.next_at is None else f"; room again at {exact(row.use.next_at)}"
         items.append(
             Item(
                 "amber",
                 "limits",
                 "Limit ",
-                limit.key,
-                f" holds {whole(limit.waiting)} {noun}",
+                row.key,
+                f" holds {row.waiting} {noun}",
                 f"{used}{room}.",
                 "See limit",
-                f"/limits/{quote(limit.key, safe='')}",
+                f"/limits/{row.url}",
             )
         )
     return items[:3]
+
+
+def _holding_keys(fullness: Mapping[str, float], lanes: Iterable[tuple[str, ...]]) -> set[str]:
+    """Return the keys that hold tasks: of the keys that tasks wait for together, the full ones, or the fullest."""
+    holding = set()
+    for keys in lanes:
+        least = min(1.0, max(fullness.get(key, 0.0) for key in keys))
+        holding |= {key for key in keys if fullness.get(key, 0.0) >= least}
+    return holding

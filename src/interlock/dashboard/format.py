@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 NOTHING = "\N{EN DASH}"  # in place of a number that is not known
 MILLION = 1_000_000
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86_400
-SHORT_ID = 13  # characters of an id that a list shows: the time and the first random part of a UUIDv7
+SHORT_ID_START, SHORT_ID_END = 8, 4  # characters of a UUIDv7 that a list shows: of its time, and of its random part
 
 
 def whole(number: float) -> str:
@@ -132,8 +132,8 @@ def period(length: timedelta) -> str:
 
 
 def short_id(value: object) -> str:
-    """Shorten an id for a list: a UUID to its first two groups, any other text in its middle."""
+    """Shorten an id for a list, in its middle: ids of the same moment differ only in their ends."""
     text = str(value)
     if len(text) == 36 and text[8] == "-":  # noqa: PLR2004 - a UUID
-        return text[:SHORT_ID]
+        return f"{text[:SHORT_ID_START]}…{text[-SHORT_ID_END:]}"
     return text if len(text) <= 24 else f"{text[:14]}…{text[-6:]}"  # noqa: PLR2004 - as wide as a short id and half

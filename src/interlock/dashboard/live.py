@@ -117,6 +117,7 @@ class LiveHub:
         self.tick = 0
         self.statements = 0  # that were run, for the tests
         self.server_version = ""
+        self.is_stale = False  # the latest tick could not read the database
         self._subscriptions: dict[tuple[str, str, Namespaces], TopicSubscription] = {}
         self._viewers: set[LiveViewer] = set()
         self._running: asyncio.Task[None] | None = None
@@ -207,13 +208,21 @@ class LiveHub:
                 started = time.monotonic()
                 try:
                     await self._tick()
+                    self._tell(is_stale=False)
                 except (StoreError, OSError) as error:
                     log.warning("dashboard_not_updated", error=str(error) or type(error).__name__)
+                    self._tell(is_stale=True)
                     await asyncio.sleep(ERROR_PAUSE_S)
                 await asyncio.sleep(max(0.0, started + TICK_S - time.monotonic()))
         finally:
             listening.close()
             examining.cancel()
+
+    def _tell(self, *, is_stale: bool) -> None:
+        if is_stale != self.is_stale:
+            self.is_stale = is_stale
+            for viewer in self._viewers:
+                viewer.wake.set()
 
     async def _examine(self) -> None:
         """Examine the database every minute while there are viewers, beside the ticks, which do not wait for it."""

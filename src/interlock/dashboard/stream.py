@@ -91,6 +91,7 @@ class EventStream(Response):
         self._hub = hub
         self._viewer = viewer
         self._stopping = stopping
+        self._told_stale = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request."""
@@ -133,6 +134,9 @@ class EventStream(Response):
             return encode_event(viewer.ended, orjson.dumps({"retry": RETRY_MS}))
         patches, rows = viewer.take()
         content = b""
+        if self._hub.is_stale != self._told_stale:
+            self._told_stale = self._hub.is_stale
+            content = encode_event("stale", orjson.dumps(self._told_stale))
         for event, encoded in (("patch", patches), ("row", rows)):
             if encoded:
                 content += encode_event(event, b"[" + b",".join(encoded) + b"]", self._hub.event_id())

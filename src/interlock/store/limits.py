@@ -322,6 +322,11 @@ async def admit_limited_tasks(
     return Admission(released, min(next_ats, default=None), more)
 
 
+async def read_waiting_lanes(connection: Connection) -> list[tuple[str, ...]]:
+    """Return the different sets of limit keys that tasks wait for."""
+    return [tuple(row["keys"]) for row in await run(connection, LIMITS["read_waiting_lanes"], {})]
+
+
 async def _read_lanes(connection: Connection, now: datetime) -> list[Lane]:
     """Read the lanes with waiting tasks, and the use of their limits."""
     rows = await run(connection, LIMITS["read_waiting_lanes"], {})

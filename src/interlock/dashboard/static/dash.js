@@ -88,6 +88,7 @@
     source.addEventListener("patch", patch);
     source.addEventListener("row", patch);
     source.addEventListener("session", () => { close(); location.reload(); });
+    source.addEventListener("stale", ({ data }) => say(data === "true" ? "No database" : "Live", data === "true"));
     source.addEventListener("bye", () => say("Reconnecting", true));
     source.onerror = () => { say("Reconnecting", true); if (source?.readyState === 2) { close(); setTimeout(open, 5000); } };
   }
@@ -186,7 +187,12 @@
     form.dataset.key = newKey();
     ($("input:not([type=hidden]),textarea,select", form) ?? $("button:not([data-close])", form)).focus();
   }
-  function closeSheet() { if (!$("#sheet").firstChild) return; $("#sheet").replaceChildren(); opener?.focus(); opener = null; }
+  function closeSheet() {
+    if (!$("#sheet").firstChild) return;
+    $("#sheet").replaceChildren();
+    // it may be replaced
+    (opener.isConnected ? opener : $(`[data-sheet="${CSS.escape(opener.dataset.sheet)}"]`) ?? $("#main")).focus();
+  }
   on("click", "[data-sheet]", (button) => openSheet(button.dataset.sheet, button));
   on("click", "[data-close]", closeSheet);
   on("click", "[data-act]", (button) => act(button, button.dataset.act, JSON.parse(button.dataset.body || "{}"), newKey()));

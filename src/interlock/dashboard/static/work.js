@@ -86,6 +86,10 @@
     const asked = requested ? `, ${requested} of them asked to stop` : "";
     return `${verb === "Cancel" ? "Canceled" : "Requeued"} ${changed} ${changed === 1 ? "task" : "tasks"}${asked}`;
   }
+  document.addEventListener("keydown", (event) => {
+    const plain = event.key === "u" && !event.ctrlKey && !event.metaKey && !event.altKey;
+    if (plain && !event.target.closest("input,select,textarea")) $("[data-undo] button")?.click();
+  });
   addEventListener("beforeunload", (event) => { if (waiting) event.preventDefault(); });
 
   // --- "n newer, show": how many tasks came into the listed states since the page was made

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from interlock.client.explain.explanation import shell_command
 from interlock.dashboard.pages import View, page_router
 from interlock.store.audit import KINDS, RecordFilter, find_records
 from interlock.supervisor.http.pagination import decode_record_cursor, encode_record_cursor
@@ -48,7 +49,7 @@ async def show_audit(view: View) -> Response:
         "audit.html",
         key="audit",
         title="Audit",
-        command=f"interlock history {texts['id']}" if texts["id"] else "interlock history ID",
+        command=shell_command("history", texts["id"] or "ID"),
         records=[
             {**record, "machine": MACHINES[record["kind"]], "url": f"{PLACES[record['kind']]}{record['id']}"}
             for record in page.items

@@ -7,7 +7,8 @@ from urllib.parse import quote
 
 from starlette.responses import Response
 
-from interlock.dashboard.format import duration
+from interlock.client.explain.explanation import shell_command
+from interlock.dashboard.format import duration, whole
 from interlock.dashboard.pages import View, act_scope, list_version, page_router, sheet_response
 from interlock.dashboard.render import render_macro
 from interlock.dashboard.topics import Moment, Topic, always, topics
@@ -45,6 +46,11 @@ class Bound(NamedTuple):
         """Whether nothing more is allowed now."""
         return self.used >= self.allowed
 
+    @property
+    def fullness(self) -> float:
+        """The part that is used; 1 for a bound that allows nothing."""
+        return self.used / self.allowed if self.allowed else 1.0
+
 
 class LimitRow(NamedTuple):
     """A limit as the page shows it."""
@@ -63,6 +69,16 @@ class LimitRow(NamedTuple):
     def url(self) -> str:
         """The part of URLs that names it."""
         return quote(self.key, safe="")
+
+    @property
+    def fullness(self) -> float:
+        """How much of its tightest bound is used; 0 without a bound."""
+        return max((bound.fullness for bound in self.bounds), default=0.0)
+
+    @property
+    def waiting(self) -> str:
+        """The number of waiting tasks; with a plus where counting stopped."""
+        return whole(self.use.waiting) + ("+" if self.use.is_bound else "")
 
 
 def make_row(use: LimitUse, holders: list[LimitHolder]) -> LimitRow:
@@ -149,7 +165,7 @@ async def show_limit(view: View, key: str) -> Response:
         title=key,
         crumbs=(("Limits", "/limits"),),
         topics=(f"limits:{offer.scope}",),
-        command=f"interlock limits show {key}",
+        command=shell_command("limits", "show", key),
         row=row,
         offer=offer,
         changes=[(change, describe_rule(change.before), describe_rule(change.after)) for change in changes],
@@ -191,7 +207,7 @@ async def _read(connection: Connection, _: Moment) -> list[LimitRow]:
 def _render(moment: Moment) -> dict[str, str]:
     rows: list[LimitRow] = moment.data
     offer = OfferedActs(moment.argument)
-    fragments: dict[str, str] = {f"row-{row.key}": render_macro(PARTS, "line", row, offer) for row in rows}
+    fragments: dict[str, str] = {f"row-{row.key}": render_macro(PARTS, "line", row, offer, moment.now) for row in rows}
     version = list_version([row.key for row in rows])
     fragments["limits-version"] = render_macro("parts.html", "list_version", "limits-version", "#limits", version)
     return fragments

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.responses import Response
 
+from interlock.client.explain.explanation import shell_command
 from interlock.dashboard.attention import Item, find_attention
 from interlock.dashboard.format import NOTHING, about, axis_seconds, compact, duration, rate_number, seconds, whole
 from interlock.dashboard.history import ENDED, History, read_history
@@ -63,7 +64,7 @@ async def show_overview(view: View) -> Response:
         key="overview",
         title="Overview",
         topics=("overview", f"charts:{view.range.key}", "attention"),
-        command="interlock status" if view.namespace is None else f"interlock status --namespace {view.namespace}",
+        command=shell_command("status", *(() if view.namespace is None else ("--namespace", view.namespace))),
         tiles={
             tile.key: tile
             for tile in (*live_tiles(counts, view.namespaces), *history_tiles(history, view.range.key, view.now))

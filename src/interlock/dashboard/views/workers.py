@@ -8,6 +8,7 @@ from urllib.parse import quote, unquote
 from fastapi import Query
 from starlette.responses import RedirectResponse, Response
 
+from interlock.client.explain.explanation import shell_command
 from interlock.dashboard.format import parse_time, whole
 from interlock.dashboard.pages import PAGE_HEADERS, View, act_scope, list_version, page_router, sheet_response
 from interlock.dashboard.render import render_macro
@@ -160,13 +161,13 @@ async def show_workers(
             rows, next_cursor = await _find(connection, wanted, pool, cursor, view.namespaces)
     pools = shown_pools(sections["pools"], view.namespaces)
     offer = OfferedActs(view.viewer.offered_scope)
-    options = f" --status {wanted}" if wanted else ""
+    options = ("--status", wanted) if wanted else ("--all",) if state == EVERY_STATE else ()
     return await view.page(
         "workers.html",
         key="workers",
         title="Workers",
         topics=(f"workers:{offer.scope}",) if is_live else (),
-        command=f"interlock workers list{options or (' --all' if state == EVERY_STATE else '')}",
+        command=shell_command("workers", "list", *options),
         offer=offer,
         pools=pools,
         rows=rows,
@@ -217,7 +218,7 @@ async def show_worker(view: View, worker_id: str, after: Annotated[int, Query(ge
         title=worker_id,
         crumbs=(("Workers", "/workers"),),
         topics=(f"worker:{offer.scope}/{place}", f"held:{place}"),
-        command=f"interlock workers show {worker_id}",
+        command=shell_command("workers", "show", worker_id),
         offer=offer,
         row=row,
         stored=stored,
