@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.async_api import expect
 
-from factories import claim_tasks, enqueue, step, task_events, task_row
+from factories import add_live_worker, claim_tasks, enqueue, step, task_events, task_row, workflow
 from interlock.lifecycle import TaskRowEvent
 from interlock.postgres.connection import connect
+from interlock.store.workflows import put_workflow
 from job_driver import JobDriver
 from work_support import TRACEBACK, fail_attempt, fail_task, submit_order
 
@@ -206,12 +207,29 @@ async def test_a_job_is_canceled_and_retried_from_a_step(open_page: OpenPage, si
             await expect(page.locator(".toast").last).to_have_text("Cancellation requested")
             await driver.run()
             await expect(page.locator("#job-state .badge")).to_have_text("CANCELED", timeout=LIVE)
-            await page.reload()
-            await page.get_by_role("button", name="Retry from…").click()
+            await page.get_by_role("button", name="Retry from…").click(timeout=LIVE)  # without a reload
             await page.locator("#sheet select").select_option("validate")
             await page.get_by_role("button", name="Retry", exact=True).click()
             await page.wait_for_url(lambda url: "/jobs/" in url and str(job) not in url)
             await expect(page.locator("#job-meta")).to_contain_text("retry of")
+
+
+async def test_parts_that_a_job_gets_later_arrive_without_a_reload(open_page: OpenPage, site: Site) -> None:
+    async with connect(site[1]) as connection:
+        await add_live_worker(connection, worker="w_children")
+        driver = JobDriver(connection)
+        await put_workflow(connection, workflow(step("only", type="only"), name="small"))
+        job = await driver.submit(
+            step("first", type="before"), step("sub", "first", kind="child", workflow="small"), name="parent"
+        )
+        await driver.advance()
+        async with open_page(f"/jobs/{job}?step=first") as page:
+            await expect(page.locator("#live")).to_have_text("Live", timeout=LIVE)
+            await expect(page.locator("#children")).to_be_hidden()
+            await driver.run()
+            await expect(page.locator("#children")).to_contain_text("small", timeout=LIVE)
+            await expect(page.locator("#acts")).to_contain_text("Retry from…", timeout=LIVE)
+            await expect(page.locator("#job-graph [data-step=first]")).to_have_attribute("aria-current", "")
 
 
 async def test_the_inbox_refuses_with_a_reason_and_sends_signals(open_page: OpenPage, site: Site) -> None:
