@@ -13,6 +13,7 @@ from dashboard_support import dashboard_at, sign_in
 from factories import claim_tasks, enqueue
 from interlock.dashboard.counts import master_state
 from interlock.dashboard.cron_words import describe_cron
+from interlock.dashboard.format import exact
 from interlock.dashboard.render import CONTENT_SECURITY_POLICY
 from interlock.dashboard.views import workers
 from interlock.dashboard.views.sorts import make_row
@@ -124,6 +125,18 @@ async def test_the_last_outcome_of_a_schedule(client: httpx.AsyncClient, databas
     page = (await client.get("/schedules")).text
     assert "every 5 min" in page
     assert re.search(r"#clock[^>]*></svg>pending</span>", page)
+
+
+async def test_times_are_true_without_the_script(client: httpx.AsyncClient, database: Connection) -> None:
+    """The script makes them relative; the server does not claim that everything is now."""
+    await put_schedules(database, [Schedule("yearly", type="x", cron="0 0 1 1 *")])
+    await pause_namespace(database, "press", actor="ada", reason="paper")
+    cursor = await database.execute("select next_at from interlock.schedules")
+    (row,) = await cursor.fetchall()
+    await sign_in(client, database)
+    assert f">{exact(row['next_at'])}</time>" in (await client.get("/schedules")).text
+    for path in ("/schedules", "/namespaces"):
+        assert ">now</time>" not in (await client.get(path)).text, path
 
 
 async def test_a_paused_schedule_shows_who_paused_it_and_why(client: httpx.AsyncClient, database: Connection) -> None:

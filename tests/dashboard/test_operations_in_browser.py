@@ -146,6 +146,21 @@ async def test_a_namespace_is_paused_with_a_reason_and_resumed(open_page: OpenPa
     assert await value(database, "select paused_at from interlock.namespaces where name = 'press'") is None
 
 
+async def test_a_sheet_that_is_higher_than_the_window_scrolls(open_page: OpenPage, database: Connection) -> None:
+    await put_limits(database, [Limit("high", max_running=2)])
+    async with open_page("/limits", width=390) as page:
+        await page.set_viewport_size({"width": 390, "height": 480})
+        await page.locator("[id='row-high']").get_by_role("button", name="Override…").click()
+        sheet = page.locator("#sheet form")
+        await sheet.wait_for()
+        box = await sheet.bounding_box()
+        assert box is not None
+        assert 0 <= box["y"] <= box["y"] + box["height"] <= 480
+        await sheet.get_by_role("button", name="Override").scroll_into_view_if_needed()
+        await sheet.get_by_role("button", name="Cancel").click()
+        await expect(sheet).to_have_count(0)
+
+
 async def test_acts_on_a_schedule(open_page: OpenPage, database: Connection) -> None:
     await put_schedules(database, [Schedule("nightly", type="report", cron="30 2 * * *")])
     paused = "select paused_at is not null from interlock.schedules where name = 'nightly'"

@@ -207,7 +207,7 @@ async def _read(connection: Connection, _: Moment) -> list[LimitRow]:
 def _render(moment: Moment) -> dict[str, str]:
     rows: list[LimitRow] = moment.data
     offer = OfferedActs(moment.argument)
-    fragments: dict[str, str] = {f"row-{row.key}": render_macro(PARTS, "line", row, offer, moment.now) for row in rows}
+    fragments: dict[str, str] = {f"row-{row.key}": render_macro(PARTS, "line", row, offer) for row in rows}
     version = list_version([row.key for row in rows])
     fragments["limits-version"] = render_macro("parts.html", "list_version", "limits-version", "#limits", version)
     return fragments
