@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from interlock.errors import DisconnectedError
+from interlock.lifecycle import TaskEvent
 from interlock.postgres.connection import connect
 from interlock.postgres.notifier import (
     BROADCAST,
@@ -121,6 +122,7 @@ class WorkerComponents:
             self.registration.reread()
         elif payload == BROADCAST:
             self.fetcher.reread_paused_namespaces()
+            self.runner.return_waiting(TaskEvent.CLAIM_FAILED, "because a namespace was paused or resumed")
             self._worker.wake.set()
         else:
             self.registration.handle_command(payload)

@@ -163,8 +163,9 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         lease_until: float,
         line: WorkerChannel | None = None,
         requested_at: float | None = None,
+        waits: bool = False,
     ) -> TaskStateMachine:
-        """Make the attempt of a task that was just claimed, in PROCESSING.
+        """Make the attempt of a task that was just claimed, in PROCESSING; in CLAIMING if it waits for a slot.
 
         It was PENDING since it was due, and CLAIMING since the claim was sent at `requested_at` (since the epoch).
         """
@@ -180,7 +181,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
             since=sent_at - claimed.waited_s,
         )
         attempt.transition(TaskEvent.CLAIM_REQUESTED, at=sent_at)
-        attempt.transition(TaskEvent.CLAIM_SUCCEEDED)
+        if not waits:
+            attempt.begin()
         return attempt
 
     @classmethod
@@ -194,9 +196,17 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
         sent_at = time.time() if requested_at is None else requested_at
         attempt = cls(claimed.id, claimed.type, worker_id, claimed=claimed, since=sent_at - claimed.waited_s)
         attempt.transition(TaskEvent.CLAIM_REQUESTED, at=sent_at)
-        attempt.transition(event, reason)
-        attempt.outcome = returned(attempt, reason)
+        attempt.give_back(event, reason)
         return attempt
+
+    def begin(self) -> None:
+        """Leave CLAIMING, because the attempt has a slot."""
+        self.transition(TaskEvent.CLAIM_SUCCEEDED)
+
+    def give_back(self, event: TaskEvent, reason: str) -> None:
+        """End an attempt in CLAIMING, whose task goes back to the queue."""
+        self.transition(event, reason)
+        self.outcome = returned(self, reason)
 
     # --- the run: handler, outcome, settle
 
@@ -259,6 +269,8 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     def finish(self, *, written: bool) -> None:
         """Reach the final state: the outcome was written, or refused because the attempt is lost."""
+        if self.state is not TaskState.REPORTING and self.machine.is_terminal(self.state):
+            return  # it was never started
         self.transition(TaskEvent.REPORT_SUCCEEDED if written else TaskEvent.REPORT_FAILED)
 
     def _stop_after_engine_failure(self, error: BaseException) -> Outcome | None:
@@ -417,7 +429,7 @@ class TaskStateMachine(StateMachine[TaskState, TaskEvent]):
 
     @property
     def started_at(self) -> datetime:
-        """When the attempt entered PROCESSING, which is when it was claimed."""
+        """When the attempt entered PROCESSING: when it was claimed, unless it waited for a slot."""
         began = next((move for move in self.history if move.to_state is TaskState.PROCESSING), None)
         return datetime.now(UTC) if began is None else began.at
 

@@ -101,28 +101,30 @@ class Fetcher:
         """Read again before the next claim which namespaces are paused."""
         self._reread_paused = True
 
-    async def claim(self, connection: Connection, free: int) -> list[ClaimedTask]:
-        """Claim up to `free` tasks from the namespaces that are not paused."""
+    async def claim(self, connection: Connection, free: int, ahead: int = 0) -> list[ClaimedTask]:
+        """Claim up to `free` tasks from the namespaces that are not paused, and `ahead` more that have no limit."""
         namespaces = self._unpaused()
         if not namespaces:
             return []
         # With fewer free slots than namespaces, each claim starts with another namespace.
         self._rotation = (self._rotation + 1) % len(namespaces)
         turn = namespaces[self._rotation :] + namespaces[: self._rotation]
-        if self._expects_limited_tasks():
+        wanted = free + ahead
+        if free and self.expects_limited_tasks():
+            wanted = free
             limited, claimed = await self._claim_both(connection, turn, free)
         else:
-            limited, claimed = [], await self._claim_unlimited(connection, turn, free)
-            if not claimed and time.monotonic() >= self._limited_at:
+            limited, claimed = [], await self._claim_unlimited(connection, turn, wanted)
+            if free and not claimed and time.monotonic() >= self._limited_at:
                 limited = await self._claim_limited(connection, turn, free)
-        left = free - len(limited)
+        left = wanted - len(limited)
         claim_batch_size.observe(len(limited) + len(claimed))
         share = -(-left // len(namespaces))
         found = Counter(task.namespace for task in claimed) if len(claimed) >= share else {}
         self.is_exhausted = bool(left) and all(count < share for count in found.values()) and not limited
         return limited + claimed
 
-    def _expects_limited_tasks(self) -> bool:
+    def expects_limited_tasks(self) -> bool:
         """Tell whether tasks with a limit may be there; if not, only an idle worker looks, which delays no others."""
         return time.monotonic() >= min(self._limited_due_at, self._limited_at + MAX_LIMITED_DELAY_S)
 

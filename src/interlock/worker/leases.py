@@ -43,7 +43,9 @@ PROGRESS_INTERVAL_S = 1.0
 RETRY_BASE_S, RETRY_CAP_S = 0.1, 0.5
 KEEP_CONNECTION_S = 15.0  # longer than the pause between the renewals of a lease of the default length
 # An attempt in REPORTING has a known outcome, which the database may refuse for longer than a lease.
-HELD_STATES = frozenset({TaskState.PROCESSING, TaskState.REPORTING})
+# One in CLAIMING waits for a slot.
+UNDECIDED_STATES = frozenset({TaskState.CLAIMING, TaskState.PROCESSING})
+HELD_STATES = UNDECIDED_STATES | {TaskState.REPORTING}
 GIVEN_UP = -math.inf  # the `lease_until` of an attempt that was interrupted because its lease is lost
 
 
@@ -179,7 +181,7 @@ class LeaseKeeper(BackgroundService):
             attempt.lease_until = until
             if attempt.has_context:
                 attempt.context.lease_timeout = datetime.now(UTC) + timedelta(seconds=until - time.monotonic())
-            if row.cancel_requested_at is not None and attempt.state is TaskState.PROCESSING:
+            if row.cancel_requested_at is not None and attempt.state in UNDECIDED_STATES:
                 self._thread.call_home(self._runner.cancel, attempt, row.reason)
         for missing in lost:
             self._lose(by_id[missing.id], TAKEN_OVER)
@@ -214,7 +216,7 @@ class LeaseKeeper(BackgroundService):
     def _expire(self, now: float) -> float:
         """Give up the attempts whose lease has expired; return when the next lease expires."""
         next_expiry = math.inf
-        for attempt in self._holding((TaskState.PROCESSING,)):
+        for attempt in self._holding(UNDECIDED_STATES):
             if attempt.lease_until <= now:
                 self._lose(attempt, "it could not be renewed in time")
             else:
@@ -222,7 +224,7 @@ class LeaseKeeper(BackgroundService):
         return next_expiry
 
     def _lose(self, attempt: TaskStateMachine, reason: str) -> None:
-        if attempt.state is not TaskState.PROCESSING or attempt.lease_until == GIVEN_UP:
+        if attempt.state not in UNDECIDED_STATES or attempt.lease_until == GIVEN_UP:
             return  # being settled, which finds out by itself, or given up before
         attempt.lease_until = GIVEN_UP
         attempt.record_lost_lease(reason)

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from interlock.store.tasks import ClaimedTask
 
 SLOT_GATHER_S = 0.002
-MAX_HELD_PER_SLOT = 2  # attempts that run, or whose outcome is not settled
+# Attempts that run or whose outcome is not settled, for each slot; and for each task that may wait for a slot, with it.
+MAX_HELD_PER_SLOT = 2
 MAX_IDLE_WAIT_S = 60.0  # later due times are not notified: sql/functions/notify_pending.sql
 NOTIFICATION_WAIT_S = 0.01  # before asking for the next due time: the next step of a job follows within it
 CANCEL_STEP_AFTER_S = 2.0  # for the current step of the loop, after a shutdown was requested
@@ -67,7 +68,7 @@ class WorkerContext:
     current_task_sm: TaskStateMachine | None = None
     tasks_processed: int = 0
     tasks_failed: int = 0
-    # All attempts that are not settled, by `slot_key`, and how many of them occupy a slot: their outcome is not known.
+    # All attempts that are not settled, by `slot_key`, and how many of them occupy a slot: their handlers run.
     active: dict[int, TaskStateMachine] = field(default_factory=dict)
     occupied: int = 0
 
@@ -284,8 +285,8 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
     # --- RUNNING
 
     async def _poll(self) -> None:
-        """Claim as many tasks as there are free slots, and start them."""
-        free = await self._free_slots()
+        """Claim as many tasks as there is room for, and start them."""
+        room = await self._wait_for_room()
         if self.state is not WorkerState.RUNNING:
             return
         if not self._should_claim():
@@ -295,7 +296,7 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         try:
             async with self.connections.in_use:
                 began, requested_at = time.monotonic(), time.time()
-                claimed = await self._claim(free, began)
+                claimed = await self._claim(room, began)
         except Exception as error:  # noqa: BLE001 - any error is answered with a new connection
             await self._reconnect_after(error)
             return
@@ -309,17 +310,20 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             )
         elif claimed:
             await self._start(claimed, lease_until, requested_at)
+        elif self.components.runner.prefetch:  # they are started in RUNNING
+            self._queue_exhausted = True
         elif not self._must_wait():  # else the worker makes room for a task that must run alone
             self.transition(WorkerEvent.NO_TASKS_AVAILABLE)
 
-    async def _claim(self, free: int, began: float) -> list[ClaimedTask]:
+    async def _claim(self, room: int, began: float) -> list[ClaimedTask]:
         await self._recover_expired()  # a worker that always finds tasks must recover too
         if self._claim_sent_at is not None:
             await self._return_claims_without_reply(began - self._claim_sent_at)
         self._claim_sent_at = began
         claimed = await self.components.isolation.claim(self.connection)
         if claimed is None:
-            claimed = await self.components.fetcher.claim(self.connection, free)
+            free = max(min(room, self.settings.concurrency - self.context.occupied), 0)
+            claimed = await self.components.fetcher.claim(self.connection, free, room - free)
         self._claim_sent_at = None
         self._reconnects.reset()  # not once connected: the server may accept connections and refuse the claims
         return claimed
@@ -348,14 +352,14 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         self._claim_sent_at = None
         await self._return(lost, TaskEvent.CLAIM_FAILED, "which lost the reply to its claim")
 
-    async def _free_slots(self) -> int:
-        """Wait for a free slot; if less than an eighth is free, a moment longer, to claim more at once.
+    async def _wait_for_room(self) -> int:
+        """Wait for room; if that is less than an eighth of the slots, a moment longer, to claim more at once.
 
         While a task must run alone, or room is made for one, no slot is free.
         """
         while self._must_wait() and self.state is WorkerState.RUNNING and self._accepts_tasks:
             self.slot_freed.clear()
-            if not self._room():
+            if self._room() <= 0 or self._only_starts_waiting():
                 await self.slot_freed.wait()
             else:
                 await wait_for_event(self.slot_freed, self.components.isolation.seconds_to_wait())
@@ -364,14 +368,28 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         return self._room()
 
     def _room(self) -> int:
-        """Return how many tasks may be claimed: the free slots, unless too many outcomes are not settled."""
-        limit, context = self.settings.concurrency, self.context
+        """Return how many tasks may be claimed: for the free slots and ahead of them, as far as more may be held.
+
+        Nothing is claimed ahead while a slot is kept for tasks with a limit, which must not be claimed ahead.
+        """
+        context, components = self.context, self.components
+        free = self.settings.concurrency - context.occupied
+        ahead = 0 if components.fetcher.expects_limited_tasks() else components.runner.prefetch.room()
+        return min(free + ahead, self._max_held(components.runner.prefetch.limit()) - len(context.active))
+
+    def _max_held(self, ahead: int) -> int:
+        """Return how many attempts may be held, `ahead` of which may wait for a slot."""
+        slots = self.settings.concurrency
         # a worker of one slot has one attempt at a time, from the claim to the settle (W-INV5)
-        held = limit * MAX_HELD_PER_SLOT if limit > 1 else 1
-        return min(limit - context.occupied, held - len(context.active))
+        return (slots + ahead) * MAX_HELD_PER_SLOT if slots > 1 else 1
+
+    def _only_starts_waiting(self) -> bool:
+        """Tell whether the queue is empty, and tasks that were claimed ahead wait for a slot."""
+        return self._queue_exhausted and not self.wake.is_set() and bool(self.components.runner.prefetch)
 
     def _must_wait(self) -> bool:
-        return self._room() <= 0 or self.components.isolation.seconds_to_wait() != 0
+        is_allowed = self.components.isolation.seconds_to_wait() == 0
+        return self._room() <= 0 or not is_allowed or self._only_starts_waiting()
 
     def _should_claim(self) -> bool:
         """Tell whether tasks may be due beyond those of the last claim; a needless claim would delay running them."""
@@ -384,9 +402,9 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
         return self.components.registration.accepts_tasks
 
     async def _start(self, claimed: list[ClaimedTask], lease_until: float, requested_at: float) -> None:
-        occupied, components = self.context.occupied, self.components
-        if not self.is_accepting_tasks() or occupied + len(claimed) > self.settings.concurrency:
-            raise InvariantError(f"a worker in state {self.state} with {occupied} tasks starts {len(claimed)} more")
+        held, components = len(self.context.active), self.components
+        if not self.is_accepting_tasks() or held + len(claimed) > self._max_held(self.settings.concurrency):
+            raise InvariantError(f"a worker in state {self.state} with {held} tasks starts {len(claimed)} more")
         self.context.rested = self.context.backoff_count > 0
         self.context.backoff_count = 0
         self._queue_exhausted = components.fetcher.is_exhausted
@@ -403,7 +421,11 @@ class WorkerStateMachine(StateMachine[WorkerState, WorkerEvent]):
             self.transition(WorkerEvent.POLL_CYCLE_COMPLETE)
 
     def reset_polling(self) -> None:
-        """Poll anew with the namespaces of the registration; nothing that was read before counts."""
+        """Poll anew with the namespaces of the registration; nothing that was read before counts.
+
+        Tasks that wait for a slot go back: the worker may be paused, or work for other namespaces now.
+        """
+        self.components.runner.return_waiting(TaskEvent.CLAIM_FAILED, "which begins to poll anew")
         self.components.fetcher.serve(self.components.registration.namespaces)
         self.wake.set()
         self.slot_freed.set()

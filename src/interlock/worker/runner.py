@@ -1,8 +1,8 @@
 """The Runner: starts claimed attempts, runs their handlers, settles their outcomes and releases their slots.
 
-Invariant: an attempt occupies a slot from its start until its outcome is known, and is held until the database has
-acknowledged that outcome, or it is known to be lost; whatever fails around its handler, both end. A transactional
-task's own writes and its outcome commit together or not at all.
+Invariant: an attempt occupies a slot from its start until its outcome is known, and is held from its claim until the
+database has acknowledged that outcome, or it is known to be lost; whatever fails around its handler, both end. No more
+attempts than slots run. A transactional task's own writes and its outcome commit together or not at all.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from interlock.client.dependencies import Resources
 from interlock.client.step_context import bind
 from interlock.errors import DisconnectedError, FenceError, InvariantError, StoreError
-from interlock.lifecycle import TaskRowEvent
+from interlock.lifecycle import TaskEvent, TaskRowEvent, TaskState
 from interlock.log_context import running_task
 from interlock.postgres.connection import is_fault_of_session
 from interlock.postgres.transactions import TransactionSessions
 from interlock.service import BackgroundTasks
-from interlock.store.tasks import TASKS
+from interlock.store.tasks import TASKS, Outcome
 from interlock.telemetry import log
 from interlock.tracing import BatchSpan, find_tracer, parse_all
 from interlock.worker.attempt import TaskStateMachine
@@ -35,6 +35,7 @@ from interlock.worker.figures import ProcessFigures
 from interlock.worker.leaks import LeakedHandlers, coroutine_position
 from interlock.worker.leases import LeaseKeeper
 from interlock.worker.outcome import Interruption, engine_failed, rolled_back
+from interlock.worker.prefetch import Prefetch
 from interlock.worker.settler import Settler, max_batch_size, settle
 from interlock.worker.stats import WorkerStatistics
 
@@ -70,6 +71,7 @@ class Runner:
         self._sessions = TransactionSessions(app.url, TASKS["settle_running_tasks"])
         self._max_result_size = settings.largest_result
         self._leaving = BackgroundTasks()
+        self._refills = False  # the slots that are free will be filled as soon as the loop comes round
         self._tracing = app.config.tracing
         self._tracer: Tracer | None = None
         self._transactions: dict[tuple[UUID, int], HandlerTransaction] = {}
@@ -87,6 +89,7 @@ class Runner:
         self.events = HandlerEvents()
         self.statistics = WorkerStatistics(self.events.statistics, self.leaks)
         self.figures = ProcessFigures()
+        self.prefetch = Prefetch(settings.concurrency, self._on_overdue)
         self.settler = Settler(
             self,
             worker.worker_id,
@@ -98,12 +101,17 @@ class Runner:
     # --- starting
 
     def start(self, claimed: Iterable[ClaimedTask], lease_until: float, requested_at: float | None = None) -> None:
-        """Start attempts. An earlier attempt at the same task, which must have lost its lease, is stopped."""
+        """Start attempts in the free slots, and let the others wait for one.
+
+        An earlier attempt at the same task, which must have lost its lease, is stopped.
+        """
         self._tracer = find_tracer(enabled=self._tracing)
         if self._tracer is not None:
             claimed = list(claimed)
             self._trace_claim(self._tracer, claimed, requested_at)
-        self._spawn(deque([self._attempt_at(task, lease_until, requested_at) for task in claimed]))
+        self.prefetch.add([self._attempt_at(task, lease_until, requested_at) for task in claimed])
+        self._fill_slots()
+        self.prefetch.watch()
 
     def _trace_claim(self, tracer: Tracer, claimed: list[ClaimedTask], requested_at: float | None) -> None:
         related = parse_all(task.traceparent for task in claimed)
@@ -128,18 +136,66 @@ class Runner:
             lease_until=lease_until,
             line=self.leases,
             requested_at=requested_at,
+            waits=True,
         )
         key = attempt.slot_key
         if key in active:
             active[key].record_lost_lease(CLAIMED_AGAIN)
             active[key].interrupt(Interruption.LEASE_LOST, CLAIMED_AGAIN)
-        active[key] = self._context.current_task_sm = attempt
-        attempt.occupies_slot = True
-        self._context.occupied += 1
+        active[key] = attempt
         self.statistics.tasks.dispatched += 1
-        if claimed.extras is not None and claimed.extras["unwanted"]:
-            self.cancel(attempt, None)
         return attempt
+
+    def _fill_slots(self) -> None:
+        """Run attempts that wait in the slots that are free."""
+        ready: deque[TaskStateMachine] = deque()
+        while (attempt := self._begin_next()) is not None:
+            ready.append(attempt)
+        if ready:
+            self._spawn(ready)
+
+    def _refill_slots(self) -> None:
+        self._refills = False
+        if self._worker.is_accepting_tasks():
+            self._fill_slots()
+
+    def _begin_next(self) -> TaskStateMachine | None:
+        """Give a free slot to the attempt that has waited for longest; None if no slot is free, or none waits."""
+        context = self._context
+        while self.prefetch and context.occupied < self._worker.settings.concurrency:
+            attempt = self.prefetch.take()
+            if attempt.is_lost or attempt.lease_until <= time.monotonic():
+                self._drop(attempt)
+                continue
+            attempt.begin()
+            attempt.occupies_slot = True
+            context.occupied += 1
+            context.current_task_sm = attempt
+            if attempt.claimed is not None and attempt.claimed.extras and attempt.claimed.extras["unwanted"]:
+                self.cancel(attempt, None)
+            return attempt
+        return None
+
+    def _drop(self, attempt: TaskStateMachine) -> None:
+        """Let go of an attempt that lost its lease while it waited for a slot."""
+        attempt.record_lost_lease("it could not be renewed in time")
+        attempt.transition(TaskEvent.CLAIM_FAILED, "the lease was lost")
+        self.finish(attempt, written=False)
+
+    def return_waiting(self, event: TaskEvent, why: str) -> None:
+        """Return the tasks that wait for a slot to the queue; they use up no try."""
+        self._return(self.prefetch.take_all(), event, why)
+
+    def _on_overdue(self, attempts: list[TaskStateMachine]) -> None:
+        self._return(attempts, TaskEvent.CLAIM_FAILED, "whose slots stayed busy")
+
+    def _return(self, attempts: Iterable[TaskStateMachine], event: TaskEvent, why: str) -> None:
+        for attempt in attempts:
+            if attempt.is_lost:
+                self._drop(attempt)
+            else:
+                attempt.give_back(event, why)
+                self.settler.add(attempt)
 
     def _spawn(self, ready: deque[TaskStateMachine]) -> None:
         """Run attempts in one asyncio task; as soon as that waits, each attempt behind it gets a task of its own.
@@ -156,13 +212,18 @@ class Runner:
             self._spawn(deque((ready.popleft(),)))
 
     async def _run_attempts(self, ready: deque[TaskStateMachine]) -> None:
-        """Run attempts one after the other, until one waits, or leaves a cancellation or context variables behind."""
+        """Run attempts one after the other, until one waits, or leaves a cancellation or context variables behind.
+
+        Those that wait for a slot come last: each takes the slot of the one before.
+        """
         current, clean = asyncio.current_task(), copy_context()
         if current is None:
             raise InvariantError("attempts run in a task")
         until = time.monotonic() + MAX_LOOP_HOLD_S
-        while ready:
-            attempt = ready.popleft()
+        while ready or (self.prefetch and self._worker.is_accepting_tasks()):
+            attempt = ready.popleft() if ready else self._begin_next()
+            if attempt is None:  # no slot is free
+                return
             attempt.running = current
             try:
                 await attempt.execute(self)
@@ -171,8 +232,10 @@ class Runner:
             if current.cancelling() or copy_context() != clean:
                 return
             if time.monotonic() > until:
-                self._spawn(deque(ready))
-                ready.clear()
+                if ready:
+                    self._spawn(deque(ready))
+                    ready.clear()
+                return
 
     # --- running: the AttemptRunner of TaskStateMachine.execute
 
@@ -295,6 +358,7 @@ class Runner:
         tasks = self.statistics.tasks
         if written:
             tasks.completed += 1
+            self.prefetch.settled += 1
         else:
             tasks.mismatched += 1
             if attempt.is_lost:
@@ -320,6 +384,9 @@ class Runner:
         if attempt.occupies_slot:
             attempt.occupies_slot = False
             self._context.occupied -= 1
+            if self.prefetch and not self._refills:
+                self._refills = True
+                asyncio.get_running_loop().call_soon(self._refill_slots)
             self._worker.slot_freed.set()
 
     def _release(self, attempt: TaskStateMachine) -> None:
@@ -344,6 +411,10 @@ class Runner:
         """Stop a handler whose lease is lost; unless the process itself stood still, its task is not to blame."""
         if not has_stalled:
             self._isolation.survive(attempt)
+        if attempt.state is TaskState.CLAIMING:
+            self.prefetch.remove(attempt)
+            self._drop(attempt)
+            return
         attempt.interrupt(Interruption.LEASE_LOST, f"lease lost: {reason}")
 
     def leak(self, attempt: TaskStateMachine, settling: Coroutine[Any, Any, None]) -> None:
@@ -368,7 +439,16 @@ class Runner:
         self._worker.components.registration.reread()  # a heartbeat, which writes the statistics
 
     def cancel(self, attempt: TaskStateMachine, reason: str | None) -> None:
-        """Ask a handler to stop, and stop it after the cancel grace; at once if it cannot see the request."""
+        """Ask a handler to stop, and stop it after the cancel grace; at once if it cannot see the request.
+
+        A task that waits for a slot is canceled without being started.
+        """
+        if attempt.state is TaskState.CLAIMING:
+            self.prefetch.remove(attempt)
+            attempt.transition(TaskEvent.CLAIM_FAILED, "canceled before it had a slot")
+            attempt.outcome = Outcome(*attempt.key, TaskRowEvent.CANCEL, reason=reason or Interruption.CANCELED.value)
+            self.settler.add(attempt)
+            return
         if not attempt.request_cancel(reason):
             return
         definition = attempt.definition

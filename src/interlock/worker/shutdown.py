@@ -19,7 +19,7 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
-from interlock.lifecycle import TaskRowEvent, TaskState
+from interlock.lifecycle import TaskEvent, TaskRowEvent, TaskState
 from interlock.postgres.retry import retry
 from interlock.service import cancel_and_wait, wait_for_event
 from interlock.telemetry import log, shutdown_tasks_total
@@ -57,6 +57,7 @@ class Shutdown:
         """Wait for running tasks, interrupt those left after the grace, return what does not stop, close everything."""
         settings = self._worker.settings
         held = list(self._active.values())
+        self._components.runner.return_waiting(TaskEvent.SHUTDOWN_REQUESTED, "which shuts down")
         self._components.resign()
         reconnecting = asyncio.create_task(self._stay_connected())
         final_s = settings.shutdown_limit * FINAL_SHARE
