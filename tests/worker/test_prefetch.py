@@ -14,6 +14,7 @@ from interlock import Interlock, WorkerSettings, serving
 from interlock.config import Config
 from interlock.lifecycle import TaskState
 from interlock.store.limits import Limit, pause_namespace, put_limits
+from interlock.worker.prefetch import Prefetch
 from worker_support import until, worker_process
 
 if TYPE_CHECKING:
@@ -39,7 +40,14 @@ def pace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def patience(pace: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - it is part of it
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let as many tasks wait as may, also if half of them do, and no slot be kept for tasks with a limit."""
+    monkeypatch.setattr("interlock.worker.fetcher.Fetcher.expects_limited_tasks", lambda _: False)
+    monkeypatch.setattr(Prefetch, "room", lambda self: max(self.limit() - len(self), 0))
+
+
+@pytest.fixture
+def patience(pace: None, unlimited: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001 - parts of it
     """Let tasks wait for a slot for as long as a test takes."""
     monkeypatch.setattr("interlock.worker.prefetch.MAX_PREFETCH_WAIT_S", HOUR)
 
@@ -116,7 +124,7 @@ async def test_tasks_wait_claimed_for_a_slot_and_never_more_run_than_there_are_s
         assert await rows_of(database) == [("done", "succeed", 1, 0)] * BLOCKED
 
 
-@pytest.mark.usefixtures("pace")
+@pytest.mark.usefixtures("pace", "unlimited")
 async def test_tasks_whose_slots_stay_busy_are_returned_and_run_by_an_idle_worker(
     url: str, database: Connection
 ) -> None:
@@ -232,7 +240,7 @@ async def test_tasks_that_wait_for_a_slot_outlive_a_lost_connection_and_keep_the
     assert await rows_of(database) == [("done", "succeed", 1, 0)] * BLOCKED
 
 
-@pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("pace")
 async def test_tasks_with_a_limit_are_not_claimed_ahead(url: str, database: Connection) -> None:
     await put_limits(database, [Limit("api", max_starts=100, period=timedelta(hours=1))])
     bench = Bench(url)
