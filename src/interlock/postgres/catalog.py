@@ -99,9 +99,7 @@ class ExpectedCatalog:
     constraints: dict[tuple[str, str], str] = field(default_factory=dict)  # by table and name: the line that has it
     triggers: dict[tuple[str, str], ExpectedTrigger] = field(default_factory=dict)  # by table and name
     functions: dict[str, ExpectedFunction] = field(default_factory=dict)
-    new_id: set[str] = field(
-        default_factory=set
-    )  # sources of this function, which differ with the version of the server
+    new_id: set[str] = field(default_factory=set)  # sources of this function, by the version of the server
 
 
 @cache
