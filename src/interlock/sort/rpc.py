@@ -46,7 +46,7 @@ CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a second server on it
     ("grpc.enable_http_proxy", 0),  # workers are addressed directly
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2000),  # what an attempt to connect may take; one that is refused ends at once
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
